@@ -1,0 +1,1 @@
+"""The words: frozen, slotted value types every room shares. Standard library only."""

@@ -1,0 +1,35 @@
+"""The record of one decision: what was decided, by which rule, on which inputs, against which rivals."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """One option that was weighed. `why` says what it lacked, or why it won."""
+
+    name: str
+    score: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """One decision of one controller, kept so that `why` can answer. `inputs` holds plain numbers and words only."""
+
+    decision_id: str
+    kind: str  # scale | place | evict | route | refuse
+    policy: str  # "first_fit"
+    service: str
+    reason: str  # one sentence a person can read
+    made_at: float
+    model_key: str = ""
+    instance_id: str = ""
+    node_id: str = ""
+    gpu_id: str = ""
+    request_id: str = ""
+    chosen: str = ""
+    inputs: Mapping[str, float | int | str] = field(default_factory=dict)
+    rivals: tuple[Rival, ...] = ()
+    cause_id: str = ""
+    traceparent: str = ""

@@ -1,0 +1,88 @@
+"""Typed errors. Each carries the OpenAI error code and HTTP status that a surface shows for it."""
+
+
+class GlowplugError(Exception):
+    """Base of every error a user can see. `message` names the field or thing that is wrong."""
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+    param: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(GlowplugError):
+    status, type, code = 400, "invalid_request_error", "bad_request"
+
+
+class InvalidModelFile(BadRequest):
+    code = "invalid_model_file"
+
+
+class Unauthorized(GlowplugError):
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+
+
+class ModelNotFound(GlowplugError):
+    status, type, code = 404, "invalid_request_error", "model_not_found"
+
+
+class NotFound(GlowplugError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class Conflict(GlowplugError):
+    status, type, code = 409, "invalid_request_error", "conflict"
+
+
+class TooLarge(GlowplugError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class Contended(GlowplugError):
+    """Capacity exists but is taken: the queue is full (429)."""
+
+    status, type, code = 429, "rate_limit_error", "queue_full"
+
+
+class NoCapacity(GlowplugError):
+    """Nothing can serve the model now: cold and refused, no room, or failed (503)."""
+
+    status, type, code = 503, "service_unavailable", "no_capacity"
+
+
+class EngineFailed(GlowplugError):
+    status, type, code = 502, "server_error", "engine_failed"
+
+
+class WeightsUnavailable(GlowplugError):
+    """A weight file is missing, corrupt or unreadable; it is never served."""
+
+    status, type, code = 503, "service_unavailable", "weights_unavailable"
+
+
+class ChecksumMismatch(WeightsUnavailable):
+    code = "weights_corrupt"
+
+
+class NoSpace(WeightsUnavailable):
+    """Host memory or disk cannot take the bytes."""
+
+    code = "no_space"
+
+
+class StaleEpoch(GlowplugError):
+    """A command came from a controller that has been replaced."""
+
+    status, type, code = 409, "conflict", "stale_epoch"
+
+
+class OutOfMemory(GlowplugError):
+    """The ledger of a GPU cannot grant the bytes asked for."""
+
+    status, type, code = 503, "service_unavailable", "out_of_memory"

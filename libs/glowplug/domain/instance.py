@@ -1,0 +1,88 @@
+"""A running engine, the GPU processes it is made of, and the phases of its start."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class InstanceState(StrEnum):
+    STARTING = "starting"  # accepted by the agent: memory granted, engine process on its way
+    LOADING = "loading"  # engine process up, weights going in
+    READY = "ready"
+    DRAINING = "draining"  # finishes what it has, accepts nothing
+    STOPPED = "stopped"
+    SWAPPED_OUT = "swapped_out"
+    FAILED = "failed"
+
+    @property
+    def is_gone(self) -> bool:
+        return self in (InstanceState.STOPPED, InstanceState.FAILED)
+
+    @property
+    def is_coming(self) -> bool:
+        return self in (InstanceState.STARTING, InstanceState.LOADING)
+
+
+class PhaseName(StrEnum):
+    """Stages of a cold start, in the order they usually end (HydraServe section 3, SwapServeLLM Table 1)."""
+
+    DECIDE = "decide"  # request waiting -> decision written
+    FETCH = "fetch"  # weights -> host memory
+    LAUNCH = "launch"  # engine process up (container, library, context)
+    LOAD = "load"  # host memory -> GPU
+    WARMUP = "warmup"  # graphs, first token, readiness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One stage of one cold start. Times are epoch seconds; phases may overlap. `predicted_s` is 0 when unknown."""
+
+    name: PhaseName
+    started_at: float
+    ended_at: float
+    predicted_s: float = 0.0
+
+    @property
+    def actual_s(self) -> float:
+        return self.ended_at - self.started_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One GPU process of an instance."""
+
+    worker_id: str
+    node_id: str
+    gpu_id: str
+    num_bytes: int
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One running engine serving one model: a set of workers. Written by the agent of its first worker alone."""
+
+    instance_id: str
+    model_key: str
+    engine: str
+    state: InstanceState
+    workers: tuple[Worker, ...]
+    url: str = ""  # http://host:port once known
+    max_concurrency: int = 8
+    model_revision: int = 0
+    created_at: float = 0.0
+    ready_at: float = 0.0
+    changed_at: float = 0.0
+    phases: tuple[Phase, ...] = ()
+    reason: str = ""  # why it is in this state
+    emulated: bool = False
+    cause_id: str = ""  # event that asked for it
+    decision_id: str = ""
+    revision: int = 0  # grows with each write
+
+    @property
+    def node_id(self) -> str:
+        return self.workers[0].node_id
+
+    @property
+    def gpu_id(self) -> str:
+        return self.workers[0].gpu_id

@@ -1,0 +1,91 @@
+"""A served model as its owner declares it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class OnCold(StrEnum):
+    """What a request does when no instance of its model runs."""
+
+    HOLD = "hold"
+    REFUSE = "refuse"
+
+
+class Temperature(StrEnum):
+    """Start temperature as users know it: hot (running), warm (prewarmed or asleep), cold."""
+
+    HOT = "hot"
+    WARM = "warm"
+    COLD = "cold"
+
+
+_NOT_SLUG = re.compile(r"[^a-z0-9]+")
+
+
+def model_key(name: str) -> str:
+    """The slug of a model name, safe as one NATS token and one file name: 'Qwen/Qwen3-8B.v1' -> 'qwen-qwen3-8b-v1'.
+
+    Raises ValueError when nothing of the name is left.
+    """
+    key = _NOT_SLUG.sub("-", name.lower()).strip("-")
+    if not key:
+        raise ValueError(f"model name {name!r} has no letter or digit")
+    return key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsRef:
+    """Where a model's weights come from. `uri` is file:, http(s): or s3:; `sha256` (hex) is checked when given."""
+
+    uri: str
+    num_bytes: int = 0  # 0: unknown until fetched
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Service levels, seconds; 0 means none set."""
+
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Weights + config. `memory_bytes` (weights + KV) is what one instance is granted on its GPU."""
+
+    name: str
+    key: str
+    engine: str  # llamacpp | vllm | emulated
+    weights: WeightsRef
+    weights_bytes: int  # GPU bytes for weights
+    kv_bytes: int  # GPU bytes for KV cache
+    context_tokens: int = 2048
+    max_concurrency: int = 8  # requests one instance runs at once (B in WarmServe)
+    max_queue: int = 256  # held requests before 429
+    max_wait_s: float = 60.0  # longest hold before 503
+    keep_alive_s: float = 30.0  # idle seconds before drain; -1 never, 0 at once
+    min_instances: int = 0
+    max_instances: int = 1
+    on_cold: OnCold = OnCold.HOLD
+    pinned: bool = False  # never evicted, never scaled below one
+    preload: bool = False  # loaded when deployed
+    priority: int = 0  # higher is evicted later and placed earlier
+    aliases: tuple[str, ...] = ()
+    system_prompt: str = ""  # default system message, rendered by the engine's chat template
+    slo: Slo = Slo()
+    engine_args: Mapping[str, Any] = field(default_factory=dict)  # passed to the engine driver as they are
+    source: str = ""  # file path or "api"
+    revision: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name a client may send in `model`."""
+        return (self.name, *self.aliases)

@@ -1,0 +1,56 @@
+"""Frozen views that policies decide on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoad:
+    """Demand for one model, summed over routers."""
+
+    num_waiting: int = 0
+    num_in_flight: int = 0
+    last_active_at: float = 0.0  # epoch seconds of the latest arrival or finish
+    in_flight_by_instance: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the predictor expects of one model; absent when the predictor is. Its age and error go with it."""
+
+    made_at: float
+    window_s: float
+    concurrency_mean: float
+    concurrency_peak: float
+    error_ratio: float = 0.0
+    source: str = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSnapshot:
+    """Everything a control policy may look at. Keys: model_key, node_id, instance_id."""
+
+    now_s: float
+    models: Mapping[str, Model]
+    nodes: Mapping[str, Node]
+    instances: Mapping[str, Instance]
+    loads: Mapping[str, ModelLoad] = field(default_factory=dict)
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict)
+
+    def instances_of(self, model_key: str) -> tuple[Instance, ...]:
+        """Instances of one model that are not gone, oldest first."""
+        mine = (i for i in self.instances.values() if i.model_key == model_key and not i.state.is_gone)
+        return tuple(sorted(mine, key=lambda i: (i.created_at, i.instance_id)))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One instance a router may choose: what it runs now and how much it can take."""
+
+    instance_id: str
+    num_in_flight: int
+    max_concurrency: int

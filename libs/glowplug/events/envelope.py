@@ -1,0 +1,90 @@
+"""The envelope every event travels in, and its JSON codec (msgspec; proto3-JSON compatible, see proto/)."""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from glowplug.events import commands, facts
+
+SCHEMA = 1
+T = TypeVar("T")
+Payload = facts.Fact | commands.Command
+PAYLOADS: dict[str, type[Any]] = {cls.TYPE: cls for cls in (*get_args(facts.Fact), *get_args(commands.Command))}
+COMMANDS: frozenset[str] = frozenset(cls.TYPE for cls in get_args(commands.Command))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One payload with where it comes from. `occurred_at` is epoch seconds; `epoch` fences commands (0 for facts)."""
+
+    event_id: str
+    type: str
+    occurred_at: float
+    issuer: str  # service_id of the writer
+    data: Any  # Payload
+    cause_id: str = ""
+    traceparent: str = ""
+    epoch: int = 0
+    schema: int = SCHEMA
+
+
+class MalformedEvent(ValueError):
+    """Bytes on the bus that are no event of ours; they are counted and dropped, never retried."""
+
+
+class _Wire(msgspec.Struct):
+    event_id: str
+    type: str
+    occurred_at: float
+    issuer: str
+    data: msgspec.Raw
+    cause_id: str = ""
+    traceparent: str = ""
+    epoch: int = 0
+    schema: int = SCHEMA
+
+
+_encoder = msgspec.json.Encoder()
+_wire = msgspec.json.Decoder(_Wire, strict=False)
+_data = {name: msgspec.json.Decoder(cls, strict=False) for name, cls in PAYLOADS.items()}
+
+
+def encode(event: Event) -> bytes:
+    """UTF-8 JSON of one event."""
+    return _encoder.encode(event)
+
+
+def decode(raw: bytes) -> Event:
+    """The event in `raw`. Unknown fields are ignored (newer writers). Raises MalformedEvent."""
+    try:
+        wire = _wire.decode(raw)
+        data = _data[wire.type].decode(wire.data)
+    except KeyError as error:
+        raise MalformedEvent(f"unknown event type {error}") from error
+    except msgspec.DecodeError as error:
+        raise MalformedEvent(str(error)) from error
+    return Event(
+        event_id=wire.event_id,
+        type=wire.type,
+        occurred_at=wire.occurred_at,
+        issuer=wire.issuer,
+        data=data,
+        cause_id=wire.cause_id,
+        traceparent=wire.traceparent,
+        epoch=wire.epoch,
+        schema=wire.schema,
+    )
+
+
+def to_json(value: object) -> bytes:
+    """JSON of any domain value, for the store and REST."""
+    return _encoder.encode(value)
+
+
+def from_json(raw: bytes, cls: type[T]) -> T:
+    """A domain value back from `to_json`. Raises MalformedEvent."""
+    try:
+        return msgspec.json.decode(raw, type=cls, strict=False)
+    except msgspec.DecodeError as error:
+        raise MalformedEvent(f"{cls.__name__}: {error}") from error

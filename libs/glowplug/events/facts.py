@@ -1,0 +1,230 @@
+"""Facts: what has happened. Past tense, many readers. `TYPE` is `<entity>.<fact>`.
+
+Facts under `evt` are kept by JetStream; those marked `TELEMETRY = True` are high-rate and ride core subjects.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import ModelLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestWaiting:
+    """A router holds requests of a model that has no room. Repeated while it is true."""
+
+    TYPE: ClassVar[str] = "request.waiting"
+    model_key: str
+    request_id: str  # the oldest waiting
+    router_id: str
+    num_waiting: int
+    waiting_since: float
+    deadline_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRejected:
+    TYPE: ClassVar[str] = "request.rejected"
+    TELEMETRY: ClassVar[bool] = True
+    model_key: str
+    request_id: str
+    router_id: str
+    status: int
+    code: str
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFinished:
+    """One request's end. Token counts are exact only when the engine reported them."""
+
+    TYPE: ClassVar[str] = "request.finished"
+    TELEMETRY: ClassVar[bool] = True
+    model_key: str
+    request_id: str
+    router_id: str
+    instance_id: str
+    status: int
+    arrived_at: float
+    finished_at: float
+    queue_s: float
+    ttft_s: float
+    e2e_s: float
+    prompt_tokens: int
+    response_tokens: int
+    tokens_exact: bool
+    cold: bool  # it waited for a start
+    emulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterLoadReported:
+    """What one router holds and runs, by model_key."""
+
+    TYPE: ClassVar[str] = "router.load_reported"
+    TELEMETRY: ClassVar[bool] = True
+    router_id: str
+    loads: Mapping[str, ModelLoad]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDeployed:
+    """A model was created or changed (`revision` grows)."""
+
+    TYPE: ClassVar[str] = "model.deployed"
+    model: Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUndeployed:
+    TYPE: ClassVar[str] = "model.undeployed"
+    model_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceStarting:
+    TYPE: ClassVar[str] = "instance.starting"
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceLoading:
+    TYPE: ClassVar[str] = "instance.loading"
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReady:
+    TYPE: ClassVar[str] = "instance.ready"
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceDraining:
+    TYPE: ClassVar[str] = "instance.draining"
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceStopped:
+    TYPE: ClassVar[str] = "instance.stopped"
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFailed:
+    TYPE: ClassVar[str] = "instance.failed"
+    instance: Instance
+    code: str = "engine_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFetched:
+    TYPE: ClassVar[str] = "weights.fetched"
+    node_id: str
+    model_key: str
+    digest: str
+    num_bytes: int
+    seconds: float
+    source: str  # file | http | s3 | cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFetchFailed:
+    TYPE: ClassVar[str] = "weights.fetch_failed"
+    node_id: str
+    model_key: str
+    digest: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsEvicted:
+    TYPE: ClassVar[str] = "weights.evicted"
+    node_id: str
+    digest: str
+    num_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsProgressed:
+    TYPE: ClassVar[str] = "weights.progressed"
+    TELEMETRY: ClassVar[bool] = True
+    node_id: str
+    model_key: str
+    digest: str
+    num_bytes_done: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    TYPE: ClassVar[str] = "node.joined"
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeft:
+    TYPE: ClassVar[str] = "node.left"
+    node_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBeat:
+    """An agent is alive: its node, whole, each second."""
+
+    TYPE: ClassVar[str] = "node.beat"
+    TELEMETRY: ClassVar[bool] = True
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionMade:
+    TYPE: ClassVar[str] = "decision.made"
+    decision: DecisionRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStarted:
+    TYPE: ClassVar[str] = "service.started"
+    service: str
+    service_id: str
+    url: str
+    version: str
+    service_epoch: int = 0
+
+
+Fact = (
+    RequestWaiting
+    | RequestRejected
+    | RequestFinished
+    | RouterLoadReported
+    | ModelDeployed
+    | ModelUndeployed
+    | InstanceStarting
+    | InstanceLoading
+    | InstanceReady
+    | InstanceDraining
+    | InstanceStopped
+    | InstanceFailed
+    | WeightsFetched
+    | WeightsFetchFailed
+    | WeightsEvicted
+    | WeightsProgressed
+    | NodeJoined
+    | NodeLeft
+    | NodeBeat
+    | DecisionMade
+    | ServiceStarted
+)
+InstanceChange = (
+    InstanceStarting | InstanceLoading | InstanceReady | InstanceDraining | InstanceStopped | InstanceFailed
+)

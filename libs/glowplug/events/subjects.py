@@ -1,0 +1,90 @@
+"""The only place that builds or parses a bus subject. Fixed depth, so one wildcard shape fits all.
+
+    glowplug.v1.evt.<entity>.<fact>.<model_key|_>.<id>     facts (JetStream)
+    glowplug.v1.tel.<entity>.<fact>.<model_key|_>.<id>     telemetry (core)
+    glowplug.v1.cmd.<service>.<verb>.<target>              commands (JetStream)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from glowplug.events.envelope import COMMANDS, PAYLOADS
+
+ROOT = "glowplug.v1"
+FACTS_STREAM, COMMANDS_STREAM = "GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS"
+FACTS, TELEMETRY, COMMANDS_ALL = f"{ROOT}.evt.>", f"{ROOT}.tel.>", f"{ROOT}.cmd.>"
+_NONE = "_"
+
+
+def _token(text: str) -> str:
+    """`text` as one NATS token: dots, spaces and wildcards become dashes."""
+    return "".join("-" if c in ".*> \t\r\n/" else c for c in text) or _NONE
+
+
+def is_telemetry(event_type: str) -> bool:
+    """Whether events of this type ride core subjects."""
+    return bool(getattr(PAYLOADS[event_type], "TELEMETRY", False))
+
+
+def subject(payload: Any) -> str:
+    """The subject one payload is published on."""
+    kind: str = payload.TYPE
+    if kind in COMMANDS:
+        return f"{ROOT}.cmd.{kind}.{_token(payload.target)}"
+    plane = "tel" if is_telemetry(kind) else "evt"
+    model_key, entity_id = _address(payload)
+    return f"{ROOT}.{plane}.{kind}.{_token(model_key)}.{_token(entity_id)}"
+
+
+def _address(payload: Any) -> tuple[str, str]:
+    """(model_key, id) of a fact, from whichever of its fields name them."""
+    for holder in ("instance", "model", "node", "decision"):
+        inner = getattr(payload, holder, None)
+        if inner is not None:
+            payload = inner
+            break
+    model_key = getattr(payload, "model_key", "") or getattr(payload, "key", "")
+    for field in ("request_id", "instance_id", "decision_id", "digest", "node_id", "router_id", "service_id", "key"):
+        value = getattr(payload, field, "")
+        if value:
+            return model_key, value
+    return model_key, model_key
+
+
+def facts_of(event_type: str, model_key: str = "*") -> str:
+    """The filter for one type of fact or telemetry: `facts_of("instance.ready")`."""
+    plane = "tel" if is_telemetry(event_type) else "evt"
+    return f"{ROOT}.{plane}.{event_type}.{model_key}.*"
+
+
+def entity_facts(entity: str, *, telemetry: bool = False) -> str:
+    """The filter for every fact of an entity: `entity_facts("instance")`."""
+    return f"{ROOT}.{'tel' if telemetry else 'evt'}.{entity}.*.*.*"
+
+
+def commands_to(service: str, target: str = "any") -> str:
+    """The filter for every command to one reader."""
+    return f"{ROOT}.cmd.{service}.*.{_token(target)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A subject taken apart. `model_key` and `entity_id` are "" where there are none."""
+
+    plane: str
+    entity: str
+    verb: str
+    model_key: str
+    entity_id: str
+
+
+def parse(text: str) -> Parsed:
+    """Raises ValueError when `text` is no subject of ours."""
+    parts = text.split(".")
+    if parts[:2] != ROOT.split("."):
+        raise ValueError(f"not a glowplug subject: {text!r}")
+    if len(parts) == 6 and parts[2] == "cmd":
+        return Parsed("cmd", parts[3], parts[4], "", parts[5])
+    if len(parts) == 7 and parts[2] in ("evt", "tel"):
+        return Parsed(parts[2], parts[3], parts[4], "" if parts[5] == _NONE else parts[5], parts[6])
+    raise ValueError(f"not a glowplug subject: {text!r}")
