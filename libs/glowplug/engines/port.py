@@ -1,0 +1,154 @@
+"""The engine port: what an agent asks of an engine, whichever engine it is.
+
+A start has two halves so that they overlap with the fetch of the weights: `launch` brings the process up (imports,
+library, device context) and `load` gives it the weights once they are complete in host memory. Engines outlive the
+agent: a handle is plain data, written to disk, and `adopt` takes the process back after a restart.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from glowplug.domain.instance import Phase
+from glowplug.domain.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCapabilities:
+    """What an engine can do. The agent and the policies ask this, never the engine's name."""
+
+    emulated: bool = False  # its output and its timings are modelled, not real
+    embeddings: bool = False  # /v1/embeddings answers; otherwise 400 or 501
+    sleep: bool = False  # gives its GPU memory back while its process lives
+    checkpoint: bool = False  # its process state can be saved and restored
+    parked: bool = False  # starts from a process that has its libraries imported
+    metrics: bool = False  # vLLM's metric names on /metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """One instance to bring up. `run_dir` exists, belongs to this instance alone and outlives the agent."""
+
+    instance_id: str
+    model: Model
+    num_bytes: int  # granted on the GPU: weights + KV cache
+    run_dir: Path
+    log_path: Path
+    gpu_id: str = ""
+    gpu_kind: str = "host"  # host | cuda
+    gpu_index: int = 0  # device ordinal on this node, for gpu_kind "cuda"
+    traceparent: str = ""
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Every name that a request may carry in `model`."""
+        return self.model.names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHandle:
+    """All that is needed to find one engine process again. `pid` leads its own process group and session."""
+
+    engine: str
+    instance_id: str
+    pid: int
+    pid_started_at: float  # epoch seconds from the kernel; with the pid it names one process for ever
+    run_dir: str
+    log_path: str
+    url: str = ""  # http://127.0.0.1:port; empty until the engine told its port (see LoadReport.handle)
+    data: Mapping[str, str] = field(default_factory=dict)  # the driver's own
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> "EngineHandle":
+        """Raises msgspec.ValidationError for anything that is not a handle."""
+        return msgspec.json.decode(raw, type=cls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """A READY engine: the handle with its url, and the phases (LAUNCH, LOAD, WARMUP) in epoch seconds."""
+
+    handle: EngineHandle
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """`ok` is False for a dead, a hung and a broken engine alike; `reason` says which. `alive`: the process exists."""
+
+    ok: bool
+    reason: str = ""
+    alive: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How a node starts its engines. Filled by the agent's settings; times in seconds."""
+
+    python: str = ""  # interpreter of our own engine processes; empty: the one that runs this
+    vllm_python: str = ""  # interpreter of the environment that holds vLLM; empty: no vLLM here
+    vllm_parked: bool = True
+    launch_timeout_s: float = 120.0
+    load_timeout_s: float = 600.0
+    health_timeout_s: float = 2.0
+    emulated_time_scale: float = 1.0  # emulated seconds per second: 10 runs ten times as fast
+    extra: Mapping[str, Any] = field(default_factory=dict)  # options of one driver alone
+
+
+class EngineDriver(Protocol):
+    """Brings engines of one kind up and down on this node. Keeps no state that a restart would lose."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    def unavailable(self) -> str:
+        """'' when engines of this kind can start on this node, else the reason, for a person."""
+        ...
+
+    def host_footprint(self, model: Model) -> int:
+        """Bytes of host memory that one engine of this model takes beside its weights and its KV cache."""
+        ...
+
+    async def warm(self) -> None:
+        """Get ready to launch (a parked process, a page cache). Called at the agent's start; may do nothing."""
+        ...
+
+    async def launch(self, request: LaunchRequest) -> EngineHandle:
+        """Start the process and return while it imports; no weights needed yet. Raises EngineFailed."""
+        ...
+
+    async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
+        """Give it the complete weights and return when it is READY to serve.
+
+        Raises EngineFailed with the last lines of its log; the process is gone by then.
+        """
+        ...
+
+    async def health(self, handle: EngineHandle) -> Health:
+        """Ask the engine itself, within `health_timeout_s`. Never raises."""
+        ...
+
+    async def num_in_flight(self, handle: EngineHandle) -> int:
+        """Requests running or waiting inside the engine. Raises EngineFailed when it does not answer."""
+        ...
+
+    async def stop(self, handle: EngineHandle, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL to its process group after `grace_s`. Returns when it is gone; idempotent."""
+        ...
+
+    def adopt(self, handle: EngineHandle) -> bool:
+        """True when that very process (same pid, same start time) still lives. Health is asked separately."""
+        ...
+
+    async def close(self) -> None:
+        """Release what this driver holds for itself (a parked process, sockets). Engines live on."""
+        ...
