@@ -1,0 +1,1 @@
+"""Model weights on their way into a node's host memory: sources, links, regions."""

@@ -1,0 +1,227 @@
+"""One set of weights in host memory: a directory that the prefetcher writes and engines read.
+
+    <shm_dir>/<node_id>/<digest>/
+        blob | files/    the bytes: one file, or a directory of files (HF layout)
+        progress         8 bytes little-endian: contiguous bytes that have landed (the watermark)
+        meta.json        what the writer needs to resume: source, validator, layout, landed ranges
+        complete.json    written last and atomically, after the checksum
+        failed.json      written atomically on failure, removed by the next try
+
+The contract is files, so it outlives the bus and both processes. Sizes are bytes, times are epoch seconds.
+HydraServe section 4.1 keeps the watermark in the first 8 bytes of the arena; here it is a file of its own, so that
+`blob` stays a valid weight file that any engine can map.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from glowplug.domain.errors import InvalidModelFile
+from glowplug.domain.model import WeightsRef
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_WATERMARK = struct.Struct("<Q")
+
+
+class RegionState(StrEnum):
+    ABSENT = "absent"  # nothing there, or only a failure of somebody else's try
+    FETCHING = "fetching"  # bytes are landing, or landed in part and wait to be resumed
+    COMPLETE = "complete"  # checked; may be served
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionInfo:
+    """What complete.json says. `path` is absolute: the file, or the directory of files."""
+
+    path: str
+    num_bytes: int
+    sha256: str
+    source: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionFailure:
+    """What failed.json says. `code` is an error code of domain/errors.py (weights_unavailable, no_space ...)."""
+
+    code: str
+    message: str
+    failed_at: float = 0.0
+    instance_ids: tuple[str, ...] = ()  # whose try this was; empty: nobody's in particular
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionStatus:
+    """One look at a region. `info` is set when COMPLETE, `failure` when FAILED."""
+
+    state: RegionState
+    num_bytes_done: int = 0
+    info: RegionInfo | None = None
+    failure: RegionFailure | None = None
+
+
+def region_digest(ref: WeightsRef) -> str:
+    """The name of the region of `ref`: 64 hex digits, safe as a file name.
+
+    The checksum when the owner gave one, else the SHA-256 of the address: models with the same weights share a copy.
+    Raises InvalidModelFile for a checksum that is not one (it becomes a directory name).
+    """
+    if ref.sha256:
+        digest = ref.sha256.lower()
+        if not _SHA256.fullmatch(digest):
+            raise InvalidModelFile(f"weights.sha256 is not 64 hex digits: {ref.sha256[:80]!r}", param="weights.sha256")
+        return digest
+    return hashlib.sha256(ref.uri.encode()).hexdigest()
+
+
+class Region:
+    """Paths, the reader's side and the writer's small atomic files. Holds nothing open; cheap to make.
+
+    Reader: `read_state`. Writer: `begin`, `set_watermark`, `write_meta`, `complete`, `fail`, `clear`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.blob = directory / "blob"
+        self.files = directory / "files"
+        self._progress = directory / "progress"
+        self._meta = directory / "meta.json"
+        self._complete = directory / "complete.json"
+        self._failed = directory / "failed.json"
+
+    @classmethod
+    def at(cls, shm_dir: Path, node_id: str, digest: str) -> "Region":
+        return cls(shm_dir / node_id / digest)
+
+    @property
+    def digest(self) -> str:
+        return self.directory.name
+
+    # reader's side
+
+    def read_state(self, instance_id: str = "") -> RegionStatus:
+        """Look once; never raises for a half-written or vanishing region.
+
+        With `instance_id`, a failure left by a try that was not made for that instance reads as ABSENT: its own
+        fetch command is still on the way and will remove the old failure.
+        """
+        if (info := self._read_info()) is not None:
+            return RegionStatus(state=RegionState.COMPLETE, num_bytes_done=info.num_bytes, info=info)
+        if (failure := self._read_failure()) is not None:
+            if instance_id and failure.instance_ids and instance_id not in failure.instance_ids:
+                return RegionStatus(state=RegionState.ABSENT)
+            return RegionStatus(state=RegionState.FAILED, num_bytes_done=self.watermark(), failure=failure)
+        if self._progress.exists():
+            return RegionStatus(state=RegionState.FETCHING, num_bytes_done=self.watermark())
+        return RegionStatus(state=RegionState.ABSENT)
+
+    def watermark(self) -> int:
+        """Contiguous bytes from the start that have landed; 0 when there is no region."""
+        try:
+            raw = self._progress.read_bytes()
+        except OSError:
+            return 0
+        return int(_WATERMARK.unpack(raw)[0]) if len(raw) == _WATERMARK.size else 0
+
+    def last_used_at(self) -> float:
+        """Epoch seconds of the last `touch`; 0.0 when not complete."""
+        try:
+            return self._complete.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def read_meta(self) -> dict[str, Any]:
+        return _read_json(self._meta)
+
+    # writer's side
+
+    def begin(self) -> None:
+        """Make the directory and forget the last try's failure and completion. Landed bytes stay."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._failed.unlink(missing_ok=True)
+        self._complete.unlink(missing_ok=True)
+        if not self._progress.exists():
+            self.set_watermark(0)
+
+    def set_watermark(self, num_bytes: int) -> None:
+        """Publish how many contiguous bytes are readable. One 8-byte write in place: readers never see a torn value."""
+        fd = os.open(self._progress, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(fd, _WATERMARK.pack(num_bytes), 0)
+        finally:
+            os.close(fd)
+
+    def write_meta(self, meta: Mapping[str, Any]) -> None:
+        _write_json(self._meta, meta)
+
+    def complete(self, info: RegionInfo) -> None:
+        """Declare the bytes whole and checked. Nothing may change them afterwards."""
+        self.set_watermark(info.num_bytes)
+        self._failed.unlink(missing_ok=True)
+        _write_json(self._complete, asdict(info))
+
+    def fail(self, code: str, message: str, *, failed_at: float, instance_ids: Iterable[str] = ()) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._complete.unlink(missing_ok=True)
+        failure = RegionFailure(code=code, message=message, failed_at=failed_at, instance_ids=tuple(instance_ids))
+        _write_json(self._failed, asdict(failure))
+
+    def touch(self, now_s: float) -> None:
+        """Remember a use, for LRU across restarts (the modification time of complete.json)."""
+        if self._complete.exists():
+            os.utime(self._complete, (now_s, now_s))
+
+    def clear_bytes(self) -> None:
+        """Drop what has landed, keep the directory (and its failure, if any) for readers."""
+        self._complete.unlink(missing_ok=True)
+        self._progress.unlink(missing_ok=True)
+        self._meta.unlink(missing_ok=True)
+        self.blob.unlink(missing_ok=True)
+        shutil.rmtree(self.files, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Drop everything. complete.json goes first, so that no reader trusts a half-removed region."""
+        self._complete.unlink(missing_ok=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _read_info(self) -> RegionInfo | None:
+        raw = _read_json(self._complete)
+        try:
+            return RegionInfo(**raw) if raw else None
+        except TypeError:
+            return None  # written by another version: not ours to trust, so it is fetched again
+
+    def _read_failure(self) -> RegionFailure | None:
+        raw = _read_json(self._failed)
+        if not raw:
+            return None
+        return RegionFailure(
+            code=str(raw.get("code", "weights_unavailable")),
+            message=str(raw.get("message", "")),
+            failed_at=float(raw.get("failed_at", 0.0)),
+            instance_ids=tuple(raw.get("instance_ids", ())),
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`, or {} when it is absent or not JSON."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    scratch.write_text(json.dumps(value, sort_keys=True))
+    scratch.replace(path)
