@@ -1,0 +1,1 @@
+"""Residency: who gives bytes back when somebody needs them. One file per algorithm, one signature for all."""
