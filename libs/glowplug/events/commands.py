@@ -89,6 +89,4 @@ class DropWeights:
     reason: str
 
 
-Command = (
-    PlaceInstance | CancelPlacement | StartInstance | StopInstance | ResumeInstance | FetchWeights | DropWeights
-)
+Command = PlaceInstance | CancelPlacement | StartInstance | StopInstance | ResumeInstance | FetchWeights | DropWeights

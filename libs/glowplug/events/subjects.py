@@ -1,8 +1,8 @@
 """The only place that builds or parses a bus subject. Fixed depth, so one wildcard shape fits all.
 
-    glowplug.v1.evt.<entity>.<fact>.<model_key|_>.<id>     facts (JetStream)
-    glowplug.v1.tel.<entity>.<fact>.<model_key|_>.<id>     telemetry (core)
-    glowplug.v1.cmd.<service>.<verb>.<target>              commands (JetStream)
+glowplug.v1.evt.<entity>.<fact>.<model_key|_>.<id>     facts (JetStream)
+glowplug.v1.tel.<entity>.<fact>.<model_key|_>.<id>     telemetry (core)
+glowplug.v1.cmd.<service>.<verb>.<target>              commands (JetStream)
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,34 @@
+"""What a service needs of a bus."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from glowplug.events import Event
+
+Handler = Callable[[Event], Awaitable[None]]
+
+
+class BusUnavailable(Exception):
+    """The bus cannot take the event now. The caller's next tick asks again (level-triggered)."""
+
+
+class Bus(Protocol):
+    """Delivers events at least once, in order per subject. Handlers must be idempotent.
+
+    A handler that raises has its durable event delivered again, at most `max_deliver` times.
+    """
+
+    async def publish(self, event: Event) -> None:
+        """Facts and commands are stored before this returns; telemetry is fire and forget. Raises BusUnavailable."""
+        ...
+
+    async def subscribe(self, filters: Sequence[str], handler: Handler, *, durable: str = "") -> None:
+        """Deliver matching events one at a time. With `durable`, from where that name last acknowledged
+        (a new name starts at the end for facts, at the beginning for commands); without, core subjects only.
+        All filters of one call are of one plane (evt, tel or cmd)."""
+        ...
+
+    @property
+    def connected(self) -> bool: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,50 @@
+"""When a model will be able to take a request, from what its past starts and requests took."""
+
+import math
+from dataclasses import dataclass, field
+
+from glowplug.domain.instance import Instance
+
+
+@dataclass(slots=True)
+class Estimates:
+    """Exponentially weighted means per model_key, seconds. A model never seen has the defaults."""
+
+    default_start_s: float = 5.0
+    default_service_s: float = 3.0
+    weight: float = 0.3  # of the newest sample
+    overdue_s: float = 0.5  # what is left of a start that takes longer than the mean
+    longest_s: float = 600.0  # bound of every Retry-After
+    start_s: dict[str, float] = field(default_factory=dict)
+    service_s: dict[str, float] = field(default_factory=dict)
+
+    def learn_start(self, instance: Instance) -> None:
+        """One measured cold start: `ready_at - created_at`."""
+        took_s = instance.ready_at - instance.created_at
+        if instance.created_at > 0 and took_s > 0:
+            self._learn(self.start_s, instance.model_key, took_s)
+
+    def learn_service(self, model_key: str, took_s: float) -> None:
+        """One measured answer, dispatch to last byte."""
+        if took_s > 0:
+            self._learn(self.service_s, model_key, took_s)
+
+    def _learn(self, means: dict[str, float], key: str, sample: float) -> None:
+        old = means.get(key)
+        means[key] = sample if old is None else old + self.weight * (sample - old)
+
+    def start_left_s(self, model_key: str, coming: list[Instance], now_s: float) -> float:
+        """Seconds until the first of `coming` is ready; a whole start when none is on its way."""
+        whole_s = self.start_s.get(model_key, self.default_start_s)
+        if not coming:
+            return whole_s
+        return min(max(whole_s - (now_s - i.created_at), self.overdue_s) for i in coming)
+
+    def queue_s(self, model_key: str, num_ahead: int, num_slots: int) -> float:
+        """Seconds until `num_ahead` requests have been taken by `num_slots` slots."""
+        service_s = self.service_s.get(model_key, self.default_service_s)
+        return math.ceil(num_ahead / max(num_slots, 1)) * service_s
+
+    def retry_after_s(self, seconds: float) -> float:
+        """`seconds` as a Retry-After: whole, at least 1, bounded."""
+        return float(min(max(math.ceil(seconds), 1), math.ceil(self.longest_s)))

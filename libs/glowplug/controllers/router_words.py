@@ -1,0 +1,74 @@
+"""What a router is told (stimuli) and what it asks of its shell (effects). Times are epoch seconds."""
+
+from dataclasses import dataclass
+
+from glowplug.domain.instance import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A well-formed request for `name` (a model's name or alias). `ticket` is unique in this router and grows."""
+
+    ticket: int
+    name: str
+    request_id: str
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """The engine's answer is over, well or badly. `took_s` counts from dispatch; 0 leaves the averages alone."""
+
+    ticket: int
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """The client closed its connection, whether its request was held or running."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchFailed:
+    """The instance gave not one byte of an answer. `reached` False: it was not even reached, so the request is blameless."""
+
+    ticket: int
+    reached: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """This router is asked to stop: nothing new is held, what is here finishes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send the request to `instance` now. `cold` says it was held for a start; `held_s` how long it was held."""
+
+    ticket: int
+    instance: Instance
+    held_s: float
+    cold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep the request; `eta_s` is when it should go on, from starts measured before."""
+
+    ticket: int
+    eta_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Answer the request with this error. `retry_after_s` 0 means none to give."""
+
+    ticket: int
+    status: int
+    error_type: str
+    code: str
+    message: str
+    retry_after_s: float = 0.0

@@ -1,0 +1,1 @@
+"""The world around a controller: settings, the shell loop, REST, process life."""

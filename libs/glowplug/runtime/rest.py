@@ -1,0 +1,99 @@
+"""The REST surface every service shares: health, metrics, OpenAI-shaped errors, the admin token."""
+
+import hmac
+import uuid
+from collections.abc import Awaitable, Callable
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from starlette.exceptions import HTTPException
+
+from glowplug import __version__
+from glowplug.domain.errors import GlowplugError, Unauthorized
+
+_bearer = HTTPBearer(auto_error=False)
+
+
+def error_body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, object]:
+    """OpenAI's error shape."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def admin(token: str) -> Callable[..., Awaitable[None]]:
+    """A dependency that lets only holders of the admin token through; open when no token is set (loopback)."""
+
+    async def check(given: HTTPAuthorizationCredentials | None = Depends(_bearer)) -> None:
+        if token and not (given and hmac.compare_digest(given.credentials.encode(), token.encode())):
+            raise Unauthorized("the admin token is missing or wrong")
+
+    return check
+
+
+def make_app(
+    service: str,
+    service_id: str,
+    *,
+    ready: Callable[[], str],
+    policies: Callable[[], dict[str, str]],
+    description: str = "",
+) -> FastAPI:
+    """An app with the routes every service has. `ready()` returns "" or why the service is not ready;
+    `policies()` maps room to the policy in force."""
+    app = FastAPI(title=f"glowplug {service}", version=__version__, description=description)
+
+    @app.get("/health", tags=["health"])
+    @app.get("/live", tags=["health"])
+    async def live() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "ok", "service": service, "service_id": service_id, "version": __version__}
+
+    @app.get("/ready", tags=["health"], responses={503: {"description": "not ready; `reason` says why"}})
+    async def is_ready() -> JSONResponse:
+        """The service can do its work."""
+        why = ready()
+        return JSONResponse({"ready": not why, "reason": why}, status_code=503 if why else 200)
+
+    @app.get("/metrics", tags=["health"], response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/policies", tags=["policies"])
+    async def policies_in_force() -> dict[str, str]:
+        """Room -> name of the policy in force."""
+        return policies()
+
+    _errors(app)
+    return app
+
+
+def _errors(app: FastAPI) -> None:
+    @app.middleware("http")
+    async def request_id(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        given = request.headers.get("x-request-id") or uuid.uuid4().hex
+        response = await call_next(request)
+        response.headers["X-Request-Id"] = given[:128]
+        return response
+
+    @app.exception_handler(GlowplugError)
+    async def typed(_: Request, error: GlowplugError) -> JSONResponse:
+        headers = {"Retry-After": str(max(1, round(error.retry_after_s)))} if error.retry_after_s is not None else {}
+        body = error_body(error.message, error.type, error.code, error.param)
+        return JSONResponse(body, status_code=error.status, headers=headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        body = error_body(f"{where}: {first['msg']}", "invalid_request_error", "bad_request", where)
+        return JSONResponse(body, status_code=400)
+
+    @app.exception_handler(HTTPException)
+    async def plain(_: Request, error: HTTPException) -> JSONResponse:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        return JSONResponse(
+            error_body(str(error.detail), "invalid_request_error", code), error.status_code, headers=error.headers
+        )

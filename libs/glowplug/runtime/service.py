@@ -1,0 +1,130 @@
+"""The life of one service process: connect, restore, subscribe, serve REST, drain on SIGTERM."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI
+
+from glowplug import __version__
+from glowplug.bus.nats_bus import NatsBus
+from glowplug.events.facts import ServiceStarted
+from glowplug.runtime.settings import ServiceSettings
+from glowplug.runtime.shell import Shell
+from glowplug.state.port import StoreUnavailable
+from glowplug.state.redis_store import RedisStore
+from glowplug.telemetry import logs
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
+
+log = logging.getLogger(__name__)
+
+
+class PortTaken(RuntimeError):
+    """The port a service was told to listen on is in use."""
+
+
+def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A bound, listening socket. Raises PortTaken naming host and port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if reuse_port:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    sock.listen(2048)
+    sock.setblocking(False)
+    return sock
+
+
+@dataclass
+class World:
+    """What a service is given to build itself on."""
+
+    settings: ServiceSettings
+    service: str
+    bus: NatsBus
+    store: RedisStore
+    tracing: Tracing
+    metrics: ShellMetrics
+
+    @classmethod
+    def open(cls, service: str, settings: ServiceSettings) -> "World":
+        service_id = settings.service_id or f"{service}-1"
+        settings.service_id = service_id
+        logs.configure(service_id, level=settings.log_level, json=settings.log_json)
+        return cls(
+            settings=settings,
+            service=service,
+            bus=NatsBus(settings.nats_url, service_id, replicas=settings.nats_replicas),
+            store=RedisStore(settings.redis_url),
+            tracing=Tracing(service, service_id, settings.otlp_endpoint),
+            metrics=ShellMetrics(service),
+        )
+
+    async def epoch(self) -> int:
+        """This process's fencing epoch; waits for the store."""
+        while True:
+            try:
+                return await self.store.next_epoch(self.service)
+            except StoreUnavailable as error:
+                log.warning("waiting for the store: %s", error)
+                await asyncio.sleep(0.2)
+
+
+async def announce(shell: Shell, url: str) -> None:
+    """Tell the fleet that this service is here (best effort)."""
+    payload = ServiceStarted(
+        service=shell.service, service_id=shell.service_id, url=url, version=__version__, service_epoch=shell.epoch
+    )
+    with contextlib.suppress(Exception):
+        await shell.bus.publish(shell.event(payload))
+
+
+async def serve_rest(app: FastAPI, settings: ServiceSettings) -> tuple[asyncio.Task[None], str]:
+    """Serve `app` in this loop. Returns the running task and the base URL."""
+    sock = listen(settings.host, settings.port)
+    port = sock.getsockname()[1]
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    task = asyncio.create_task(_run_server(server, sock))
+    return task, f"http://{host}:{port}"
+
+
+async def _run_server(server: uvicorn.Server, sock: socket.socket) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await server._serve([sock])
+
+
+def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `main(stopping)` on uvloop; SIGTERM and SIGINT set `stopping`. A taken port ends with one clear line."""
+    try:
+        import uvloop
+
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
+    except ImportError:
+        loop_factory = None
+
+    async def body() -> None:
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sig, stopping.set)
+        await main(stopping)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        try:
+            runner.run(body())
+        except PortTaken as error:
+            raise SystemExit(f"glowplug: {error}") from error

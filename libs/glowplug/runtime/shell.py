@@ -1,0 +1,204 @@
+"""The shell that lets one pure controller touch the bus and the store: one inbox, one loop, effects in order."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from glowplug.bus.port import Bus, BusUnavailable
+from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
+from glowplug.controllers.port import Controller
+from glowplug.domain.errors import StaleEpoch
+from glowplug.events import Event
+from glowplug.events.envelope import COMMANDS, MalformedEvent, from_json, to_json
+from glowplug.events.facts import DecisionMade
+from glowplug.state.port import Store, StoreUnavailable
+from glowplug.telemetry import semconv
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing, is_sampled
+
+log = logging.getLogger(__name__)
+
+DECISIONS_LOG, DECISIONS_KEPT = "decisions", 2000
+INBOX_LIMIT = 10_000
+Executor = Callable[[Any, Event | None], Awaitable[None]]
+
+
+class Shell:
+    """Runs a controller. `executors` maps a service's own effect types to what performs them; they must not block
+    for long (start a task and send its outcome back with `put`)."""
+
+    def __init__(
+        self,
+        service: str,
+        service_id: str,
+        controller: Controller,
+        bus: Bus,
+        store: Store,
+        tracing: Tracing,
+        metrics: ShellMetrics,
+        *,
+        epoch: int = 0,
+        tables: dict[str, type[Any]] | None = None,
+        executors: dict[type[Any], Executor] | None = None,
+        tick_s: float = 0.5,
+        resync_s: float = 2.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.service, self.service_id, self.controller = service, service_id, controller
+        self.bus, self.store, self.tracing, self.metrics, self.epoch = bus, store, tracing, metrics, epoch
+        self._tables, self._executors = tables or {}, executors or {}
+        self._tick_s, self._resync_s, self._clock = tick_s, resync_s, clock
+        self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.restored = False
+
+    async def start(self) -> None:
+        """Read the tables once (waiting for the store), then run until `stop`."""
+        while not await self._resync():
+            await asyncio.sleep(0.2)
+        self._tasks = [asyncio.create_task(loop()) for loop in (self._consume, self._tick, self._resync_loop)]
+
+    async def on_event(self, event: Event) -> None:
+        """The bus handler: returns when the controller has handled `event`, so that it is acknowledged after."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._inbox.put((event, done))
+        await done
+
+    async def put(self, stimulus: Any) -> None:
+        """Queue a stimulus of the service's own."""
+        await self._inbox.put((stimulus, None))
+
+    async def ask(self, stimulus: Any) -> None:
+        """Queue a stimulus and wait until it is handled; errors the controller raises come out here."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._inbox.put((stimulus, done))
+        await done
+
+    async def _consume(self) -> None:
+        while True:
+            stimulus, done = await self._inbox.get()
+            try:
+                await self._handle(stimulus)
+            except Exception as error:
+                if done and not done.done():
+                    done.set_exception(error)
+                else:
+                    log.exception("%s failed on %s", self.service, type(stimulus).__name__)
+            else:
+                if done and not done.done():
+                    done.set_result(None)
+
+    async def _handle(self, stimulus: Any) -> None:
+        kind = stimulus.type if isinstance(stimulus, Event) else type(stimulus).__name__
+        self.metrics.stimuli.labels(self.service, kind).inc()
+        started = time.perf_counter()
+        handled_at = self._clock()
+        try:
+            effects = self.controller.handle(stimulus, handled_at)
+        except StaleEpoch as error:
+            self.metrics.stale.labels(self.service).inc()
+            log.warning("refused: %s", error)
+            return
+        self.metrics.handle_s.labels(self.service).observe(time.perf_counter() - started)
+        event = stimulus if isinstance(stimulus, Event) else None
+        await self.execute(effects, event, handled_at)
+
+    async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
+        """Perform effects in order. What the world refuses is counted; the next tick decides again."""
+        traceparent = ""
+        if effects and event is not None and is_sampled(event.traceparent):
+            traceparent = self._span(event, effects, self._clock() if at is None else at)
+        for effect in effects:
+            self.metrics.effects.labels(self.service, type(effect).__name__).inc()
+            try:
+                await self._execute(effect, event, traceparent)
+            except BusUnavailable as error:
+                self.metrics.bus_failures.labels(self.service).inc()
+                log.warning("bus refused %s: %s", _name(effect), error)
+            except StoreUnavailable as error:
+                self.metrics.store_failures.labels(self.service).inc()
+                log.warning("store refused %s: %s", _name(effect), error)
+
+    def _span(self, event: Event, effects: list[Effect], started_at: float) -> str:
+        attributes: dict[str, str | float | int | bool] = {semconv.ATTR_EVENT_TYPE: event.type}
+        for effect in effects:
+            if isinstance(effect, Record):
+                attributes |= {
+                    semconv.ATTR_DECISION_ID: effect.decision.decision_id,
+                    semconv.ATTR_REASON: effect.decision.reason,
+                }
+        return self.tracing.record(
+            f"{self.service}.{event.type}", event.traceparent, started_at, self._clock(), attributes
+        )
+
+    async def _execute(self, effect: Effect, event: Event | None, traceparent: str) -> None:
+        if isinstance(effect, Publish):
+            cause = effect.cause or event
+            own = traceparent if cause is event else ""
+            await self.bus.publish(self.event(effect.payload, cause, own))
+        elif isinstance(effect, Save):
+            await self.store.put(effect.table, effect.key, to_json(effect.value))
+        elif isinstance(effect, Remove):
+            await self.store.delete(effect.table, effect.key)
+        elif isinstance(effect, Record):
+            decision = effect.decision
+            self.metrics.decisions.labels(decision.kind, decision.policy).inc()
+            await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
+            await self.bus.publish(self.event(DecisionMade(decision=decision), effect.cause or event, traceparent))
+        else:
+            await self._executors[type(effect)](effect, event)
+
+    def event(self, payload: Any, cause: Event | None = None, traceparent: str = "") -> Event:
+        """Wrap a payload for the bus: id, time, issuer, cause and trace."""
+        return Event(
+            event_id=uuid.uuid4().hex,
+            type=payload.TYPE,
+            occurred_at=self._clock(),
+            issuer=self.service_id,
+            data=payload,
+            cause_id=cause.event_id if cause else "",
+            traceparent=traceparent or (cause.traceparent if cause else ""),
+            epoch=self.epoch if payload.TYPE in COMMANDS else 0,
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            self.metrics.bus_connected.set(self.bus.connected)
+            await self.put(Tick())
+
+    async def _resync_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._resync_s)
+            await self._resync()
+
+    async def _resync(self) -> bool:
+        """Level-triggered: whatever messages were lost, the tables tell."""
+        try:
+            for table, cls in self._tables.items():
+                rows = {}
+                for key, raw in (await self.store.load(table)).items():
+                    try:
+                        rows[key] = from_json(raw, cls)
+                    except MalformedEvent as error:
+                        log.warning("row %s of %s is not readable: %s", key, table, error)
+                await self.execute(self.controller.restore(table, rows, self._clock()))
+        except StoreUnavailable as error:
+            self.metrics.store_connected.set(0)
+            log.warning("store: %s", error)
+            return False
+        self.metrics.store_connected.set(1)
+        self.restored = True
+        return True
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _name(effect: Effect) -> str:
+    return effect.payload.TYPE if isinstance(effect, Publish) else type(effect).__name__

@@ -1,0 +1,1 @@
+"""Current state: a port, Redis (or Valkey) behind it, and a memory twin for tests."""

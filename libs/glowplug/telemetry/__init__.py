@@ -1,0 +1,1 @@
+"""What is seen from outside: metric and attribute names, metrics, traces, logs."""

@@ -1,0 +1,122 @@
+"""Traces: W3C traceparent in and out, spans with explicit times, OTLP/HTTP export."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from glowplug import __version__
+
+EXPORT_DELAY_MS = 500
+EXPORT_TIMEOUT_S = 3
+NANO = 1_000_000_000
+Attributes = Mapping[str, str | float | int | bool]
+
+
+def parse_traceparent(text: str) -> SpanContext | None:
+    """The remote context in a W3C traceparent header, or None when it is malformed or all zero."""
+    parts = text.split("-")
+    if len(parts) < 4 or len(parts[1]) != 32 or len(parts[2]) != 16 or parts[0] == "ff":
+        return None
+    try:
+        context = SpanContext(int(parts[1], 16), int(parts[2], 16), True, TraceFlags(int(parts[3][:2], 16)))
+    except ValueError:
+        return None
+    return context if context.is_valid else None
+
+
+def format_traceparent(context: SpanContext) -> str:
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def is_sampled(traceparent: str) -> bool:
+    context = parse_traceparent(traceparent)
+    return bool(context and context.trace_flags.sampled)
+
+
+@dataclass
+class SpanHandle:
+    """An open span. Set `traceparent` on what it causes; add attributes until it ends."""
+
+    traceparent: str
+    attributes: dict[str, str | float | int | bool] = field(default_factory=dict)
+    error: str = ""
+
+
+class Tracing:
+    """One service's tracer. Without an endpoint spans are made and dropped; contexts still travel."""
+
+    def __init__(self, service: str, service_id: str, endpoint: str = "", exporter: SpanExporter | None = None) -> None:
+        resource = Resource.create(
+            {
+                "service.name": os.environ.get("OTEL_SERVICE_NAME") or f"glowplug-{service}",
+                "service.instance.id": service_id,
+                "service.version": __version__,
+            }
+        )
+        self._provider = TracerProvider(resource=resource)  # sampler: OTEL_TRACES_SAMPLER[_ARG], parentbased by default
+        if exporter is None and endpoint:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+            exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_TIMEOUT_S)
+        if exporter is not None:
+            self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_DELAY_MS))
+        self._tracer = self._provider.get_tracer("glowplug", __version__)
+
+    def record(
+        self,
+        name: str,
+        traceparent: str,
+        started_at: float,
+        ended_at: float,
+        attributes: Attributes | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        error: str = "",
+    ) -> str:
+        """A finished span with explicit times (epoch seconds), child of `traceparent`; returns its own traceparent."""
+        span = self._start(name, traceparent, started_at, attributes, kind)
+        if error:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(int(ended_at * NANO))
+        return format_traceparent(span.get_span_context())
+
+    @contextmanager
+    def span(
+        self, name: str, traceparent: str, attributes: Attributes | None = None, *, kind: SpanKind = SpanKind.INTERNAL
+    ) -> Iterator[SpanHandle]:
+        """A span around a block. An exception marks it as failed and goes on."""
+        span = self._start(name, traceparent, None, attributes, kind)
+        handle = SpanHandle(format_traceparent(span.get_span_context()))
+        try:
+            yield handle
+        except BaseException as error:
+            handle.error = repr(error)
+            raise
+        finally:
+            span.set_attributes(handle.attributes)
+            if handle.error:
+                span.set_status(Status(StatusCode.ERROR, handle.error))
+            span.end()
+
+    def _start(
+        self, name: str, traceparent: str, started_at: float | None, attributes: Attributes | None, kind: SpanKind
+    ) -> trace.Span:
+        parent = parse_traceparent(traceparent) if traceparent else None
+        context = trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent else None
+        start = int(started_at * NANO) if started_at is not None else None
+        links: list[Link] = []
+        return self._tracer.start_span(
+            name, context=context, kind=kind, attributes=dict(attributes or {}), links=links, start_time=start
+        )
+
+    def shutdown(self) -> None:
+        """Send what is left, briefly."""
+        self._provider.force_flush(2000)
+        self._provider.shutdown()
