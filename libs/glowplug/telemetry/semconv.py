@@ -39,6 +39,16 @@ CACHE_HITS_TOTAL = "glowplug_cache_hits_total"
 CACHE_MISSES_TOTAL = "glowplug_cache_misses_total"
 CACHE_EVICTIONS_TOTAL = "glowplug_cache_evictions_total"
 
+# Metrics: traces and pages (console)
+SPANS_RECEIVED_TOTAL = "glowplug_spans_received_total"
+SPANS_REFUSED_TOTAL = "glowplug_spans_refused_total"
+EXPORTS_REFUSED_TOTAL = "glowplug_exports_refused_total"  # code
+TRACES_KEPT = "glowplug_traces_kept"
+TRACES_BYTES = "glowplug_traces_bytes"
+TRACES_EVICTED_TOTAL = "glowplug_traces_evicted_total"
+STREAM_CLIENTS = "glowplug_stream_clients"
+STREAM_DROPPED_TOTAL = "glowplug_stream_dropped_total"
+
 # Span and resource attributes
 ATTR_MODEL = "glowplug.model"
 ATTR_REQUEST_ID = "glowplug.request_id"
@@ -48,6 +58,7 @@ ATTR_GPU_ID = "glowplug.gpu_id"
 ATTR_DECISION_ID = "glowplug.decision_id"
 ATTR_REASON = "glowplug.reason"
 ATTR_EVENT_TYPE = "glowplug.event_type"
+ATTR_PHASE = "glowplug.phase"  # a PhaseName, on the span of one stage of a cold start
 ATTR_PREDICTED_SECONDS = "glowplug.predicted_seconds"
 ATTR_BYTES = "glowplug.bytes"
 ATTR_SOURCE = "glowplug.source"
