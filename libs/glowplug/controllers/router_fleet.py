@@ -98,7 +98,8 @@ class Fleet:
         return expired
 
     def forget_instance(self, instance_id: str) -> str:
-        """Drop an instance whose row is gone; returns its model_key."""
+        """Drop an instance whose row is gone; returns its model_key. The same row may come back."""
         instance = self.instances[instance_id]
         self._bury(instance)
+        del self._gone[instance_id]
         return instance.model_key

@@ -1,0 +1,413 @@
+"""The router's brain: every request that arrives is dispatched, held or rejected, and ends exactly once.
+
+Rules, in the order they are asked:
+ 1. unknown model: 404. Router stopping: 503.
+ 2. an instance is ready, has room and nobody waits: dispatch, by the routing policy.
+ 3. the model's weights could not be had a moment ago and nothing else runs: 503 with that reason.
+ 4. cold and the model refuses to hold: 503, and nothing is asked of the fleet.
+ 5. the queue is full: 429. Otherwise: held in order of arrival, and request.waiting is published.
+A held request leaves by dispatch, by its client leaving, by its time running out (503) or with its model (404).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glowplug.controllers.effects import Effect, Publish, Tick
+from glowplug.controllers.router_eta import Estimates
+from glowplug.controllers.router_fleet import Fleet
+from glowplug.controllers.router_queue import ModelQueue, Quarantine, Request
+from glowplug.controllers.router_words import (
+    ClientLeft,
+    Dispatch,
+    DispatchFailed,
+    DrainStarted,
+    Hold,
+    Reject,
+    RequestArrived,
+    RequestEnded,
+)
+from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity, WeightsUnavailable
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model, OnCold
+from glowplug.domain.snapshot import ModelLoad, Target
+from glowplug.events import Event, facts
+from glowplug.policies.registry import Policy, choose
+
+WEIGHTS_CODES = ("weights_corrupt", "weights_unavailable", "no_space")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterParams:
+    """Every bound of the router's decisions. Seconds."""
+
+    router_id: str = "router-1"
+    policy: str = "least_loaded"
+    waiting_every_s: float = 0.5  # request.waiting, per model
+    max_dispatches: int = 2  # engines one request may bring down before it is blamed: one retry
+    quarantine_s: float = 1.0
+    weights_memory_s: float = 5.0  # how long a weights failure answers new requests at once
+    default_start_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """The last start that failed for a model."""
+
+    code: str
+    message: str
+    failed_at: float
+
+
+class RouterController:
+    """Pure: no clock, no socket. One per router process."""
+
+    def __init__(self, params: RouterParams | None = None, route: Policy | None = None) -> None:
+        self.params = params or RouterParams()
+        self.fleet = Fleet()
+        self.estimates = Estimates(default_start_s=self.params.default_start_s)
+        self.queues: dict[str, ModelQueue] = {}
+        self.requests: dict[int, Request] = {}
+        self.in_flight: dict[str, int] = {}  # by instance_id
+        self.stopping = False
+        self._route = route or choose("routing", self.params.policy)
+        self._quarantine = Quarantine(self.params.quarantine_s)
+        self._failures: dict[str, _Failure] = {}
+        self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
+            RequestArrived: self._arrived,
+            RequestEnded: self._ended,
+            ClientLeft: self._left,
+            DispatchFailed: self._dispatch_failed,
+            Event: self._event,
+            Tick: self._tick,
+            DrainStarted: self._drain_started,
+        }
+
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        return self._handlers[type(stimulus)](stimulus, now_s)
+
+    def restore(self, table: str, rows: Mapping[str, Any], now_s: float) -> list[Effect]:
+        """Take the whole `models` or `instances` table. Other tables are none of the router's."""
+        effects: list[Effect] = []
+        if table == "models":
+            for model in rows.values():
+                effects += self._model_changed(model, now_s)
+            for key in self.fleet.absent("models", self.fleet.models, rows, now_s):
+                effects += self._model_dropped(key, now_s)
+        elif table == "instances":
+            for instance in rows.values():
+                effects += self._instance_changed(instance, "", now_s)
+            for instance_id in self.fleet.absent("instances", self.fleet.instances, rows, now_s):
+                self.fleet.forget_instance(instance_id)
+        return effects
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def _arrived(self, s: RequestArrived, now_s: float) -> list[Effect]:
+        model = self.fleet.lookup(s.name)
+        if model is None:
+            return [_reject(s.ticket, ModelNotFound(f"The model `{s.name}` does not exist."))]
+        if self.stopping:
+            return [_reject(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
+        queue = self._queue(model.key)
+        queue.last_active_at = now_s
+        request = Request(s.ticket, s.request_id, model.key, now_s, s.traceparent)
+        if not queue.waiting:
+            instance = self._pick(model.key, queue, now_s)
+            if instance is not None:
+                self.requests[s.ticket] = request
+                return [self._dispatch(request, instance, queue, now_s)]
+        refusal = self._refusal(model, queue, now_s)
+        if refusal is not None:
+            return self._refuse(request, refusal)
+        self.requests[s.ticket] = request
+        request.cold = not self.fleet.ready(model.key)
+        queue.hold(request)
+        return [Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
+
+    def _refusal(self, model: Model, queue: ModelQueue, now_s: float) -> GlowplugError | None:
+        """Why a request that cannot run now may not wait either."""
+        is_cold = not self.fleet.ready(model.key)
+        failure = self._failures.get(model.key)
+        if is_cold and failure is not None and not self.fleet.coming(model.key):
+            left_s = failure.failed_at + self.params.weights_memory_s - now_s
+            if failure.code in WEIGHTS_CODES and left_s > 0:
+                return self._weights_error(failure, left_s)
+        if is_cold and model.on_cold is OnCold.REFUSE:
+            retry_s = self.estimates.retry_after_s(self.eta_s(model.key, now_s))
+            text = f"The model `{model.name}` is not running and is set to refuse rather than hold (on_cold: refuse)."
+            return _coded(NoCapacity(text, retry_after_s=retry_s), "model_cold")
+        if len(queue.waiting) >= model.max_queue:
+            text = f"{len(queue.waiting)} requests already wait for `{model.name}` (max_queue {model.max_queue})."
+            return Contended(text, retry_after_s=self._retry_after_s(model.key, now_s))
+        return None
+
+    def _refuse(self, request: Request, error: GlowplugError) -> list[Effect]:
+        fact = facts.RequestRejected(
+            model_key=request.model_key,
+            request_id=request.request_id,
+            router_id=self.params.router_id,
+            status=error.status,
+            code=error.code,
+            retry_after_s=error.retry_after_s or 0.0,
+        )
+        return [_reject(request.ticket, error), Publish(fact, self._cause(request))]
+
+    def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> Dispatch:
+        request.instance_id = instance.instance_id
+        self.in_flight[instance.instance_id] = self.in_flight.get(instance.instance_id, 0) + 1
+        queue.num_running += 1
+        queue.last_instance_id = instance.instance_id
+        return Dispatch(request.ticket, instance, now_s - request.arrived_at, request.cold)
+
+    def _pick(self, model_key: str, queue: ModelQueue, now_s: float) -> Instance | None:
+        mine = self.fleet.by_model.get(model_key)
+        if not mine:
+            return None
+        targets = [
+            Target(i.instance_id, self.in_flight.get(i.instance_id, 0), i.max_concurrency)
+            for i in mine.values()
+            if i.state is InstanceState.READY and i.url and not self._quarantine.holds(i.instance_id, now_s)
+        ]
+        if not targets:
+            return None
+        chosen = self._route(targets, None, queue.last_instance_id).instance_id
+        return mine[chosen] if chosen else None
+
+    def _pump(self, model_key: str, now_s: float) -> list[Effect]:
+        """Release the oldest held requests into whatever room there is."""
+        queue = self.queues.get(model_key)
+        effects: list[Effect] = []
+        while queue is not None and queue.waiting:
+            instance = self._pick(model_key, queue, now_s)
+            if instance is None:
+                break
+            _, request = queue.waiting.popitem(last=False)
+            effects.append(self._dispatch(request, instance, queue, now_s))
+        return effects
+
+    def _release(self, request: Request, now_s: float) -> None:
+        """Take a request out of the counts, wherever it is."""
+        queue = self._queue(request.model_key)
+        queue.last_active_at = now_s
+        if not request.instance_id:
+            queue.waiting.pop(request.ticket, None)
+            return
+        queue.num_running -= 1
+        left = self.in_flight[request.instance_id] - 1
+        if left:
+            self.in_flight[request.instance_id] = left
+        else:
+            del self.in_flight[request.instance_id]
+        request.instance_id = ""
+
+    def _ended(self, s: RequestEnded, now_s: float) -> list[Effect]:
+        request = self.requests.pop(s.ticket, None)
+        if request is None:
+            return []
+        self.estimates.learn_service(request.model_key, s.took_s)
+        self._release(request, now_s)
+        return self._pump(request.model_key, now_s)
+
+    def _left(self, s: ClientLeft, now_s: float) -> list[Effect]:
+        return self._ended(RequestEnded(s.ticket), now_s)
+
+    def _dispatch_failed(self, s: DispatchFailed, now_s: float) -> list[Effect]:
+        request = self.requests.get(s.ticket)
+        if request is None or not request.instance_id:
+            return []
+        self._quarantine.add(request.instance_id, now_s)
+        self._release(request, now_s)
+        request.num_dispatches += s.reached
+        model = self.fleet.models.get(request.model_key)
+        if model is None or request.num_dispatches >= self.params.max_dispatches:
+            del self.requests[s.ticket]
+            return [*self._refuse(request, EngineFailed(s.reason)), *self._pump(request.model_key, now_s)]
+        queue = self._queue(request.model_key)
+        request.cold = request.cold or not self.fleet.ready(request.model_key)
+        queue.hold(request)
+        effects = self._pump(request.model_key, now_s)
+        if not request.instance_id:
+            effects += [Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
+        return effects
+
+    # -- the fleet ----------------------------------------------------------------------------------------------
+
+    def _event(self, event: Event, now_s: float) -> list[Effect]:
+        data = event.data
+        if isinstance(data, facts.InstanceChange):
+            code = data.code if isinstance(data, facts.InstanceFailed) else ""
+            return self._instance_changed(data.instance, code, now_s)
+        if isinstance(data, facts.ModelDeployed):
+            return self._model_changed(data.model, now_s)
+        if isinstance(data, facts.ModelUndeployed):
+            return self._model_dropped(data.model_key, now_s)
+        if isinstance(data, facts.WeightsFetchFailed):
+            return self._start_failed(data.model_key, data.code, data.message, now_s)
+        return []
+
+    def _instance_changed(self, instance: Instance, code: str, now_s: float) -> list[Effect]:
+        before = self.fleet.instances.get(instance.instance_id)
+        if not self.fleet.put_instance(instance):
+            return []
+        self._quarantine.free(instance.instance_id)
+        if instance.state is InstanceState.READY:
+            if before is None or before.state is not InstanceState.READY:
+                self.estimates.learn_start(instance)
+            self._failures.pop(instance.model_key, None)
+            return self._pump(instance.model_key, now_s)
+        if instance.state is InstanceState.FAILED:
+            reason = instance.reason or "the instance failed"
+            return self._start_failed(instance.model_key, code or _code_in(reason), reason, now_s)
+        return []
+
+    def _start_failed(self, model_key: str, code: str, message: str, now_s: float) -> list[Effect]:
+        """Remember why; when it is the weights and nothing else can serve, nobody waits for nothing."""
+        failure = _Failure(code or _code_in(message), message, now_s)
+        known = self._failures.get(model_key)
+        if known is None or failure.code in WEIGHTS_CODES or known.code not in WEIGHTS_CODES:
+            self._failures[model_key] = failure
+        queue = self.queues.get(model_key)
+        hopeless = failure.code in WEIGHTS_CODES and not self.fleet.ready(model_key)
+        if queue is None or not hopeless or self.fleet.coming(model_key):
+            return []
+        return self._empty(queue, self._weights_error(failure, self.params.weights_memory_s))
+
+    def _weights_error(self, failure: _Failure, retry_s: float) -> GlowplugError:
+        error = WeightsUnavailable(failure.message, retry_after_s=self.estimates.retry_after_s(retry_s))
+        return _coded(error, failure.code)
+
+    def _model_changed(self, model: Model, now_s: float) -> list[Effect]:
+        if not self.fleet.put_model(model):
+            return []
+        self._failures.pop(model.key, None)
+        return self._pump(model.key, now_s)
+
+    def _model_dropped(self, model_key: str, now_s: float) -> list[Effect]:
+        model = self.fleet.models.get(model_key)
+        queue = self.queues.get(model_key)
+        if model is None or not self.fleet.drop_model(model_key) or queue is None:
+            return []
+        return self._empty(queue, ModelNotFound(f"The model `{model.name}` was undeployed."))
+
+    def _empty(self, queue: ModelQueue, error: GlowplugError) -> list[Effect]:
+        """Answer everyone who waits with one error."""
+        effects: list[Effect] = []
+        while queue.waiting:
+            ticket, request = queue.waiting.popitem(last=False)
+            del self.requests[ticket]
+            effects += self._refuse(request, error)
+        return effects
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def _tick(self, _: Tick, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for key, queue in self.queues.items():
+            model = self.fleet.models.get(key)
+            if model is None or not queue.waiting:
+                continue
+            effects += self._pump(key, now_s)
+            effects += self._expire(model, queue, now_s)
+            effects += self._say_waiting(model, queue, now_s)
+        return effects
+
+    def _expire(self, model: Model, queue: ModelQueue, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while (oldest := queue.oldest()) and now_s - oldest.arrived_at >= model.max_wait_s:
+            text = f"No instance of `{model.name}` could take the request within {model.max_wait_s:g} s."
+            failure = self._failures.get(model.key)
+            if failure is not None:
+                text += f" The last start failed: {failure.message}"
+            queue.waiting.popitem(last=False)
+            del self.requests[oldest.ticket]
+            retry_s = self._retry_after_s(model.key, now_s)
+            effects += self._refuse(oldest, _coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout"))
+        return effects
+
+    def _drain_started(self, _: DrainStarted, now_s: float) -> list[Effect]:
+        self.stopping = True
+        return []
+
+    def _say_waiting(self, model: Model, queue: ModelQueue, now_s: float) -> list[Effect]:
+        oldest = queue.oldest()
+        if oldest is None or now_s - queue.published_at < self.params.waiting_every_s:
+            return []
+        queue.published_at = now_s
+        fact = facts.RequestWaiting(
+            model_key=model.key,
+            request_id=oldest.request_id,
+            router_id=self.params.router_id,
+            num_waiting=len(queue.waiting),
+            waiting_since=oldest.arrived_at,
+            deadline_at=oldest.arrived_at + model.max_wait_s,
+        )
+        return [Publish(fact, self._cause(oldest))]
+
+    def _cause(self, request: Request) -> Event:
+        """The request as the cause of what is published: its id and its trace."""
+        return Event(
+            event_id=request.request_id,
+            type="request.arrived",
+            occurred_at=request.arrived_at,
+            issuer=self.params.router_id,
+            data=None,
+            traceparent=request.traceparent,
+        )
+
+    # -- what others may ask ------------------------------------------------------------------------------------
+
+    def eta_s(self, model_key: str, now_s: float) -> float:
+        """Seconds until the model serves a request that arrives now: 0 when it is hot and has room."""
+        ready = self.fleet.ready(model_key)
+        queue = self.queues.get(model_key)
+        num_ahead = len(queue.waiting) if queue else 0
+        if ready:
+            num_slots = sum(i.max_concurrency for i in ready)
+            num_taken = sum(self.in_flight.get(i.instance_id, 0) for i in ready)
+            return 0.0 if num_taken < num_slots else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)
+        return self.estimates.start_left_s(model_key, self.fleet.coming(model_key), now_s)
+
+    def _retry_after_s(self, model_key: str, now_s: float) -> float:
+        """Seconds until the queue as it is has been served."""
+        ready = self.fleet.ready(model_key)
+        model = self.fleet.models[model_key]
+        num_slots = sum(i.max_concurrency for i in ready) or model.max_concurrency
+        start_s = 0.0 if ready else self.estimates.start_left_s(model_key, self.fleet.coming(model_key), now_s)
+        queue_s = self.estimates.queue_s(model_key, len(self._queue(model_key).waiting), num_slots)
+        return self.estimates.retry_after_s(start_s + queue_s)
+
+    def loads(self) -> dict[str, ModelLoad]:
+        """What this router holds and runs, by model_key, for router.load_reported."""
+        return {
+            key: ModelLoad(
+                num_waiting=len(queue.waiting),
+                num_in_flight=queue.num_running,
+                last_active_at=queue.last_active_at,
+                in_flight_by_instance={
+                    i: self.in_flight[i] for i in self.fleet.by_model.get(key, {}) if i in self.in_flight
+                },
+            )
+            for key, queue in self.queues.items()
+        }
+
+    def _queue(self, model_key: str) -> ModelQueue:
+        queue = self.queues.get(model_key)
+        if queue is None:
+            queue = self.queues[model_key] = ModelQueue()
+        return queue
+
+
+def _reject(ticket: int, error: GlowplugError) -> Reject:
+    return Reject(ticket, error.status, error.type, error.code, error.message, error.retry_after_s or 0.0)
+
+
+def _coded(error: GlowplugError, code: str) -> GlowplugError:
+    error.code = code
+    return error
+
+
+def _code_in(reason: str) -> str:
+    """The error code a reason begins with ("weights_corrupt: sha256 ..."), or engine_failed."""
+    head = reason.partition(":")[0].strip()
+    return head if head in WEIGHTS_CODES else "engine_failed"
