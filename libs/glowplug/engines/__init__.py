@@ -1,21 +1,4 @@
-"""Engines: the port an agent speaks, one driver per engine, and the processes that some drivers start."""
+"""Engines: `port` is what an agent speaks, `drivers` finds one by name, `*_host` are the processes that some start.
 
-from glowplug.engines.port import (
-    EngineCapabilities,
-    EngineDriver,
-    EngineHandle,
-    EngineSettings,
-    Health,
-    LaunchRequest,
-    LoadReport,
-)
-
-__all__ = [
-    "EngineCapabilities",
-    "EngineDriver",
-    "EngineHandle",
-    "EngineSettings",
-    "Health",
-    "LaunchRequest",
-    "LoadReport",
-]
+This file imports nothing, because engine processes pay for it at each cold start.
+"""

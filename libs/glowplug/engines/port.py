@@ -55,7 +55,7 @@ class EngineHandle:
     engine: str
     instance_id: str
     pid: int
-    pid_started_at: float  # epoch seconds from the kernel; with the pid it names one process for ever
+    pid_started_at: float  # process.started_at(pid): with the pid it names one process for ever
     run_dir: str
     log_path: str
     url: str = ""  # http://127.0.0.1:port; empty until the engine told its port (see LoadReport.handle)

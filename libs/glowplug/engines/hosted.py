@@ -1,0 +1,147 @@
+"""The driver of engines that run in a process of ours (`python -m glowplug.engines.<host>`)."""
+
+import asyncio
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from glowplug.domain.errors import EngineFailed
+from glowplug.domain.instance import Phase, PhaseName
+from glowplug.domain.model import Model
+from glowplug.engines import probe, process, rendezvous
+from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, Health, LaunchRequest, LoadReport
+
+
+class HostedDriver:
+    """All of EngineDriver but what differs: the host module, its spec, and where it counts its requests."""
+
+    name = ""
+    capabilities = EngineCapabilities()
+    module = ""
+    in_flight_samples: tuple[str, ...] = ()
+
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        self._settings = settings or EngineSettings()
+
+    @property
+    def _python(self) -> str:
+        return self._settings.python or sys.executable
+
+    def unavailable(self) -> str:
+        return "" if Path(self._python).exists() else f"no interpreter at {self._python}"
+
+    def host_footprint(self, model: Model) -> int:
+        return 64 << 20
+
+    async def warm(self) -> None:
+        """Nothing to prepare: these processes start in a fraction of a second."""
+
+    async def close(self) -> None:
+        """Nothing is held: a question to an engine opens a connection of its own."""
+
+    def spec(self, request: LaunchRequest) -> dict[str, Any]:
+        """What the host must know, as plain JSON. Raises BadRequest for engine_args it does not know."""
+        model = request.model
+        return {
+            "instance_id": request.instance_id,
+            "launched_at": time.time(),
+            "wait_s": self._settings.load_timeout_s + self._settings.launch_timeout_s,
+            "model": model.name,
+            "names": list(model.names),
+            "weights_bytes": model.weights_bytes,
+            "kv_bytes": model.kv_bytes,
+            "context_tokens": model.context_tokens,
+            "max_concurrency": model.max_concurrency,
+            "system_prompt": model.system_prompt,
+            "gpu_kind": request.gpu_kind,
+            "engine_args": dict(model.engine_args),
+        }
+
+    def environment(self, request: LaunchRequest) -> dict[str, str]:
+        gpus = str(request.gpu_index) if request.gpu_kind == "cuda" else ""
+        return {"CUDA_VISIBLE_DEVICES": gpus, "TRACEPARENT": request.traceparent, "PYTHONUNBUFFERED": "1"}
+
+    async def launch(self, request: LaunchRequest) -> EngineHandle:
+        rendezvous.write(request.run_dir, rendezvous.SPEC, self.spec(request))
+        argv = [self._python, "-m", self.module, str(request.run_dir)]
+        try:
+            pid = process.spawn(
+                argv,
+                cwd=request.run_dir,
+                log_path=request.log_path,
+                env=process.engine_environment(self.environment(request)),
+            )
+        except OSError as error:
+            raise EngineFailed(f"{self.name} cannot start {argv[0]}: {error}") from error
+        started = process.started_at(pid)
+        if started is None:
+            raise EngineFailed(f"{self.name} ended at once\n{process.log_tail(request.log_path)}")
+        return EngineHandle(
+            engine=self.name,
+            instance_id=request.instance_id,
+            pid=pid,
+            pid_started_at=started,
+            run_dir=str(request.run_dir),
+            log_path=str(request.log_path),
+        )
+
+    async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
+        run_dir = Path(handle.run_dir)
+        rendezvous.write(run_dir, rendezvous.GO, {"path": str(weights_path)})
+        try:
+            ready = await self._wait_ready(handle, run_dir)
+        except BaseException:  # failed or cancelled: no process may be left that nobody knows
+            process.kill_group(handle.pid, handle.pid_started_at)
+            raise
+        phases = tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in ready["phases"])
+        return LoadReport(handle=replace(handle, url=f"http://127.0.0.1:{ready['port']}"), phases=phases)
+
+    async def _wait_ready(self, handle: EngineHandle, run_dir: Path) -> dict[str, Any]:
+        deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s
+        while True:
+            alive = self.adopt(handle)  # asked first: what it wrote before it died is still read below
+            if (ready := rendezvous.read(run_dir, rendezvous.READY)) is not None and alive:
+                return ready
+            if (failed := rendezvous.read(run_dir, rendezvous.FAILED)) is not None:
+                raise self._failure(handle, failed["message"])
+            if not alive:
+                raise self._failure(handle, "the process ended before it was ready")
+            if asyncio.get_running_loop().time() > deadline:
+                raise self._failure(handle, f"not ready within {self._settings.load_timeout_s:g} s")
+            await asyncio.sleep(process.POLL_S)
+
+    def _failure(self, handle: EngineHandle, reason: str) -> EngineFailed:
+        return EngineFailed(f"{self.name} {handle.instance_id}: {reason}\n{process.log_tail(Path(handle.log_path))}")
+
+    async def health(self, handle: EngineHandle) -> Health:
+        if not self.adopt(handle):
+            return Health(ok=False, reason="the process is gone", alive=False)
+        if not handle.url:
+            return Health(ok=False, reason="not loaded yet")
+        try:
+            status, body = await probe.ask(handle.url, "/health", self._settings.health_timeout_s)
+        except TimeoutError:
+            return Health(ok=False, reason=f"no answer within {self._settings.health_timeout_s:g} s")
+        except OSError as error:
+            alive = self.adopt(handle)
+            return Health(ok=False, reason=str(error) if alive else "the process is gone", alive=alive)
+        if status != 200:
+            return Health(ok=False, reason=f"/health says {status}: {body[:200].decode('utf-8', 'replace')}")
+        return Health(ok=True)
+
+    async def num_in_flight(self, handle: EngineHandle) -> int:
+        try:
+            status, body = await probe.ask(handle.url, "/metrics", self._settings.health_timeout_s)
+        except (OSError, TimeoutError) as error:
+            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer: {error!r}") from error
+        if status != 200:
+            raise EngineFailed(f"{self.name} {handle.instance_id}: /metrics says {status}")
+        return int(probe.sample_sum(body, self.in_flight_samples))
+
+    async def stop(self, handle: EngineHandle, grace_s: float) -> None:
+        await process.stop_group(handle.pid, handle.pid_started_at, grace_s)
+
+    def adopt(self, handle: EngineHandle) -> bool:
+        return process.is_alive(handle.pid, handle.pid_started_at)

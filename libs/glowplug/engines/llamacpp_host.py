@@ -1,0 +1,138 @@
+"""The llama.cpp engine process: import, wait for the weights, load them, warm up, serve until SIGTERM.
+
+    python -m glowplug.engines.llamacpp_host RUN_DIR
+
+llama.cpp's own HTTP server listens on a port that the kernel chooses; rendezvous.py carries it back.
+"""
+
+import http.client
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import xllamacpp
+
+from glowplug.engines import rendezvous
+from glowplug.engines.gguf import GgufFacts, read_facts
+
+_WARMUP_TIMEOUT_S = 120
+_MIN_CONTEXT_TOKENS = 256
+
+
+def plan_context(spec: dict[str, Any], facts: GgufFacts) -> tuple[int, int]:
+    """(slots, tokens per slot) that fit the granted KV bytes: fewer slots first, a shorter context last.
+
+    Requests beyond the slots wait inside llama.cpp, so a small grant costs latency and never an answer.
+    """
+    slots, tokens = int(spec["max_concurrency"]), int(spec["context_tokens"])
+    if facts.context_tokens:
+        tokens = min(tokens, facts.context_tokens)
+    if spec["kv_bytes"] and facts.kv_bytes_per_token:
+        fitting = spec["kv_bytes"] // facts.kv_bytes_per_token
+        slots = max(1, min(slots, fitting // tokens))
+        tokens = max(_MIN_CONTEXT_TOKENS, min(tokens, fitting // slots))
+    return slots, tokens
+
+
+def template_with_system(template: str, system_prompt: str) -> str:
+    """The chat template, giving conversations without a system message this one. Request bodies stay untouched."""
+    prompt = json.dumps(system_prompt, ensure_ascii=False)
+    head = (
+        "{%- if messages and messages[0]['role'] != 'system' -%}"
+        f"{{%- set messages = [{{'role': 'system', 'content': {prompt}}}] + messages -%}}"
+        "{%- endif -%}"
+    )
+    return head + (template or _CHATML)
+
+
+_CHATML = (
+    "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+
+
+def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
+    """llama.cpp's parameters for one model (xllamacpp.CommonParams)."""
+    args = spec["engine_args"]
+    slots, tokens = plan_context(spec, facts)
+    p = xllamacpp.CommonParams()
+    p.model.path = str(weights)
+    p.model_alias = {spec["model"]}
+    p.hostnames, p.port = ["127.0.0.1"], 0
+    p.cors_origins = ""
+    p.ui, p.endpoint_slots, p.endpoint_metrics = False, False, True  # /slots would show prompts
+    p.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # the region in host memory is shared, not copied
+    p.n_parallel, p.n_ctx = slots, int(args.get("n_ctx", slots * tokens))
+    p.n_batch, p.n_ubatch = int(args.get("n_batch", 512)), int(args.get("n_ubatch", 512))
+    p.fit_params = False  # the ledger decides, not what happens to be free
+    p.cache_ram_mib = 0  # no prompt cache outside the grant
+    p.warmup = False  # serve_one does it, over HTTP
+    p.cpuparams.n_threads = int(args.get("n_threads", 0)) or min(os.cpu_count() or 1, 8)
+    p.cpuparams.poll = 0  # idle threads sleep: engines share these cores
+    p.n_gpu_layers = int(args.get("n_gpu_layers", -1 if spec["gpu_kind"] == "cuda" else 0))
+    if args.get("embeddings"):
+        pooling = str(args.get("pooling", "mean")).upper()
+        p.embedding = True
+        p.pooling_type = xllamacpp.llama_pooling_type[f"LLAMA_POOLING_TYPE_{pooling}"]
+    if spec["system_prompt"]:
+        p.chat_template = template_with_system(facts.chat_template, spec["system_prompt"])
+    print(f"context: {slots} slots of {p.n_ctx // slots} tokens, {p.cpuparams.n_threads} threads", flush=True)
+    return p
+
+
+def serve_one(address: str) -> None:
+    """One token through the whole path, so that READY means answering. Raises RuntimeError when it does not."""
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=_WARMUP_TIMEOUT_S)
+    body = json.dumps({"prompt": "Hello", "max_tokens": 1, "cache_prompt": False})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise RuntimeError(f"warm-up answered {answer.status}: {answer.read(500).decode('utf-8', 'replace')}")
+    answer.read()
+    connection.close()
+
+
+def bring_up(run_dir: Path, spec: dict[str, Any]) -> Any:
+    """Wait for the weights, load, warm up, say ready. Returns the server, which lives as long as it is held."""
+    imported_at = time.time()
+    weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
+    load_at = time.time()
+    server = xllamacpp.Server(parameters(spec, weights, read_facts(weights)))
+    warmup_at = time.time()
+    serve_one(server.listening_address)
+    phases = [
+        ["launch", spec["launched_at"], imported_at],
+        ["load", load_at, warmup_at],
+        ["warmup", warmup_at, time.time()],
+    ]
+    port = urlsplit(server.listening_address).port
+    rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases})
+    return server
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # drained before it is stopped; nothing to save
+    run_dir = Path(sys.argv[1])
+    spec = rendezvous.read(run_dir, rendezvous.SPEC)
+    if spec is None:
+        print(f"no {rendezvous.SPEC} in {run_dir}", file=sys.stderr)
+        return 2
+    try:
+        server = bring_up(run_dir, spec)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told the reason and the process ends
+        rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})
+        return 1
+    threading.Event().wait()
+    del server
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

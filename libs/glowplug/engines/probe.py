@@ -1,0 +1,42 @@
+"""Short questions to an engine over HTTP: one connection each, so that a hung engine holds nothing of ours."""
+
+import asyncio
+import contextlib
+import re
+from urllib.parse import urlsplit
+
+MAX_ANSWER_BYTES = 4_000_000
+_SAMPLE = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{[^\n]*\})?[ \t]+([^\s]+)", re.MULTILINE)
+
+
+async def ask(url: str, path: str, timeout_s: float, *, method: str = "GET", body: bytes = b"") -> tuple[int, bytes]:
+    """Status and body of one request. Raises OSError or TimeoutError when there is no whole answer in time."""
+    async with asyncio.timeout(timeout_s):
+        return await _exchange(url, path, method, body)
+
+
+async def _exchange(url: str, path: str, method: str, body: bytes) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=MAX_ANSWER_BYTES)
+    try:
+        head = f"{method} {path} HTTP/1.0\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        if body:
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        writer.write(head.encode() + b"\r\n" + body)
+        await writer.drain()
+        answer_head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"\r\ncontent-length:\s*(\d+)", answer_head, re.IGNORECASE)
+        answer = await (reader.readexactly(int(length[1])) if length else reader.read(MAX_ANSWER_BYTES))
+        return int(answer_head.split(None, 2)[1]), answer
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
+        raise ConnectionError(f"{url}{path}: broken answer ({type(error).__name__})") from error
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def sample_sum(exposition: bytes, names: tuple[str, ...]) -> float:
+    """The sum over all samples with one of these names in a Prometheus text; 0 when there is none."""
+    wanted = {name.encode() for name in names}
+    return sum(float(value) for name, value in _SAMPLE.findall(exposition) if name in wanted)

@@ -1,0 +1,110 @@
+"""One process per engine: its own session, a log file, an identity that outlives the agent, and a sure end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+POLL_S = 0.01
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def engine_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an engine: ours without our settings and tokens, plus `extra`."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")}
+    return {**kept, **extra}
+
+
+def spawn(argv: Sequence[str], *, cwd: Path, log_path: Path, env: Mapping[str, str]) -> int:
+    """Start `argv` as the leader of a new session, both outputs appended to `log_path`. Returns its pid."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    return process.pid
+
+
+def started_at(pid: int) -> float | None:
+    """Start time of a living process, seconds: since boot on Linux (a clock change cannot move it), else epoch.
+
+    None when there is no such process or it is a zombie.
+    """
+    if sys.platform != "linux":
+        try:
+            process = psutil.Process(pid)
+            return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+        except psutil.NoSuchProcess:
+            return None
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in b"ZX" else int(fields[19]) / _CLOCK_TICKS
+
+
+def is_alive(pid: int, pid_started_at: float) -> bool:
+    """Whether that very process lives: same pid and same start time. A dead child of ours is reaped."""
+    started = started_at(pid)
+    if started is None:
+        with contextlib.suppress(ChildProcessError):  # not our child, or reaped already
+            os.waitpid(pid, os.WNOHANG)
+        return False
+    return abs(started - pid_started_at) < 0.02
+
+
+def group_members(pid: int, pid_started_at: float) -> list[int]:
+    """Living processes of the group that `pid` leads or led; empty when the number has gone to someone else."""
+    leader = started_at(pid)
+    if leader is not None and abs(leader - pid_started_at) >= 0.02:
+        return []
+    members = []
+    for candidate in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(candidate) == pid:
+                started = started_at(candidate)
+                if started is not None and started >= pid_started_at - 0.02:
+                    members.append(candidate)
+    return members
+
+
+def kill_group(pid: int, pid_started_at: float) -> None:
+    """SIGKILL to every member of the group."""
+    for member in group_members(pid, pid_started_at):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
+
+
+async def stop_group(pid: int, pid_started_at: float, grace_s: float) -> None:
+    """SIGTERM to the leader, SIGKILL to what is left of its group after `grace_s`. Returns when all are gone."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace_s
+    if grace_s > 0 and is_alive(pid, pid_started_at):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        while loop.time() < deadline and is_alive(pid, pid_started_at):
+            await asyncio.sleep(POLL_S)
+    kill_group(pid, pid_started_at)
+    killed_by = loop.time() + 10.0  # the kernel may take a while to free a large process
+    while (is_alive(pid, pid_started_at) or group_members(pid, pid_started_at)) and loop.time() < killed_by:
+        await asyncio.sleep(POLL_S)
+
+
+def log_tail(path: Path, num_lines: int = 12, num_bytes: int = 16_384) -> str:
+    """The last lines of a log, for the reason of a failure; '' when there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - num_bytes))
+            lines = log.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(deque((line for line in lines if line.strip()), maxlen=num_lines))

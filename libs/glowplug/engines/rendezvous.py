@@ -1,0 +1,46 @@
+"""How a driver and the engine process it started tell each other things: small JSON files in the run directory.
+
+    spec.json    driver -> host  what to serve, written before the process starts
+    go.json      driver -> host  {"path"}: the weights are complete
+    ready.json   host -> driver  {"port", "phases": [[name, started_at, ended_at], ...]}
+    failed.json  host -> driver  {"message"}
+
+Files, not pipes: either side may be killed and come back, and saying a thing twice is harmless.
+Standard library only, since engine processes import it.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+SPEC, GO, READY, FAILED = "spec.json", "go.json", "ready.json", "failed.json"
+
+
+def write(run_dir: Path, name: str, message: dict[str, Any]) -> None:
+    """Write one message atomically: readers see all of it or nothing."""
+    part = run_dir / f".{name}.{os.getpid()}"
+    part.write_text(json.dumps(message))
+    part.replace(run_dir / name)
+
+
+def read(run_dir: Path, name: str) -> dict[str, Any] | None:
+    """The message, or None while it has not been written."""
+    try:
+        message: dict[str, Any] = json.loads((run_dir / name).read_text())
+    except FileNotFoundError:
+        return None
+    return message
+
+
+def wait(run_dir: Path, name: str, timeout_s: float, poll_s: float = 0.01) -> dict[str, Any]:
+    """Block until the message is there. Raises TimeoutError, or FileNotFoundError when the directory goes away."""
+    deadline = time.monotonic() + timeout_s
+    while (message := read(run_dir, name)) is None:
+        if not run_dir.is_dir():
+            raise FileNotFoundError(f"run directory {run_dir} is gone")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {name} in {run_dir} within {timeout_s:g} s")
+        time.sleep(poll_s)
+    return message
