@@ -4,6 +4,7 @@
         blob | files/    the bytes: one file, or a directory of files (HF layout)
         progress         8 bytes little-endian: contiguous bytes that have landed (the watermark)
         meta.json        what the writer needs to resume: source, validator, layout, landed ranges
+        models.json      keys of the models that asked for these weights
         complete.json    written last and atomically, after the checksum
         failed.json      written atomically on failure, removed by the next try
 
@@ -95,6 +96,7 @@ class Region:
         self.files = directory / "files"
         self._progress = directory / "progress"
         self._meta = directory / "meta.json"
+        self._models = directory / "models.json"
         self._complete = directory / "complete.json"
         self._failed = directory / "failed.json"
 
@@ -142,6 +144,9 @@ class Region:
     def read_meta(self) -> dict[str, Any]:
         return _read_json(self._meta)
 
+    def model_keys(self) -> tuple[str, ...]:
+        return tuple(_read_json(self._models).get("model_keys", ()))
+
     # writer's side
 
     def begin(self) -> None:
@@ -162,6 +167,12 @@ class Region:
 
     def write_meta(self, meta: Mapping[str, Any]) -> None:
         _write_json(self._meta, meta)
+
+    def add_model_key(self, model_key: str) -> None:
+        """Remember who uses these weights, for the inventory. An empty key is nobody."""
+        known = self.model_keys()
+        if model_key and model_key not in known and self.directory.is_dir():
+            _write_json(self._models, {"model_keys": sorted((*known, model_key))})
 
     def complete(self, info: RegionInfo) -> None:
         """Declare the bytes whole and checked. Nothing may change them afterwards."""

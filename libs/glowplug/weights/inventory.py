@@ -1,0 +1,90 @@
+"""What a node's host memory holds, read from its shared-memory directory. Cheap enough for every beat of an agent."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from glowplug.domain.hardware import CachedWeights
+from glowplug.weights.region import Region, RegionState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialWeights:
+    """A region that a fetch left unfinished. `num_bytes` is allocated, `num_bytes_done` has landed."""
+
+    digest: str
+    num_bytes: int
+    num_bytes_done: int
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    complete: tuple[CachedWeights, ...] = ()
+    partial: tuple[PartialWeights, ...] = ()
+    rubbish: tuple[str, ...] = ()  # names of directories that nothing can be made of
+
+
+def read_cached(shm_dir: Path, node_id: str) -> tuple[CachedWeights, ...]:
+    """The complete regions of one node, by digest: what an agent's beat carries as Node.cached."""
+    return read_inventory(shm_dir, node_id).complete
+
+
+def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
+    """Every region of one node. A region whose bytes are not all there is never called complete. Never raises for
+    what another process is changing."""
+    complete, partial, rubbish = [], [], []
+    root = shm_dir / node_id
+    try:
+        directories = sorted(p for p in root.iterdir() if p.is_dir())
+    except OSError:
+        return Inventory()
+    for directory in directories:
+        region = Region(directory)
+        if (whole := _complete(region)) is not None:
+            complete.append(whole)
+        elif (part := _partial(region)) is not None:
+            partial.append(part)
+        else:
+            rubbish.append(directory.name)
+    return Inventory(complete=tuple(complete), partial=tuple(partial), rubbish=tuple(rubbish))
+
+
+def _complete(region: Region) -> CachedWeights | None:
+    status = region.read_state()
+    if status.state is not RegionState.COMPLETE or status.info is None:
+        return None
+    try:
+        num_bytes = _size(Path(status.info.path))
+    except OSError:
+        return None
+    if num_bytes != status.info.num_bytes:
+        return None
+    return CachedWeights(
+        digest=region.digest,
+        num_bytes=num_bytes,
+        model_keys=region.model_keys(),
+        last_used_at=region.last_used_at(),
+    )
+
+
+def _partial(region: Region) -> PartialWeights | None:
+    meta = region.read_meta()
+    landed = meta.get("landed") or []
+    if not landed:
+        return None
+    try:
+        changed_at = region.directory.stat().st_mtime
+    except OSError:
+        return None
+    return PartialWeights(
+        digest=region.digest,
+        num_bytes=int(meta.get("num_bytes", 0)),
+        num_bytes_done=sum(last - first for first, last in landed),
+        changed_at=changed_at,
+    )
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    return path.stat().st_size

@@ -1,0 +1,75 @@
+"""Weights on a disk or share of this node: one file, or a directory of files (HF layout)."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from glowplug.domain.errors import WeightsUnavailable
+from glowplug.weights.source import SourceFile, SourceInfo, SourceInterrupted, SourceOptions, checked_relative
+
+
+class FileSource:
+    """`file:///abs/path`, `file:rel/path` or a bare path. Hidden files of a directory are left out."""
+
+    scheme = "file"
+
+    def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
+        parts = urlsplit(uri)
+        if parts.scheme and parts.netloc not in ("", "localhost"):
+            raise WeightsUnavailable(f"{uri}: a file address names no host (file:///path)", param="weights.uri")
+        self._path = Path(unquote(parts.path) if parts.scheme else uri)
+        self._chunk_bytes = options.chunk_bytes
+
+    async def probe(self) -> SourceInfo:
+        return await asyncio.to_thread(self._probe)
+
+    def _probe(self) -> SourceInfo:
+        try:
+            if self._path.is_dir():
+                files = tuple(_entry(path, self._path) for path in sorted(_visible(self._path)))
+                if not files:
+                    raise WeightsUnavailable(f"{self._path}: the directory holds no file")
+                return SourceInfo(files=files, ranges=True)
+            if not self._path.is_file():
+                raise WeightsUnavailable(f"{self._path}: no such file")
+            return SourceInfo(files=(_entry(self._path, None),), ranges=True)
+        except OSError as error:
+            raise _readable(self._path, error) from error
+
+    async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
+        path = self._path / file.path if file.path else self._path
+        try:
+            handle = await asyncio.to_thread(path.open, "rb", buffering=0)
+        except OSError as error:
+            raise _readable(path, error) from error
+        with handle:
+            position, end = first_byte, last_byte or file.num_bytes
+            while position < end:
+                num_bytes = min(self._chunk_bytes, end - position)
+                try:
+                    chunk = await asyncio.to_thread(os.pread, handle.fileno(), num_bytes, position)
+                except OSError as error:
+                    raise SourceInterrupted(f"{path}: {error.strerror}") from error
+                if not chunk:
+                    return
+                yield chunk
+                position += len(chunk)
+
+    async def close(self) -> None:
+        """Nothing is held open between calls."""
+
+
+def _visible(root: Path) -> list[Path]:
+    return [p for p in root.rglob("*") if p.is_file() and not any(x.startswith(".") for x in p.relative_to(root).parts)]
+
+
+def _entry(path: Path, root: Path | None) -> SourceFile:
+    stat = path.stat()
+    relative = checked_relative(path.relative_to(root).as_posix()) if root else ""
+    return SourceFile(path=relative, num_bytes=stat.st_size, validator=f"{stat.st_mtime_ns}-{stat.st_ino}")
+
+
+def _readable(path: Path, error: OSError) -> WeightsUnavailable:
+    return WeightsUnavailable(f"{path}: {error.strerror or error}")

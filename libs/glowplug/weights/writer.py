@@ -1,0 +1,199 @@
+"""The writer's open hands on one region: files allocated ahead, parts landing in any order, the watermark following."""
+
+import asyncio
+import errno
+import hashlib
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from glowplug.domain.errors import NoSpace
+from glowplug.domain.model import WeightsRef
+from glowplug.weights.intervals import Intervals
+from glowplug.weights.region import Region
+from glowplug.weights.source import UNKNOWN_BYTES, SourceFile, SourceInfo, redacted
+
+_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+
+
+class RegionWriter:
+    """All files of a source laid end to end in one space of offsets, in the source's order.
+
+    `max_bytes` is the room granted; a source of unknown size that grows past it raises NoSpace. So do a full
+    file system and a file size limit.
+    """
+
+    def __init__(self, region: Region, ref: WeightsRef, info: SourceInfo, max_bytes: int) -> None:
+        self.region, self.info = region, info
+        self.num_bytes = info.num_bytes  # UNKNOWN_BYTES until `close_size`
+        self.landed = Intervals()
+        self.grown = asyncio.Event()  # set when the watermark moved
+        self._identity = _identity(ref, info)
+        self._max_bytes = max_bytes
+        self._starts: list[int] = []
+        self._fds: list[int] = []
+        position = 0
+        for file in info.files:
+            self._starts.append(position)
+            position += file.num_bytes
+
+    def open(self) -> int:
+        """Take up what an earlier try left, when it is of the same source, and allocate the rest.
+
+        Returns the bytes that had landed already. Blocking: runs in a thread. Raises NoSpace.
+        """
+        if self.num_bytes > self._max_bytes:
+            raise NoSpace(f"{self.num_bytes} bytes of weights, room for {self._max_bytes}")
+        landed = resumable(self.region.read_meta(), self._identity, self.info)
+        if not landed.total:
+            self.region.clear_bytes()
+        self.landed = landed
+        try:
+            self.region.begin()
+            for file in self.info.files:
+                self._fds.append(self._open_file(file))
+            self.save()
+            self.region.set_watermark(landed.prefix_end)
+        except OSError as error:
+            self.close()
+            raise self._translated(error) from error
+        except BaseException:
+            self.close()
+            raise
+        return landed.total
+
+    def _open_file(self, file: SourceFile) -> int:
+        path = self.region.files / file.path if file.path else self.region.blob
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if file.num_bytes:
+            try:
+                os.ftruncate(fd, file.num_bytes)
+                os.posix_fallocate(fd, 0, file.num_bytes)
+            except OSError:
+                os.close(fd)
+                raise
+        return fd
+
+    def write(self, offset: int, chunk: bytes) -> None:
+        """Land bytes and move the watermark. Raises NoSpace."""
+        end = offset + len(chunk)
+        if end > self._max_bytes:
+            raise NoSpace(f"the source goes on past the {self._max_bytes} bytes of room")
+        index = self.file_at(offset)
+        try:
+            os.pwrite(self._fds[index], chunk, offset - self._starts[index])
+        except OSError as error:
+            raise self._translated(error) from error
+        before = self.landed.prefix_end
+        self.landed.add(offset, end)
+        if self.landed.prefix_end > before:
+            self.region.set_watermark(self.landed.prefix_end)
+            self.grown.set()
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Landed bytes, not across a file's end. Blocking: runs in a thread."""
+        index = self.file_at(offset)
+        return os.pread(self._fds[index], min(num_bytes, self.file_end(index) - offset), offset - self._starts[index])
+
+    def file_at(self, offset: int) -> int:
+        """Index of the file that holds `offset`; empty files hold nothing."""
+        return bisect_right(self._starts, offset) - 1
+
+    def file_start(self, index: int) -> int:
+        return self._starts[index]
+
+    def file_end(self, index: int) -> int:
+        if index + 1 < len(self._starts):
+            return self._starts[index + 1]
+        return self.num_bytes or self.landed.prefix_end
+
+    def close_size(self) -> None:
+        """The stream of a source of unknown size has ended: what landed is all."""
+        self.num_bytes = self.landed.prefix_end
+        self.grown.set()
+
+    def save(self) -> None:
+        """Write down which bytes landed, so that a killed fetch resumes."""
+        self.region.write_meta({**self._identity, "num_bytes": self.num_bytes, "landed": self.landed.as_list()})
+
+    def path(self) -> Path:
+        return self.region.files if self.info.is_directory else self.region.blob
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+    def _translated(self, error: OSError) -> Exception:
+        if error.errno in _FULL:
+            return NoSpace(f"host memory is full: {error.strerror} ({self.num_bytes or 'unknown'} bytes wanted)")
+        return error
+
+
+class Digester:
+    """SHA-256 of what is in the region, read back in order behind the watermark while later parts still land.
+
+    A directory's digest is that of `sha256sum`'s listing: `<hex>  <path>` lines, in path order.
+    """
+
+    def __init__(self, writer: RegionWriter, step_bytes: int = 4 << 20) -> None:
+        self._writer, self._step_bytes = writer, step_bytes
+        self._position = 0
+        self._stopped = False
+        self._hashes = [hashlib.sha256() for _ in writer.info.files]
+
+    def stop(self) -> None:
+        """Make a thread that still reads let go of the files."""
+        self._stopped = True
+
+    async def run(self) -> str:
+        """The digest, once every byte has landed."""
+        writer = self._writer
+        while not writer.num_bytes or self._position < writer.num_bytes:
+            available = writer.landed.prefix_end
+            if available == self._position:
+                if writer.num_bytes == UNKNOWN_BYTES or available < writer.num_bytes:
+                    writer.grown.clear()
+                    await writer.grown.wait()
+                continue
+            await asyncio.to_thread(self._take, available)
+        return self._finish()
+
+    def _take(self, available: int) -> None:
+        while self._position < available and not self._stopped:
+            chunk = self._writer.read(self._position, min(self._step_bytes, available - self._position))
+            if not chunk:
+                raise OSError(errno.EIO, f"byte {self._position} of the region has vanished")
+            self._hashes[self._writer.file_at(self._position)].update(chunk)
+            self._position += len(chunk)
+
+    def _finish(self) -> str:
+        files = self._writer.info.files
+        if not self._writer.info.is_directory:
+            return self._hashes[0].hexdigest()
+        lines = sorted((f.path, h.hexdigest()) for f, h in zip(files, self._hashes, strict=True))
+        return hashlib.sha256("".join(f"{digest}  {path}\n" for path, digest in lines).encode()).hexdigest()
+
+
+def resumable(meta: Mapping[str, Any], identity: Mapping[str, Any], info: SourceInfo) -> Intervals:
+    """What of an earlier try may be kept: all of it when it is the same source with the same validators.
+
+    Without validators only a checksum, which is checked over every byte at the end, makes it safe to go on.
+    """
+    same = all(meta.get(key) == value for key, value in identity.items())
+    safe = identity["checked"] or all(f.validator for f in info.files)
+    if not (info.ranges and same and safe):
+        return Intervals()
+    return Intervals((int(first), int(last)) for first, last in meta.get("landed", ()))
+
+
+def _identity(ref: WeightsRef, info: SourceInfo) -> dict[str, Any]:
+    return {
+        "uri_sha256": hashlib.sha256(ref.uri.encode()).hexdigest(),
+        "source": redacted(ref.uri),
+        "checked": bool(ref.sha256),
+        "files": [[f.path, f.num_bytes, f.validator] for f in info.files],
+    }
