@@ -77,6 +77,7 @@ class Model:
     aliases: tuple[str, ...] = ()
     system_prompt: str = ""  # default system message, rendered by the engine's chat template
     slo: Slo = Slo()
+    suspended: bool = False  # drained by its operator: no start until it is loaded again
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # passed to the engine driver as they are
     source: str = ""  # file path or "api"
     revision: int = 0

@@ -1,0 +1,24 @@
+"""Ids made without chance: the epoch of the issuing process and a counter make them unique."""
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def base36(number: int) -> str:
+    """`number` >= 0 in base 36."""
+    text = ""
+    while True:
+        number, digit = divmod(number, 36)
+        text = _DIGITS[digit] + text
+        if not number:
+            return text
+
+
+class Ids:
+    """`next("d")` -> "d-<epoch>-1", "d-<epoch>-2" ..."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch, self._count = base36(max(0, epoch)), 0
+
+    def next(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}-{self._epoch}-{base36(self._count)}"

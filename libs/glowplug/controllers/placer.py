@@ -1,0 +1,356 @@
+"""The placer: decides node, GPU and bytes of every instance, and who leaves when there is no room.
+
+placer.place ──▶ policy placement ──▶ decision · prefetcher.fetch · agent.start
+                      │ no room
+                      └▶ policy residency ──▶ decision · agent.stop of the victims; placed when they are gone
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from glowplug.controllers.effects import Effect, Publish, Record, Remove, Tick
+from glowplug.controllers.fencing import Fence
+from glowplug.controllers.naming import Ids
+from glowplug.controllers.placer_room import Room
+from glowplug.controllers.views import InstanceView, LoadView, NodeView
+from glowplug.domain.decision import DecisionRecord, Rival
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from glowplug.domain.model import Model
+from glowplug.events.commands import CancelPlacement, FetchWeights, PlaceInstance, StartInstance, StopInstance
+from glowplug.events.envelope import Event
+from glowplug.events.facts import InstanceFailed, ModelDeployed, NodeBeat, NodeJoined, NodeLeft, RouterLoadReported
+from glowplug.policies.decisions import EvictDecision, PlaceDecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacerParams:
+    node_lease_s: float = 8.0  # a node silent for this long has left
+    repeat_s: float = 2.0  # a start of which no fact has come is sent again after this
+    give_up_s: float = 15.0  # ... and placed anew after this
+    impossible_s: float = 3.0  # how long a placement that no GPU could hold waits for nodes to join
+    evict_grace_s: float = 30.0  # longest drain of a victim
+    min_residency_s: float = 1.0  # a READY instance stays at least this long
+    fair_wait_s: float = 5.0  # after this wait a busy instance may be drained for a waiting one
+    settle_s: float = 3.0  # after start, time for nodes and routers to speak before anybody is evicted or given up
+
+
+@dataclass(slots=True)
+class _Placement:
+    """One instance being placed. `gpu_id` set: bytes are reserved there. `sent_at` set: the start has been sent."""
+
+    event: Event
+    received_at: float
+    gpu_id: str = ""
+    node_id: str = ""
+    decision_id: str = ""
+    victims: tuple[str, ...] = ()
+    asked_victims_at: float = 0.0
+    started_at: float = 0.0
+    sent_at: float = 0.0
+    last_reason: str = ""
+
+    @property
+    def command(self) -> PlaceInstance:
+        command: PlaceInstance = self.event.data
+        return command
+
+
+class PlacerController:
+    """`place` and `evict` are policies of the rooms "placement" and "residency"."""
+
+    def __init__(
+        self,
+        place: Callable[..., PlaceDecision],
+        evict: Callable[..., EvictDecision],
+        policies: dict[str, str],
+        epoch: int,
+        params: PlacerParams = PlacerParams(),
+    ) -> None:
+        self._place, self._evict, self.policies, self._params = place, evict, policies, params
+        self._ids, self._fence = Ids(epoch), Fence()
+        self.nodes, self.instances, self.loads = NodeView(params.node_lease_s), InstanceView(), LoadView()
+        self.placements: dict[str, _Placement] = {}
+        self.models: dict[str, Model] = {}
+        self._cordoned: set[str] = set()
+        self._born_at: float | None = None
+
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        """Commands (StaleEpoch when fenced off), facts, telemetry and ticks."""
+        self._born_at = now_s if self._born_at is None else self._born_at
+        if isinstance(stimulus, Tick):
+            self.loads.expire(now_s)
+            return [*self._expire_nodes(now_s), *self._work(now_s)]
+        if isinstance(stimulus, Cordon):
+            (self._cordoned.add if stimulus.cordoned else self._cordoned.discard)(stimulus.node_id)
+            return self._empty_node(stimulus, now_s)
+        data = stimulus.data
+        if isinstance(data, NodeBeat | NodeJoined):
+            self.nodes.apply(data.node, now_s)
+        elif isinstance(data, ModelDeployed):
+            self.models[data.model.key] = data.model
+        elif isinstance(data, NodeLeft):
+            self.nodes.forget(data.node_id)
+        elif isinstance(data, RouterLoadReported):
+            self.loads.apply(data, now_s)
+            return []
+        elif isinstance(data, PlaceInstance):
+            self._fence.admit(stimulus)
+            self._take(stimulus, now_s)
+        elif isinstance(data, CancelPlacement):
+            self._fence.admit(stimulus)
+            return self._cancel(data, now_s)
+        elif isinstance(instance := getattr(data, "instance", None), Instance):
+            self.instances.apply(instance, now_s)
+            self._settle(instance)
+            if instance.state is InstanceState.READY and not self.placements:
+                return []
+        return self._work(now_s) if self.placements else []
+
+    def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
+        """Tables `models`, `nodes` and `instances`."""
+        if table == "models":
+            self.models = rows
+        elif table == "nodes":
+            for node in rows.values():
+                self.nodes.apply(node, now_s)
+        else:
+            for instance in self.instances.restore(rows, now_s):
+                self._settle(instance)
+        return []
+
+    def _take(self, event: Event, now_s: float) -> None:
+        command: PlaceInstance = event.data
+        stale = [
+            i for i, p in self.placements.items() if p.event.issuer == event.issuer and p.event.epoch < event.epoch
+        ]
+        for instance_id in stale:  # asked for by an autoscaler that has since been restarted and asks anew
+            if not self.placements[instance_id].sent_at:
+                del self.placements[instance_id]
+        if command.instance_id not in self.placements and command.instance_id not in self.instances.by_id:
+            self.placements[command.instance_id] = _Placement(event, now_s)
+
+    def _settle(self, instance: Instance) -> None:
+        """The agent has spoken of it: its ledger holds the bytes (or is done with them)."""
+        self.placements.pop(instance.instance_id, None)
+
+    def _cancel(self, command: CancelPlacement, now_s: float) -> list[Effect]:
+        placement = self.placements.pop(command.instance_id, None)
+        if placement is None or not placement.sent_at:
+            return []
+        return [self._stop(placement.node_id, command.instance_id, command.reason, 0.0)]
+
+    # nodes
+
+    def _expire_nodes(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for node in self.nodes.expire(now_s):
+            reason = f"no sign of life for {self._params.node_lease_s:g} s"
+            effects += [Remove("nodes", node.node_id), Publish(NodeLeft(node_id=node.node_id, reason=reason))]
+            for instance in list(self.instances.by_id.values()):
+                if instance.node_id == node.node_id and not instance.state.is_gone:
+                    lost = replace(instance, state=InstanceState.FAILED, reason="its node has left", changed_at=now_s)
+                    self.instances.apply(lost, now_s)
+                    effects += [
+                        Remove("instances", lost.instance_id),
+                        Publish(InstanceFailed(instance=lost, code="node_left")),
+                    ]
+        return effects
+
+    def _empty_node(self, cordon: "Cordon", now_s: float) -> list[Effect]:
+        if not cordon.cordoned:
+            return self._work(now_s)
+        return [
+            self._stop(i.node_id, i.instance_id, "its node is being drained", self._params.evict_grace_s)
+            for i in self.instances.by_id.values()
+            if i.node_id == cordon.node_id and not i.state.is_gone
+        ]
+
+    def view(self, now_s: float) -> list[Node]:
+        """The nodes alive now, cordoned ones marked as draining."""
+        alive = sorted(self.nodes.alive(now_s), key=lambda n: n.node_id)
+        return [replace(n, draining=True) if n.node_id in self._cordoned else n for n in alive]
+
+    # placing
+
+    def _work(self, now_s: float) -> list[Effect]:
+        """Try every placement, most urgent first."""
+        effects: list[Effect] = []
+        order = sorted(
+            self.placements.values(), key=lambda p: (-p.command.model.priority, p.received_at, p.command.instance_id)
+        )
+        for placement in order:
+            effects += self._sent(placement, now_s) if placement.sent_at else self._try(placement, now_s)
+        return effects
+
+    def _room(self, now_s: float, without: str) -> Room:
+        reserved: dict[str, int] = {}
+        for other in self.placements.values():
+            if other.gpu_id and other.command.instance_id != without:
+                held = other.command.instance_id in self._granted(other.gpu_id)
+                if not held:
+                    reserved[other.gpu_id] = reserved.get(other.gpu_id, 0) + other.command.model.memory_bytes
+        return Room(
+            now_s=now_s,
+            nodes=self.view(now_s),
+            reserved=reserved,
+            instances=self.instances.by_id,
+            models=self.models,
+            loads=self.loads,
+            min_residency_s=self._params.min_residency_s,
+        )
+
+    def _granted(self, gpu_id: str) -> set[str]:
+        for node in self.nodes.by_id.values():
+            for gpu in node.gpus:
+                if gpu.gpu_id == gpu_id:
+                    return {grant.holder for grant in gpu.grants}
+        return set()
+
+    def _try(self, placement: _Placement, now_s: float) -> list[Effect]:
+        command, room = placement.command, self._room(now_s, placement.command.instance_id)
+        decision = self._place(command.model, room.nodes, room.reserved)
+        if decision.gpu_id:
+            return self._start(placement, decision, now_s)
+        waited = now_s - placement.received_at
+        settled = self._born_at is not None and now_s - self._born_at >= self._params.settle_s
+        if not decision.possible:
+            patient = waited < self._params.impossible_s or not settled
+            return [] if patient else self._refuse(placement, decision, now_s)
+        if now_s - placement.asked_victims_at < self._params.evict_grace_s:
+            return []  # room is being made
+        if not settled and not self.loads.is_fresh(now_s):
+            return []
+        fair = waited >= self._params.fair_wait_s
+        chosen = room.make(command.model, self._evict, busy_may_go=fair)
+        if chosen is None:
+            return []
+        gpu_id, eviction = chosen
+        return self._evict_for(placement, gpu_id, eviction, now_s)
+
+    def _evict_for(self, placement: _Placement, gpu_id: str, eviction: EvictDecision, now_s: float) -> list[Effect]:
+        placement.gpu_id, placement.victims, placement.asked_victims_at = gpu_id, eviction.victims, now_s
+        placement.node_id = gpu_id.rpartition("/")[0]
+        name = placement.command.model.name
+        record = self._record(placement, "evict", self.policies["residency"], eviction.reason, eviction.rivals, now_s)
+        record = replace(record, chosen=", ".join(eviction.victims) or "wait for a drain under way", gpu_id=gpu_id)
+        stops = [Publish(self._stop_command(v, f"evicted for {name}"), placement.event) for v in eviction.victims]
+        return [Record(record, placement.event), *stops]
+
+    def _start(self, placement: _Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
+        placement.gpu_id, placement.node_id = decision.gpu_id, decision.node_id
+        placement.started_at = placement.sent_at = now_s
+        record = self._record(placement, "place", self.policies["placement"], decision.reason, decision.rivals, now_s)
+        record = replace(record, chosen=decision.gpu_id, node_id=decision.node_id, gpu_id=decision.gpu_id)
+        placement.decision_id = record.decision_id
+        return [Record(record, placement.event), *self._commands(placement, now_s)]
+
+    def _commands(self, placement: _Placement, now_s: float) -> list[Effect]:
+        command, model = placement.command, placement.command.model
+        worker = Worker(
+            worker_id=f"{command.instance_id}-0",
+            node_id=placement.node_id,
+            gpu_id=placement.gpu_id,
+            num_bytes=model.memory_bytes,
+        )
+        decide = Phase(name=PhaseName.DECIDE, started_at=command.wanted_at, ended_at=placement.started_at)
+        start = StartInstance(
+            target=placement.node_id,
+            instance_id=command.instance_id,
+            model=model,
+            workers=(worker,),
+            decision_id=placement.decision_id,
+            phases=(decide,),
+        )
+        effects: list[Effect] = []
+        if model.weights.uri:
+            fetch = FetchWeights(
+                target=placement.node_id,
+                model_key=model.key,
+                weights=model.weights,
+                instance_id=command.instance_id,
+                priority=model.priority,
+            )
+            effects.append(Publish(fetch, placement.event))
+        return [*effects, Publish(start, placement.event)]
+
+    def _sent(self, placement: _Placement, now_s: float) -> list[Effect]:
+        """A start of which the agent has not spoken yet: ask again, in the end somewhere else."""
+        node_gone = placement.node_id not in {n.node_id for n in self.nodes.alive(now_s)}
+        if node_gone or now_s - placement.started_at > self._params.give_up_s:
+            stop = self._stop(placement.node_id, placement.command.instance_id, "placed anew", 0.0)
+            placement.gpu_id = placement.node_id = ""
+            placement.sent_at = placement.started_at = 0.0
+            placement.victims = ()
+            return [stop]
+        if now_s - placement.sent_at >= self._params.repeat_s:
+            placement.sent_at = now_s
+            return self._commands(placement, now_s)
+        return []
+
+    def _refuse(self, placement: _Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
+        """No GPU could ever hold it: say so as a failed start, so that whoever waits is answered."""
+        command, model = placement.command, placement.command.model
+        del self.placements[command.instance_id]
+        record = self._record(placement, "refuse", self.policies["placement"], decision.reason, decision.rivals, now_s)
+        nowhere = Worker(worker_id=f"{command.instance_id}-0", node_id="", gpu_id="", num_bytes=model.memory_bytes)
+        failed = Instance(
+            instance_id=command.instance_id,
+            model_key=model.key,
+            engine=model.engine,
+            state=InstanceState.FAILED,
+            workers=(nowhere,),
+            created_at=command.wanted_at,
+            changed_at=now_s,
+            reason=decision.reason,
+            decision_id=record.decision_id,
+        )
+        cause = placement.event
+        return [Record(record, cause), Publish(InstanceFailed(instance=failed, code="no_capacity"), cause)]
+
+    def _stop(self, node_id: str, instance_id: str, reason: str, grace_s: float) -> Publish:
+        return Publish(StopInstance(target=node_id, instance_id=instance_id, reason=reason, grace_s=grace_s))
+
+    def _stop_command(self, instance_id: str, reason: str) -> StopInstance:
+        node_id = self.instances.by_id[instance_id].node_id
+        grace_s = self._params.evict_grace_s
+        return StopInstance(target=node_id, instance_id=instance_id, reason=reason, grace_s=grace_s)
+
+    def _record(
+        self,
+        placement: _Placement,
+        kind: str,
+        policy: str,
+        reason: str,
+        rivals: tuple[Rival, ...],
+        now_s: float,
+    ) -> DecisionRecord:
+        command = placement.command
+        return DecisionRecord(
+            decision_id=self._ids.next("d"),
+            kind=kind,
+            policy=policy,
+            service="placer",
+            reason=reason,
+            made_at=now_s,
+            model_key=command.model.key,
+            instance_id=command.instance_id,
+            inputs={
+                "need_bytes": command.model.memory_bytes,
+                "waited_s": round(now_s - command.wanted_at, 4),
+                "engine": command.model.engine,
+                "asked_because": command.reason,
+            },
+            rivals=rivals,
+            cause_id=placement.event.event_id,
+            traceparent=placement.event.traceparent,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """An operator takes a node out of placement (and drains it), or puts it back."""
+
+    node_id: str
+    cordoned: bool

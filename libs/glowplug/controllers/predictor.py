@@ -1,0 +1,127 @@
+"""The predictor, first form: keeps what happened per model and window, so that forecasts have a past to learn from.
+
+No forecasting policy is in force yet: forecasts are empty and every other service lives without them. Load is
+concurrency (WarmServe section 4.1: average is time-weighted, peak is the maximum of a window) and tokens per window
+(PreServe section 4.1).
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from glowplug.controllers.effects import Effect, Tick
+from glowplug.domain.snapshot import Forecast, ModelLoad
+from glowplug.events.facts import RequestFinished, RouterLoadReported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorParams:
+    window_s: float = 60.0
+    num_windows: int = 1440  # windows kept per model
+    max_models: int = 5000
+
+
+@dataclass(slots=True)
+class Window:
+    """One window of one model: token counts are exact only where `tokens_exact` covers every request."""
+
+    started_at: float
+    num_requests: int = 0
+    num_cold: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    num_tokens_exact: int = 0
+    concurrency_peak: int = 0
+    concurrency_seconds: float = 0.0  # integral of concurrency over the window
+
+
+@dataclass(slots=True)
+class _Series:
+    windows: deque[Window] = field(default_factory=deque)
+    by_router: dict[str, int] = field(default_factory=dict)
+    changed_at: float = 0.0
+
+    @property
+    def concurrency(self) -> int:
+        return sum(self.by_router.values())
+
+
+class PredictorController:
+    def __init__(self, params: PredictorParams = PredictorParams()) -> None:
+        self.params = params
+        self.forecasts: dict[str, Forecast] = {}
+        self._series: dict[str, _Series] = {}
+
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        if isinstance(stimulus, Tick):
+            for series in self._series.values():
+                self._advance(series, now_s)
+            return []
+        data = stimulus.data
+        if isinstance(data, RouterLoadReported):
+            for key, load in data.loads.items():
+                self._load(key, data.router_id, load, now_s)
+        elif isinstance(data, RequestFinished):
+            self._finished(data, now_s)
+        return []
+
+    def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
+        """Table `models`: series of models that are gone are dropped."""
+        for key in [k for k in self._series if k not in rows]:
+            del self._series[key]
+        return []
+
+    def windows(self, model_key: str) -> list[Window]:
+        """Oldest first; the last one is still open."""
+        series = self._series.get(model_key)
+        return list(series.windows) if series else []
+
+    @property
+    def model_keys(self) -> list[str]:
+        return sorted(self._series)
+
+    def _of(self, model_key: str, now_s: float) -> _Series | None:
+        series = self._series.get(model_key)
+        if series is None:
+            if len(self._series) >= self.params.max_models:
+                return None
+            series = self._series[model_key] = _Series(changed_at=now_s)
+        self._advance(series, now_s)
+        return series
+
+    def _advance(self, series: _Series, now_s: float) -> None:
+        """Close windows up to `now_s`, spreading the current concurrency over them."""
+        width = self.params.window_s
+        if not series.windows:
+            series.windows.append(Window(started_at=now_s - now_s % width))
+            series.changed_at = now_s
+        first = now_s - now_s % width - (self.params.num_windows - 1) * width
+        while now_s >= series.windows[-1].started_at + width:
+            last = series.windows[-1]
+            end = last.started_at + width
+            last.concurrency_seconds += series.concurrency * max(0.0, end - series.changed_at)
+            series.changed_at = max(series.changed_at, end)
+            series.windows.append(Window(started_at=max(end, first), concurrency_peak=series.concurrency))
+            while len(series.windows) > self.params.num_windows:
+                series.windows.popleft()
+        series.windows[-1].concurrency_seconds += series.concurrency * max(0.0, now_s - series.changed_at)
+        series.changed_at = max(series.changed_at, now_s)
+
+    def _load(self, key: str, router_id: str, load: ModelLoad, now_s: float) -> None:
+        series = self._of(key, now_s)
+        if series is None:
+            return
+        series.by_router[router_id] = load.num_waiting + load.num_in_flight
+        window = series.windows[-1]
+        window.concurrency_peak = max(window.concurrency_peak, series.concurrency)
+
+    def _finished(self, data: RequestFinished, now_s: float) -> None:
+        series = self._of(data.model_key, now_s)
+        if series is None:
+            return
+        window = series.windows[-1]
+        window.num_requests += 1
+        window.num_cold += data.cold
+        window.prompt_tokens += data.prompt_tokens
+        window.response_tokens += data.response_tokens
+        window.num_tokens_exact += data.tokens_exact

@@ -1,0 +1,139 @@
+"""What a control service knows of the fleet, kept current by facts and mended by tables.
+
+A row is taken when its revision is not lower than the known one, so that facts may come late, twice or not at all.
+A row missing from its table is dropped once no fact has spoken of it for `absent_s`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.facts import RouterLoadReported
+
+ABSENT_S = 15.0
+LOAD_STALE_S = 3.0
+
+
+class InstanceView:
+    """instance_id -> Instance, newest revision wins."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Instance] = {}
+        self._by_model: dict[str, dict[str, Instance]] = {}
+        self._heard_at: dict[str, float] = {}
+
+    def of(self, model_key: str) -> dict[str, Instance]:
+        """The instances of one model, gone ones too."""
+        return self._by_model.get(model_key, {})
+
+    @property
+    def model_keys(self) -> list[str]:
+        return sorted(self._by_model)
+
+    def apply(self, instance: Instance, now_s: float) -> bool:
+        """Take one row; False when it is older than the one known."""
+        known = self.by_id.get(instance.instance_id)
+        if known is not None and instance.revision < known.revision:
+            return False
+        self.by_id[instance.instance_id] = instance
+        self._by_model.setdefault(instance.model_key, {})[instance.instance_id] = instance
+        self._heard_at[instance.instance_id] = now_s
+        return True
+
+    def restore(self, rows: Mapping[str, Instance], now_s: float) -> list[Instance]:
+        """Take a whole table; returns the rows that changed."""
+        changed = []
+        for instance in rows.values():
+            before = self.by_id.get(instance.instance_id)
+            if self.apply(instance, now_s) and before != instance:
+                changed.append(instance)
+        for instance_id in [i for i in self.by_id if i not in rows]:
+            if now_s - self._heard_at[instance_id] > ABSENT_S:
+                self.forget(instance_id)
+        return changed
+
+    def forget(self, instance_id: str) -> None:
+        instance = self.by_id.pop(instance_id, None)
+        self._heard_at.pop(instance_id, None)
+        if instance is not None:
+            siblings = self._by_model[instance.model_key]
+            del siblings[instance_id]
+            if not siblings:
+                del self._by_model[instance.model_key]
+
+
+class NodeView:
+    """node_id -> Node, with when its revision last moved by OUR clock: no clock of another machine is trusted."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.by_id: dict[str, Node] = {}
+        self._moved_at: dict[str, float] = {}
+        self._lease_s = lease_s
+
+    def apply(self, node: Node, now_s: float) -> bool:
+        known = self.by_id.get(node.node_id)
+        if known is not None and node.revision <= known.revision:
+            return False
+        self.by_id[node.node_id] = node
+        self._moved_at[node.node_id] = now_s
+        return True
+
+    def alive(self, now_s: float) -> list[Node]:
+        return [n for n in self.by_id.values() if now_s - self._moved_at[n.node_id] <= self._lease_s]
+
+    def expire(self, now_s: float) -> list[Node]:
+        """Take out and return the nodes whose lease has run out."""
+        gone = [n for n in self.by_id.values() if now_s - self._moved_at[n.node_id] > self._lease_s]
+        for node in gone:
+            self.forget(node.node_id)
+        return gone
+
+    def forget(self, node_id: str) -> None:
+        self.by_id.pop(node_id, None)
+        self._moved_at.pop(node_id, None)
+
+
+class LoadView:
+    """Demand per model, summed over the routers that have spoken lately."""
+
+    def __init__(self) -> None:
+        self._by_router: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}
+        self._last_active: dict[str, float] = {}
+
+    def apply(self, report: RouterLoadReported, now_s: float) -> None:
+        self._by_router[report.router_id] = (now_s, report.loads)
+        for key, load in report.loads.items():
+            if load.last_active_at > self._last_active.get(key, 0.0):
+                self._last_active[key] = min(load.last_active_at, now_s)
+
+    def touch(self, model_key: str, now_s: float) -> None:
+        """Count something else than a request as activity."""
+        self._last_active[model_key] = max(now_s, self._last_active.get(model_key, 0.0))
+
+    def is_fresh(self, now_s: float) -> bool:
+        """Whether any router has spoken lately; without, nothing may be called idle."""
+        return any(now_s - at <= LOAD_STALE_S for at, _ in self._by_router.values())
+
+    def expire(self, now_s: float) -> None:
+        """Forget the demand of silent routers (their requests are gone with them)."""
+        for router_id in [r for r, (at, _) in self._by_router.items() if now_s - at > 10 * LOAD_STALE_S]:
+            del self._by_router[router_id]
+
+    def of(self, model_key: str) -> ModelLoad:
+        total = ModelLoad(last_active_at=self._last_active.get(model_key, 0.0))
+        for _, loads in self._by_router.values():
+            load = loads.get(model_key)
+            if load is None:
+                continue
+            by_instance = dict(total.in_flight_by_instance)
+            for instance_id, count in load.in_flight_by_instance.items():
+                by_instance[instance_id] = by_instance.get(instance_id, 0) + count
+            total = replace(
+                total,
+                num_waiting=total.num_waiting + load.num_waiting,
+                num_in_flight=total.num_in_flight + load.num_in_flight,
+                in_flight_by_instance=by_instance,
+            )
+        return total

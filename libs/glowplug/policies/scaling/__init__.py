@@ -1,0 +1,1 @@
+"""Scaling: how many instances of a model should run."""

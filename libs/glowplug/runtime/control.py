@@ -1,0 +1,102 @@
+"""One control service, whole: REST first, then bus, store and epoch, then its controller's shell, until stopped."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+
+from glowplug.controllers.port import Controller
+from glowplug.runtime.service import World, announce, serve_rest
+from glowplug.runtime.shell import Executor, Shell
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Wiring:
+    """What one service listens to. `facts` and `commands` are durable; `telemetry` is core."""
+
+    tables: dict[str, type[Any]]
+    facts: Sequence[str] = ()
+    telemetry: Sequence[str] = ()
+    commands: Sequence[str] = ()
+    executors: dict[type[Any], Executor] = field(default_factory=dict)
+
+
+class ControlService:
+    """Holds the shell once there is one, so that REST can answer (503) while the service is still connecting."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.shell: Shell | None = None
+
+    def not_ready(self) -> str:
+        """ "" or why this service cannot do its work."""
+        if self.shell is None or not self.shell.restored:
+            return "connecting to the bus and the store"
+        if not self.world.bus.connected:
+            return "the bus does not answer"
+        return ""
+
+    async def run(
+        self,
+        stopping: asyncio.Event,
+        app: FastAPI,
+        make_controller: Callable[[int], Controller],
+        wiring: Wiring,
+        background: Callable[[Shell], Any] | None = None,
+    ) -> None:
+        """Serve until `stopping`. `background(shell)` is a coroutine that runs beside it."""
+        world, settings = self.world, self.world.settings
+        server, url = await serve_rest(app, settings)
+        connecting = asyncio.create_task(self._connect(make_controller, wiring))
+        await asyncio.wait([connecting, asyncio.create_task(stopping.wait())], return_when=asyncio.FIRST_COMPLETED)
+        beside: asyncio.Task[Any] | None = None
+        if connecting.done():
+            shell = connecting.result()
+            await announce(shell, url)
+            log.info("ready at %s", url)
+            beside = asyncio.create_task(background(shell)) if background else None
+            await stopping.wait()
+            await shell.stop()
+        for task in (connecting, beside, server):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        await world.bus.close()
+        await world.store.close()
+        await asyncio.to_thread(world.tracing.shutdown)
+
+    async def _connect(self, make_controller: Callable[[int], Controller], wiring: Wiring) -> Shell:
+        world, settings = self.world, self.world.settings
+        await world.bus.connect()
+        epoch = await world.epoch()
+        shell = Shell(
+            world.service,
+            settings.service_id,
+            make_controller(epoch),
+            world.bus,
+            world.store,
+            world.tracing,
+            world.metrics,
+            epoch=epoch,
+            tables=wiring.tables,
+            executors=wiring.executors,
+            tick_s=settings.tick_s,
+            resync_s=settings.resync_s,
+        )
+        await shell.start()
+        name = settings.service_id
+        if wiring.telemetry:
+            await world.bus.subscribe(wiring.telemetry, shell.on_event)
+        if wiring.facts:
+            await world.bus.subscribe(wiring.facts, shell.on_event, durable=f"{name}-facts")
+        if wiring.commands:
+            await world.bus.subscribe(wiring.commands, shell.on_event, durable=f"{name}-commands")
+        self.shell = shell
+        return shell

@@ -1,0 +1,195 @@
+"""Model files: YAML a person writes, checked against a published schema, turned into domain Models.
+
+Unknown keys are refused. Sizes may be written "300MiB", durations "30s" or "5m".
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from glowplug.domain.errors import GlowplugError, InvalidModelFile
+from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
+from glowplug.engines.samples import sample_weights_path
+
+DEFAULT_KV_BYTES = 64 * 1024**2
+MAX_FILE_BYTES = 1024**2
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def _quantity(value: Any, units: dict[str, Any], kind: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = _QUANTITY.fullmatch(value)
+    if not match or match[2].lower() not in units:
+        raise ValueError(
+            f"{value!r} is no {kind}; write a number or one of the units {', '.join(u for u in units if u)}"
+        )
+    return float(match[1]) * units[match[2].lower()]
+
+
+def parse_bytes(value: Any) -> Any:
+    """ "300MiB" -> 314572800; numbers pass through."""
+    number = _quantity(value, _UNITS, "size")
+    return int(number) if isinstance(value, str) else number
+
+
+def parse_seconds(value: Any) -> Any:
+    """ "5m" -> 300.0; numbers pass through."""
+    return _quantity(value, _SECONDS, "duration")
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class WeightsFile(_Strict):
+    """Where the weights are: a path, file:, http(s):, s3:// or sample:<name>."""
+
+    uri: str = Field(max_length=4096)
+    sha256: str = Field("", pattern=r"^([0-9a-fA-F]{64})?$")
+    num_bytes: Bytes = Field(0, ge=0)
+
+
+class SloFile(_Strict):
+    ttft_s: Seconds = Field(0.0, ge=0)
+    tpot_s: Seconds = Field(0.0, ge=0)
+
+
+class ModelFile(_Strict):
+    """One served model, as its owner writes it."""
+
+    name: str = Field(min_length=1, max_length=200)
+    engine: str = Field(pattern=r"^(llamacpp|vllm|emulated)$")
+    weights: WeightsFile | str = Field("", description="a uri, or uri with sha256 and num_bytes")
+    weights_bytes: Bytes = Field(0, ge=0, description="GPU bytes for weights; 0: the size of the weights")
+    kv_bytes: Bytes = Field(DEFAULT_KV_BYTES, ge=0, description="GPU bytes for the KV cache")
+    context_tokens: int = Field(2048, ge=16, le=10_000_000)
+    max_concurrency: int = Field(8, ge=1, le=4096)
+    max_queue: int = Field(256, ge=0, le=1_000_000)
+    max_wait_s: Seconds = Field(60.0, ge=0)
+    keep_alive_s: Seconds = Field(30.0, ge=-1, description="idle time before the last instance drains; -1 never")
+    min_instances: int = Field(0, ge=0, le=1000)
+    max_instances: int = Field(1, ge=1, le=1000)
+    on_cold: OnCold = OnCold.HOLD
+    pinned: bool = False
+    preload: bool = False
+    priority: int = Field(0, ge=-1000, le=1000)
+    aliases: list[str] = Field(default_factory=list, max_length=32)
+    system_prompt: str = Field("", max_length=100_000)
+    slo: SloFile = SloFile()
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+
+    def to_model(self, source: str, base: Path | None = None) -> Model:
+        """Raises InvalidModelFile naming the field. Relative weight paths are taken from `base`."""
+        try:
+            key = model_key(self.name)
+        except ValueError as error:
+            raise InvalidModelFile(f"name: {error}", param="name") from error
+        weights = _resolve(
+            self.weights if isinstance(self.weights, WeightsFile) else WeightsFile(uri=self.weights), base
+        )
+        weights_bytes = self.weights_bytes or weights.num_bytes
+        if not weights_bytes and weights.uri.startswith("file:"):
+            raise InvalidModelFile(f"weights: cannot read {weights.uri.removeprefix('file:')}", param="weights")
+        if not weights_bytes:
+            raise InvalidModelFile("weights_bytes: give the size, it cannot be read from here", param="weights_bytes")
+        if not weights.uri and self.engine != "emulated":
+            raise InvalidModelFile(f"weights: engine {self.engine} needs them", param="weights")
+        if self.min_instances > self.max_instances:
+            raise InvalidModelFile("min_instances: greater than max_instances", param="min_instances")
+        fields = self.model_dump(exclude={"weights", "weights_bytes", "slo", "aliases"})
+        return Model(
+            **fields,
+            key=key,
+            weights=weights,
+            weights_bytes=weights_bytes,
+            aliases=tuple(self.aliases),
+            slo=Slo(ttft_s=self.slo.ttft_s, tpot_s=self.slo.tpot_s),
+            source=source,
+        )
+
+
+def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
+    uri, num_bytes = weights.uri, weights.num_bytes
+    if uri.startswith("sample:"):
+        path: Path | None = _sample(uri.removeprefix("sample:"))
+    elif uri.startswith("file:"):
+        path = Path("/" + uri.removeprefix("file:").lstrip("/")) if uri.startswith("file:/") else Path(uri[5:])
+    elif uri and "://" not in uri:
+        path = Path(uri)
+    else:
+        path = None
+    if path is not None:
+        path = path.expanduser()
+        path = path if path.is_absolute() or base is None else base / path
+        uri = f"file:{path}"
+        if not num_bytes:
+            num_bytes = _size(path)
+    return WeightsRef(uri=uri, num_bytes=num_bytes, sha256=weights.sha256.lower())
+
+
+def _sample(name: str) -> Path:
+    """The file of a sample model that an installed package brings."""
+    if name != "smollm2":
+        raise InvalidModelFile(f"weights: no sample named {name!r} (there is: smollm2)", param="weights")
+    try:
+        return sample_weights_path()
+    except GlowplugError as error:
+        raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
+
+
+def _size(path: Path) -> int:
+    try:
+        if path.is_dir():
+            return sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        return path.stat().st_size
+    except OSError:
+        return 0  # told when it is fetched, with the reason on the model
+
+
+def parse(data: Any, source: str, base: Path | None = None) -> Model:
+    """A Model from decoded YAML or JSON. Raises InvalidModelFile naming the first wrong field."""
+    try:
+        return ModelFile.model_validate(data).to_model(source, base)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise InvalidModelFile(f"{where}: {first['msg']}", param=where) from error
+
+
+def load(path: Path) -> list[Model]:
+    """Every model of one YAML file (documents separated by ---). Raises InvalidModelFile."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InvalidModelFile(f"{path.name}: larger than {MAX_FILE_BYTES} bytes")
+        documents = [d for d in yaml.safe_load_all(path.read_text("utf-8")) if d is not None]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise InvalidModelFile(f"{path.name}: {str(error).splitlines()[0]}") from error
+    if not documents:
+        raise InvalidModelFile(f"{path.name}: no model in it")
+    for document in documents:
+        if not isinstance(document, dict):
+            raise InvalidModelFile(f"{path.name}: a model is a mapping, not {type(document).__name__}")
+    models = [parse(document, str(path), path.parent) for document in documents]
+    keys = [m.key for m in models]
+    twice = next((k for k in keys if keys.count(k) > 1), "")
+    if twice:
+        raise InvalidModelFile(f"{path.name}: model {twice!r} stands in it twice", param="name")
+    return models
+
+
+def json_schema() -> dict[str, Any]:
+    """The published JSON schema of a model file."""
+    schema = ModelFile.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Glowplug model file"
+    return schema

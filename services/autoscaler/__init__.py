@@ -1,0 +1,1 @@
+"""The autoscaler: how many instances each model has. Owns the models."""

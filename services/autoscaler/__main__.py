@@ -1,0 +1,5 @@
+"""`python -m services.autoscaler`."""
+
+from services.autoscaler.main import main
+
+main()

@@ -1,0 +1,151 @@
+"""REST of the autoscaler: the models."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI
+
+from glowplug.controllers import operator
+from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.domain.errors import BadRequest, InvalidModelFile, ModelNotFound, NoCapacity
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Model
+from glowplug.runtime.control import ControlService
+from glowplug.runtime.model_files import ModelFile, json_schema
+from glowplug.runtime.rest import admin, make_app
+from services.autoscaler.model_watch import ModelWatch
+from services.autoscaler.settings import AutoscalerSettings
+
+VERBS: dict[str, Callable[[str], Any]] = {
+    "load": operator.Load,
+    "unload": operator.Unload,
+    "drain": operator.Suspend,
+    "pin": lambda key: operator.Pin(key, True),
+    "unpin": lambda key: operator.Pin(key, False),
+}
+
+
+def make(service: ControlService, settings: AutoscalerSettings, watch: ModelWatch) -> FastAPI:
+    app = make_app(
+        "autoscaler",
+        settings.service_id,
+        ready=service.not_ready,
+        policies=lambda: {"scaling": settings.policy_scaling},
+        description="Models and how many instances each has.",
+    )
+    app.include_router(_reading(service, watch))
+    app.include_router(_changing(service, watch), dependencies=[Depends(admin(settings.admin_token))])
+    return app
+
+
+def controller_of(service: ControlService) -> AutoscalerController:
+    """Raises NoCapacity (503) while the service connects."""
+    if service.shell is None:
+        raise NoCapacity("the autoscaler is still connecting", retry_after_s=1)
+    assert isinstance(service.shell.controller, AutoscalerController)
+    return service.shell.controller
+
+
+def _show(controller: AutoscalerController, watch: ModelWatch, model: Model) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(model)
+    instances = [i for i in controller.instances.of(model.key).values() if not i.state.is_gone]
+    failed = [i for i in controller.instances.of(model.key).values() if i.state is InstanceState.FAILED]
+    last_failure = max(failed, key=lambda i: i.changed_at, default=None)
+    load = controller.loads.of(model.key)
+    running = any(i.state in (InstanceState.READY, InstanceState.DRAINING) for i in instances)
+    return shown | {
+        "memory_bytes": model.memory_bytes,
+        "state": "suspended" if model.suspended else "hot" if running else "starting" if instances else "cold",
+        "instances": [
+            {"instance_id": i.instance_id, "state": i.state, "node_id": i.node_id, "gpu_id": i.gpu_id}
+            for i in instances
+        ],
+        "num_waiting": load.num_waiting,
+        "num_in_flight": load.num_in_flight,
+        "last_failure": last_failure.reason if last_failure and not running else "",
+        "config_error": watch.errors.get(model.source, ""),
+    }
+
+
+def _find(controller: AutoscalerController, name: str) -> Model:
+    """By key, name or alias."""
+    for model in controller.models.values():
+        if name == model.key or name in model.names:
+            return model
+    raise ModelNotFound(f"no model {name!r} is deployed", param="model")
+
+
+def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """Every deployed model with its state; `errors` names model files that are not in force."""
+        controller = controller_of(service)
+        rows = [_show(controller, watch, m) for m in sorted(controller.models.values(), key=lambda m: m.key)]
+        return {"object": "list", "data": rows, "errors": watch.errors}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """One model, by key, name or alias."""
+        controller = controller_of(service)
+        return _show(controller, watch, _find(controller, name))
+
+    @router.get("/v1/model-schema")
+    async def schema() -> dict[str, Any]:
+        """The JSON schema of a model file."""
+        return json_schema()
+
+    return router
+
+
+def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
+    router = APIRouter(tags=["models"])
+
+    async def tell(request: Any) -> None:
+        assert service.shell is not None
+        await service.shell.ask(request)
+
+    def described(controller: AutoscalerController, key: str) -> dict[str, Any]:
+        return _show(controller, watch, controller.models[key])
+
+    @router.post("/v1/models", status_code=201)
+    async def create(body: ModelFile) -> dict[str, Any]:
+        """Deploy a new model; 409 when its name is taken."""
+        controller = controller_of(service)
+        model = body.to_model("api", Path.cwd())
+        await tell(operator.Deploy(model=model, create=True))
+        return described(controller, model.key)
+
+    @router.put("/v1/models/{name:path}")
+    async def update(name: str, body: ModelFile) -> dict[str, Any]:
+        """Create or change a model. Running instances keep what they were started with."""
+        controller = controller_of(service)
+        model = body.to_model("api", Path.cwd())
+        if name not in (model.key, *model.names):
+            raise InvalidModelFile(f"name: the address says {name!r}, the body {model.name!r}", param="name")
+        await tell(operator.Deploy(model=model))
+        return described(controller, model.key)
+
+    @router.delete("/v1/models/{name:path}")
+    async def delete(name: str) -> dict[str, Any]:
+        """Undeploy: its instances drain. A model that comes from a file returns with the next change of the file."""
+        controller = controller_of(service)
+        model = _find(controller, name)
+        await tell(operator.Undeploy(model.key))
+        return {"key": model.key, "deleted": True}
+
+    @router.post("/v1/models/{name:path}/{verb}", status_code=202)
+    async def act(name: str, verb: str) -> dict[str, Any]:
+        """load, unload, drain (unload and stay so until load), pin, unpin."""
+        controller = controller_of(service)
+        make = VERBS.get(verb)
+        if make is None:
+            raise BadRequest(f"no verb {verb!r}: one of {', '.join(VERBS)}", param="verb")
+        model = _find(controller, name)
+        await tell(make(model.key))
+        return described(controller, model.key)
+
+    return router

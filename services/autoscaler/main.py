@@ -1,0 +1,36 @@
+"""Start the autoscaler."""
+
+import asyncio
+
+from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.events.subjects import entity_facts, facts_of
+from glowplug.policies.registry import choose
+from glowplug.runtime.control import ControlService, Wiring
+from glowplug.runtime.service import World, run
+from services.autoscaler.app import make
+from services.autoscaler.model_watch import ModelWatch
+from services.autoscaler.settings import AutoscalerSettings
+
+WIRING = Wiring(
+    tables={"models": Model, "instances": Instance},
+    facts=[entity_facts("instance"), facts_of("request.waiting")],
+    telemetry=[facts_of("router.load_reported")],
+)
+
+
+async def serve(stopping: asyncio.Event) -> None:
+    settings = AutoscalerSettings()
+    service = ControlService(World.open("autoscaler", settings))
+    scale = choose("scaling", settings.policy_scaling)
+    watch = ModelWatch(settings.models_dir, settings.models_poll_s)
+
+    def controller(epoch: int) -> AutoscalerController:
+        return AutoscalerController(scale, settings.policy_scaling, epoch)
+
+    await service.run(stopping, make(service, settings, watch), controller, WIRING, background=watch.run)
+
+
+def main() -> None:
+    run(serve)

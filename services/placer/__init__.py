@@ -1,0 +1,1 @@
+"""The placer: which GPU an instance goes to, and who makes room."""

@@ -1,0 +1,5 @@
+"""`python -m services.placer`."""
+
+from services.placer.main import main
+
+main()

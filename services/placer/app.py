@@ -1,0 +1,140 @@
+"""REST of the placer: nodes, instances, what waits for a place, and the decisions of the whole fleet."""
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import Depends, FastAPI, Query
+
+from glowplug.controllers.placer import Cordon, PlacerController
+from glowplug.domain.errors import NoCapacity, NotFound
+from glowplug.runtime.control import ControlService
+from glowplug.runtime.rest import admin, make_app
+from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
+from glowplug.state.port import StoreUnavailable
+from services.placer.settings import PlacerSettings
+
+
+def controller_of(service: ControlService) -> PlacerController:
+    """Raises NoCapacity (503) while the service connects."""
+    if service.shell is None:
+        raise NoCapacity("the placer is still connecting", retry_after_s=1)
+    assert isinstance(service.shell.controller, PlacerController)
+    return service.shell.controller
+
+
+def make(service: ControlService, settings: PlacerSettings, policies: dict[str, str]) -> FastAPI:
+    app = make_app(
+        "placer",
+        settings.service_id,
+        ready=service.not_ready,
+        policies=lambda: policies,
+        description="Where instances go.",
+    )
+    _fleet(app, service)
+    _decisions(app, service)
+    _nodes_changed(app, service, settings)
+    return app
+
+
+def _fleet(app: FastAPI, service: ControlService) -> None:
+    @app.get("/v1/nodes", tags=["nodes"])
+    async def nodes() -> dict[str, Any]:
+        """Nodes alive, with GPUs, grants, links and cached weights."""
+        view = controller_of(service).view(time.time())
+        return {"object": "list", "data": msgspec.to_builtins(view)}
+
+    @app.get("/v1/instances", tags=["instances"])
+    async def instances(model: str = "", gone: bool = False) -> dict[str, Any]:
+        """Instances, newest first; `gone=true` shows stopped and failed ones too."""
+        every = controller_of(service).instances.by_id.values()
+        rows = [i for i in every if (gone or not i.state.is_gone) and (not model or i.model_key == model)]
+        rows.sort(key=lambda i: -i.created_at)
+        return {"object": "list", "data": msgspec.to_builtins(rows)}
+
+    @app.get("/v1/instances/{instance_id}", tags=["instances"])
+    async def instance(instance_id: str) -> Any:
+        """One instance with the phases of its start."""
+        found = controller_of(service).instances.by_id.get(instance_id)
+        if found is None:
+            raise NotFound(f"no instance {instance_id!r}")
+        return msgspec.to_builtins(found)
+
+    @app.get("/v1/placements", tags=["instances"])
+    async def placements() -> dict[str, Any]:
+        """Instances that wait for a place, or for their agent to take them."""
+        now_s = time.time()
+        rows = [
+            {
+                "instance_id": p.command.instance_id,
+                "model_key": p.command.model.key,
+                "need_bytes": p.command.model.memory_bytes,
+                "waited_s": round(now_s - p.received_at, 3),
+                "gpu_id": p.gpu_id,
+                "victims": list(p.victims),
+                "started": bool(p.sent_at),
+            }
+            for p in controller_of(service).placements.values()
+        ]
+        return {"object": "list", "data": rows}
+
+
+def _decisions(app: FastAPI, service: ControlService) -> None:
+    async def rows(count: int) -> list[dict[str, Any]]:
+        try:
+            raw = await service.world.store.tail(DECISIONS_LOG, count)
+        except StoreUnavailable as error:
+            raise NoCapacity("the store does not answer; decisions are kept there", retry_after_s=2) from error
+        return [msgspec.json.decode(row) for row in raw]
+
+    @app.get("/v1/decisions", tags=["decisions"])
+    async def decisions(
+        model: str = "",
+        instance: str = "",
+        request: str = "",
+        gpu: str = "",
+        node: str = "",
+        kind: str = "",
+        limit: int = Query(100, ge=1, le=DECISIONS_KEPT),
+    ) -> dict[str, Any]:
+        """What was decided in the fleet, newest first, by whichever service; filters are exact."""
+        wanted = {
+            "model_key": model,
+            "instance_id": instance,
+            "request_id": request,
+            "gpu_id": gpu,
+            "node_id": node,
+            "kind": kind,
+        }
+        found = [row for row in await rows(DECISIONS_KEPT) if all(not v or row.get(k) == v for k, v in wanted.items())]
+        return {"object": "list", "data": found[:limit]}
+
+    @app.get("/v1/decisions/{decision_id}", tags=["decisions"])
+    async def decision(decision_id: str) -> dict[str, Any]:
+        """One decision: inputs, rule, rivals, reason."""
+        for row in await rows(DECISIONS_KEPT):
+            if row["decision_id"] == decision_id:
+                return row
+        raise NotFound(f"no decision {decision_id!r} is kept (the newest {DECISIONS_KEPT} are)")
+
+
+def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettings) -> None:
+    only_admin = [Depends(admin(settings.admin_token))]
+
+    async def cordon(node_id: str, cordoned: bool) -> dict[str, Any]:
+        controller = controller_of(service)
+        if node_id not in controller.nodes.by_id:
+            raise NotFound(f"no node {node_id!r}")
+        assert service.shell is not None
+        await service.shell.ask(Cordon(node_id, cordoned))
+        return {"node_id": node_id, "draining": cordoned}
+
+    @app.post("/v1/nodes/{node_id}/drain", tags=["nodes"], dependencies=only_admin, status_code=202)
+    async def drain(node_id: str) -> dict[str, Any]:
+        """Place nothing there any more and drain what runs there."""
+        return await cordon(node_id, True)
+
+    @app.post("/v1/nodes/{node_id}/undrain", tags=["nodes"], dependencies=only_admin, status_code=202)
+    async def undrain(node_id: str) -> dict[str, Any]:
+        """Place there again."""
+        return await cordon(node_id, False)

@@ -1,0 +1,43 @@
+"""Start the placer."""
+
+import asyncio
+
+from glowplug.controllers.placer import PlacerController, PlacerParams
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.events.subjects import commands_to, entity_facts, facts_of
+from glowplug.policies.registry import choose
+from glowplug.runtime.control import ControlService, Wiring
+from glowplug.runtime.service import World, run
+from services.placer.app import make
+from services.placer.settings import PlacerSettings
+
+WIRING = Wiring(
+    tables={"models": Model, "nodes": Node, "instances": Instance},
+    facts=[entity_facts("instance"), entity_facts("node"), facts_of("model.deployed")],
+    telemetry=[facts_of("router.load_reported"), facts_of("node.beat")],
+    commands=[commands_to("placer")],
+)
+
+
+async def serve(stopping: asyncio.Event) -> None:
+    settings = PlacerSettings()
+    service = ControlService(World.open("placer", settings))
+    policies = {"placement": settings.policy_placement, "residency": settings.policy_residency}
+    place, evict = (choose(room, name) for room, name in policies.items())
+    params = PlacerParams(
+        node_lease_s=settings.node_lease_s,
+        min_residency_s=settings.min_residency_s,
+        fair_wait_s=settings.fair_wait_s,
+        evict_grace_s=settings.evict_grace_s,
+    )
+
+    def controller(epoch: int) -> PlacerController:
+        return PlacerController(place, evict, policies, epoch, params)
+
+    await service.run(stopping, make(service, settings, policies), controller, WIRING)
+
+
+def main() -> None:
+    run(serve)

@@ -1,0 +1,1 @@
+"""The predictor: demand to come. Its first form keeps the past."""

@@ -1,0 +1,5 @@
+"""`python -m services.predictor`."""
+
+from services.predictor.main import main
+
+main()

@@ -1,0 +1,10 @@
+"""Settings of the predictor."""
+
+from pydantic import Field
+
+from glowplug.runtime.settings import ServiceSettings
+
+
+class PredictorSettings(ServiceSettings):
+    window_s: float = Field(60.0, gt=0)
+    num_windows: int = Field(1440, ge=2)
