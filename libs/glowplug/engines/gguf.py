@@ -87,11 +87,14 @@ def _string(data: mmap, at: int) -> tuple[str, int]:
 
 
 def _skip_array(data: mmap, at: int) -> int:
+    kind: int
+    count: int
     kind, count = struct.unpack_from("<IQ", data, at)
     at += 12
     if kind != _STRING:
         return at + count * struct.calcsize(_SCALARS[kind])
     unpack = struct.Struct("<Q").unpack_from
     for _ in range(count):
-        at += 8 + unpack(data, at)[0]
+        length: int = unpack(data, at)[0]
+        at += 8 + length
     return at

@@ -18,7 +18,7 @@ class LlamacppDriver(HostedDriver):
     """Runs `llamacpp_host` (xllamacpp's server) for one model. `engine_args`: see ENGINE_ARGS."""
 
     name = "llamacpp"
-    capabilities = EngineCapabilities(embeddings=True)
+    capabilities = EngineCapabilities(embeddings=True, cancels_unstreamed=False)
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 
