@@ -12,6 +12,9 @@ REQUESTS_IN_FLIGHT = "glowplug_requests_in_flight"  # model
 REQUESTS_HELD = "glowplug_requests_held"  # model
 RESPONSE_CHUNKS_TOTAL = "glowplug_response_chunks_total"  # model
 UPSTREAM_RETRIES_TOTAL = "glowplug_upstream_retries_total"
+REQUESTS_REFUSED_TOTAL = "glowplug_requests_refused_total"  # code; before a model was known
+CONNECTIONS = "glowplug_connections"
+TELEMETRY_DROPPED_TOTAL = "glowplug_telemetry_dropped_total"
 
 # Metrics: control plane (every service)
 STIMULI_TOTAL = "glowplug_stimuli_total"  # service, type

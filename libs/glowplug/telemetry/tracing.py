@@ -87,6 +87,18 @@ class Tracing:
         span.end(int(ended_at * NANO))
         return format_traceparent(span.get_span_context())
 
+    def begin(
+        self,
+        name: str,
+        traceparent: str,
+        started_at: float,
+        attributes: Attributes | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> trace.Span:
+        """An open span with an explicit start; whoever begins it ends it."""
+        return self._start(name, traceparent, started_at, attributes, kind)
+
     @contextmanager
     def span(
         self, name: str, traceparent: str, attributes: Attributes | None = None, *, kind: SpanKind = SpanKind.INTERNAL
