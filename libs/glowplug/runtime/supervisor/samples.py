@@ -1,0 +1,34 @@
+"""The model files a fleet starts with: copied into the state directory once, so that a person may edit them."""
+
+import shutil
+from pathlib import Path
+
+import glowplug
+from glowplug.runtime.supervisor.errors import FleetError
+from glowplug.runtime.supervisor.statedir import disk_errors
+
+
+def sample_files(engine: str) -> list[Path]:
+    """The sample model files of one engine. Raises FleetError naming the engines that have some."""
+    package = Path(glowplug.__file__).parent
+    roots = (package.parents[1] / "deploy" / "models", package / "_models")
+    for root in roots:
+        files = sorted((root / engine).glob("*.yaml"))
+        if files:
+            return files
+    known = sorted({folder.name for root in roots if root.is_dir() for folder in root.iterdir() if folder.is_dir()})
+    raise FleetError(f"no sample models for engine {engine!r}: --engine is one of {', '.join(known) or '(none found)'}")
+
+
+def place_samples(models_dir: Path, engine: str) -> None:
+    """Copy the samples when `models_dir` does not exist yet. What a person deleted stays deleted."""
+    if models_dir.exists():
+        return
+    files = sample_files(engine)
+    with disk_errors(models_dir):
+        staging = models_dir.with_name(f".{models_dir.name}.new")
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        for file in files:
+            shutil.copyfile(file, staging / file.name)
+        staging.rename(models_dir)

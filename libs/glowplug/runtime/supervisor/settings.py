@@ -1,0 +1,44 @@
+"""What the local fleet can be told. Precedence: command line, then environment `GLOWPLUG_*`, then default."""
+
+import ipaddress
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class FleetSettings(BaseSettings):
+    """Settings of `glowplug up`. Ports are `port_base` + a fixed offset, see plan.py; 0 looks for a free block."""
+
+    model_config = SettingsConfigDict(env_prefix="GLOWPLUG_", extra="ignore")
+
+    state_dir: Path = Path(".glowplug")
+    engine: str = "llamacpp"  # which sample models are registered: llamacpp | vllm | emulated
+    nodes: int = Field(3, ge=1, le=64)
+    port_base: int = Field(8000, ge=0, le=65000)
+    host: str = "127.0.0.1"
+    nats_url: str = ""  # empty: an embedded NATS server
+    redis_url: str = ""  # empty: an embedded Valkey server
+    api_key: str = ""  # empty: generated, and enforced only when `host` is not loopback
+    admin_token: str = ""  # empty: generated
+    models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, filled with the samples at first start
+    shm_dir: Path | None = None  # empty: /dev/shm when it has room, else <state_dir>/shm
+    ready_timeout_s: float = Field(60.0, gt=0)
+    stop_grace_s: float = Field(12.0, ge=0)  # SIGTERM to SIGKILL, per tier
+    restart_max_s: float = Field(10.0, gt=0)  # longest wait between two restarts of one process
+    min_free_bytes: int = Field(200 * 1024 * 1024, ge=0)  # refuse to start with less room in the state directory
+    log_max_bytes: int = Field(10 * 1024 * 1024, ge=4096)  # per process; one older file is kept
+    otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")  # empty: the console
+
+    @field_validator("state_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the fleet."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

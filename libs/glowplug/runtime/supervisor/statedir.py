@@ -1,0 +1,142 @@
+"""The state directory: who holds it, the secrets in it, and fleet.json, which tells commands where the fleet is."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
+
+FLEET_FILE, LOCK_FILE, SECRETS_FILE = "fleet.json", "lock", "secrets.json"
+_TOKEN_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """Made once per state directory. The bus token keeps other users of this machine off the embedded NATS."""
+
+    admin_token: str
+    api_key: str
+    bus_token: str
+
+
+class StateDir:
+    """One directory, one fleet. Opens (and makes) it; `lock` before anything is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock_fd = -1
+
+    def lock(self, min_free_bytes: int = 0) -> None:
+        """Take the directory. Raises AlreadyRunning naming the holder, FleetError when it cannot be used."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise FleetError(f"cannot use state directory {self.path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise FleetError(f"cannot lock {self.path}: {error.strerror}") from error
+            raise AlreadyRunning(self._holder()) from error
+        self._lock_fd = fd
+        self._check_room(min_free_bytes)
+        with disk_errors(self.path):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
+
+    def _holder(self) -> str:
+        pid = "?"
+        with contextlib.suppress(OSError, ValueError):
+            pid = json.loads((self.path / LOCK_FILE).read_text())["pid"]
+        return f"a fleet already runs in {self.path} (pid {pid}): `glowplug down` stops it, --state-dir starts another"
+
+    def _check_room(self, min_free_bytes: int) -> None:
+        free = shutil.disk_usage(self.path).free
+        if free < min_free_bytes:
+            raise FleetError(
+                f"{self.path} has {free >> 20} MiB free and the fleet needs {min_free_bytes >> 20} MiB: "
+                "make room or choose another place with --state-dir (GLOWPLUG_STATE_DIR)"
+            )
+
+    def unlock(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def directory(self, name: str) -> Path:
+        """A sub-directory that exists and only its owner can read."""
+        path = self.path / name
+        with disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return path
+
+    def secrets(self, *, admin_token: str = "", api_key: str = "") -> Secrets:
+        """The secrets of this directory, made at first use; given ones win and are not written."""
+        path = self.path / SECRETS_FILE
+        kept: dict[str, str] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            kept = json.loads(path.read_text())
+        made = {
+            "admin_token": kept.get("admin_token") or f"gpa-{secrets.token_urlsafe(_TOKEN_BYTES)}",
+            "api_key": kept.get("api_key") or f"gp-{secrets.token_urlsafe(_TOKEN_BYTES)}",
+            "bus_token": kept.get("bus_token") or secrets.token_hex(_TOKEN_BYTES),
+        }
+        if made != kept:
+            write_private(path, made)
+        return Secrets(admin_token or made["admin_token"], api_key or made["api_key"], made["bus_token"])
+
+    def write_fleet(self, fleet: Mapping[str, Any]) -> None:
+        write_private(self.path / FLEET_FILE, fleet)
+
+    def remove_fleet(self) -> None:
+        (self.path / FLEET_FILE).unlink(missing_ok=True)
+
+
+def read_fleet(path: Path) -> dict[str, Any] | None:
+    """What fleet.json of a state directory says, or None when no living fleet wrote it."""
+    try:
+        fleet: dict[str, Any] = json.loads((path / FLEET_FILE).read_text())
+        process = psutil.Process(fleet["pid"])
+        alive = abs(process.create_time() - fleet["pid_started_at"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
+    except (OSError, ValueError, KeyError, psutil.Error):
+        return None
+    return fleet if alive else None
+
+
+def write_private(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON into `path`, whole or not at all, readable by the owner only."""
+    with disk_errors(path):
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp makes it 0600
+        try:
+            with os.fdopen(fd, "w") as file:
+                json.dump(value, file, indent=1)
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Any:
+    """Turns an error of the disk into one line that names the place."""
+    try:
+        yield
+    except OSError as error:
+        hint = ": the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f": {error.strerror}"
+        raise FleetError(
+            f"cannot write {path}{hint}; --state-dir (GLOWPLUG_STATE_DIR) chooses another place"
+        ) from error

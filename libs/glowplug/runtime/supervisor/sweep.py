@@ -1,0 +1,40 @@
+"""What a killed run leaves behind: every process of a fleet carries its state directory in MARK, engines too."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import psutil
+
+MARK = "_GLOWPLUG_FLEET"  # not GLOWPLUG_*: those are kept from engines
+
+
+def processes_of(state_dir: Path, spare: frozenset[int] = frozenset()) -> list[psutil.Process]:
+    """Living processes of this user that belong to the fleet of `state_dir`, but us and `spare`."""
+    mine = os.getuid()
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid == os.getpid() or process.pid in spare or process.uids().real != mine:
+                continue
+            if process.environ().get(MARK) == str(state_dir) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def sweep(state_dir: Path, grace_s: float = 3.0, spare: frozenset[int] = frozenset()) -> int:
+    """End them: SIGTERM, then SIGKILL. Returns how many there were. Call only while holding the directory's lock."""
+    left = processes_of(state_dir, spare)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, alive = psutil.wait_procs(left, timeout=grace_s)
+    # Engines lead sessions of their own and may start helpers while they end: look again, and be sure.
+    deadline = time.monotonic() + grace_s
+    while (alive := processes_of(state_dir, spare)) and time.monotonic() < deadline:
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(alive, timeout=0.5)
+    return len(left)
