@@ -1,0 +1,88 @@
+"""The REST surface: the OTLP door, the trace and fleet APIs, and the page. Nothing here changes the fleet."""
+
+import mimetypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Final
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from glowplug.runtime.rest import make_app
+
+from services.console import fleet_api, receiver, trace_api
+from services.console.fleet_view import FleetView
+from services.console.metrics import ConsoleMetrics
+from services.console.receiver import Receiver
+from services.console.settings import ConsoleSettings
+from services.console.stream import Hub
+from services.console.trace_store import TraceStore
+
+PAGE_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+_TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+
+
+@dataclass
+class Console:
+    """Everything the console holds. Build one, then `build_app` it."""
+
+    settings: ConsoleSettings
+    metrics: ConsoleMetrics
+    clock: Callable[[], float] = time.time
+    view: FleetView = field(default_factory=FleetView)
+    traces: TraceStore = field(init=False)
+    hub: Hub = field(init=False)
+
+    def __post_init__(self) -> None:
+        told = self.settings
+        self.traces = TraceStore(
+            max_traces=told.trace_max_traces, max_bytes=told.trace_max_bytes, max_spans_per_trace=told.trace_max_spans
+        )
+        self.hub = Hub(queue_limit=told.stream_queue, max_clients=told.stream_max_clients)
+
+
+def build_app(console: Console) -> FastAPI:
+    """Ready from the start: the console takes traces and shows what it has whether bus and store answer or not."""
+    app = make_app(
+        "console",
+        console.settings.service_id or "console-1",
+        ready=lambda: "",
+        policies=dict,
+        description="Receives the fleet's traces and shows fleet and traces on one page. Read-only.",
+    )
+    door = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
+    app.include_router(receiver.routes(door))
+    app.include_router(trace_api.own_routes(console.traces))
+    app.include_router(trace_api.jaeger_routes(console.traces, console.clock))
+    app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
+    _page(app)
+    return app
+
+
+def _page(app: FastAPI) -> None:
+    """Every file of the page has one fixed route: no path comes from a client."""
+    for asset in sorted((files("services.console") / "page").iterdir(), key=lambda entry: entry.name):
+        suffix = "." + asset.name.rpartition(".")[2]
+        if not asset.is_file() or suffix not in _TYPES:
+            continue
+        path = "/" if asset.name == "index.html" else f"/page/{asset.name}"
+        kind = _TYPES.get(suffix) or mimetypes.guess_type(asset.name)[0] or "application/octet-stream"
+        app.add_api_route(path, _static(asset.read_bytes(), kind), include_in_schema=False, methods=["GET", "HEAD"])
+
+
+def _static(body: bytes, kind: str) -> Callable[[], Response]:
+    def asset() -> Response:
+        return Response(body, media_type=f"{kind}; charset=utf-8", headers=PAGE_HEADERS)
+
+    return asset

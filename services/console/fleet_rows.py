@@ -1,0 +1,232 @@
+"""The rows of the fleet as the page and `glowplug top` read them: flat, small, JSON-ready. Times are epoch seconds."""
+
+import msgspec
+from glowplug.domain.hardware import Gpu, Node
+from glowplug.domain.instance import Instance
+
+
+class PhaseRow(msgspec.Struct, frozen=True):
+    """One stage of a start; `offset_s` counts from the moment the instance was asked for."""
+
+    name: str
+    offset_s: float
+    duration_s: float
+    predicted_s: float
+
+
+class ColdStart(msgspec.Struct, frozen=True):
+    """The latest start of a model that came to ready."""
+
+    instance_id: str
+    node_id: str
+    ready_at: float
+    seconds: float
+    emulated: bool
+    phases: tuple[PhaseRow, ...]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why the latest instance of a model failed."""
+
+    instance_id: str
+    failed_at: float
+    reason: str
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`state`: ready, loading, starting, draining, asleep, waiting, failed or cold. `eta_s` is 0 when ready."""
+
+    key: str
+    name: str
+    engine: str
+    temperature: str
+    state: str
+    eta_s: float
+    eta_measured: bool
+    num_waiting: int
+    num_in_flight: int
+    num_ready: int
+    max_instances: int
+    memory_bytes: int
+    keep_alive_s: float
+    pinned: bool
+    emulated: bool
+    instances: tuple[str, ...]
+    last_cold_start: ColdStart | None
+    failure: Failure | None
+
+
+class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
+    instance_id: str
+    model_key: str
+    engine: str
+    state: str
+    node_id: str
+    gpu_id: str
+    num_bytes: int
+    num_in_flight: int
+    max_concurrency: int
+    created_at: float
+    ready_at: float
+    changed_at: float
+    reason: str
+    decision_id: str
+    emulated: bool
+
+
+class GrantRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a GPU with whose they are; `model_key` is "" when the holder is not known."""
+
+    holder: str
+    owner: str
+    num_bytes: int
+    model_key: str
+    emulated: bool
+
+
+class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
+    gpu_id: str
+    kind: str
+    role: str
+    total_bytes: int
+    free_bytes: int
+    grants: tuple[GrantRow, ...]
+
+
+class CachedRow(msgspec.Struct, frozen=True, kw_only=True):
+    digest: str
+    num_bytes: int
+    model_keys: tuple[str, ...]
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`lost_since` is 0 while the node's beats arrive."""
+
+    node_id: str
+    is_alive: bool
+    lost_since: float
+    draining: bool
+    engines: tuple[str, ...]
+    gpus: tuple[GpuRow, ...]
+    host_cache_bytes: int
+    cached: tuple[CachedRow, ...]
+    bytes_in_flight: int
+
+
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that ended, well or badly."""
+
+    request_id: str
+    model_key: str
+    status: int
+    code: str
+    finished_at: float
+    queue_s: float
+    ttft_s: float
+    e2e_s: float
+    response_tokens: int
+    tokens_exact: bool
+    cold: bool
+    emulated: bool
+    instance_id: str
+    trace_id: str
+
+
+class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
+    decision_id: str
+    kind: str
+    policy: str
+    service: str
+    reason: str
+    made_at: float
+    model_key: str
+    instance_id: str
+    node_id: str
+    gpu_id: str
+    chosen: str
+    trace_id: str
+
+
+class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the page's data comes from. `stale_since` is 0 while it is fresh."""
+
+    is_up: bool
+    stale_since: float
+
+
+def instance_row(instance: Instance, num_in_flight: int) -> InstanceRow:
+    """One instance; its place is that of its first worker."""
+    return InstanceRow(
+        instance_id=instance.instance_id,
+        model_key=instance.model_key,
+        engine=instance.engine,
+        state=instance.state.value,
+        node_id=instance.workers[0].node_id if instance.workers else "",
+        gpu_id=instance.workers[0].gpu_id if instance.workers else "",
+        num_bytes=sum(worker.num_bytes for worker in instance.workers),
+        num_in_flight=num_in_flight,
+        max_concurrency=instance.max_concurrency,
+        created_at=instance.created_at,
+        ready_at=instance.ready_at,
+        changed_at=instance.changed_at,
+        reason=instance.reason,
+        decision_id=instance.decision_id,
+        emulated=instance.emulated,
+    )
+
+
+def node_row(node: Node, instances: dict[str, Instance], *, lost_since: float) -> NodeRow:
+    """One node with its GPUs; grants name the model of the instance that holds them."""
+    return NodeRow(
+        node_id=node.node_id,
+        is_alive=lost_since == 0,
+        lost_since=lost_since,
+        draining=node.draining,
+        engines=node.engines,
+        gpus=tuple(_gpu_row(gpu, instances) for gpu in node.gpus),
+        host_cache_bytes=node.host_cache_bytes,
+        cached=tuple(
+            CachedRow(digest=blob.digest, num_bytes=blob.num_bytes, model_keys=blob.model_keys) for blob in node.cached
+        ),
+        bytes_in_flight=sum(link.bytes_in_flight for link in node.links),
+    )
+
+
+def _gpu_row(gpu: Gpu, instances: dict[str, Instance]) -> GpuRow:
+    grants = []
+    for grant in gpu.grants:
+        holder = instances.get(grant.holder)
+        grants.append(
+            GrantRow(
+                holder=grant.holder,
+                owner=grant.owner.value,
+                num_bytes=grant.num_bytes,
+                model_key=holder.model_key if holder else "",
+                emulated=holder.emulated if holder else False,
+            )
+        )
+    return GpuRow(
+        gpu_id=gpu.gpu_id,
+        kind=gpu.kind,
+        role=gpu.role.value,
+        total_bytes=gpu.total_bytes,
+        free_bytes=max(0, gpu.free_bytes),
+        grants=tuple(grants),
+    )
+
+
+def cold_start(instance: Instance) -> ColdStart:
+    """The start of an instance that is ready, phases counted from the earliest thing known of it."""
+    began = min((instance.created_at or instance.ready_at, *(phase.started_at for phase in instance.phases)))
+    phases = tuple(
+        PhaseRow(phase.name.value, phase.started_at - began, max(0.0, phase.actual_s), phase.predicted_s)
+        for phase in sorted(instance.phases, key=lambda phase: (phase.started_at, phase.ended_at))
+    )
+    return ColdStart(
+        instance_id=instance.instance_id,
+        node_id=instance.workers[0].node_id if instance.workers else "",
+        ready_at=instance.ready_at,
+        seconds=max(0.0, instance.ready_at - began),
+        emulated=instance.emulated,
+        phases=phases,
+    )

@@ -1,0 +1,97 @@
+"""Wiring: the bus and the store feed the view, the view feeds the open pages. Neither is needed to live."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from glowplug.bus.port import Bus
+from glowplug.domain.decision import DecisionRecord
+from glowplug.events import Event
+from glowplug.events.envelope import MalformedEvent, from_json
+from glowplug.events.subjects import FACTS, TELEMETRY
+from glowplug.state.port import Store, StoreUnavailable
+
+from services.console.app import Console
+from services.console.fleet_view import TABLES
+
+log = logging.getLogger(__name__)
+
+DECISIONS_LOG: Final = "decisions"
+DECISIONS_READ: Final = 100
+
+
+class Feed:
+    """Keeps a console's view fresh. `connect` waits for the bus; the store is asked again every `resync_s`."""
+
+    def __init__(self, console: Console, bus: Bus, store: Store, connect: Callable[[], Awaitable[None]]) -> None:
+        self._console, self._bus, self._store, self._connect = console, bus, store, connect
+        self._tasks: list[asyncio.Task[None]] = []
+        self._dropped_told = 0
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(loop()) for loop in (self._listen, self._resync_loop, self._beat_loop)]
+
+    async def stop(self) -> None:
+        """Let every page go, then end the loops."""
+        self._console.hub.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        """Core subscriptions: a reader that shows the present has no use for yesterday's facts."""
+        await self._connect()
+        for subject in (FACTS, TELEMETRY):
+            await self._bus.subscribe([subject], self._on_event)
+
+    async def _on_event(self, event: Event) -> None:
+        self._console.view.take(event, self._console.clock())
+
+    async def _resync_loop(self) -> None:
+        while True:
+            await self.resync()
+            await asyncio.sleep(self._console.settings.resync_s)
+
+    async def resync(self) -> None:
+        """Read the tables and the tail of the decisions once. An unreadable row is left out and logged."""
+        view, clock = self._console.view, self._console.clock
+        try:
+            for table, cls in TABLES.items():
+                raw_rows = await self._store.load(table)
+                view.restore(table, dict(_readable(table, raw_rows.items(), cls)), clock())
+            tail = await self._store.tail(DECISIONS_LOG, DECISIONS_READ)
+        except StoreUnavailable as error:
+            if view.sources["store"].is_up:
+                log.warning("store: %s", error)
+            view.source("store", False, clock())
+            return
+        numbered = [(str(i), raw) for i, raw in enumerate(tail)]
+        view.restore_decisions([row for _, row in _readable(DECISIONS_LOG, numbered, DecisionRecord)])
+        view.source("store", True, clock())
+
+    async def _beat_loop(self) -> None:
+        """The pulse of every page: what changed since the last one."""
+        while True:
+            await asyncio.sleep(self._console.settings.stream_beat_s)
+            self.beat()
+
+    def beat(self) -> None:
+        console = self._console
+        now_s = console.clock()
+        console.view.source("bus", self._bus.connected, now_s)
+        console.metrics.stream_clients.set(len(console.hub.clients))
+        if console.hub.clients:
+            console.hub.flush(console.view.snapshot(now_s))
+        console.metrics.stream_dropped.inc(console.hub.num_dropped - self._dropped_told)
+        self._dropped_told = console.hub.num_dropped
+
+
+def _readable(table: str, raw_rows: Any, cls: type[Any]) -> Sequence[tuple[str, Any]]:
+    rows = []
+    for key, raw in raw_rows:
+        try:
+            rows.append((key, from_json(raw, cls)))
+        except MalformedEvent as error:
+            log.warning("row %s of %s is not readable: %s", key, table, error)
+    return rows

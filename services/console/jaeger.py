@@ -1,0 +1,230 @@
+"""Traces in the JSON of Jaeger's query service, so that Grafana's Jaeger data source and jaeger-ui read them.
+
+Shapes follow jaeger-ui's `model/json` (TraceResponse, Span, Process, KeyValue): times and durations in microseconds.
+OTLP fields are translated as OpenTelemetry's "OTLP to Jaeger" mapping asks: kind, status and scope become tags.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from services.console.spans import Attributes, AttributeValue, Resource, Span, SpanKind, StatusCode
+from services.console.trace_store import TraceStore, TraceSummary
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w)")
+_UNIT_US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6, "d": 86400e6, "w": 604800e6}
+MAX_LIMIT = 1500
+
+
+class BadQuery(ValueError):
+    """A search parameter that cannot be read; the message names it."""
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """A search as Jaeger's API takes it. Times are epoch microseconds; None means no bound."""
+
+    service: str = ""
+    operation: str = ""
+    tags: Mapping[str, str] = msgspec.field(default_factory=dict)
+    limit: int = 20
+    start_us: int | None = None
+    end_us: int | None = None
+    min_duration_us: float | None = None
+    max_duration_us: float | None = None
+
+
+def duration_us(text: str, name: str) -> float | None:
+    """A Go duration such as '1.2s', '100us' or '1h30m' in microseconds; None for ''. Raises BadQuery."""
+    if not text:
+        return None
+    parts = _DURATION.findall(text)
+    if "".join(number + unit for number, unit in parts) != text:
+        raise BadQuery(f"{name} must be a duration such as 1.2s, 100us or 1h30m, got {text!r}")
+    return sum(float(number) * _UNIT_US[unit] for number, unit in parts)
+
+
+def parse_search(query: Mapping[str, str], now_s: float) -> Search:
+    """Query parameters of GET /api/traces. `lookback` counts back from now unless `start` is given. Raises BadQuery."""
+    start_us = _whole(query, "start")
+    lookback = query.get("lookback", "")
+    if start_us is None and lookback and lookback != "custom":
+        back_us = duration_us(lookback, "lookback")
+        start_us = int(now_s * 1e6 - back_us) if back_us is not None else None
+    limit = _whole(query, "limit")
+    return Search(
+        service=query.get("service", ""),
+        operation="" if query.get("operation", "") in ("", "all") else query["operation"],
+        tags=_tags(query.get("tags", "")),
+        limit=min(MAX_LIMIT, 20 if limit is None else max(0, limit)),
+        start_us=start_us,
+        end_us=_whole(query, "end"),
+        min_duration_us=duration_us(query.get("minDuration", ""), "minDuration"),
+        max_duration_us=duration_us(query.get("maxDuration", ""), "maxDuration"),
+    )
+
+
+def find(store: TraceStore, search: Search) -> list[dict[str, Any]]:
+    """Traces that match, latest first, at most `search.limit`."""
+    found: list[dict[str, Any]] = []
+    for summary in store.newest():
+        if len(found) >= search.limit:
+            break
+        if not _could_match(summary, search):
+            continue
+        spans = store.get(summary.trace_id) or []
+        if any(_matches(span, resource, search) for span, resource in spans):
+            found.append(trace_json(spans))
+    return found
+
+
+def envelope(data: object, *, total: int = 0) -> dict[str, Any]:
+    """The wrapper of each answer."""
+    return {"data": data, "total": total, "limit": 0, "offset": 0, "errors": None}
+
+
+def error(status: int, message: str) -> dict[str, Any]:
+    """The wrapper of a refusal."""
+    return {"data": None, "total": 0, "limit": 0, "offset": 0, "errors": [{"code": status, "msg": message}]}
+
+
+def operations(store: TraceStore, service: str) -> list[dict[str, str]]:
+    """Distinct (name, kind) of one service's spans in the traces kept, sorted."""
+    seen: set[tuple[str, str]] = set()
+    for summary in store.newest():
+        if service not in summary.services:
+            continue
+        for span, resource in store.get(summary.trace_id) or ():
+            if resource.service == service:
+                seen.add((span.name, _kind(span)))
+    return [{"name": name, "spanKind": kind} for name, kind in sorted(seen)]
+
+
+def dependencies(store: TraceStore, start_us: float, end_us: float) -> list[dict[str, Any]]:
+    """Calls between services, counted over the traces that overlap the window."""
+    calls: dict[tuple[str, str], int] = {}
+    for summary in store.newest():
+        if summary.end_ns / 1000 < start_us or summary.start_ns / 1000 > end_us or len(summary.services) < 2:
+            continue
+        spans = store.get(summary.trace_id) or []
+        service_of = {span.span_id: resource.service for span, resource in spans}
+        for span, resource in spans:
+            parent = service_of.get(span.parent_id)
+            if parent and parent != resource.service:
+                calls[parent, resource.service] = calls.get((parent, resource.service), 0) + 1
+    return [{"parent": p, "child": c, "callCount": count} for (p, c), count in sorted(calls.items())]
+
+
+def trace_json(spans: Iterable[tuple[Span, Resource]]) -> dict[str, Any]:
+    """One trace. Each distinct resource becomes a process p1, p2, ..."""
+    pairs = list(spans)
+    assert pairs, "a trace has at least one span"
+    names: dict[Resource, str] = {}
+    known = {span.span_id for span, _ in pairs}
+    out = []
+    for span, resource in pairs:
+        process_id = names.setdefault(resource, f"p{len(names) + 1}")
+        out.append(_span_json(span, process_id, is_orphan=bool(span.parent_id) and span.parent_id not in known))
+    processes = {
+        name: {"serviceName": resource.service, "tags": _key_values(resource.attributes)}
+        for resource, name in names.items()
+    }
+    return {"traceID": pairs[0][0].trace_id, "spans": out, "processes": processes, "warnings": None}
+
+
+def _span_json(span: Span, process_id: str, *, is_orphan: bool) -> dict[str, Any]:
+    references = [{"refType": "FOLLOWS_FROM", "traceID": link.trace_id, "spanID": link.span_id} for link in span.links]
+    if span.parent_id:
+        references.insert(0, {"refType": "CHILD_OF", "traceID": span.trace_id, "spanID": span.parent_id})
+    return {
+        "traceID": span.trace_id,
+        "spanID": span.span_id,
+        "flags": 1,
+        "operationName": span.name,
+        "references": references,
+        "startTime": span.start_ns // 1000,
+        "duration": (span.end_ns - span.start_ns) // 1000,
+        "tags": _key_values(_tag_pairs(span)),
+        "logs": [
+            {"timestamp": event.time_ns // 1000, "fields": _key_values((("event", event.name), *event.attributes))}
+            for event in span.events
+        ],
+        "processID": process_id,
+        "warnings": ["parent span is not in this trace"] if is_orphan else None,
+    }
+
+
+def _tag_pairs(span: Span) -> Attributes:
+    pairs = list(span.attributes)
+    if span.scope:
+        pairs.append(("otel.scope.name", span.scope))
+    if _kind(span):
+        pairs.append(("span.kind", _kind(span)))
+    if span.status == StatusCode.ERROR:
+        pairs.append(("error", True))
+    if span.status in (StatusCode.OK, StatusCode.ERROR):
+        pairs.append(("otel.status_code", StatusCode(span.status).name))
+    if span.status_message:
+        pairs.append(("otel.status_description", span.status_message))
+    return tuple(pairs)
+
+
+def _kind(span: Span) -> str:
+    named = span.kind in SpanKind.__members__.values() and span.kind != SpanKind.UNSPECIFIED
+    return SpanKind(span.kind).name.lower() if named else ""
+
+
+def _key_values(attributes: Attributes) -> list[dict[str, Any]]:
+    return [{"key": key, "type": _type(value), "value": value} for key, value in attributes]
+
+
+def _type(value: AttributeValue) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    return {int: "int64", float: "float64"}.get(type(value), "string")
+
+
+def _could_match(summary: TraceSummary, search: Search) -> bool:
+    """Cheap look at the summary before any span is decoded."""
+    return (
+        (not search.service or search.service in summary.services)
+        and (search.start_us is None or summary.end_ns / 1000 >= search.start_us)
+        and (search.end_us is None or summary.start_ns / 1000 <= search.end_us)
+    )
+
+
+def _matches(span: Span, resource: Resource, search: Search) -> bool:
+    took_us = (span.end_ns - span.start_ns) / 1000
+    tags = {**dict(resource.attributes), **dict(_tag_pairs(span))} if search.tags else {}
+    return (
+        (not search.service or resource.service == search.service)
+        and (not search.operation or span.name == search.operation)
+        and (search.min_duration_us is None or took_us >= search.min_duration_us)
+        and (search.max_duration_us is None or took_us <= search.max_duration_us)
+        and all(key in tags and _text(tags[key]) == value for key, value in search.tags.items())
+    )
+
+
+def _text(value: AttributeValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _whole(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name, "")
+    if not text:
+        return None
+    if not re.fullmatch(r"-?\d{1,19}", text):
+        raise BadQuery(f"{name} must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _tags(text: str) -> dict[str, str]:
+    """Jaeger's `tags`: a JSON object of strings; numbers and booleans are taken too."""
+    if not text:
+        return {}
+    try:
+        tags = msgspec.json.decode(text, type=dict[str, str | int | float | bool])
+    except msgspec.MsgspecError as why:
+        raise BadQuery(f"tags must be a JSON object of strings: {why}") from why
+    return {key: _text(value) for key, value in tags.items()}

@@ -1,0 +1,36 @@
+"""The console process."""
+
+import asyncio
+
+from glowplug.runtime.service import World, run, serve_rest
+
+from services.console.app import Console, build_app
+from services.console.handlers import Feed
+from services.console.metrics import ConsoleMetrics
+from services.console.settings import ConsoleSettings
+
+
+async def serve(stopping: asyncio.Event) -> None:
+    """Serve until `stopping` is set, or until the server ends by itself."""
+    settings = ConsoleSettings()
+    world = World.open("console", settings)
+    console = Console(settings, ConsoleMetrics())
+    feed = Feed(console, world.bus, world.store, world.bus.connect)
+    server, _ = await serve_rest(build_app(console), settings)
+    feed.start()
+    waiter = asyncio.create_task(stopping.wait())
+    await asyncio.wait({waiter, server}, return_when=asyncio.FIRST_COMPLETED)
+    await feed.stop()
+    for task in (waiter, server):
+        task.cancel()
+    await asyncio.gather(waiter, server, return_exceptions=True)
+    await world.bus.close()
+    await world.store.close()
+
+
+def main() -> None:
+    run(serve)
+
+
+if __name__ == "__main__":
+    main()

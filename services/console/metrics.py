@@ -1,0 +1,24 @@
+"""What the console counts."""
+
+from glowplug.telemetry import semconv
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+
+
+class ConsoleMetrics:
+    """One set per registry."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.spans = Counter(semconv.SPANS_RECEIVED_TOTAL, "Spans taken by the receiver", registry=registry)
+        self.spans_refused = Counter(
+            semconv.SPANS_REFUSED_TOTAL, "Spans refused: malformed, or past the bound of a trace", registry=registry
+        )
+        self.exports_refused = Counter(
+            semconv.EXPORTS_REFUSED_TOTAL, "Exports refused, by status", ["code"], registry=registry
+        )
+        self.traces = Gauge(semconv.TRACES_KEPT, "Traces kept", registry=registry)
+        self.trace_bytes = Gauge(semconv.TRACES_BYTES, "Bytes of the traces kept", registry=registry)
+        self.traces_evicted = Counter(semconv.TRACES_EVICTED_TOTAL, "Traces that left the ring", registry=registry)
+        self.stream_clients = Gauge(semconv.STREAM_CLIENTS, "Open pages", registry=registry)
+        self.stream_dropped = Counter(
+            semconv.STREAM_DROPPED_TOTAL, "Messages dropped because a page read too slowly", registry=registry
+        )

@@ -1,0 +1,242 @@
+"""OTLP/HTTP: bytes to spans and answers back, after the OTLP specification 1.x (section OTLP/HTTP).
+
+Both encodings are read: binary protobuf and JSON (ids in hex, 64-bit numbers as strings or numbers).
+Nothing here touches a socket. Every refusal is an `OtlpError` with the status to answer.
+"""
+
+import base64
+import binascii
+import json
+import zlib
+from typing import Any, Final
+
+import msgspec
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, status_pb2  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
+
+from services.console.spans import (
+    MAX_EVENTS,
+    MAX_LINKS,
+    MAX_NAME_CHARS,
+    MAX_VALUE_CHARS,
+    Attributes,
+    AttributeValue,
+    Resource,
+    Span,
+    SpanEvent,
+    SpanLink,
+    bounded,
+    clip,
+)
+
+PROTOBUF: Final = "application/x-protobuf"
+JSON: Final = "application/json"
+_MAX_ANY_DEPTH: Final = 8
+
+
+class OtlpError(Exception):
+    """A request that cannot be taken. `status` is 400, 413, 415 or 503."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What one export brought: spans with their sender, and how many were refused and why."""
+
+    spans: tuple[tuple[Span, Resource], ...]
+    num_rejected: int = 0
+    reject_reason: str = ""
+
+
+def media_type(content_type: str) -> str:
+    """PROTOBUF or JSON out of a Content-Type header. Raises OtlpError 415 for anything else."""
+    kind = content_type.split(";", 1)[0].strip().lower()
+    if kind not in (PROTOBUF, JSON):
+        raise OtlpError(415, f"Content-Type must be {PROTOBUF} or {JSON}, got {kind or 'none'}")
+    return kind
+
+
+def decompress(body: bytes, encoding: str, *, max_bytes: int) -> bytes:
+    """The body as it was before Content-Encoding, never more than `max_bytes` of it in memory.
+
+    Raises OtlpError: 415 unknown encoding, 400 not gzip or cut short, 413 too large once unpacked.
+    """
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return body
+    if encoding != "gzip":
+        raise OtlpError(415, f"Content-Encoding must be gzip or identity, got {encoding}")
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        plain = unpacker.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise OtlpError(400, f"body is not gzip: {error}") from error
+    if len(plain) > max_bytes:
+        raise OtlpError(413, f"body is larger than {max_bytes} bytes once unpacked")
+    if not unpacker.eof:
+        raise OtlpError(400, "gzip body ends too early")
+    return plain
+
+
+def decode(body: bytes, kind: str, *, keep_content: bool = False) -> Batch:
+    """An ExportTraceServiceRequest to spans. Raises OtlpError 400 when the body is not one."""
+    return _to_batch(_parse_protobuf(body) if kind == PROTOBUF else _parse_json(body), keep_content=keep_content)
+
+
+def encode_response(batch: Batch, kind: str) -> bytes:
+    """ExportTraceServiceResponse; `partial_success` is set only when spans were refused (as the specification asks)."""
+    response = ExportTraceServiceResponse()
+    if batch.num_rejected:
+        response.partial_success.rejected_spans = batch.num_rejected
+        response.partial_success.error_message = batch.reject_reason
+    if kind == PROTOBUF:
+        return response.SerializeToString()
+    return json_format.MessageToJson(response, indent=None).encode()
+
+
+def encode_error(error: OtlpError, kind: str) -> bytes:
+    """A google.rpc.Status, the error body that OTLP/HTTP prescribes."""
+    code = code_pb2.UNAVAILABLE if error.status == 503 else code_pb2.INVALID_ARGUMENT
+    status = status_pb2.Status(code=code, message=error.message)
+    if kind == PROTOBUF:
+        return bytes(status.SerializeToString())
+    return json_format.MessageToJson(status, indent=None).encode()
+
+
+def _parse_protobuf(body: bytes) -> ExportTraceServiceRequest:
+    try:
+        return ExportTraceServiceRequest.FromString(body)
+    except DecodeError as error:
+        raise OtlpError(400, "body is not an ExportTraceServiceRequest in protobuf") from error
+
+
+def _parse_json(body: bytes) -> ExportTraceServiceRequest:
+    try:
+        tree = json.loads(body)
+        if not isinstance(tree, dict):
+            raise OtlpError(400, "body is not a JSON object")
+        _hex_ids_to_base64(tree)
+        return json_format.ParseDict(tree, ExportTraceServiceRequest(), ignore_unknown_fields=True)
+    except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
+        raise OtlpError(400, f"body is not OTLP JSON: {clip(str(error), 200)}") from error
+
+
+def _hex_ids_to_base64(tree: dict[str, Any]) -> None:
+    """OTLP JSON writes ids in hex where protobuf's JSON mapping expects base64; turn them in place."""
+    for resource_spans in tree.get("resourceSpans") or ():
+        for scope_spans in resource_spans.get("scopeSpans") or ():
+            for span in scope_spans.get("spans") or ():
+                for holder in (span, *(span.get("links") or ())):
+                    for key in ("traceId", "spanId", "parentSpanId"):
+                        if holder.get(key):
+                            holder[key] = base64.b64encode(binascii.unhexlify(holder[key])).decode()
+
+
+def _to_batch(request: ExportTraceServiceRequest, *, keep_content: bool) -> Batch:
+    spans: list[tuple[Span, Resource]] = []
+    num_rejected = 0
+    for resource_spans in request.resource_spans:
+        resource = _resource(resource_spans, keep_content=keep_content)
+        for scope_spans in resource_spans.scope_spans:
+            scope = clip(scope_spans.scope.name, MAX_NAME_CHARS)
+            for wire in scope_spans.spans:
+                if _is_sound(wire):
+                    spans.append((_span(wire, scope, keep_content=keep_content), resource))
+                else:
+                    num_rejected += 1
+    reason = "span without a 16-byte trace id, an 8-byte span id or a start time" if num_rejected else ""
+    return Batch(tuple(spans), num_rejected, reason)
+
+
+def _is_sound(wire: WireSpan) -> bool:
+    return (
+        len(wire.trace_id) == 16
+        and len(wire.span_id) == 8
+        and any(wire.trace_id)
+        and any(wire.span_id)
+        and len(wire.parent_span_id) in (0, 8)
+        and 0 < wire.start_time_unix_nano < 1 << 63
+        and wire.end_time_unix_nano < 1 << 63
+    )
+
+
+def _resource(resource_spans: ResourceSpans, *, keep_content: bool) -> Resource:
+    attributes = _attributes(resource_spans.resource.attributes, keep_content=keep_content)
+    service = next((str(value) for key, value in attributes if key == "service.name"), "") or "unknown_service"
+    return Resource(service, tuple(pair for pair in attributes if pair[0] != "service.name"))
+
+
+def _span(wire: WireSpan, scope: str, *, keep_content: bool) -> Span:
+    parent = wire.parent_span_id.hex() if any(wire.parent_span_id) else ""
+    return Span(
+        trace_id=wire.trace_id.hex(),
+        span_id=wire.span_id.hex(),
+        parent_id=parent,
+        name=clip(wire.name, MAX_NAME_CHARS) or "unnamed",
+        kind=int(wire.kind),
+        start_ns=wire.start_time_unix_nano,
+        end_ns=max(wire.start_time_unix_nano, wire.end_time_unix_nano),
+        status=int(wire.status.code),
+        status_message=clip(wire.status.message, MAX_VALUE_CHARS),
+        scope=scope,
+        attributes=_attributes(wire.attributes, keep_content=keep_content),
+        events=tuple(
+            SpanEvent(
+                event.time_unix_nano,
+                clip(event.name, MAX_NAME_CHARS),
+                _attributes(event.attributes, keep_content=keep_content),
+            )
+            for event in wire.events[:MAX_EVENTS]
+        ),
+        links=tuple(SpanLink(link.trace_id.hex(), link.span_id.hex()) for link in wire.links[:MAX_LINKS]),
+    )
+
+
+def _attributes(pairs: Any, *, keep_content: bool) -> Attributes:
+    return bounded([(pair.key, _plain(pair.value)) for pair in pairs], keep_content=keep_content)
+
+
+def _plain(value: AnyValue) -> AttributeValue:
+    """Strings, numbers and booleans as they are; lists, maps and bytes as JSON text."""
+    match value.WhichOneof("value"):
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case "int_value":
+            return value.int_value
+        case "double_value":
+            return value.double_value
+        case None:
+            return ""
+        case _:
+            return json.dumps(_tree(value, 0), ensure_ascii=False)
+
+
+def _tree(value: AnyValue, depth: int) -> Any:
+    if depth >= _MAX_ANY_DEPTH:
+        return "…"
+    match value.WhichOneof("value"):
+        case "array_value":
+            return [_tree(item, depth + 1) for item in value.array_value.values]
+        case "kvlist_value":
+            return {pair.key: _tree(pair.value, depth + 1) for pair in _pairs(value)}
+        case "bytes_value":
+            return base64.b64encode(value.bytes_value).decode()
+        case _:
+            return _plain(value)
+
+
+def _pairs(value: AnyValue) -> list[KeyValue]:
+    return list(value.kvlist_value.values)

@@ -1,0 +1,90 @@
+// One trace: fetched, drawn, and fetched again whenever late spans arrive.
+
+import { h, badge, emulated, empty } from "/page/dom.js";
+import { clock, count, day, seconds } from "/page/format.js";
+import { live } from "/page/live.js";
+import { serviceTag } from "/page/traces.js";
+import { Waterfall } from "/page/waterfall.js";
+
+const PATIENCE = 15; // seconds a trace may take to arrive before the page says that it is not there
+const SETTLE_MS = 300;
+
+export function traceView({ traceId, requestId }) {
+  const address = traceId ? `/api/v1/traces/${encodeURIComponent(traceId)}` : `/api/v1/requests/${encodeURIComponent(requestId)}/trace`;
+  const head = h("header", { class: "trace-head" });
+  const drawing = new Waterfall();
+  const element = h("div", { class: "trace" }, head, drawing.element);
+  const openedAt = Date.now();
+  let timer = 0;
+  let closed = false;
+  let revision = -1;
+  let id = traceId ?? "";
+
+  const load = async () => {
+    timer = 0;
+    try {
+      const answer = await fetch(address);
+      if (closed) return;
+      if (answer.ok) show(await answer.json());
+      else if (answer.status === 404) missing((await answer.json()).error?.message ?? "not found");
+      else missing(`the console answered ${answer.status}`);
+    } catch (error) {
+      console.warn("trace could not be read", error);
+      soon(2000);
+    }
+  };
+  const show = (trace) => {
+    if (closed || trace.revision === revision) return;
+    revision = trace.revision;
+    id = trace.trace_id;
+    head.replaceChildren(...headline(trace));
+    drawing.draw(trace);
+  };
+  const missing = (message) => {
+    if (revision >= 0) return; // what is drawn is better than nothing
+    const waiting = Date.now() - openedAt < PATIENCE * 1000;
+    head.replaceChildren(h("h1", null, waiting ? "Waiting for spans…" : "No such trace"), empty(message), h("a", { href: "#/traces" }, "All traces"));
+    if (waiting) soon(1000);
+  };
+  const soon = (after = SETTLE_MS) => (timer ||= setTimeout(load, after));
+  const onTraces = ({ detail }) => {
+    const mine = detail.find((line) => line.trace_id === id || (requestId && line.request_ids.includes(requestId)));
+    if (mine ? mine.revision !== revision : detail.length === 0) soon();
+  };
+  live.addEventListener("traces", onTraces);
+  load();
+  return {
+    element,
+    title: "Trace",
+    close: () => {
+      closed = true;
+      clearTimeout(timer);
+      live.removeEventListener("traces", onTraces);
+    },
+  };
+}
+
+function headline(trace) {
+  const model = live.model(trace.model)?.name ?? trace.model;
+  const facts = [
+    ["Duration", seconds(trace.duration_s)],
+    ["Started", h("time", { title: day(trace.start_at), datetime: new Date(trace.start_at * 1000).toISOString() }, clock(trace.start_at, true))],
+    model && ["Model", model],
+    ["Spans", String(trace.rows.length)],
+    ...trace.request_ids.slice(0, 2).map((id) => ["Request", h("code", null, id)]),
+    ["Trace", h("code", null, trace.trace_id)],
+  ];
+  const notes = [
+    trace.num_errors ? badge(count(trace.num_errors, "error"), "bad") : null,
+    trace.phases.length ? badge("cold start", "cold") : null,
+    emulated(trace.is_emulated),
+    trace.num_orphans ? badge(count(trace.num_orphans, "orphan"), "warn", "Spans whose parent is not here: not arrived yet, not sampled, or the client's own") : null,
+    trace.num_dropped ? badge(`${trace.num_dropped} dropped`, "warn", "Past the bound of spans for one trace") : null,
+  ];
+  return [
+    h("p", { class: "crumbs" }, h("a", { href: "#/traces" }, "Traces")),
+    h("h1", null, trace.name || "Trace", ...notes.filter(Boolean)),
+    h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
+    h("p", { class: "services", "aria-label": "Services" }, trace.services.map(serviceTag)),
+  ];
+}

@@ -1,0 +1,98 @@
+// The list of traces, latest first, filtered as one types.
+
+import { h, keyed, badge, empty } from "/page/dom.js";
+import { plainService, serviceHue } from "/page/colours.js";
+import { bytes, clock, count, seconds, short } from "/page/format.js";
+import { live } from "/page/live.js";
+import { panel, table } from "/page/fleet.js";
+
+const COLUMNS = ["Time", "Trace", "Model", "Services", "Spans", "Duration"];
+const LIMIT = 200;
+
+export function tracesView() {
+  const body = h("tbody");
+  const note = h("p", { class: "note", role: "status" });
+  const filter = h("input", { type: "search", id: "filter", placeholder: "model, service, request or trace id", spellcheck: "false", autocomplete: "off", "aria-keyshortcuts": "/" });
+  const onlyErrors = h("input", { type: "checkbox", id: "errors" });
+  const onlyCold = h("input", { type: "checkbox", id: "cold" });
+  const bar = h(
+    "form",
+    { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
+    h("label", { for: "filter", class: "hidden" }, "Filter traces"),
+    filter,
+    h("kbd", { "aria-hidden": "true" }, "/"),
+    h("label", null, onlyErrors, "errors"),
+    h("label", null, onlyCold, "cold starts"),
+    note,
+  );
+  const element = h("div", { class: "traces" }, h("h1", { class: "hidden" }, "Traces"), panel("Traces", "trace-list", bar, table("Latest traces", COLUMNS, body)));
+
+  let page = { traces: [], num_kept: 0, num_bytes: 0, num_evicted: 0 };
+  let timer = 0;
+  let closed = false;
+  let loaded = false;
+
+  const draw = () => {
+    const rows = page.traces.filter((t) => (!onlyErrors.checked || t.num_errors) && (!onlyCold.checked || t.is_cold));
+    const longest = Math.max(...rows.map((t) => t.end_ns - t.start_ns), 1);
+    const nothing = page.num_kept ? "No trace matches." : "No trace has come in yet. Services send them to /v1/traces (OTLP over HTTP).";
+    const shown = rows.length || !loaded ? rows : [{ nothing }];
+    keyed(body, shown, (t) => t.trace_id ?? "", (t) => traceRow(t, longest), () => longest);
+    const gone = page.num_evicted ? `, ${page.num_evicted} older ones gone` : "";
+    note.textContent = `${count(rows.length, "trace")} shown, ${page.num_kept} kept (${bytes(page.num_bytes)})${gone}`;
+  };
+  const load = async () => {
+    timer = 0;
+    try {
+      const answer = await fetch(`/api/v1/traces?limit=${LIMIT}&q=${encodeURIComponent(filter.value.slice(0, 200))}`);
+      if (!answer.ok || closed) return;
+      page = await answer.json();
+      loaded = true;
+      draw();
+    } catch (error) {
+      console.warn("traces could not be read", error);
+    }
+  };
+  const soon = () => (timer ||= setTimeout(load, 250));
+  live.addEventListener("traces", soon);
+  filter.addEventListener("input", soon);
+  for (const box of [onlyErrors, onlyCold]) box.addEventListener("change", draw);
+  load();
+  return {
+    element,
+    title: "Traces",
+    close: () => {
+      closed = true;
+      clearTimeout(timer);
+      live.removeEventListener("traces", soon);
+    },
+  };
+}
+
+function traceRow(trace, longest) {
+  if (trace.nothing) return h("tr", null, h("td", { colspan: String(COLUMNS.length) }, empty(trace.nothing)));
+  const took = (trace.end_ns - trace.start_ns) / 1e9;
+  const width = `${Math.max((100 * (trace.end_ns - trace.start_ns)) / longest, 0.5)}%`;
+  const hue = String(serviceHue(trace.service));
+  return h(
+    "tr",
+    { class: trace.num_errors ? "failed" : null },
+    h("td", { class: "num" }, clock(trace.start_ns / 1e9)),
+    h(
+      "td",
+      { class: "name" },
+      h("a", { href: `#/trace/${trace.trace_id}`, "data-focus": "trace" }, trace.name || "unnamed"),
+      trace.num_errors ? badge(count(trace.num_errors, "error"), "bad") : null,
+      trace.is_cold ? badge("cold start", "cold") : null,
+      h("small", { class: "id", title: trace.trace_id }, trace.request_ids[0] ? short(trace.request_ids[0]) : short(trace.trace_id)),
+    ),
+    h("td", null, live.model(trace.model)?.name ?? trace.model),
+    h("td", null, h("span", { class: "services" }, trace.services.slice(0, 10).map(serviceTag))),
+    h("td", { class: "num" }, String(trace.num_spans)),
+    h("td", { class: "took" }, h("span", { class: "num" }, seconds(took)), h("span", { class: "lane", "aria-hidden": "true" }, h("i", { style: { width, "--h": hue } }))),
+  );
+}
+
+export function serviceTag(name) {
+  return h("span", { class: "service" }, h("i", { class: "swatch", style: { "--h": String(serviceHue(name)) }, "aria-hidden": "true" }), plainService(name));
+}

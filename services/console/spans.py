@@ -1,0 +1,132 @@
+"""One finished span as the console keeps it, and the bounds that keep every span small.
+
+Times are epoch nanoseconds. Ids are lower-case hex (32 characters for a trace, 16 for a span).
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+
+AttributeValue = bool | int | float | str
+Attributes = tuple[tuple[str, AttributeValue], ...]
+
+MAX_NAME_CHARS = 256
+MAX_VALUE_CHARS = 1024
+MAX_ATTRIBUTES = 64
+MAX_EVENTS = 32
+MAX_LINKS = 16
+
+# The attributes under which OpenTelemetry instrumentation puts what people wrote and what models answered.
+# Dropped on arrival unless prompts are opted in: a trace store is no place for them.
+CONTENT_ATTRIBUTES = frozenset(
+    {
+        "gen_ai.prompt",
+        "gen_ai.completion",
+        "gen_ai.input.messages",
+        "gen_ai.output.messages",
+        "gen_ai.system_instructions",
+        "gen_ai.tool.call.arguments",
+        "gen_ai.tool.call.result",
+        "input.value",
+        "output.value",
+    }
+)
+CONTENT_PREFIXES = (
+    "gen_ai.prompt.",
+    "gen_ai.completion.",
+    "llm.prompts",
+    "llm.completions",
+    "llm.input_messages",
+    "llm.output_messages",
+    "traceloop.entity.input",
+    "traceloop.entity.output",
+)
+
+
+class SpanKind(IntEnum):
+    """OTLP's numbers."""
+
+    UNSPECIFIED = 0
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+    PRODUCER = 4
+    CONSUMER = 5
+
+
+class StatusCode(IntEnum):
+    UNSET = 0
+    OK = 1
+    ERROR = 2
+
+
+class SpanEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Something that happened inside a span."""
+
+    time_ns: int
+    name: str
+    attributes: Attributes = ()
+
+
+class SpanLink(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A pointer at a span of this or another trace."""
+
+    trace_id: str
+    span_id: str
+
+
+class Resource(msgspec.Struct, frozen=True, array_like=True):
+    """Who sent the span: the process, with the attributes of its resource."""
+
+    service: str
+    attributes: Attributes = ()
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """One finished span. `parent_id` is "" for a root."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    name: str
+    kind: int
+    start_ns: int
+    end_ns: int
+    status: int = 0
+    status_message: str = ""
+    scope: str = ""
+    attributes: Attributes = ()
+    events: tuple[SpanEvent, ...] = ()
+    links: tuple[SpanLink, ...] = ()
+
+    def attribute(self, key: str) -> AttributeValue | None:
+        """The value of one attribute, or None."""
+        for name, value in self.attributes:
+            if name == key:
+                return value
+        return None
+
+    @property
+    def is_error(self) -> bool:
+        return self.status == StatusCode.ERROR
+
+
+def is_content(key: str) -> bool:
+    """True when an attribute of this name carries prompt or answer text."""
+    return key in CONTENT_ATTRIBUTES or key.startswith(CONTENT_PREFIXES)
+
+
+def clip(text: str, max_chars: int) -> str:
+    """`text`, cut to `max_chars` with an ellipsis so that a reader sees that something is missing."""
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+
+
+def bounded(attributes: Sequence[tuple[str, AttributeValue]], *, keep_content: bool) -> Attributes:
+    """The first MAX_ATTRIBUTES attributes, each value clipped, content dropped unless opted in."""
+    kept = [
+        (clip(key, MAX_NAME_CHARS), clip(value, MAX_VALUE_CHARS) if isinstance(value, str) else value)
+        for key, value in attributes
+        if keep_content or not is_content(key)
+    ]
+    return tuple(kept[:MAX_ATTRIBUTES])

@@ -1,0 +1,160 @@
+"""A trace as the page draws it: rows in tree order with offsets, services and the cold-start phases.
+
+Source of the shape: any trace UI; what is our own is the treatment of broken trees. A span whose parent never came
+is an orphan and stands at the top level with its mark; parents that form a ring are cut open at their earliest span.
+Nothing is lost: every span of the trace is exactly one row.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+from glowplug.telemetry import semconv
+
+from services.console.spans import AttributeValue, Resource, Span
+from services.console.trace_store import TraceSummary
+
+
+class Point(msgspec.Struct, frozen=True):
+    """An event on a row. `offset_s` counts from the start of the trace."""
+
+    name: str
+    offset_s: float
+    attributes: dict[str, AttributeValue]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One span. `offset_s` counts from the start of the trace; `parent_id` is "" for every top row."""
+
+    span_id: str
+    parent_id: str
+    depth: int
+    num_children: int
+    name: str
+    service: str
+    kind: int
+    offset_s: float
+    duration_s: float
+    is_error: bool
+    is_orphan: bool
+    status_message: str
+    phase: str
+    attributes: dict[str, AttributeValue]
+    resource: dict[str, AttributeValue]
+    events: list[Point]
+
+
+class PhaseBar(msgspec.Struct, frozen=True):
+    """One stage of the cold start inside the trace."""
+
+    name: str
+    span_id: str
+    offset_s: float
+    duration_s: float
+    predicted_s: float
+
+
+class Waterfall(msgspec.Struct, frozen=True):
+    """Everything the page needs to draw one trace. `start_at` is epoch seconds."""
+
+    trace_id: str
+    name: str
+    service: str
+    model: str
+    request_ids: tuple[str, ...]
+    start_at: float
+    duration_s: float
+    num_errors: int
+    num_orphans: int
+    num_dropped: int
+    is_emulated: bool
+    revision: int
+    services: list[str]
+    phases: list[PhaseBar]
+    rows: list[Row]
+
+
+def waterfall(summary: TraceSummary, spans: Sequence[tuple[Span, Resource]]) -> Waterfall:
+    """Rows in depth-first order, siblings by start time. `spans` come sorted by start time."""
+    known = {span.span_id for span, _ in spans}
+    children: dict[str, list[tuple[Span, Resource]]] = {}
+    tops: list[tuple[Span, Resource]] = []
+    for pair in spans:
+        parent = pair[0].parent_id
+        if parent in known and parent != pair[0].span_id:
+            children.setdefault(parent, []).append(pair)
+        else:
+            tops.append(pair)
+    rows: list[Row] = []
+    seen: set[str] = set()
+    for top in tops:
+        _descend(top, children, summary.start_ns, rows, seen)
+    for pair in spans:  # what no top level reaches hangs on a ring of parents
+        if pair[0].span_id not in seen:
+            _descend(pair, children, summary.start_ns, rows, seen)
+    return Waterfall(
+        trace_id=summary.trace_id,
+        name=summary.name,
+        service=summary.service,
+        model=summary.model,
+        request_ids=summary.request_ids,
+        start_at=summary.start_ns / 1e9,
+        duration_s=summary.duration_s,
+        num_errors=summary.num_errors,
+        num_orphans=sum(row.is_orphan for row in rows),
+        num_dropped=summary.num_dropped,
+        is_emulated=any(row.attributes.get(semconv.ATTR_EMULATED) is True for row in rows),
+        revision=summary.revision,
+        services=list(dict.fromkeys(row.service for row in rows)),
+        phases=[_phase(row) for row in sorted(rows, key=lambda row: row.offset_s) if row.phase],
+        rows=rows,
+    )
+
+
+def _descend(
+    top: tuple[Span, Resource],
+    children: dict[str, list[tuple[Span, Resource]]],
+    origin_ns: int,
+    rows: list[Row],
+    seen: set[str],
+) -> None:
+    stack = [(top, 0)]
+    while stack:
+        (span, resource), depth = stack.pop()
+        if span.span_id in seen:
+            continue
+        seen.add(span.span_id)
+        mine = children.get(span.span_id, [])
+        rows.append(_row(span, resource, depth, len(mine), origin_ns, is_top=depth == 0))
+        stack.extend((child, depth + 1) for child in reversed(mine))
+
+
+def _row(span: Span, resource: Resource, depth: int, num_children: int, origin_ns: int, *, is_top: bool) -> Row:
+    return Row(
+        span_id=span.span_id,
+        parent_id="" if is_top else span.parent_id,
+        depth=depth,
+        num_children=num_children,
+        name=span.name,
+        service=resource.service,
+        kind=span.kind,
+        offset_s=(span.start_ns - origin_ns) / 1e9,
+        duration_s=(span.end_ns - span.start_ns) / 1e9,
+        is_error=span.is_error,
+        is_orphan=is_top and bool(span.parent_id),
+        status_message=span.status_message,
+        phase=str(span.attribute(semconv.ATTR_PHASE) or ""),
+        attributes=dict(span.attributes),
+        resource=dict(resource.attributes),
+        events=[Point(e.name, (e.time_ns - origin_ns) / 1e9, dict(e.attributes)) for e in span.events],
+    )
+
+
+def _phase(row: Row) -> PhaseBar:
+    predicted = row.attributes.get(semconv.ATTR_PREDICTED_SECONDS, 0.0)
+    return PhaseBar(
+        name=row.phase,
+        span_id=row.span_id,
+        offset_s=row.offset_s,
+        duration_s=row.duration_s,
+        predicted_s=float(predicted) if isinstance(predicted, int | float) else 0.0,
+    )
