@@ -47,6 +47,8 @@ class RegionWriter:
         if self.num_bytes > self._max_bytes:
             raise NoSpace(f"{self.num_bytes} bytes of weights, room for {self._max_bytes}")
         landed = resumable(self.region.read_meta(), self._identity, self.info)
+        if landed.total and not all(self._path(f).is_file() for f in self.info.files):
+            landed = Intervals()
         if not landed.total:
             self.region.clear_bytes()
         self.landed = landed
@@ -65,7 +67,7 @@ class RegionWriter:
         return landed.total
 
     def _open_file(self, file: SourceFile) -> int:
-        path = self.region.files / file.path if file.path else self.region.blob
+        path = self._path(file)
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         if file.num_bytes:
@@ -118,6 +120,9 @@ class RegionWriter:
     def save(self) -> None:
         """Write down which bytes landed, so that a killed fetch resumes."""
         self.region.write_meta({**self._identity, "num_bytes": self.num_bytes, "landed": self.landed.as_list()})
+
+    def _path(self, file: SourceFile) -> Path:
+        return self.region.files / file.path if file.path else self.region.blob
 
     def path(self) -> Path:
         return self.region.files if self.info.is_directory else self.region.blob

@@ -1,0 +1,102 @@
+"""The bytes of one node's host memory that weights may take: who has them, and how room is made."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.prefetcher_words import Cached, DropRegion, Want
+from glowplug.domain.decision import DecisionRecord
+from glowplug.events.facts import WeightsEvicted
+from glowplug.policies.decisions import EvictDecision
+from glowplug.policies.residency.resident import Resident
+
+Held = Callable[[str], str]  # digest -> why it must stay, "" when it may go
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a fetch fits. `num_bytes` None: not now, and `why` says so. `decision` tells who has to leave first."""
+
+    num_bytes: int | None
+    decision: EvictDecision
+    why: str = ""
+    never: bool = False  # larger than the whole cache
+
+
+class HostCache:
+    """Never promises more than `capacity_bytes`. Every entry counts, whether complete, partial or reserved."""
+
+    def __init__(self, node_id: str, capacity_bytes: int, policy: str, evict: Callable[..., EvictDecision]) -> None:
+        self.node_id, self.capacity_bytes = node_id, capacity_bytes
+        self._policy, self._evict = policy, evict
+        self.entries: dict[str, Cached] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(c.num_bytes for c in self.entries.values())
+
+    def fit(self, digest: str, size: int, held: Held) -> Fit:
+        """Room for `size` bytes of `digest` (0: unknown, whatever is free). Bytes it has already are its own."""
+        if size > self.capacity_bytes:
+            why = f"{size} bytes of weights, the host cache of {self.node_id} has {self.capacity_bytes}"
+            return Fit(None, EvictDecision(reason=why), why, never=True)
+        own = self.entries.get(digest)
+        free = self.capacity_bytes - self.used_bytes + (own.num_bytes if own else 0)
+        if max(size, 1) <= free:
+            return Fit(size or free, EvictDecision(reason="there is room"))
+        residents = self._residents(held, without=digest)
+        decision = self._evict(residents, max(size, 1) - free)
+        if decision.victims:
+            return Fit(size or free + decision.freed_bytes, decision)
+        users = ", ".join(f"{r.name[:12]} ({r.held})" for r in residents if r.held)
+        return Fit(None, decision, f"{decision.reason}; the host cache of {self.node_id} is taken by {users}")
+
+    def reserve(self, digest: str, num_bytes: int, model_keys: Iterable[str], now_s: float) -> None:
+        known = self.entries.get(digest)
+        keys = (known.model_keys if known else set()) | set(model_keys)
+        self.entries[digest] = Cached(digest, num_bytes, False, now_s, keys)
+
+    def settle(self, digest: str, num_bytes: int, complete: bool, now_s: float) -> None:
+        """A fetch is over: what it keeps takes the place of what it had reserved."""
+        known = self.entries.pop(digest, None)
+        if num_bytes > 0:
+            self.entries[digest] = Cached(digest, num_bytes, complete, now_s, known.model_keys if known else set())
+
+    def shrink(self, held: Held) -> EvictDecision:
+        """Who leaves when more is there than the capacity (which may have been lowered since)."""
+        return self._evict(self._residents(held), self.used_bytes - self.capacity_bytes)
+
+    def evict(self, decision: EvictDecision, want: Want | None, now_s: float) -> list[Effect]:
+        """Carry out a decision for the sake of `want`."""
+        if not decision.victims:
+            return []
+        cause = want.command if want else None
+        effects: list[Effect] = []
+        for digest in decision.victims:
+            num_bytes = self.entries.pop(digest).num_bytes
+            fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=num_bytes, reason=decision.reason)
+            effects += [DropRegion(digest, evicted=True), Publish(fact, cause)]
+        record = DecisionRecord(
+            decision_id=f"d-evict-{self.node_id}-{decision.victims[0][:12]}-{round(now_s * 1000)}",
+            kind="evict",
+            policy=self._policy,
+            service="prefetcher",
+            reason=decision.reason,
+            made_at=now_s,
+            node_id=self.node_id,
+            model_key=want.model_key if want else "",
+            instance_id=want.instance_id if want else "",
+            chosen=", ".join(decision.victims),
+            inputs={"capacity_bytes": self.capacity_bytes, "freed_bytes": decision.freed_bytes},
+            rivals=decision.rivals,
+            cause_id=cause.event_id if cause else "",
+            traceparent=cause.traceparent if cause else "",
+        )
+        return [*effects, Record(record, cause)]
+
+    def _residents(self, held: Held, without: str = "") -> list[Resident]:
+        return [
+            Resident(name=c.digest, num_bytes=c.num_bytes, last_used_at=c.last_used_at, held=held(c.digest))
+            for c in self.entries.values()
+            if c.digest != without
+        ]
