@@ -1,0 +1,65 @@
+"""Hypothesis strategies for every value type, made from its annotations."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from enum import StrEnum
+from types import UnionType
+from typing import Any
+
+from hypothesis import strategies as st
+
+from glowplug.events import Event
+
+MAX_ITEMS = 2
+EXACT = 2**53  # the largest integer every JSON reader holds exactly
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+any_json = (
+    st.none() | st.booleans() | st.integers(-EXACT, EXACT) | numbers | texts | st.lists(texts, max_size=MAX_ITEMS)
+)
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    str: texts,
+    int: st.integers(-EXACT, EXACT),
+    float: numbers,
+    bool: st.booleans(),
+    Any: any_json,
+}
+
+
+def values(cls: type[Any]) -> st.SearchStrategy[Any]:
+    """Every value a frozen dataclass can have, all its fields drawn."""
+    hints = typing.get_type_hints(cls)
+    return st.builds(cls, **{f.name: of_hint(hints[f.name]) for f in dataclasses.fields(cls)})
+
+
+def of_hint(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of one annotation."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return st.lists(of_hint(args[0]), max_size=MAX_ITEMS).map(tuple)
+    if origin is Mapping:
+        return st.dictionaries(of_hint(args[0]), of_hint(args[1]), max_size=MAX_ITEMS)
+    if origin is UnionType:
+        return st.integers(-EXACT, EXACT) | numbers | texts
+    if dataclasses.is_dataclass(hint):
+        return values(typing.cast(type[Any], hint))
+    if issubclass(hint, StrEnum):
+        return st.sampled_from(hint)
+    return PLAIN[hint]
+
+
+def events(payload: type[Any]) -> st.SearchStrategy[Event]:
+    """Every event that carries `payload`."""
+    return st.builds(
+        Event,
+        event_id=texts,
+        type=st.just(payload.TYPE),
+        occurred_at=numbers,
+        issuer=texts,
+        data=values(payload),
+        cause_id=texts,
+        traceparent=texts,
+        epoch=PLAIN[int],
+        schema=st.just(1),
+    )
