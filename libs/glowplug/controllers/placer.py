@@ -46,7 +46,7 @@ class _Placement:
     node_id: str = ""
     decision_id: str = ""
     victims: tuple[str, ...] = ()
-    asked_victims_at: float = 0.0
+    asked_victims_at: float = float("-inf")
     started_at: float = 0.0
     sent_at: float = 0.0
     last_reason: str = ""

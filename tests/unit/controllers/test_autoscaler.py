@@ -1,0 +1,175 @@
+"""The autoscaler: one owner of models and of how many instances each has."""
+
+import pytest
+
+from glowplug.controllers import operator
+from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
+from glowplug.domain.errors import Conflict, ModelNotFound
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
+from glowplug.events.facts import InstanceDraining, InstanceFailed, InstanceReady, InstanceStarting, RequestWaiting
+from glowplug.policies.scaling.reactive import scale
+from tests.fleet_builder import a_model, an_event, an_instance, load_report
+
+
+def autoscaler(*models) -> AutoscalerController:
+    controller = AutoscalerController(scale, "reactive", epoch=7)
+    for model in models:
+        controller.handle(operator.Deploy(model=model), 0.0)
+    return controller
+
+
+def waiting(num=1, key="m", since=1.0):
+    fact = RequestWaiting(
+        model_key=key, request_id="r-1", router_id="router-1", num_waiting=num, waiting_since=since, deadline_at=60.0
+    )
+    return an_event(fact, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+
+
+def published(effects, cls):
+    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
+
+
+def test_a_thousand_waiters_ask_for_one_instance():
+    controller = autoscaler(a_model())
+    effects = [e for n in range(1, 1001) for e in controller.handle(waiting(n), 2.0)]
+    (command,) = published(effects, PlaceInstance)
+    assert command.wanted_at == 1.0
+    (record,) = [e.decision for e in effects if isinstance(e, Record)]
+    assert record.request_id == "r-1" and record.inputs["waiting"] == 1
+
+
+def test_the_command_carries_the_cause_of_the_request():
+    event = waiting()
+    (command,) = [e for e in autoscaler(a_model()).handle(event, 2.0) if isinstance(e, Publish)]
+    assert command.cause is event
+
+
+def test_an_unanswered_placement_is_asked_again_under_the_same_id():
+    controller = autoscaler(a_model())
+    (first,) = published(controller.handle(waiting(), 2.0), PlaceInstance)
+    assert published(controller.handle(waiting(), 2.5), PlaceInstance) == []
+    (again,) = published(controller.handle(waiting(), 4.1), PlaceInstance)
+    assert again.instance_id == first.instance_id
+
+
+def test_an_instance_on_its_way_is_not_asked_for_twice():
+    controller = autoscaler(a_model())
+    (command,) = published(controller.handle(waiting(), 2.0), PlaceInstance)
+    starting = an_instance(command.instance_id, state=InstanceState.STARTING)
+    controller.handle(an_event(InstanceStarting(instance=starting)), 2.1)
+    assert published(controller.handle(waiting(5), 10.0), PlaceInstance) == []
+
+
+def test_demand_that_goes_away_cancels_what_was_not_placed():
+    controller = autoscaler(a_model())
+    (command,) = published(controller.handle(waiting(), 2.0), PlaceInstance)
+    controller.handle(load_report(m=ModelLoad()), 2.2)
+    (cancel,) = published(controller.handle(Tick(), 2.5), CancelPlacement)
+    assert cancel.instance_id == command.instance_id
+
+
+def test_idle_for_keep_alive_is_drained_once_and_only_while_routers_speak():
+    controller = autoscaler(a_model(keep_alive_s=10))
+    controller.handle(an_event(InstanceReady(instance=an_instance(ready_at=5.0))), 5.0)
+    assert published(controller.handle(Tick(), 20.0), StopInstance) == [], "no router has spoken"
+    controller.handle(load_report(m=ModelLoad(last_active_at=6.0)), 20.0)
+    (stop,) = published(controller.handle(Tick(), 20.1), StopInstance)
+    assert (stop.target, stop.instance_id) == ("node-1", "i-1")
+    assert published(controller.handle(Tick(), 20.6), StopInstance) == [], "sent a moment ago"
+
+
+def test_a_drain_it_began_is_taken_back_when_a_request_comes():
+    controller = autoscaler(a_model(keep_alive_s=10))
+    controller.handle(an_event(InstanceReady(instance=an_instance(ready_at=5.0))), 5.0)
+    controller.handle(load_report(m=ModelLoad(last_active_at=6.0)), 20.0)
+    controller.handle(Tick(), 20.1)
+    draining = an_instance(state=InstanceState.DRAINING, revision=2)
+    controller.handle(an_event(InstanceDraining(instance=draining)), 20.2)
+    effects = controller.handle(waiting(since=20.3), 20.3)
+    assert [c.instance_id for c in published(effects, ResumeInstance)] == ["i-1"]
+    assert published(effects, PlaceInstance) == []
+
+
+def test_a_drain_somebody_else_began_is_left_alone_and_a_new_instance_asked_for():
+    controller = autoscaler(a_model())
+    controller.handle(an_event(InstanceDraining(instance=an_instance(state=InstanceState.DRAINING))), 20.0)
+    effects = controller.handle(waiting(since=20.3), 20.3)
+    assert published(effects, ResumeInstance) == []
+    assert len(published(effects, PlaceInstance)) == 1
+
+
+def test_failed_starts_back_off_and_an_operator_may_try_at_once():
+    controller = autoscaler(a_model())
+    failed = an_instance("i-1", state=InstanceState.FAILED, reason="no such file")
+    controller.handle(an_event(InstanceFailed(instance=failed)), 10.0)
+    assert published(controller.handle(waiting(), 10.1), PlaceInstance) == []
+    assert len(published(controller.handle(waiting(), 10.6), PlaceInstance)) == 1
+    other = autoscaler(a_model())
+    other.handle(an_event(InstanceFailed(instance=failed)), 10.0)
+    assert len(published(other.handle(operator.Load("m"), 10.1), PlaceInstance)) == 1
+
+
+def test_load_and_unload():
+    controller = autoscaler(a_model())
+    (command,) = published(controller.handle(operator.Load("m"), 1.0), PlaceInstance)
+    ready = an_instance(command.instance_id, ready_at=2.0)
+    controller.handle(an_event(InstanceReady(instance=ready)), 2.0)
+    controller.handle(load_report(m=ModelLoad()), 2.5)
+    assert published(controller.handle(Tick(), 3.0), StopInstance) == [], "its keep-alive runs"
+    (stop,) = published(controller.handle(operator.Unload("m"), 4.0), StopInstance)
+    assert stop.instance_id == command.instance_id
+
+
+def test_a_drained_model_starts_nothing_until_loaded():
+    controller = autoscaler(a_model())
+    (saved,) = [e.value for e in controller.handle(operator.Suspend("m"), 1.0) if isinstance(e, Save)]
+    assert saved.suspended
+    assert published(controller.handle(waiting(), 2.0), PlaceInstance) == []
+    assert len(published(controller.handle(operator.Load("m"), 3.0), PlaceInstance)) == 1
+
+
+def test_deploy_same_again_changes_nothing_and_a_change_grows_the_revision():
+    controller = autoscaler(a_model(keep_alive_s=5))
+    before = controller.models["m"]
+    assert controller.handle(operator.Deploy(model=a_model(keep_alive_s=5)), 9.0) == []
+    controller.handle(operator.Deploy(model=a_model(keep_alive_s=6)), 9.0)
+    assert controller.models["m"].revision > before.revision
+
+
+def test_conflicts_and_unknown_models_are_typed():
+    controller = autoscaler(a_model("a", aliases=("x",)))
+    with pytest.raises(Conflict):
+        controller.handle(operator.Deploy(model=a_model("a"), create=True), 1.0)
+    with pytest.raises(Conflict, match="'x'"):
+        controller.handle(operator.Deploy(model=a_model("b", aliases=("x",))), 1.0)
+    with pytest.raises(ModelNotFound):
+        controller.handle(operator.Load("nope"), 1.0)
+
+
+def test_undeploy_stops_instances_and_removes_the_row():
+    controller = autoscaler(a_model())
+    controller.handle(an_event(InstanceReady(instance=an_instance())), 1.0)
+    effects = controller.handle(operator.Undeploy("m"), 2.0)
+    assert Remove("models", "m") in effects
+    assert [s.instance_id for s in published(effects, StopInstance)] == ["i-1"]
+
+
+def test_instances_of_an_unknown_model_are_stopped_only_after_the_models_had_time_to_load():
+    controller = autoscaler()
+    controller.restore("instances", {"i-1": an_instance()}, 0.0)
+    assert controller.handle(Tick(), 1.0) == []
+    assert len(published(controller.handle(Tick(), 12.0), StopInstance)) == 1
+
+
+def test_a_store_that_lost_its_models_gets_them_back():
+    controller = autoscaler(a_model())
+    assert controller.restore("models", {}, 1.0) == [Save("models", "m", controller.models["m"])]
+
+
+def test_preload_asks_for_an_instance_when_deployed():
+    controller = autoscaler()
+    effects = controller.handle(operator.Deploy(model=a_model(preload=True)), 1.0)
+    assert len(published(effects, PlaceInstance)) == 1

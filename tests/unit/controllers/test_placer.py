@@ -1,0 +1,210 @@
+"""The placer: where an instance goes, and who makes room."""
+
+import pytest
+
+from glowplug.controllers.effects import Publish, Record, Remove, Tick
+from glowplug.controllers.placer import Cordon, PlacerController
+from glowplug.domain.errors import StaleEpoch
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.commands import CancelPlacement, FetchWeights, PlaceInstance, StartInstance, StopInstance
+from glowplug.events.facts import InstanceFailed, InstanceReady, InstanceStarting, InstanceStopped, NodeBeat, NodeLeft
+from glowplug.policies.placement.first_fit import place
+from glowplug.policies.residency.lru import evict
+from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
+
+LONG_AGO = 0.0
+
+
+def placer(*nodes, models=()) -> PlacerController:
+    controller = PlacerController(place, evict, {"placement": "first_fit", "residency": "lru"}, epoch=3)
+    controller.restore("nodes", {n.node_id: n for n in nodes}, LONG_AGO)
+    controller.restore("models", {m.key: m for m in models}, LONG_AGO)
+    controller.handle(Tick(), LONG_AGO)
+    return controller
+
+
+def beat(controller, now_s, *nodes):
+    effects = []
+    for node in nodes:
+        effects += controller.handle(an_event(NodeBeat(node=node)), now_s)
+    return effects
+
+
+def asked(model, instance_id="i-new", epoch=1, wanted_at=9.0):
+    command = PlaceInstance(instance_id=instance_id, model=model, reason="1 waiting", wanted_at=wanted_at)
+    return an_event(command, issuer="autoscaler-1", epoch=epoch)
+
+
+def payloads(effects, cls):
+    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
+
+
+def test_a_place_command_becomes_a_decision_a_fetch_and_a_start():
+    controller = placer(a_node())
+    effects = controller.handle(asked(a_model(mib=100)), 5.0)
+    (record,) = [e.decision for e in effects if isinstance(e, Record)]
+    (fetch,), (start,) = payloads(effects, FetchWeights), payloads(effects, StartInstance)
+    assert (record.kind, record.policy, record.gpu_id) == ("place", "first_fit", "node-1/0")
+    assert record.inputs["need_bytes"] == 100 * MIB
+    assert start.decision_id == record.decision_id
+    assert start.workers[0].num_bytes == 100 * MIB
+    assert fetch.target == start.target == "node-1"
+    assert start.phases[0].started_at == 9.0
+
+
+def test_a_model_without_weights_is_not_fetched():
+    from glowplug.domain.model import WeightsRef
+
+    effects = placer(a_node()).handle(asked(a_model(weights=WeightsRef(uri=""))), 5.0)
+    assert payloads(effects, FetchWeights) == []
+    assert len(payloads(effects, StartInstance)) == 1
+
+
+def test_bytes_promised_but_not_yet_granted_are_reserved():
+    controller = placer(a_node(gpus_mib=(150,)))
+    controller.handle(asked(a_model(mib=100), "i-1"), 5.0)
+    assert payloads(controller.handle(asked(a_model("n", mib=100), "i-2"), 5.0), StartInstance) == []
+
+
+def test_the_same_command_twice_starts_once():
+    controller = placer(a_node())
+    controller.handle(asked(a_model()), 5.0)
+    assert payloads(controller.handle(asked(a_model()), 5.5), StartInstance) == []
+
+
+def test_a_start_of_which_nothing_is_heard_is_sent_again_then_placed_anew():
+    controller = placer(a_node())
+    controller.handle(asked(a_model()), 5.0)
+    assert len(payloads(beat(controller, 7.5, a_node(revision=2)), StartInstance)) == 1
+    (stop,) = payloads(beat(controller, 20.5, a_node(revision=3)), StopInstance)
+    assert stop.reason == "placed anew"
+    assert len(payloads(controller.handle(Tick(), 21.0), StartInstance)) == 1
+
+
+def full_fleet(**fields):
+    """One GPU of 200 MiB, held by i-1 (model a) since long ago."""
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5)
+    controller = placer(node, models=[a_model("a", mib=150, **fields)])
+    controller.handle(an_event(InstanceReady(instance=an_instance("i-1", "a", mib=150, ready_at=1.0))), 2.0)
+    beat(controller, 10.0, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=6))
+    return controller
+
+
+def test_without_room_the_idle_instance_makes_room_and_the_newcomer_follows():
+    controller = full_fleet()
+    controller.handle(load_report(a=ModelLoad(last_active_at=3.0)), 10.0)
+    effects = controller.handle(asked(a_model("b", mib=150)), 10.1)
+    (stop,) = payloads(effects, StopInstance)
+    (record,) = [e.decision for e in effects if isinstance(e, Record)]
+    assert (stop.instance_id, record.kind, record.policy, record.chosen) == ("i-1", "evict", "lru", "i-1")
+    assert payloads(controller.handle(Tick(), 10.5), StopInstance) == [], "asked a moment ago"
+    stopped = an_instance("i-1", "a", InstanceState.STOPPED, mib=150, revision=2)
+    controller.handle(an_event(InstanceStopped(instance=stopped)), 11.0)
+    effects = beat(controller, 11.1, a_node(gpus_mib=(200,), revision=7))
+    assert [s.instance_id for s in payloads(effects, StartInstance)] == ["i-new"]
+
+
+@pytest.mark.parametrize(
+    ("load", "fields", "why"),
+    [
+        (ModelLoad(num_in_flight=1, in_flight_by_instance={"i-1": 1}), {}, "busy"),
+        (ModelLoad(num_waiting=2), {}, "waited for"),
+        (ModelLoad(), {"pinned": True}, "pinned"),
+        (ModelLoad(), {"priority": 5}, "more important"),
+    ],
+)
+def test_who_is_not_evicted(load, fields, why):
+    controller = full_fleet(**fields)
+    controller.handle(load_report(a=load), 10.0)
+    assert payloads(controller.handle(asked(a_model("b", mib=150)), 10.1), StopInstance) == [], why
+
+
+def test_nobody_is_evicted_while_no_router_speaks():
+    assert payloads(full_fleet().handle(asked(a_model("b", mib=150)), 10.1), StopInstance) == []
+
+
+def test_after_a_fair_wait_even_a_busy_instance_is_drained():
+    controller = full_fleet()
+    busy = ModelLoad(num_in_flight=1, in_flight_by_instance={"i-1": 1})
+    controller.handle(load_report(a=busy), 10.0)
+    controller.handle(asked(a_model("b", mib=150)), 10.1)
+    controller.handle(load_report(a=busy), 15.0)
+    newer = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=7)
+    (stop,) = payloads(beat(controller, 15.2, newer), StopInstance)
+    assert stop.instance_id == "i-1" and stop.grace_s > 0
+
+
+def test_a_drain_under_way_is_waited_for_instead_of_evicting_more():
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]}, revision=6)
+    controller = placer(node)
+    for instance_id, state in (("i-1", InstanceState.DRAINING), ("i-2", InstanceState.READY)):
+        fact = InstanceReady(instance=an_instance(instance_id, instance_id, state, ready_at=1.0))
+        controller.handle(an_event(fact), 5.0)
+    controller.handle(load_report(), 5.0)
+    assert payloads(controller.handle(asked(a_model("b", mib=100)), 5.1), StopInstance) == []
+
+
+def test_an_impossible_placement_is_answered_as_a_failed_start():
+    controller = placer(a_node(gpus_mib=(200,)))
+    controller.handle(asked(a_model(mib=500)), 5.0)
+    (failed,) = payloads(beat(controller, 9.0, a_node(gpus_mib=(200,), revision=2)), InstanceFailed)
+    assert failed.code == "no_capacity" and "largest GPU" in failed.instance.reason
+    assert controller.placements == {}
+
+
+def test_a_silent_node_has_left_and_its_instances_with_it():
+    controller = placer(a_node())
+    controller.handle(an_event(InstanceReady(instance=an_instance())), 1.0)
+    effects = controller.handle(Tick(), 8.5)
+    assert [n.node_id for n in payloads(effects, NodeLeft)] == ["node-1"]
+    assert [f.code for f in payloads(effects, InstanceFailed)] == ["node_left"]
+    assert Remove("instances", "i-1") in effects
+
+
+def test_a_node_that_comes_back_brings_its_instance_back_at_the_same_revision():
+    controller = placer(a_node())
+    controller.handle(an_event(InstanceReady(instance=an_instance())), 1.0)
+    controller.handle(Tick(), 8.5)
+    beat(controller, 9.0, a_node(revision=2))
+    controller.restore("instances", {"i-1": an_instance()}, 9.1)
+    assert controller.instances.by_id["i-1"].state is InstanceState.READY
+
+
+def test_a_command_of_an_older_autoscaler_is_refused():
+    controller = placer(a_node())
+    controller.handle(asked(a_model(), epoch=5), 5.0)
+    with pytest.raises(StaleEpoch):
+        controller.handle(asked(a_model("n"), "i-2", epoch=4), 5.1)
+
+
+def test_a_new_autoscaler_replaces_what_the_old_one_asked_for():
+    controller = placer(a_node(gpus_mib=(200,), grants={0: [("x", 200)]}))
+    controller.handle(asked(a_model(), "i-old", epoch=4), 5.0)
+    controller.handle(asked(a_model(), "i-new", epoch=5), 5.1)
+    assert list(controller.placements) == ["i-new"]
+
+
+def test_cancel_forgets_and_stops_what_was_already_sent():
+    controller = placer(a_node())
+    controller.handle(asked(a_model()), 5.0)
+    cancel = an_event(CancelPlacement(instance_id="i-new", reason="gone"), issuer="autoscaler-1", epoch=1)
+    (stop,) = payloads(controller.handle(cancel, 5.1), StopInstance)
+    assert stop.grace_s == 0 and controller.placements == {}
+
+
+def test_a_cordoned_node_is_drained_and_gets_nothing():
+    controller = placer(a_node())
+    controller.handle(an_event(InstanceStarting(instance=an_instance())), 4.0)
+    (stop,) = payloads(controller.handle(Cordon("node-1", True), 5.0), StopInstance)
+    assert stop.instance_id == "i-1"
+    assert payloads(controller.handle(asked(a_model()), 5.1), StartInstance) == []
+    assert len(payloads(controller.handle(Cordon("node-1", False), 5.2), StartInstance)) == 1
+
+
+def test_more_important_models_are_placed_first():
+    controller = placer(a_node(gpus_mib=(100,), grants={0: [("x", 100)]}))
+    controller.handle(asked(a_model("low", mib=100), "i-low"), 5.0)
+    controller.handle(asked(a_model("high", mib=100, priority=9), "i-high"), 5.1)
+    effects = beat(controller, 5.2, a_node(gpus_mib=(100,), revision=2))
+    assert [s.instance_id for s in payloads(effects, StartInstance)] == ["i-high"]

@@ -1,0 +1,58 @@
+"""Views: late, doubled and lost facts change nothing in the end (peers.md T11 in small)."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.controllers.views import InstanceView, LoadView, NodeView
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.facts import RouterLoadReported
+from tests.fleet_builder import a_node, an_instance
+
+STATES = [InstanceState.STARTING, InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING]
+HISTORY = [an_instance(state=s, revision=i) for i, s in enumerate(STATES)]
+
+
+@given(st.lists(st.sampled_from(HISTORY), min_size=1))
+def test_any_order_and_repetition_ends_at_the_newest_revision_seen(facts):
+    view = InstanceView()
+    for fact in facts:
+        view.apply(fact, 0.0)
+    assert view.by_id["i-1"].revision == max(f.revision for f in facts)
+
+
+def test_a_row_missing_from_the_table_is_dropped_only_after_a_while():
+    view = InstanceView()
+    view.apply(an_instance(), 0.0)
+    view.restore({}, 10.0)
+    assert "i-1" in view.by_id
+    view.restore({}, 16.0)
+    assert view.by_id == {} and view.of("m") == {} and view.model_keys == []
+
+
+def test_restore_reports_only_what_changed():
+    view = InstanceView()
+    assert view.restore({"i-1": an_instance()}, 0.0) == [an_instance()]
+    assert view.restore({"i-1": an_instance()}, 1.0) == []
+
+
+def test_a_node_lives_while_its_revision_moves_whatever_its_clock_says():
+    view = NodeView(lease_s=8.0)
+    view.apply(a_node(revision=1, heartbeat_at=-1e9), 0.0)
+    assert view.expire(7.0) == []
+    view.apply(a_node(revision=1, heartbeat_at=1e9), 7.5)  # the same row again is no sign of life
+    assert [n.node_id for n in view.expire(8.5)] == ["node-1"]
+
+
+def test_demand_is_summed_over_routers_and_a_future_clock_is_bounded():
+    view = LoadView()
+    one = ModelLoad(num_waiting=1, num_in_flight=2, last_active_at=1e12, in_flight_by_instance={"i": 2})
+    two = ModelLoad(num_in_flight=1, in_flight_by_instance={"i": 1})
+    view.apply(RouterLoadReported(router_id="a", loads={"m": one}), 10.0)
+    view.apply(RouterLoadReported(router_id="b", loads={"m": two}), 10.0)
+    load = view.of("m")
+    assert (load.num_waiting, load.num_in_flight, load.in_flight_by_instance) == (1, 3, {"i": 3})
+    assert load.last_active_at == 10.0
+    assert view.is_fresh(12.0) and not view.is_fresh(13.5)
+    view.expire(50.0)
+    assert view.of("m").num_in_flight == 0
