@@ -379,17 +379,19 @@ class RouterController:
 
     def loads(self) -> dict[str, ModelLoad]:
         """What this router holds and runs, by model_key, for router.load_reported."""
-        return {
-            key: ModelLoad(
-                num_waiting=len(queue.waiting),
-                num_in_flight=queue.num_running,
-                last_active_at=queue.last_active_at,
-                in_flight_by_instance={
-                    i: self.in_flight[i] for i in self.fleet.by_model.get(key, {}) if i in self.in_flight
-                },
-            )
-            for key, queue in self.queues.items()
-        }
+        return {key: self.load(key) for key in self.queues}
+
+    def load(self, model_key: str) -> ModelLoad:
+        queue = self.queues.get(model_key)
+        if queue is None:
+            return ModelLoad()
+        mine = self.fleet.by_model.get(model_key, {})
+        return ModelLoad(
+            num_waiting=len(queue.waiting),
+            num_in_flight=queue.num_running,
+            last_active_at=queue.last_active_at,
+            in_flight_by_instance={i: self.in_flight[i] for i in mine if i in self.in_flight},
+        )
 
     def _queue(self, model_key: str) -> ModelQueue:
         queue = self.queues.get(model_key)

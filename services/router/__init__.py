@@ -1,0 +1,1 @@
+"""The router: the OpenAI-compatible data port, and the admin REST beside it."""

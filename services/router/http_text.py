@@ -1,0 +1,39 @@
+"""Bytes of HTTP/1.1 answers the router writes itself: heads, JSON, OpenAI-shaped errors, SSE pieces."""
+
+from http import HTTPStatus
+
+import msgspec
+
+_REASONS = {s.value: s.phrase for s in HTTPStatus} | {499: "Client Closed Request"}
+_STATUS_LINES: dict[int, bytes] = {code: f"HTTP/1.1 {code} {phrase}\r\n".encode() for code, phrase in _REASONS.items()}
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CLOSE = b"connection: close\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+EVENT_STREAM_HEADERS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+encode_json = msgspec.json.Encoder().encode
+
+
+def status_line(code: int) -> bytes:
+    return _STATUS_LINES.get(code) or b"HTTP/1.1 %d Unknown\r\n" % code
+
+
+def error_json(message: str, error_type: str, code: str, param: str | None = None) -> bytes:
+    """OpenAI's error object."""
+    return encode_json({"error": {"message": message, "type": error_type, "param": param, "code": code}})
+
+
+def sse_error(body: bytes) -> bytes:
+    """One SSE event that carries an error object, after which the stream closes without [DONE]."""
+    return b"data: " + body + b"\n\n"
+
+
+def chunk(data: bytes) -> bytes:
+    """`data` (not empty) as one HTTP chunk."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def head(code: int, headers: bytes, *, length: int | None, keep_alive: bool) -> bytes:
+    """Status line and headers; `length` None means chunked."""
+    framing = CHUNKED if length is None else b"content-length: %d\r\n" % length
+    return status_line(code) + headers + framing + (b"" if keep_alive else CLOSE) + b"\r\n"

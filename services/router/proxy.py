@@ -1,0 +1,237 @@
+"""The data port: OpenAI's HTTP API in front of the fleet's engines.
+
+An asyncio.Protocol on both sides with httptools, no task and no lock per request, no parsing per chunk, and neither
+the bus nor the store on the way. Each file has one side: proxy_client (requests in), proxy_exchange (one request's
+life), proxy_engine (engines and their pools), proxy_local (answers of our own).
+"""
+
+import asyncio
+import hmac
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+from glowplug.domain.errors import BadRequest
+from glowplug.domain.instance import Instance
+from glowplug.telemetry.tracing import Tracing
+from services.router import http_text, ids, proxy_local
+from services.router.desk import Desk
+from services.router.limits import Limits
+from services.router.metrics import RouterMetrics
+from services.router.proxy_client import ClientConnection, Parsed
+from services.router.proxy_engine import Pool
+from services.router.proxy_exchange import Exchange
+from services.router.request_body import READERS, read_body
+from services.router.spans import RequestTrace
+
+log = logging.getLogger(__name__)
+DRAIN_POLL_S = 0.05
+
+
+class DataPort:
+    """One listening data port: its connections, its pools, its sweeps."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        metrics: RouterMetrics,
+        limits: Limits | None = None,
+        *,
+        api_key: str = "",
+        tracing: Tracing | None = None,
+        sampler: ids.Sampler | None = None,
+        on_finished: Callable[[Exchange], None] = lambda exchange: None,
+    ) -> None:
+        self.desk, self.metrics, self.limits = desk, metrics, limits or Limits()
+        self.loop = asyncio.get_running_loop()
+        self.draining = False
+        self.buffered_bytes = 0
+        self.connections: set[ClientConnection] = set()
+        self._expected = b"Bearer " + api_key.encode() if api_key else b""
+        self._tracing, self._sampler = tracing, sampler or ids.Sampler()
+        self._on_finished = on_finished
+        self._tickets = itertools.count(1)
+        self._pools: dict[str, Pool] = {}
+        self._servers: list[asyncio.Server] = []
+        self._sweeper: asyncio.Task[None] | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Accept on a listening socket until `drain`."""
+        server = await self.loop.create_server(lambda: ClientConnection(self), sock=sock, backlog=2048)
+        self._servers.append(server)
+        if self._sweeper is None:
+            self._sweeper = self.loop.create_task(self._sweep_for_ever())
+
+    async def drain(self, within_s: float, *, keep_listening: bool = True) -> None:
+        """Finish what is here, refuse what comes (503), then close everything. Requests still here after `within_s`
+        are told so. Beside other processes on the same port, do not keep listening: they take what comes."""
+        self.draining = True
+        if not keep_listening:
+            self._stop_listening()
+        for connection in [c for c in self.connections if c.is_idle]:
+            connection.close()
+        deadline = self.loop.time() + within_s
+        while self.desk.exchanges and self.loop.time() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        for exchange in list(self.desk.exchanges.values()):
+            exchange.stop(503, "This router is stopping.", "router_stopping")
+        await self.close()
+
+    async def close(self) -> None:
+        self._stop_listening()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self.connections):
+            connection.close()
+        for pool in self._pools.values():
+            pool.close()
+        await asyncio.sleep(0)
+
+    def _stop_listening(self) -> None:
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    async def _sweep_for_ever(self) -> None:
+        limits = self.limits
+        period_s = max(min(1.0, limits.header_s / 4, limits.engine_idle_s / 4, limits.engine_silence_s / 4), 0.01)
+        while True:
+            await asyncio.sleep(period_s)
+            self._sweep(time.monotonic())
+
+    def _sweep(self, now: float) -> None:
+        for connection in list(self.connections):
+            connection.sweep(now)
+        for exchange in list(self.desk.exchanges.values()):
+            engine = exchange.engine
+            if engine is not None and not engine.paused and now - engine.heard_at > self.limits.engine_silence_s:
+                engine.give_up(f"the engine was silent for {self.limits.engine_silence_s:g} s")
+        known = self.desk.controller.fleet.instances
+        for instance_id, pool in list(self._pools.items()):
+            pool.sweep(now)
+            if instance_id not in known:
+                pool.close()
+                del self._pools[instance_id]
+        self.metrics.connections.set(len(self.connections))
+
+    # -- connections --------------------------------------------------------------------------------------------
+
+    def opened(self, connection: ClientConnection) -> None:
+        self.connections.add(connection)
+        if len(self.connections) > self.limits.num_connections:
+            connection.refuse(503, "Too many connections.", "overloaded", retry_after_s=1.0)
+
+    def closed(self, connection: ClientConnection) -> None:
+        self.connections.discard(connection)
+
+    def pool(self, instance: Instance) -> Pool:
+        """The pool of an instance; a new one when its address has changed."""
+        pool = self._pools.get(instance.instance_id)
+        if pool is None or pool.url != instance.url:
+            if pool is not None:
+                pool.close()
+            pool = self._pools[instance.instance_id] = Pool(instance, self.limits)
+        return pool
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def name(self, parsed: Parsed) -> None:
+        """Give a request its ticket and its id."""
+        parsed.ticket = next(self._tickets)
+        parsed.request_id = ids.request_id(parsed.headers.get(b"x-request-id"), parsed.ticket)
+
+    def take(self, client: ClientConnection, parsed: Parsed) -> None:
+        """One complete request, none other being answered on its connection."""
+        if parsed.path not in READERS or parsed.method != b"POST":
+            self._local(client, parsed)
+            return
+        if self._expected and not self._may(parsed):
+            self._unauthorized(client, parsed)
+            return
+        if self.draining:
+            message = "This router is stopping."
+            self._refuse(client, parsed, 503, message, "router_stopping", "service_unavailable", retry_after_s=1.0)
+            return
+        try:
+            name, stream = read_body(parsed.path, parsed.body)
+        except BadRequest as error:
+            self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
+            return
+        model = self.desk.lookup(name)
+        if model is None:
+            message = f"The model `{name[:200]}` does not exist."
+            self._refuse(client, parsed, 404, message, "model_not_found", param="model")
+            return
+        exchange = Exchange(self, client, parsed, model, stream)
+        self._trace(exchange, parsed)
+        client.exchange = exchange
+        self.desk.arrive(exchange)
+
+    def _trace(self, exchange: Exchange, parsed: Parsed) -> None:
+        """Join the client's trace or begin one; unsampled requests only carry a context on."""
+        parent = ids.parent_context(parsed.headers.get(b"traceparent"))
+        sampled = parent[1] if parent is not None else self._sampler.root(exchange.arrived)
+        if sampled and self._tracing is not None:
+            exchange.trace = RequestTrace(self._tracing, parent[0] if parent is not None else "", exchange)
+            exchange.traceparent = exchange.trace.traceparent
+        else:
+            exchange.traceparent = parent[0] if parent is not None else ids.new_context()
+
+    def _may(self, parsed: Parsed) -> bool:
+        return hmac.compare_digest(parsed.headers.get(b"authorization", b""), self._expected)
+
+    def _unauthorized(self, client: ClientConnection, parsed: Parsed) -> None:
+        message = "The API key is missing or wrong (`Authorization: Bearer ...`)."
+        self._refuse(client, parsed, 401, message, "invalid_api_key", "authentication_error")
+
+    def _local(self, client: ClientConnection, parsed: Parsed) -> None:
+        """Everything that is not a POST to an engine."""
+        path = parsed.path
+        if path in READERS:
+            self._not_allowed(client, parsed, b"POST")
+        elif not proxy_local.is_local(path):
+            message = f"There is nothing at {path[:200].decode('ascii', 'replace')}."
+            self._refuse(client, parsed, 404, message, "not_found")
+        elif parsed.method not in (b"GET", b"HEAD"):
+            self._not_allowed(client, parsed, b"GET, HEAD")
+        elif self._expected and path.startswith(b"/v1/") and not self._may(parsed):
+            self._unauthorized(client, parsed)
+        else:
+            status, body = proxy_local.answer(path, self.desk, draining=self.draining)
+            client.respond(parsed, status, body)
+
+    def _not_allowed(self, client: ClientConnection, parsed: Parsed, allowed: bytes) -> None:
+        message = f"{parsed.method.decode('ascii', 'replace')} is not allowed here; use {allowed.decode()}."
+        body = http_text.error_json(message, "invalid_request_error", "method_not_allowed")
+        headers = b"content-type: application/json\r\nallow: %b\r\n" % allowed
+        self.metrics.refused(405)
+        client.respond(parsed, 405, body, headers=headers)
+
+    def _refuse(
+        self,
+        client: ClientConnection,
+        parsed: Parsed,
+        status: int,
+        message: str,
+        code: str,
+        kind: str = "invalid_request_error",
+        *,
+        param: str | None = None,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        self.metrics.refused(status)
+        body = http_text.error_json(message, kind, code, param)
+        client.respond(parsed, status, body, retry_after_s=retry_after_s)
+
+    def ended(self, exchange: Exchange, *, left: bool) -> None:
+        """The books of one request: counted, told, and its place given to the next."""
+        self.metrics.finished(exchange)
+        self._on_finished(exchange)
+        if left:
+            self.desk.left(exchange)
+        else:
+            self.desk.ended(exchange, exchange.ended - exchange.dispatched if exchange.status == 200 else 0.0)

@@ -1,0 +1,256 @@
+"""The engine side of the data port: HTTP/1.1 connections to instances, pooled while idle.
+
+A connection carries one exchange at a time. What it reads goes to the exchange as it comes; only the framing is
+parsed. Engines close idle connections when they like, so a connection that dies under a request without one byte of
+an answer is tried again on a fresh one when it had been used before.
+"""
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import httptools
+
+from glowplug.domain.instance import Instance
+from services.router.limits import Limits
+
+if TYPE_CHECKING:
+    from services.router.proxy_exchange import Exchange
+
+log = logging.getLogger(__name__)
+# Hop-by-hop, or written by the router itself.
+_DROPPED = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"content-length",
+        b"x-request-id",
+        b"traceparent",
+        b"server-timing",
+    )
+)
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection to one instance. The httptools callbacks collect; `data_received` hands on."""
+
+    def __init__(self, pool: "Pool") -> None:
+        self.pool = pool
+        self.exchange: Exchange | None = None
+        self.num_served = 0
+        self.idle_since = 0.0
+        self.heard_at = 0.0
+        self.paused = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.headers: list[bytes] = []
+        self.length: int | None = None
+        self.is_framed = False  # the answer says where it ends; else it ends with the connection
+        self.is_sse = False
+        self.has_head = False
+        self._complete = False
+        self._keep = False
+
+    # -- asyncio ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def send(self, exchange: "Exchange") -> None:
+        """Start one exchange on this idle connection."""
+        self.exchange = exchange
+        self.heard_at = time.monotonic()
+        exchange.engine = self
+        self.transport.write(exchange.engine_request())
+        if exchange.client.write_paused:
+            self.pause()
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            self.transport.abort()
+            return
+        self.heard_at = time.monotonic()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._lose(f"the engine's answer is not HTTP: {error}")
+            return
+        if not self.has_head:
+            return
+        pieces = self._pieces
+        if not pieces:
+            body = b""
+        else:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+        if self._complete:
+            keep = self._keep and self.is_framed
+            self.exchange = None
+            exchange.engine = None
+            exchange.engine_data(self, body, True)
+            self._release(keep)
+            exchange.engine_over()
+        else:
+            exchange.engine_data(self, body, False)
+
+    def _release(self, keep: bool) -> None:
+        if self.paused:
+            self.resume()
+        self._reset()
+        self.num_served += 1
+        if keep and not self.transport.is_closing():
+            self.pool.put(self)
+        else:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.pool.forget(self)
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if self.has_head and not self.is_framed and exc is None:
+            self.exchange = None
+            exchange.engine = None
+            exchange.engine_data(self, b"", True)
+            exchange.engine_over()
+            return
+        self._lose(f"the engine closed the connection{f': {exc}' if exc else ''}")
+
+    def _lose(self, reason: str) -> None:
+        exchange, self.exchange = self.exchange, None
+        self.transport.abort()
+        if exchange is not None:
+            exchange.engine = None
+            exchange.engine_lost(reason, stale=self.num_served > 0 and not self.has_head)
+
+    def abandon(self) -> None:
+        """Nobody wants the answer any more: close, so that the engine stops generating."""
+        self.exchange = None
+        self.transport.abort()
+
+    def give_up(self, reason: str) -> None:
+        """The engine has been silent for too long."""
+        self._lose(reason)
+
+    def pause(self) -> None:
+        if not self.paused and not self.transport.is_closing():
+            self.paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            self.heard_at = time.monotonic()
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    # -- httptools ----------------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        lower = name.lower()
+        if lower not in _DROPPED:
+            self.headers.append(b"%b: %b\r\n" % (name, value))
+            if lower == b"content-type":
+                self.is_sse = value.startswith(b"text/event-stream")
+        elif lower == b"content-length":
+            self.length = int(value)
+            self.is_framed = True
+        elif lower == b"transfer-encoding":
+            self.is_framed = True
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self.has_head = self.status >= 200
+        if self.status in (204, 304):
+            self.length, self.is_framed = None, True
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.has_head:
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()
+        else:
+            self._reset()  # 1xx: the real answer follows
+
+
+class Pool:
+    """Idle connections of one instance, last used first out."""
+
+    def __init__(self, instance: Instance, limits: Limits) -> None:
+        self.instance_id, self.url = instance.instance_id, instance.url
+        self._host, self._port = _address(instance.url)
+        self._limits = limits
+        self._idle: list[EngineConnection] = []
+        self._connecting: set[asyncio.Task[None]] = set()
+        self.closed = False
+
+    def acquire(self, exchange: "Exchange", *, fresh: bool = False) -> None:
+        """Send the exchange on an idle connection, or on a new one once it is made."""
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                connection.send(exchange)
+                return
+        task = asyncio.get_running_loop().create_task(self._connect(exchange))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, exchange: "Exchange") -> None:
+        attempt = exchange.num_attempts
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._limits.connect_s):
+                _, connection = await loop.create_connection(lambda: EngineConnection(self), self._host, self._port)
+        except (OSError, TimeoutError) as error:
+            if exchange.wants(attempt):
+                exchange.engine_unreachable(f"cannot connect to the engine: {error or 'timed out'}")
+            return
+        if exchange.wants(attempt):
+            connection.send(exchange)
+        else:
+            self.put(connection)
+
+    def put(self, connection: EngineConnection) -> None:
+        if self.closed or len(self._idle) >= self._limits.num_pooled:
+            connection.transport.close()
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+
+    def forget(self, connection: EngineConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def sweep(self, now: float) -> None:
+        """Close what has been idle for too long. The oldest are at the front."""
+        old = [c for c in self._idle if now - c.idle_since > self._limits.engine_idle_s]
+        for connection in old:
+            self._idle.remove(connection)
+            connection.transport.close()
+
+    def close(self) -> None:
+        """Take no connection back, and close the idle ones. Running exchanges finish."""
+        self.closed = True
+        for connection in self._idle:
+            connection.transport.close()
+        self._idle.clear()
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Host and port of "http://host:port"."""
+    rest = url.partition("://")[2] or url
+    host, _, port = rest.rstrip("/").rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,353 @@
+"""One request's life on the data port: arrived, held, sent to an engine, answered; then told to metrics and traces.
+
+The answer's body passes through untouched. A streamed answer is passed on in whole SSE events, so that when its engine
+dies the client gets one error event and a clean end, never half an event and never a silent stop.
+"""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from glowplug.controllers.router_words import Reject
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.telemetry.semconv import HEADER_EMULATED
+from services.router import http_text, tokens
+from services.router.spans import RequestTrace
+
+if TYPE_CHECKING:
+    from services.router.proxy import DataPort
+    from services.router.proxy_client import ClientConnection, Parsed
+    from services.router.proxy_engine import EngineConnection
+
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_EMULATED = HEADER_EMULATED.encode()
+_monotonic = time.monotonic
+
+
+class Exchange:
+    """Created when a well-formed request for a known model is complete."""
+
+    __slots__ = (
+        "_collected",
+        "_kept",
+        "_last",
+        "_previous",
+        "_timer",
+        "arrived",
+        "arrived_at",
+        "body",
+        "chunked",
+        "client",
+        "cold",
+        "dispatched",
+        "done",
+        "ended",
+        "engine",
+        "error_code",
+        "first_byte",
+        "head_sent",
+        "instance",
+        "is_sse",
+        "keep_alive",
+        "model",
+        "num_attempts",
+        "num_events",
+        "path",
+        "port",
+        "queue_s",
+        "request",
+        "request_id",
+        "router_s",
+        "started",
+        "status",
+        "stream",
+        "ticket",
+        "trace",
+        "traceparent",
+    )
+
+    def __init__(self, port: "DataPort", client: "ClientConnection", parsed: "Parsed", model: Model, stream: bool):
+        self.port, self.client, self.request, self.model, self.stream = port, client, parsed, model, stream
+        self.arrived, self.arrived_at = parsed.complete, parsed.complete_at
+        self.ticket, self.request_id = parsed.ticket, parsed.request_id
+        self.path, self.body = parsed.path, parsed.body
+        self.chunked = parsed.is_http11
+        self.keep_alive = parsed.keep_alive
+        self.engine: EngineConnection | None = None
+        self.instance: Instance | None = None
+        self.trace: RequestTrace | None = None
+        self.traceparent = ""
+        self.done = self.cold = self.head_sent = self.started = self.is_sse = False
+        self.status = self.num_attempts = self.num_events = 0
+        self.error_code = ""
+        self.dispatched = self.first_byte = self.ended = self.queue_s = self.router_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._kept = self._last = self._previous = b""
+        self._collected: list[bytes] | None = None
+
+    # -- what the controller decides ----------------------------------------------------------------------------
+
+    def dispatch(self, instance: Instance, held_s: float, cold: bool) -> None:
+        """Send the request to `instance` now."""
+        self._stop_timer()
+        self.instance, self.queue_s, self.cold = instance, held_s, self.cold or cold
+        self.num_attempts += 1
+        self.dispatched = _monotonic()
+        if self.trace is not None:
+            self.trace.dispatched(self)
+            self.traceparent = self.trace.engine_traceparent
+        if self.head_sent:
+            self._write(b": glowplug ready %b\n\n" % self._timings())
+        self.port.pool(instance).acquire(self)
+
+    def hold(self, eta_s: float) -> None:
+        """Wait. A stream's client is kept alive by comments once it has waited a while."""
+        if self.trace is not None:
+            self.trace.held(self, eta_s)
+        if self.stream and self._timer is None:
+            delay_s = self.port.limits.keepalive_after_s - (_monotonic() - self.arrived)
+            self._timer = self.port.loop.call_later(max(delay_s, 0.0), self._keep_client)
+
+    def _keep_client(self) -> None:
+        limits = self.port.limits
+        self._timer = self.port.loop.call_later(limits.keepalive_every_s, self._keep_client)
+        if self.client.write_paused:
+            return
+        eta_s = self.port.desk.eta_s(self.model.key)
+        comment = b": glowplug waiting model=%b eta_s=%.1f\n\n" % (self.model.key.encode(), eta_s)
+        if self.head_sent:
+            self._write(comment)
+            return
+        self.head_sent, self.status = True, 200
+        self.keep_alive = self.keep_alive and self.chunked
+        headers = http_text.EVENT_STREAM_HEADERS + self._own_headers()
+        self.client.write(self._head(200, headers, None) + self._frame(comment))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def reject(self, effect: Reject) -> None:
+        """Answer with an error: as the response, or as one SSE event when the stream has begun."""
+        body = http_text.error_json(effect.message, effect.error_type, effect.code)
+        self.error_code = effect.code
+        self._finish_with_error(effect.status, body, effect.retry_after_s)
+
+    def _finish_with_error(self, status: int, body: bytes, retry_after_s: float = 0.0) -> None:
+        self.status = status
+        if self.head_sent:
+            self.keep_alive = False
+            self._write(http_text.sse_error(body))
+            self._write_end()
+        else:
+            self.client.respond(self.request, status, body, retry_after_s=retry_after_s, traceparent=self.traceparent)
+        self._finish()
+
+    # -- what the engine answers --------------------------------------------------------------------------------
+
+    def engine_request(self) -> bytes:
+        """The request as the engine gets it: same target, headers and body; ours are the hop, the id and the trace."""
+        request = self.request
+        if not self.num_attempts > 1:
+            self.router_s = max(_monotonic() - self.arrived - self.queue_s, 0.0)
+        return b"POST %b HTTP/1.1\r\n%bx-request-id: %b\r\ntraceparent: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+            request.target,
+            request.passed_headers(),
+            self.request_id.encode(),
+            self.traceparent.encode(),
+            len(self.body),
+            self.body,
+        )
+
+    def wants(self, attempt: int) -> bool:
+        """Whether a connection made for this attempt is still of use."""
+        return not self.done and self.num_attempts == attempt and self.engine is None
+
+    def engine_data(self, engine: "EngineConnection", body: bytes, complete: bool) -> None:
+        """Part of the answer: the head is complete. Written to the client in one go."""
+        out = b""
+        if not self.started:
+            if not body and not complete:
+                return
+            self.started, self.first_byte = True, _monotonic()
+            out = self._begin(engine)
+        if body:
+            self._previous, self._last = self._last, body
+            if self.is_sse:
+                self.num_events += body.count(b"data: {")
+                if self._kept or not body.endswith(EVENT_ENDS):
+                    body = self._whole_events(body)
+            if self._collected is not None:
+                self._collect(body)
+            elif not self.chunked:
+                out += body
+            elif body:
+                out += b"%x\r\n%b\r\n" % (len(body), body)
+        if complete and self._collected is None:
+            if self._kept:
+                out += self._frame(self._kept)
+                self._kept = b""
+            if self.chunked:
+                out += http_text.LAST_CHUNK
+        if out:
+            self.client.write(out)
+
+    def _begin(self, engine: "EngineConnection") -> bytes:
+        """The head of the answer; b"" when the client has one since it was held."""
+        self.is_sse = engine.is_sse
+        if self.head_sent:
+            if engine.status != 200 or not engine.is_sse:
+                self._collected = []
+                self.status = engine.status if engine.status >= 400 else 502
+            return b""
+        self.head_sent, self.status = True, engine.status
+        length = None if engine.is_sse else engine.length
+        if engine.status in (204, 304):
+            self.chunked = False
+            length = 0
+        elif length is not None:
+            self.chunked = False
+        elif not self.chunked:
+            self.keep_alive = False  # HTTP/1.0: the answer ends with the connection
+        timings = b"server-timing: %b\r\n" % self._timings()
+        return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
+
+    def _whole_events(self, body: bytes) -> bytes:
+        """Whole SSE events of what came so far; the start of the next one is kept back."""
+        body = self._kept + body
+        end = max(body.rfind(b"\n\n") + 2, body.rfind(b"\r\n\r\n") + 4)
+        if end < 4 and len(body) <= self.port.limits.event_bytes:
+            self._kept = body
+            return b""
+        if end < 4:
+            end = len(body)
+        self._kept = body[end:]
+        return body[:end]
+
+    def _collect(self, body: bytes) -> None:
+        assert self._collected is not None
+        if sum(map(len, self._collected)) < self.port.limits.engine_error_bytes:
+            self._collected.append(body)
+
+    def engine_over(self) -> None:
+        """The engine's answer is complete and passed on."""
+        if self.done:
+            return
+        if self._collected is not None:
+            self._finish_with_error(self.status, _as_error(b"".join(self._collected)))
+        else:
+            self._finish()
+
+    def engine_unreachable(self, reason: str) -> None:
+        self.port.desk.failed(self, reached=False, reason=reason)
+
+    def engine_lost(self, reason: str, *, stale: bool) -> None:
+        """The engine went away before its answer was complete."""
+        if self.done:
+            return
+        if self.started:
+            self._fail_midway(reason)
+        elif stale and self.instance is not None:
+            self.num_attempts += 1
+            self.port.pool(self.instance).acquire(self, fresh=True)
+        else:
+            self.port.metrics.retries.inc()
+            self.port.desk.failed(self, reached=True, reason=reason)
+
+    def _fail_midway(self, reason: str) -> None:
+        self.status, self.error_code, self.keep_alive = 502, "engine_failed", False
+        if self.is_sse or self._collected is not None:
+            self._kept = b""
+            body = http_text.error_json(reason, "server_error", "engine_failed")
+            self._write(http_text.sse_error(body))
+            self._write_end()
+        self._finish()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def client_left(self) -> None:
+        """The client closed its connection: nothing more is generated for it."""
+        if self.done:
+            return
+        self.status, self.error_code = 499, "client_left"
+        self._close_books()
+        if self.engine is not None:
+            self.engine.abandon()
+            self.engine = None
+        self.port.ended(self, left=True)
+
+    def stop(self, status: int, message: str, code: str) -> None:
+        """The router ends this request itself (its drain is over)."""
+        if self.done:
+            return
+        if self.engine is not None:
+            self.engine.abandon()
+            self.engine = None
+        body = http_text.error_json(message, "service_unavailable", code)
+        self.error_code, self.keep_alive = code, False
+        if self.started and not self.is_sse:
+            self.status = status
+            self._finish()
+        else:
+            self._finish_with_error(status, body, 1.0)
+
+    def _finish(self) -> None:
+        self._close_books()
+        self.port.ended(self, left=False)
+        self.client.exchange_over(self.keep_alive)
+
+    def _close_books(self) -> None:
+        self.done, self.ended = True, _monotonic()
+        self._stop_timer()
+
+    def token_counts(self) -> tuple[int, int, bool]:
+        """(prompt, response, exact); see tokens.count."""
+        tail = self._previous[-tokens.TAIL_BYTES :] + self._last if len(self._last) < tokens.TAIL_BYTES else self._last
+        return tokens.count(tail, self.num_events)
+
+    # -- bytes --------------------------------------------------------------------------------------------------
+
+    def _frame(self, data: bytes) -> bytes:
+        return http_text.chunk(data) if self.chunked else data
+
+    def _write(self, data: bytes) -> None:
+        self.client.write(self._frame(data))
+
+    def _write_end(self) -> None:
+        if self.chunked:
+            self.client.write(http_text.LAST_CHUNK)
+
+    def _head(self, status: int, headers: bytes, length: int | None) -> bytes:
+        framing = b""
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif self.chunked:
+            framing = http_text.CHUNKED
+        closing = b"" if self.keep_alive else http_text.CLOSE
+        return http_text.status_line(status) + headers + framing + closing + b"\r\n"
+
+    def _own_headers(self) -> bytes:
+        own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (self.request_id.encode(), self.traceparent.encode())
+        instance = self.instance
+        if instance is not None:
+            own += b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
+            if instance.emulated:
+                own += b"%b: true\r\n" % _EMULATED
+        return own
+
+    def _timings(self) -> bytes:
+        """Server-Timing: milliseconds in the queue, of each phase of the start it waited for, and in the router."""
+        parts = [b"queue;dur=%.1f" % (self.queue_s * 1000)]
+        if self.cold and self.instance is not None:
+            parts += [f"{p.name};dur={p.actual_s * 1000:.1f}".encode() for p in self.instance.phases]
+        parts.append(b"router;dur=%.2f" % (self.router_s * 1000))
+        return b", ".join(parts)
+
+
+def _as_error(body: bytes) -> bytes:
+    """An engine's error body for use inside a stream; wrapped when it is no error object on one line."""
+    if b'"error"' in body and b"\n" not in body.strip():
+        return body.strip()
+    return http_text.error_json(body.decode("utf-8", "replace")[:2000], "server_error", "engine_error")

@@ -1,0 +1,65 @@
+"""What the data port answers itself: the models, and whether the router is alive and ready."""
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+from glowplug.domain.model import Model
+from services.router.http_text import encode_json, error_json
+
+if TYPE_CHECKING:
+    from services.router.desk import Desk
+
+Answer = tuple[int, bytes]
+_PATHS = (b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
+
+
+def is_local(path: bytes) -> bool:
+    return path in _PATHS or path.startswith(b"/v1/models/")
+
+
+def answer(path: bytes, desk: "Desk", *, draining: bool) -> Answer:
+    """(status, JSON) of a GET on a local path."""
+    if path == b"/v1/models":
+        models = sorted(desk.controller.fleet.models.values(), key=lambda m: m.key)
+        return 200, encode_json({"object": "list", "data": [model_row(m, desk) for m in models]})
+    if path.startswith(b"/v1/models/"):
+        name = _unquote(path.removeprefix(b"/v1/models/"))
+        model = desk.lookup(name)
+        if model is None:
+            return 404, error_json(
+                f"The model `{name}` does not exist.", "invalid_request_error", "model_not_found", "model"
+            )
+        return 200, encode_json(model_row(model, desk))
+    if path in (b"/ready", b"/readyz"):
+        why = "stopping" if draining else desk.not_ready()
+        return 503 if why else 200, encode_json({"ready": not why, "reason": why})
+    return 200, b'{"status":"ok","service":"router"}'
+
+
+def model_row(model: Model, desk: "Desk") -> dict[str, Any]:
+    """One entry of /v1/models: OpenAI's fields, then how warm the model is and when it could answer."""
+    fleet, load = desk.controller.fleet, desk.controller.load(model.key)
+    instances = sorted(fleet.by_model.get(model.key, {}).values(), key=lambda i: i.instance_id)
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": int(desk.started_at),
+        "owned_by": "glowplug",
+        "state": fleet.temperature(model.key).value,
+        "eta_s": round(desk.eta_s(model.key), 3),
+        "key": model.key,
+        "aliases": list(model.aliases),
+        "engine": model.engine,
+        "emulated": model.engine == "emulated",
+        "max_model_len": model.context_tokens,
+        "num_waiting": load.num_waiting,
+        "num_in_flight": load.num_in_flight,
+        "instances": [
+            {"instance_id": i.instance_id, "state": i.state.value, "node_id": i.node_id if i.workers else ""}
+            for i in instances
+        ],
+    }
+
+
+def _unquote(text: bytes) -> str:
+    return unquote_to_bytes(text).decode("utf-8", "replace")
