@@ -1,0 +1,324 @@
+"""The agent's controller: the single writer of a node's GPUs, its instances and its row among the nodes.
+
+Commands arrive at least once, late and in any order: a start is idempotent by instance_id, a start that a stop has
+overtaken ends STOPPED, and a command of a replaced controller is refused (StaleEpoch). See agent_lifecycle.py for the
+life of one instance, agent_words.py for the stimuli and effects.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from glowplug.controllers.agent_lifecycle import Lifecycle
+from glowplug.controllers.agent_phases import PhaseHistory
+from glowplug.controllers.agent_turn import INSTANCES, Turn, fact_of
+from glowplug.controllers.agent_words import (
+    AgentMemory,
+    AgentParams,
+    CheckHealth,
+    CountInFlight,
+    EngineExited,
+    EngineGone,
+    EngineKind,
+    EngineLaunched,
+    EngineReady,
+    EngineStartFailed,
+    ForgetEngine,
+    HealthSeen,
+    Holding,
+    InFlight,
+    Ledger,
+    NodeStopping,
+    Recalled,
+    Remember,
+    StopAsked,
+    Surroundings,
+    WeightsComplete,
+    WeightsFailed,
+)
+from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
+from glowplug.controllers.fencing import Fence
+from glowplug.domain.errors import OutOfMemory
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.events import Event
+from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
+from glowplug.events.facts import NodeBeat
+
+NODES = "nodes"
+
+
+class AgentController:
+    """Pure. `memory` is what a predecessor wrote down; the first stimulus then is Recalled."""
+
+    def __init__(
+        self,
+        node_id: str,
+        ledger: Ledger,
+        engines: Mapping[str, EngineKind],
+        *,
+        agent_url: str = "",
+        params: AgentParams | None = None,
+        memory: AgentMemory | None = None,
+    ) -> None:
+        memory = memory or AgentMemory()
+        self.node_id, self.ledger, self.engines, self.agent_url = node_id, ledger, engines, agent_url
+        self.params = params or AgentParams()
+        self.history = PhaseHistory.of(memory.history, self.params.ewma_weight)
+        self._life = Lifecycle(node_id, ledger, self.history, self.params)
+        self._fence = Fence(dict(memory.fence))
+        self.holdings: dict[str, Holding] = self._life.regrant(memory.holdings)
+        self._overtaken: dict[str, tuple[float, str]] = {}  # stops that came before their start: id -> when, why
+        self._surroundings = Surroundings()
+        self._stopping = ""
+        self._beat_at, self._node_revision = 0.0, 0
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """Every instance known, those that ended lately included."""
+        return tuple(holding.instance for holding in self.holdings.values())
+
+    @property
+    def num_living(self) -> int:
+        """Instances that are not over, or whose process is not yet known to be gone."""
+        return sum(not h.instance.state.is_gone or h.is_stopping for h in self.holdings.values())
+
+    def memory(self) -> AgentMemory:
+        return AgentMemory(
+            holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen), history=self.history.frozen()
+        )
+
+    def node(self, now_s: float) -> Node:
+        """This node as the fleet sees it."""
+        around = self._surroundings
+        return Node(
+            node_id=self.node_id,
+            gpus=self.ledger.gpus,
+            engines=tuple(sorted(name for name, kind in self.engines.items() if not kind.unavailable)),
+            agent_url=self.agent_url,
+            prefetcher_url=around.prefetcher_url,
+            host_cache_bytes=around.host_cache_bytes,
+            links=around.links,
+            cached=around.cached,
+            draining=bool(self._stopping),
+            heartbeat_at=now_s,
+            revision=self._node_revision,
+        )
+
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        """One stimulus; raises StaleEpoch for a command of a controller that has been replaced."""
+        turn = Turn(now_s, self.holdings, stimulus if isinstance(stimulus, Event) else None)
+        grants_before = self.ledger.gpus
+        match stimulus:
+            case Event():
+                self._command(turn, stimulus)
+            case Tick():
+                self._tick(turn)
+            case Recalled(living):
+                self._recall(turn, living)
+            case Surroundings():
+                self._surroundings = stimulus
+            case NodeStopping(reason, grace_s):
+                self._stopping = reason
+                for holding in list(self.holdings.values()):
+                    self._life.drain(turn, holding, reason, grace_s)
+            case _:
+                if (known := self.holdings.get(stimulus.instance_id)) is not None:
+                    self._outcome(turn, known, stimulus)
+        if self.ledger.gpus != grants_before or now_s - self._beat_at >= self.params.beat_s or now_s < self._beat_at:
+            self._beat(turn)
+        remember = [Remember(self.memory())] if turn.is_dirty else []
+        return [*remember, *turn.in_order()]
+
+    def _command(self, turn: Turn, event: Event) -> None:
+        if getattr(event.data, "target", self.node_id) != self.node_id:
+            return
+        seen = dict(self._fence.seen)
+        self._fence.admit(event)
+        turn.is_dirty = seen != self._fence.seen
+        match event.data:
+            case StartInstance():
+                self._start(turn, event, event.data)
+            case StopInstance(instance_id=instance_id, reason=reason, grace_s=grace_s):
+                holding = self.holdings.get(instance_id)
+                if holding is None:
+                    self._overtaken[instance_id] = (turn.now_s, reason)
+                else:
+                    self._life.drain(turn, holding, reason, grace_s)
+            case ResumeInstance(instance_id=instance_id, reason=reason) if instance_id in self.holdings:
+                if not self._stopping:
+                    self._life.resume(turn, self.holdings[instance_id], reason)
+
+    def _start(self, turn: Turn, event: Event, command: StartInstance) -> None:
+        """Grant the bytes, then launch and fetch side by side. A start known already changes nothing."""
+        if command.instance_id in self.holdings:
+            return
+        model = command.model
+        kind = self.engines.get(model.engine)
+        instance = Instance(
+            instance_id=command.instance_id,
+            model_key=model.key,
+            engine=model.engine,
+            state=InstanceState.STARTING,
+            workers=command.workers,
+            max_concurrency=model.max_concurrency,
+            model_revision=model.revision,
+            created_at=turn.now_s,
+            phases=command.phases,
+            emulated=bool(kind and kind.emulated),
+            cause_id=event.event_id,
+            decision_id=command.decision_id,
+        )
+        deadline_at = turn.now_s + self.params.start_deadline_s
+        holding = Holding(instance=instance, model=model, cause=replace(event, data=None), deadline_at=deadline_at)
+        overtaken = self._overtaken.pop(command.instance_id, None)
+        if overtaken is not None:
+            turn.tell(holding, state=InstanceState.STOPPED, reason=overtaken[1])
+            return
+        refusal = self._refusal(command, kind)
+        if refusal is not None:
+            self._life.fail(turn, holding, *refusal)
+            return
+        try:
+            holding = self._life.grant(holding)
+        except OutOfMemory as error:
+            self._life.fail(turn, holding, error.code, error.message)
+            return
+        holding = turn.tell(holding, reason="memory granted; engine and weights are on their way")
+        self._life.begin(turn, holding)
+
+    def _refusal(self, command: StartInstance, kind: EngineKind | None) -> tuple[str, str] | None:
+        """(code, reason) of a start that this node cannot take at all."""
+        if self._stopping:
+            return "node_stopping", f"node {self.node_id} is stopping: {self._stopping}"
+        mine = [w for w in command.workers if w.node_id == self.node_id]
+        gpu_ids = {gpu.gpu_id for gpu in self.ledger.gpus}
+        if not mine or any(w.gpu_id not in gpu_ids or w.num_bytes < 0 for w in mine):
+            return "bad_request", f"node {self.node_id} has {sorted(gpu_ids)}, asked for {mine}"
+        if kind is None or kind.unavailable:
+            why = kind.unavailable if kind else "unknown engine"
+            return "engine_unavailable", f"{command.model.engine} cannot start on {self.node_id}: {why}"
+        return None
+
+    def _outcome(self, turn: Turn, holding: Holding, stimulus: Any) -> None:
+        """What became of something this controller had asked for. Outcomes that come too late change nothing."""
+        match stimulus:
+            case EngineLaunched():
+                self._life.launched(turn, holding)
+            case WeightsComplete(path=path, cached=cached):
+                self._life.fetched(turn, holding, path, cached=cached)
+            case WeightsFailed(code=code, message=message):
+                if holding.instance.state.is_coming and not holding.is_stopping:
+                    self._life.fail(turn, holding, code, message)
+            case EngineReady():
+                self._life.ready(turn, holding, stimulus)
+            case EngineStartFailed(code=code, reason=reason):
+                if holding.instance.state.is_coming and not holding.is_stopping:
+                    self._life.fail(turn, holding, code, reason)
+            case EngineExited(reason=reason):
+                if not holding.is_stopping:
+                    self._life.fail(turn, holding, "engine_failed", reason)
+            case EngineGone(clean=clean):
+                self._life.gone(turn, holding, clean=clean)
+            case HealthSeen():
+                self._health(turn, holding, stimulus)
+            case InFlight(num_in_flight=num_in_flight):
+                self._life.counted(turn, holding, num_in_flight)
+            case StopAsked(reason=reason, grace_s=grace_s):
+                self._life.drain(turn, holding, reason, grace_s)
+            case _:
+                raise TypeError(f"not a stimulus of an agent: {stimulus!r}")
+
+    def _health(self, turn: Turn, holding: Holding, seen: HealthSeen) -> None:
+        if holding.is_stopping or holding.instance.state.is_gone:
+            return
+        if not seen.alive:
+            self._life.fail(turn, holding, "engine_failed", seen.reason or "the engine process is gone")
+            return
+        num_misses = 0 if seen.ok else holding.num_misses + 1
+        self.holdings[seen.instance_id] = replace(holding, num_misses=num_misses)
+        if num_misses >= self.params.health_misses:
+            self._life.fail(turn, holding, "engine_failed", f"engine hung ({num_misses} misses): {seen.reason}")
+
+    def _recall(self, turn: Turn, living: frozenset[str]) -> None:
+        for instance_id, holding in list(self.holdings.items()):
+            if holding.instance.state.is_coming:
+                holding = replace(holding, deadline_at=turn.now_s + self.params.start_deadline_s)
+            self._life.recall(turn, holding, is_living=instance_id in living)
+
+    def _tick(self, turn: Turn) -> None:
+        for instance_id, holding in list(self.holdings.items()):
+            state = holding.instance.state
+            if holding.is_stopping:
+                self._life.stop_again(turn, holding)
+            elif state.is_gone:
+                self._forget(turn, holding)
+            elif state.is_coming and turn.now_s >= holding.deadline_at:
+                self._life.fail(turn, holding, *self._overdue(holding))
+            elif state in (InstanceState.READY, InstanceState.DRAINING):
+                if turn.now_s - holding.health_asked_at >= self.params.health_every_s:
+                    self.holdings[instance_id] = holding = replace(holding, health_asked_at=turn.now_s)
+                    turn.ask(CheckHealth(instance_id))
+                if state is InstanceState.DRAINING:
+                    self._drain_on(turn, holding)
+        for instance_id, (when, _) in list(self._overtaken.items()):
+            if turn.now_s - when >= self.params.keep_gone_s:
+                del self._overtaken[instance_id]
+
+    def _drain_on(self, turn: Turn, holding: Holding) -> None:
+        if turn.now_s >= holding.deadline_at:
+            self._life.expire_drain(turn, holding)
+        elif turn.now_s >= holding.quiet_until:
+            turn.ask(CountInFlight(holding.instance.instance_id))
+
+    def _overdue(self, holding: Holding) -> tuple[str, str]:
+        seconds = self.params.start_deadline_s
+        if holding.weights_path is None:
+            return "weights_unavailable", f"weights were not in host memory after {seconds:g} s"
+        return "start_timeout", f"the engine was not ready after {seconds:g} s"
+
+    def _forget(self, turn: Turn, holding: Holding) -> None:
+        if turn.now_s - holding.instance.changed_at >= self.params.keep_gone_s and not holding.is_granted:
+            instance_id = holding.instance.instance_id
+            del self.holdings[instance_id]
+            turn.is_dirty = True
+            turn.ask(ForgetEngine(instance_id), Remove(INSTANCES, instance_id))
+
+    def _beat(self, turn: Turn) -> None:
+        self._beat_at, self._node_revision = turn.now_s, max(self._node_revision + 1, int(turn.now_s * 1000))
+        node = self.node(turn.now_s)
+        turn.ask(Publish(NodeBeat(node=node)), Save(NODES, self.node_id, node))
+
+    def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
+        """Hold the store's tables against the truth, which is here: heal rows that are missing or behind."""
+        if table == NODES:
+            own = rows.get(self.node_id)
+            self._node_revision = max(self._node_revision, own.revision if own is not None else 0)
+            return []
+        turn = Turn(now_s, self.holdings)
+        for instance_id, holding in list(self.holdings.items()):
+            row = rows.get(instance_id)
+            if row is None or row.revision < holding.instance.revision:
+                turn.ask(Save(INSTANCES, instance_id, holding.instance))
+            elif row.revision > holding.instance.revision:
+                ahead = replace(holding.instance, revision=row.revision)
+                turn.tell(replace(holding, instance=ahead), reason="the store was ahead of this agent's memory")
+        for instance_id, row in rows.items():
+            if instance_id not in self.holdings and row.workers and row.node_id == self.node_id:
+                self._disown(turn, row)
+        remember = [Remember(self.memory())] if turn.is_dirty else []
+        return [*remember, *turn.in_order()]
+
+    def _disown(self, turn: Turn, row: Instance) -> None:
+        """End a row of this node that its agent knows nothing of (its memory was lost); remove it in time."""
+        if not row.state.is_gone:
+            row = replace(
+                row,
+                state=InstanceState.FAILED,
+                reason=f"the agent of {self.node_id} does not know this instance",
+                changed_at=turn.now_s,
+                revision=row.revision + 1,
+            )
+            turn.ask(Publish(fact_of(row)), Save(INSTANCES, row.instance_id, row))
+        elif turn.now_s - row.changed_at >= self.params.keep_gone_s:
+            turn.ask(Remove(INSTANCES, row.instance_id))

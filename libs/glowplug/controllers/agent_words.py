@@ -1,0 +1,269 @@
+"""What an agent is told (stimuli), what it asks of its shell (effects), and what it remembers over a restart.
+
+Times are epoch seconds, sizes bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from glowplug.domain.hardware import CachedWeights, Gpu, GrantOwner, Link
+from glowplug.domain.instance import Instance, Phase, Worker
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.events.envelope import Event
+
+
+class Ledger(Protocol):
+    """The byte ledger of the node's GPUs (memory/ledger.py)."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]: ...
+
+    @property
+    def holders(self) -> frozenset[str]: ...
+
+    def grant(self, gpu_id: str, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> None:
+        """All the bytes or, raising OutOfMemory, none."""
+        ...
+
+    def release(self, holder: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """An engine this node knows. `unavailable` is why it cannot start here, or ""."""
+
+    name: str
+    emulated: bool = False
+    unavailable: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentParams:
+    """Bounds of the agent's waits, seconds, and how many misses make a hang."""
+
+    beat_s: float = 1.0
+    start_deadline_s: float = 180.0  # command -> READY
+    drain_quiet_s: float = 0.3  # routers hear of the drain before the first count
+    stop_grace_s: float = 5.0  # SIGTERM -> SIGKILL
+    stop_retry_s: float = 5.0  # a process that would not die is killed again
+    health_every_s: float = 1.0
+    health_misses: int = 3
+    keep_gone_s: float = 180.0  # longer than a command lives on the bus
+    ewma_weight: float = 0.3  # of the newest start, in the predictions
+
+
+# Stimuli
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """First stimulus after a restart: which of the remembered instances have a living engine process."""
+
+    living: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLaunched:
+    """The process is up and imports; it has no weights yet."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsComplete:
+    """`path` is the file or directory to load. `cached`: they were there at the first look."""
+
+    instance_id: str
+    path: str
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFailed:
+    """`code` is an error code of domain/errors.py."""
+
+    instance_id: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The engine serves at `url`; `phases` are its own (LAUNCH, LOAD, WARMUP)."""
+
+    instance_id: str
+    url: str
+    phases: tuple[Phase, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStartFailed:
+    instance_id: str
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExited:
+    """The process ended and nobody had asked it to."""
+
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGone:
+    """A stop is over. `clean` False: something of it still lives, so its bytes are not free."""
+
+    instance_id: str
+    clean: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSeen:
+    instance_id: str
+    ok: bool
+    alive: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Requests inside the engine, running and waiting."""
+
+    instance_id: str
+    num_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """An operator asks this agent itself to drain and stop an instance."""
+
+    instance_id: str
+    reason: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStopping:
+    """The agent is asked to end: drain and stop every engine, start none."""
+
+    reason: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the node's prefetcher keeps and what its links carry, as last seen."""
+
+    cached: tuple[CachedWeights, ...] = ()
+    host_cache_bytes: int = 0
+    links: tuple[Link, ...] = ()
+    prefetcher_url: str = ""
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEngine:
+    """Start the process now; weights may still be on their way. Outcome: EngineLaunched or EngineStartFailed."""
+
+    instance_id: str
+    model: Model
+    worker: Worker
+    gpu_kind: str
+    gpu_index: int
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitWeights:
+    """Watch the region in host memory. Outcome: WeightsComplete or WeightsFailed; none at all past the deadline."""
+
+    instance_id: str
+    weights: WeightsRef
+    deadline_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEngine:
+    """Outcome: EngineReady or EngineStartFailed."""
+
+    instance_id: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopEngine:
+    """Give up whatever is under way for the instance and end its process. Outcome: EngineGone."""
+
+    instance_id: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckHealth:
+    """Outcome: HealthSeen."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountInFlight:
+    """Outcome: InFlight, or nothing when the engine does not answer."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStart:
+    """A start is over, well (READY) or badly (FAILED): spans and metrics of its phases."""
+
+    instance: Instance
+    traceparent: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetEngine:
+    """Nothing is kept of the instance any more: its log and run directory may go."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One instance as the agent keeps it. `deadline_at` bounds the start, then the drain."""
+
+    instance: Instance
+    model: Model
+    cause: Event  # the command that asked for it, without its payload
+    deadline_at: float
+    is_granted: bool = False
+    is_launched: bool = False
+    weights_path: str | None = None
+    fetch: Phase | None = None
+    is_cached: bool = False
+    quiet_until: float = 0.0
+    is_stopping: bool = False  # a StopEngine is out
+    stop_asked_at: float = 0.0
+    is_restarting: bool = False  # its engine goes, then the same start begins again
+    num_misses: int = 0
+    health_asked_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentMemory:
+    """All that the agent must know again after a kill -9. `history`: model_key -> phase -> mean seconds."""
+
+    holdings: tuple[Holding, ...] = ()
+    fence: Mapping[str, int] = field(default_factory=dict)
+    history: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Write `memory` down before anything else is done."""
+
+    memory: AgentMemory

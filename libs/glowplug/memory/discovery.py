@@ -1,0 +1,92 @@
+"""What GPUs a node has: a budget of host memory on a laptop, or NVIDIA hardware read through NVML."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from glowplug.domain.hardware import Gpu
+from glowplug.memory.sizes import parse_bytes
+
+HOST, CUDA = "host", "cuda"
+
+
+class HardwareUnavailable(RuntimeError):
+    """The hardware asked for cannot be read here; the message says why, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The GPUs found, without grants, and what a person should know about them."""
+
+    gpus: tuple[Gpu, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def host_gpus(node_id: str, budgets: Sequence[str]) -> Discovery:
+    """One `host` GPU per budget ("1GiB"). Raises ValueError for a budget that is no size or is zero."""
+    sizes = [parse_bytes(text) for text in budgets]
+    if not sizes or min(sizes) <= 0:
+        raise ValueError(f"a node needs at least one GPU of more than 0 bytes, got {list(budgets)}")
+    gpus = tuple(Gpu(gpu_id=f"{node_id}/{i}", total_bytes=size, kind=HOST) for i, size in enumerate(sizes))
+    installed = psutil.virtual_memory().total
+    warnings = (
+        (f"budgets of {sum(sizes)} bytes are more than the {installed} bytes of memory here",)
+        if sum(sizes) > installed
+        else ()
+    )
+    return Discovery(gpus, warnings)
+
+
+def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -> Discovery:
+    """One `cuda` GPU per NVIDIA device: its total bytes less `headroom_ratio` (driver and contexts).
+
+    Source: NVML through nvidia-ml-py, imported only here. Raises HardwareUnavailable naming what is missing.
+    """
+    nvml = nvml or _nvml()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise HardwareUnavailable(f"no NVIDIA driver answers: {error}") from error
+    try:
+        gpus, warnings = [], []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index))
+            usable = int(memory.total * (1 - headroom_ratio))
+            gpus.append(Gpu(gpu_id=f"{node_id}/{index}", total_bytes=usable, kind=CUDA))
+            if memory.free < usable:
+                warnings.append(f"{node_id}/{index}: {int(memory.total - memory.free)} bytes are taken by others")
+    except nvml.NVMLError as error:
+        raise HardwareUnavailable(f"NVML cannot read the GPUs: {error}") from error
+    finally:
+        nvml.nvmlShutdown()
+    if not gpus:
+        raise HardwareUnavailable("the NVIDIA driver answers but there is no GPU")
+    return Discovery(tuple(gpus), tuple(warnings))
+
+
+def _nvml() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError as error:
+        raise HardwareUnavailable("nvidia-ml-py is not installed: pip install 'glowplug[gpu]'") from error
+
+
+def discover(node_id: str, kind: str, budgets: Sequence[str]) -> Discovery:
+    """`kind`: "host" (budgets), "cuda", or "auto": cuda where it can be read, else host with the reason as warning.
+
+    Raises ValueError for another kind, HardwareUnavailable for "cuda" without it.
+    """
+    if kind == HOST:
+        return host_gpus(node_id, budgets)
+    if kind == CUDA:
+        return cuda_gpus(node_id)
+    if kind != "auto":
+        raise ValueError(f"unknown GPU kind {kind!r}: one of host, cuda, auto")
+    try:
+        return cuda_gpus(node_id)
+    except HardwareUnavailable as error:
+        found = host_gpus(node_id, budgets)
+        return Discovery(found.gpus, (*found.warnings, f"host memory stands in for GPUs: {error}"))

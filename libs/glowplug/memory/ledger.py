@@ -1,0 +1,77 @@
+"""The byte ledger: every byte of every GPU of a node has at most one named owner (house section 6).
+
+`grant` and `release` are pure functions over frozen `Gpu`s; `ByteLedger` keeps the GPUs of one node and swaps a whole
+`Gpu` at a time, so that a reader never sees half a grant.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from glowplug.domain.errors import OutOfMemory
+from glowplug.domain.hardware import Gpu, GpuRole, Grant, GrantOwner
+
+
+def grant(gpu: Gpu, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> Gpu:
+    """`gpu` with the bytes granted to `holder`, all of them or none.
+
+    Raises OutOfMemory when they do not fit, ValueError for negative bytes or a holder that holds already.
+    """
+    if any(num_bytes < 0 for num_bytes in bytes_by_owner.values()):
+        raise ValueError(f"{holder}: negative bytes {dict(bytes_by_owner)}")
+    if any(g.holder == holder for g in gpu.grants):
+        raise ValueError(f"{holder} holds bytes of {gpu.gpu_id} already")
+    wanted = sum(bytes_by_owner.values())
+    if wanted > gpu.free_bytes:
+        raise OutOfMemory(
+            f"{gpu.gpu_id} has {gpu.free_bytes} of {gpu.total_bytes} bytes free, {holder} needs {wanted}",
+            param="gpu_id",
+        )
+    new = tuple(Grant(holder=holder, owner=o, num_bytes=n) for o, n in bytes_by_owner.items() if n)
+    return _with_role(replace(gpu, grants=gpu.grants + new))
+
+
+def release(gpu: Gpu, holder: str) -> Gpu:
+    """`gpu` without what `holder` holds; the same `gpu` when that is nothing."""
+    kept = tuple(g for g in gpu.grants if g.holder != holder)
+    return gpu if len(kept) == len(gpu.grants) else _with_role(replace(gpu, grants=kept))
+
+
+def _with_role(gpu: Gpu) -> Gpu:
+    """WarmServe Fig. 5: weights of a running engine make a GPU dedicated, prewarmed ones alone make it universal."""
+    owners = {g.owner for g in gpu.grants}
+    if owners & {GrantOwner.WEIGHTS, GrantOwner.KV}:
+        return replace(gpu, role=GpuRole.DEDICATED)
+    return replace(gpu, role=GpuRole.UNIVERSAL if GrantOwner.PREWARM in owners else GpuRole.IDLE)
+
+
+class ByteLedger:
+    """The GPUs of one node. Single writer: the agent's controller."""
+
+    def __init__(self, gpus: Iterable[Gpu]) -> None:
+        self._gpus = {gpu.gpu_id: gpu for gpu in gpus}
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every GPU with its grants now, by index."""
+        return tuple(self._gpus.values())
+
+    def grant(self, gpu_id: str, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> None:
+        """Raises OutOfMemory when they do not fit (or the GPU is not of this node); nothing changes then."""
+        gpu = self._gpus.get(gpu_id)
+        if gpu is None:
+            raise OutOfMemory(f"this node has no GPU {gpu_id!r}", param="gpu_id")
+        self._gpus[gpu_id] = grant(gpu, holder, bytes_by_owner)
+
+    def release(self, holder: str) -> int:
+        """Free all that `holder` holds on any GPU; returns the bytes freed."""
+        before = sum(gpu.free_bytes for gpu in self._gpus.values())
+        self._gpus = {gpu_id: release(gpu, holder) for gpu_id, gpu in self._gpus.items()}
+        return sum(gpu.free_bytes for gpu in self._gpus.values()) - before
+
+    @property
+    def holders(self) -> frozenset[str]:
+        """Everyone who holds bytes."""
+        return frozenset(g.holder for gpu in self._gpus.values() for g in gpu.grants)
+
+    def held_bytes(self, holder: str) -> int:
+        return sum(g.num_bytes for gpu in self._gpus.values() for g in gpu.grants if g.holder == holder)
