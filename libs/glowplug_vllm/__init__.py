@@ -1,0 +1,10 @@
+"""What Glowplug adds to a vLLM environment. Imports nothing of Glowplug, and vLLM only where it is used.
+
+parked/           one process with vLLM imported; a server is a fork of it
+server.py         one vLLM server that waits for its weights: `python -m glowplug_vllm.server RUN_DIR`
+plugin.py         loaded by vLLM: tells the agent the port, and whether the engine core still answers
+chat_template.py  the model's template with a default system prompt
+convert_gguf.py   a GGUF file re-saved as a directory that vLLM can load
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,12 @@
+"""Parked starts: a zygote is one process with vLLM imported; a new server is a fork of it and skips the imports.
+
+    zygote.py     the loop: listen, fork, reap, end when nobody holds a lease
+    boot.py       what the fork does to become a server
+    preload.py    the modules a server needs up to its first token
+    patches.py    what is replaced in memory, so that vLLM's own children are forks too
+    tokenizers.py tokenizers kept before the fork
+    protocol.py   the words on the socket
+    __main__.py   `python -m glowplug_vllm.parked park|status|stop`
+
+Rules of a zygote: one Python thread, no torch parallel region, no accelerator touched before the fork.
+"""

@@ -1,0 +1,92 @@
+"""What is replaced in vLLM, in memory, before the first fork. No file of vLLM is changed.
+
+    get_mp_context        always 'fork': vLLM's CPU platform asks for 'spawn', so that the engine core and each worker
+                          would import everything again. On CUDA it stays, told 'fork' by the environment
+    _maybe_force_spawn    does nothing on CPU. On CUDA it stays: it goes back to 'spawn' once CUDA is initialised
+    run_engine_core       in the forked core: die with the parent, drop the API server's port, apply OpenMP settings
+    worker_main           in the forked worker: die with the parent, apply OpenMP settings
+    _run_in_subprocess    a model class is inspected in this process instead of a new interpreter
+    register_triton_kernel_overrides   runs now, once, instead of 0.7 s in each worker
+
+Checked against vLLM 0.32.0. A name that is gone raises `Unpatchable`; the driver then starts servers the plain way.
+"""
+
+import multiprocessing
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from glowplug_vllm import process
+
+NEEDED = (
+    ("vllm.utils.system_utils", "get_mp_context"),
+    ("vllm.utils.system_utils", "_maybe_force_spawn"),
+    ("vllm.v1.engine.core", "EngineCoreProc.run_engine_core"),
+    ("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_main"),
+    ("vllm.model_executor.models.registry", "_run_in_subprocess"),
+)
+
+
+class Unpatchable(RuntimeError):
+    """This vLLM has not what parking replaces."""
+
+
+def apply(is_cpu: bool) -> None:
+    """Replace the names above. Raises Unpatchable, before anything is changed, when one is missing."""
+    if missing := [f"{module}.{name}" for module, name in NEEDED if _find(module, name) is None]:
+        raise Unpatchable(f"this vLLM has no {', '.join(missing)}")
+    if is_cpu:
+        fork = multiprocessing.get_context("fork")
+        replace_everywhere("vllm.utils.system_utils", "get_mp_context", lambda: fork)
+        replace_everywhere("vllm.utils.system_utils", "_maybe_force_spawn", lambda: None)
+        _scan_triton_once()
+    replace_everywhere("vllm.model_executor.models.registry", "_run_in_subprocess", lambda fn: fn())
+    _wrap("vllm.v1.engine.core", "EngineCoreProc", "run_engine_core", _enter_core)
+    _wrap("vllm.v1.executor.multiproc_executor", "WorkerProc", "worker_main", _enter_worker)
+
+
+def replace_everywhere(module: str, name: str, new: Any) -> int:
+    """Set `name` in its module and in every loaded module that imported it by name. Returns how many were set."""
+    old = getattr(import_module(module), name)
+    holders = [m for m in list(sys.modules.values()) if getattr(m, "__dict__", {}).get(name) is old]
+    for holder in holders:
+        setattr(holder, name, new)
+    return len(holders)
+
+
+def _wrap(module: str, owner: str, name: str, before: Callable[[], None]) -> None:
+    cls = getattr(import_module(module), owner)
+    inner = getattr(cls, name)
+
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        before()
+        return inner(*args, **kwargs)
+
+    setattr(cls, name, staticmethod(entered))
+
+
+def _enter_core() -> None:
+    process.die_with_parent()
+    process.drop_server_sockets()
+    process.apply_openmp_settings()
+
+
+def _enter_worker() -> None:
+    process.die_with_parent()
+    process.apply_openmp_settings()
+
+
+def _scan_triton_once() -> None:
+    platforms = import_module("vllm.platforms")
+    platform = type(platforms.current_platform)
+    if scan := getattr(platform, "register_triton_kernel_overrides", None):
+        scan()
+        platform.register_triton_kernel_overrides = classmethod(lambda cls: None)
+
+
+def _find(module: str, dotted: str) -> Any:
+    found: Any = import_module(module)
+    for part in dotted.split("."):
+        found = getattr(found, part, None)
+    return found

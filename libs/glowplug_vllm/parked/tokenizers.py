@@ -1,0 +1,57 @@
+"""Tokenizers kept in the zygote: a fork finds its own loaded and copied (about 0.9 s of a start).
+
+A kept tokenizer is used only while the files it was read from are the same: the key has their sizes and times.
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+MAX_KEPT = 8
+_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "config.json")
+_COPIES = 2  # vLLM's renderer makes a pool of this many
+
+_kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+
+def fingerprint(directory: Path) -> tuple[Any, ...]:
+    """Path, and size and modification time of each tokenizer file that is there."""
+    stats = []
+    for name in _FILES:
+        try:
+            stat = (directory / name).stat()
+        except FileNotFoundError:
+            continue
+        stats.append((name, stat.st_size, stat.st_mtime_ns))
+    return (str(directory), *stats)
+
+
+def install() -> None:
+    """Make vLLM look here first. Raises Unpatchable when it has no such loader."""
+    from vllm.tokenizers import hf
+
+    from glowplug_vllm.parked.patches import Unpatchable
+
+    loader = getattr(hf, "CachedHfTokenizer", None)
+    if loader is None or not hasattr(hf, "maybe_make_thread_pool"):
+        raise Unpatchable("this vLLM has no vllm.tokenizers.hf.CachedHfTokenizer")
+    real = loader.from_pretrained
+
+    def from_pretrained(path: Any, *args: Any, **kwargs: Any) -> Any:
+        return _kept.get(fingerprint(Path(path))) or real(path, *args, **kwargs)
+
+    loader.from_pretrained = staticmethod(from_pretrained)
+
+
+def keep(directory: Path) -> bool:
+    """Load and keep; False when it was kept already. The oldest of more than MAX_KEPT is dropped. Raises OSError."""
+    from vllm.tokenizers import hf, registry
+
+    key = fingerprint(directory)
+    if key in _kept:
+        _kept.move_to_end(key)
+        return False
+    _kept[key] = hf.maybe_make_thread_pool(registry.get_tokenizer(str(directory)), _COPIES)
+    if len(_kept) > MAX_KEPT:
+        _kept.popitem(last=False)
+    return True

