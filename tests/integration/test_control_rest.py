@@ -1,0 +1,196 @@
+"""REST of autoscaler, placer and predictor, over real controllers on a memory bus and store."""
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
+from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.placer import PlacerController
+from glowplug.controllers.predictor import PredictorController
+from glowplug.events.commands import PlaceInstance, StopInstance
+from glowplug.policies.placement.first_fit import place
+from glowplug.policies.residency.lru import evict
+from glowplug.policies.scaling.reactive import scale
+from glowplug.runtime.control import ControlService
+from glowplug.runtime.shell import Shell
+from glowplug.state.memory_store import MemoryStore
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
+from services.autoscaler import app as autoscaler_app
+from services.autoscaler.model_watch import ModelWatch
+from services.autoscaler.settings import AutoscalerSettings
+from services.placer import app as placer_app
+from services.placer import main as placer_main
+from services.placer.settings import PlacerSettings
+from services.predictor import main as predictor_main
+from services.predictor.settings import PredictorSettings
+from tests.fleet_builder import a_node
+
+TOKEN = {"Authorization": "Bearer secret"}
+MODEL = {"name": "Org/Tiny.1", "engine": "emulated", "weights_bytes": "10MiB", "aliases": ["tiny"]}
+
+
+class Fleet:
+    """Three services in one process: `client(name)` speaks to their apps."""
+
+    def __init__(self) -> None:
+        self.broker, self.store = MemoryBroker(), MemoryStore()
+        self.shells: list[Shell] = []
+        self.apps: dict[str, FastAPI] = {}
+
+    async def add(self, name: str, controller, make, tables=None) -> None:
+        class World:
+            store, bus = self.store, MemoryBus(self.broker)
+
+        service = ControlService(World())
+        metrics = ShellMetrics(name, CollectorRegistry())
+        shell = Shell(
+            name, f"{name}-1", controller, World.bus, self.store, Tracing(name, name), metrics, tables=tables, epoch=1
+        )
+        await shell.start()
+        service.shell = shell
+        self.shells.append(shell)
+        self.apps[name] = make(service)
+
+    def client(self, name: str, **kwargs) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.apps[name], raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://test", **kwargs)
+
+
+@pytest.fixture
+async def fleet():
+    made = Fleet()
+    watch = ModelWatch(None, 1.0)
+    settings = AutoscalerSettings(service_id="autoscaler-1", admin_token="secret")
+    await made.add(
+        "autoscaler",
+        AutoscalerController(scale, "reactive", 1),
+        lambda service: autoscaler_app.make(service, settings, watch),
+    )
+    policies = {"placement": "first_fit", "residency": "lru"}
+    await made.add(
+        "placer",
+        PlacerController(place, evict, policies, 1),
+        lambda service: placer_app.make(service, PlacerSettings(service_id="placer-1", admin_token="secret"), policies),
+        tables=placer_main.WIRING.tables,
+    )
+    await made.add(
+        "predictor",
+        PredictorController(),
+        lambda service: predictor_main.make(service, PredictorSettings(service_id="predictor-1")),
+    )
+    yield made
+    for shell in made.shells:
+        await shell.stop()
+
+
+async def test_a_model_is_created_read_updated_and_deleted(fleet):
+    async with fleet.client("autoscaler", headers=TOKEN) as client:
+        created = await client.post("/v1/models", json=MODEL)
+        assert (created.status_code, created.json()["key"], created.json()["state"]) == (201, "org-tiny-1", "cold")
+        assert (await client.post("/v1/models", json=MODEL)).json()["error"]["code"] == "conflict"
+        for name in ("org-tiny-1", "Org/Tiny.1", "tiny"):
+            assert (await client.get(f"/v1/models/{name}")).json()["name"] == "Org/Tiny.1"
+        changed = await client.put("/v1/models/org-tiny-1", json=MODEL | {"keep_alive_s": "5m"})
+        assert changed.json()["keep_alive_s"] == 300
+        assert (await client.delete("/v1/models/tiny")).json() == {"key": "org-tiny-1", "deleted": True}
+        gone = await client.get("/v1/models/tiny")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_verbs_become_commands(fleet):
+    async with fleet.client("autoscaler", headers=TOKEN) as client:
+        await client.post("/v1/models", json=MODEL)
+        assert (await client.post("/v1/models/Org/Tiny.1/load")).status_code == 202
+        assert [e.data.model.key for e in fleet.broker.of_type(PlaceInstance.TYPE)] == ["org-tiny-1"]
+        assert (await client.post("/v1/models/tiny/drain")).json()["state"] == "suspended"
+        assert (await client.post("/v1/models/tiny/pin")).json()["pinned"] is True
+        assert (await client.post("/v1/models/tiny/unpin")).json()["pinned"] is False
+        wrong = await client.post("/v1/models/tiny/explode")
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "verb")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/models"), ("PUT", "/v1/models/x"), ("DELETE", "/v1/models/x"), ("POST", "/v1/models/x/load")],
+)
+async def test_changing_needs_the_admin_token_and_reading_does_not(fleet, method, path):
+    async with fleet.client("autoscaler") as client:
+        answer = await client.request(method, path, json=MODEL)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body", ['{"name": "a"', "[]", '{"name": 5}', '{"name":"a","engine":"vllm","colour":1}', "\xff", ""]
+)
+async def test_bad_bodies_are_400_in_openai_shape(fleet, body):
+    async with fleet.client("autoscaler", headers=TOKEN | {"content-type": "application/json"}) as client:
+        answer = await client.post("/v1/models", content=body.encode("latin-1"))
+        assert answer.status_code == 400
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_the_placer_shows_nodes_decisions_and_why(fleet):
+    from glowplug.events.envelope import to_json
+
+    await fleet.store.put("nodes", "node-1", to_json(a_node()))
+    await fleet.shells[1]._resync()
+    async with fleet.client("autoscaler", headers=TOKEN) as autoscaler, fleet.client("placer") as placer:
+        await autoscaler.post("/v1/models", json=MODEL)
+        await autoscaler.post("/v1/models/tiny/load")
+        for event in fleet.broker.of_type(PlaceInstance.TYPE):
+            await fleet.shells[1].on_event(event)
+        (node,) = (await placer.get("/v1/nodes")).json()["data"]
+        assert node["node_id"] == "node-1"
+        decisions = (await placer.get("/v1/decisions", params={"model": "org-tiny-1"})).json()["data"]
+        assert [d["kind"] for d in decisions] == ["place", "scale"]
+        one = (await placer.get(f"/v1/decisions/{decisions[0]['decision_id']}")).json()
+        assert one["gpu_id"] == "node-1/0" and one["rivals"]
+        assert (await placer.get("/v1/decisions", params={"gpu": "node-9/0"})).json()["data"] == []
+        assert (await placer.get("/v1/decisions/none")).status_code == 404
+        (row,) = (await placer.get("/v1/placements")).json()["data"]
+        assert row["started"] is True
+
+
+async def test_draining_a_node_needs_a_node_and_the_token(fleet):
+    async with fleet.client("placer") as client:
+        assert (await client.post("/v1/nodes/node-1/drain")).status_code == 401
+        assert (await client.post("/v1/nodes/node-1/drain", headers=TOKEN)).status_code == 404
+    assert fleet.broker.of_type(StopInstance.TYPE) == []
+
+
+async def test_forecasts_are_empty_and_say_why(fleet):
+    async with fleet.client("predictor") as client:
+        assert (await client.get("/v1/forecasts")).json() == {"object": "list", "data": [], "policy": "none"}
+        assert (await client.get("/v1/windows")).json()["data"] == {}
+
+
+@pytest.mark.parametrize("name", ["autoscaler", "placer", "predictor"])
+async def test_every_service_has_health_metrics_and_openapi(fleet, name):
+    async with fleet.client(name) as client:
+        for path in ("/health", "/live", "/ready", "/policies", "/openapi.json", "/metrics"):
+            answer = await client.get(path, headers={"X-Request-Id": "abc"})
+            assert (answer.status_code, answer.headers["x-request-id"]) == (200, "abc"), path
+
+
+@pytest.mark.parametrize("name", ["autoscaler", "placer", "predictor"])
+async def test_while_connecting_it_is_alive_but_not_ready(fleet, name):
+    class World:
+        store, bus = fleet.store, MemoryBus(fleet.broker)
+
+    service = ControlService(World())
+    make = {
+        "autoscaler": lambda s: autoscaler_app.make(s, AutoscalerSettings(), ModelWatch(None, 1)),
+        "placer": lambda s: placer_app.make(s, PlacerSettings(), {}),
+        "predictor": lambda s: predictor_main.make(s, PredictorSettings()),
+    }[name]
+    fleet.apps["young"] = make(service)
+    path = {"autoscaler": "/v1/models", "placer": "/v1/nodes", "predictor": "/v1/forecasts"}[name]
+    async with fleet.client("young") as client:
+        assert (await client.get("/live")).status_code == 200
+        assert (await client.get("/ready")).status_code == 503
+        answer = await client.get(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")

@@ -1,0 +1,104 @@
+"""Model files in force: hot reload, a bad file keeps the old models and says why, a removed file undeploys."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from glowplug.bus.memory_bus import MemoryBus
+from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.policies.scaling.reactive import scale
+from glowplug.runtime.shell import Shell
+from glowplug.state.memory_store import MemoryStore
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
+from services.autoscaler.model_watch import ModelWatch
+
+ONE = "name: one\nengine: emulated\nweights_bytes: 10MiB\nkeep_alive_s: {keep}\n"
+TWO = "---\nname: two\nengine: emulated\nweights_bytes: 10MiB\n"
+
+
+@pytest.fixture
+async def shell():
+    metrics = ShellMetrics("autoscaler", CollectorRegistry())
+    made = Shell(
+        "autoscaler",
+        "autoscaler-1",
+        AutoscalerController(scale, "reactive", epoch=1),
+        MemoryBus(),
+        MemoryStore(),
+        Tracing("autoscaler", "autoscaler-1"),
+        metrics,
+        tables={"models": Model, "instances": Instance},
+    )
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def models(shell: Shell) -> dict[str, Model]:
+    assert isinstance(shell.controller, AutoscalerController)
+    return shell.controller.models
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+async def test_files_are_deployed_changed_and_undeployed(shell, tmp_path):
+    watch, path = ModelWatch(tmp_path, 1.0), tmp_path / "a.yaml"
+    write(path, ONE.format(keep=5) + TWO)
+    await watch.poll(shell)
+    assert set(models(shell)) == {"one", "two"}
+    assert set(shell.store.tables["models"]) == {"one", "two"}
+    write(path, ONE.format(keep=77))
+    await watch.poll(shell)
+    assert set(models(shell)) == {"one"} and models(shell)["one"].keep_alive_s == 77
+    path.unlink()
+    await watch.poll(shell)
+    assert models(shell) == {} and watch.errors == {}
+
+
+async def test_a_bad_file_keeps_the_old_model_and_shows_the_reason(shell, tmp_path):
+    watch, path = ModelWatch(tmp_path, 1.0), tmp_path / "a.yaml"
+    write(path, ONE.format(keep=5))
+    await watch.poll(shell)
+    write(path, ONE.format(keep="soon"))
+    await watch.poll(shell)
+    assert models(shell)["one"].keep_alive_s == 5
+    assert "keep_alive_s" in watch.errors[str(path)]
+    write(path, ONE.format(keep=6))
+    await watch.poll(shell)
+    assert models(shell)["one"].keep_alive_s == 6 and watch.errors == {}
+
+
+async def test_two_files_that_claim_one_name_conflict_and_the_first_stays(shell, tmp_path):
+    watch = ModelWatch(tmp_path, 1.0)
+    write(tmp_path / "a.yaml", ONE.format(keep=5))
+    write(tmp_path / "b.yaml", "name: other\naliases: [one]\nengine: emulated\nweights_bytes: 1MiB\n")
+    await watch.poll(shell)
+    assert set(models(shell)) == {"one"}
+    assert "belongs to model 'one'" in watch.errors[str(tmp_path / "b.yaml")]
+
+
+async def test_models_of_a_file_removed_while_nobody_watched_are_undeployed(shell, tmp_path):
+    path = tmp_path / "a.yaml"
+    write(path, ONE.format(keep=5))
+    await ModelWatch(tmp_path, 1.0).poll(shell)
+    path.unlink()
+    await ModelWatch(tmp_path, 1.0).poll(shell)
+    assert models(shell) == {}
+
+
+async def test_an_unreadable_directory_changes_nothing(shell, tmp_path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    write(folder / "a.yaml", ONE.format(keep=5))
+    watch = ModelWatch(folder, 1.0)
+    await watch.poll(shell)
+    folder.rename(tmp_path / "elsewhere")
+    await watch.poll(shell)
+    assert set(models(shell)) == {"one"}
+    assert "cannot read" in watch.errors[str(folder)]
