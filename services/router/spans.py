@@ -34,7 +34,10 @@ class RequestTrace:
     def held(self, exchange: "Exchange", eta_s: float) -> None:
         """The request begins to wait. Waiting again after an engine's end is the same span."""
         if self._hold is None:
-            attributes = {semconv.ATTR_MODEL: exchange.model.key, semconv.ATTR_PREDICTED_SECONDS: eta_s}
+            attributes: dict[str, str | float | int | bool] = {
+                semconv.ATTR_MODEL: exchange.model.key,
+                semconv.ATTR_PREDICTED_SECONDS: eta_s,
+            }
             self._hold = self._tracing.begin("router.hold", self.traceparent, exchange.arrived_at, attributes)
 
     def dispatched(self, exchange: "Exchange") -> None:

@@ -1,0 +1,306 @@
+"""A data port on a real socket, in front of scripted engines on real sockets."""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from glowplug.bus.memory_bus import MemoryBus
+from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.router import RouterController, RouterParams
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.events import Event, facts
+from glowplug.runtime.service import listen
+from prometheus_client import CollectorRegistry
+from services.router.desk import Desk
+from services.router.limits import Limits
+from services.router.metrics import RouterMetrics
+from services.router.proxy import DataPort
+from services.router.proxy_exchange import Exchange
+
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+Reply = Callable[["Served"], Awaitable[None]]
+
+
+def a_model(name: str = "m", **over: Any) -> Model:
+    fields: dict[str, Any] = {
+        "name": name,
+        "key": name,
+        "engine": "fake",
+        "weights": WeightsRef(uri="file:///w"),
+        "weights_bytes": 1,
+        "kv_bytes": 1,
+        "revision": 1,
+    }
+    return Model(**(fields | over))
+
+
+def an_instance(instance_id: str, url: str, state: InstanceState = InstanceState.READY, **over: Any) -> Instance:
+    worker = Worker(worker_id=f"{instance_id}-w0", node_id="node-1", gpu_id="node-1/0", num_bytes=2)
+    fields: dict[str, Any] = {
+        "instance_id": instance_id,
+        "model_key": "m",
+        "engine": "fake",
+        "state": state,
+        "workers": (worker,),
+        "url": url,
+        "revision": 1,
+        "created_at": 100.0,
+        "ready_at": 102.0,
+        "phases": (Phase(name=PhaseName.FETCH, started_at=100.0, ended_at=100.5),),
+    }
+    return Instance(**(fields | over))
+
+
+@dataclass
+class Served:
+    """One request as an engine got it, and the way to answer it."""
+
+    head: bytes
+    body: bytes
+    writer: asyncio.StreamWriter
+    left: asyncio.Event
+
+    def header(self, name: str) -> str | None:
+        match = re.search(rb"(?im)^" + name.encode() + rb":[ ]*(.*?)\r$", self.head)
+        return match[1].decode() if match else None
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def json(self, value: Any, status: str = "200 OK", extra: bytes = b"") -> None:
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
+        await self.send(head % (status.encode(), extra, len(body)) + body)
+
+    async def sse_head(self) -> None:
+        await self.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+
+    async def chunk(self, data: bytes) -> None:
+        await self.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def end(self) -> None:
+        await self.send(b"0\r\n\r\n")
+
+    def die(self) -> None:
+        self.writer.transport.abort()
+
+
+async def stream_three(served: Served) -> None:
+    """Three tokens and [DONE]."""
+    await served.sse_head()
+    for _ in range(3):
+        await served.chunk(TOKEN)
+    await served.chunk(DONE)
+    await served.end()
+
+
+class FakeEngine:
+    """An engine whose every answer is scripted by `reply`."""
+
+    def __init__(self, reply: Reply = stream_three) -> None:
+        self.reply = reply
+        self.served: list[Served] = []
+        self.num_connections = 0
+        self.url = ""
+
+    async def start(self) -> "FakeEngine":
+        self.server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def stop(self) -> None:
+        self.server.close()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                body = await reader.readexactly(int(length[1])) if length else b""
+                served = Served(head, body, writer, asyncio.Event())
+                self.served.append(served)
+                watch = asyncio.create_task(_watch(reader, served))
+                try:
+                    await self.reply(served)
+                finally:
+                    watch.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await watch
+        writer.close()
+
+
+async def _watch(reader: asyncio.StreamReader, served: Served) -> None:
+    """Sets `left` when the router closes the connection while its request is being answered."""
+    while not reader.at_eof() and reader.exception() is None:  # noqa: ASYNC110 - StreamReader has no event for it
+        await asyncio.sleep(0.005)
+    served.left.set()
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    complete: bool = True  # False: the connection ended before the framing said so
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return str(self.json()["error"]["code"])
+
+
+class Client:
+    """A client that writes bytes and reads answers strictly."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        raw = await self.reader.readuntil(b"\r\n\r\n")
+        first, *lines = raw.decode().split("\r\n")[:-2]
+        pairs = (line.partition(": ") for line in lines)
+        return int(first.split()[1]), {name.lower(): value for name, _, value in pairs}
+
+    async def answer(self, *, method: str = "POST") -> Answer:
+        status, headers = await self.head()
+        if method == "HEAD" or status == 100:
+            return Answer(status, headers, b"")
+        try:
+            if "content-length" in headers:
+                return Answer(status, headers, await self.reader.readexactly(int(headers["content-length"])))
+        except asyncio.IncompleteReadError as error:
+            return Answer(status, headers, error.partial, complete=False)
+        if headers.get("transfer-encoding") != "chunked":
+            return Answer(status, headers, await self.reader.read())
+        parts: list[bytes] = []
+        try:
+            while (part := await self.chunk()) != b"":
+                parts.append(part)
+        except asyncio.IncompleteReadError:
+            return Answer(status, headers, b"".join(parts), complete=False)
+        return Answer(status, headers, b"".join(parts))
+
+    async def chunk(self) -> bytes:
+        size = int((await self.reader.readuntil(b"\r\n"))[:-2], 16)
+        data = await self.reader.readexactly(size + 2)
+        return data[:-2]
+
+    async def at_end(self) -> bool:
+        """Whether the router closes the connection."""
+        return await self.reader.read(1) == b""
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+def chat(model: str = "m", *, stream: bool = False, extra: bytes = b"", body: bytes | None = None) -> bytes:
+    """The bytes of one chat request."""
+    if body is None:
+        fields = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        body = json.dumps(fields).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n"
+    return head % (extra, len(body)) + b"\r\n" + body
+
+
+@dataclass
+class Rig:
+    """A router without its control plane: facts are told by hand."""
+
+    port: DataPort
+    desk: Desk
+    host_port: tuple[str, int]
+    published: list[Publish] = field(default_factory=list)
+    finished: list[Exchange] = field(default_factory=list)
+    engines: list[FakeEngine] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list)
+    bus: MemoryBus = field(default_factory=MemoryBus)
+
+    async def client(self) -> Client:
+        made = Client(*await asyncio.open_connection(*self.host_port))
+        self.clients.append(made)
+        return made
+
+    async def ask(self, request: bytes, method: str = "POST") -> Answer:
+        client = await self.client()
+        await client.send(request)
+        return await client.answer(method=method)
+
+    async def engine(self, reply: Reply = stream_three, *, instance_id: str = "i-1", **over: Any) -> FakeEngine:
+        """A ready instance of model m."""
+        engine = await FakeEngine(reply).start()
+        self.engines.append(engine)
+        self.tell(an_instance(instance_id, engine.url, **over))
+        return engine
+
+    def tell(self, instance: Instance, code: str = "") -> None:
+        """An instance fact."""
+        kinds: dict[InstanceState, Any] = {
+            InstanceState.STARTING: facts.InstanceStarting,
+            InstanceState.LOADING: facts.InstanceLoading,
+            InstanceState.READY: facts.InstanceReady,
+            InstanceState.DRAINING: facts.InstanceDraining,
+            InstanceState.STOPPED: facts.InstanceStopped,
+        }
+        if instance.state is InstanceState.FAILED:
+            data: Any = facts.InstanceFailed(instance=instance, code=code or "engine_failed")
+        else:
+            data = kinds[instance.state](instance=instance)
+        self.desk.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
+
+    def tick(self) -> None:
+        self.desk.take(Tick())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 - any condition over the port's state
+                await asyncio.sleep(0.002)
+
+    @property
+    def num_held(self) -> int:
+        return sum(load.num_waiting for load in self.desk.controller.loads().values())
+
+    @property
+    def num_in_flight(self) -> int:
+        return sum(load.num_in_flight for load in self.desk.controller.loads().values())
+
+
+@contextlib.asynccontextmanager
+async def a_rig(
+    limits: Limits | None = None, *, api_key: str = "", models: tuple[Model, ...] | None = None, **over: Any
+) -> AsyncIterator[Rig]:
+    """A data port that knows model `m` (cold until `engine`), closed at the end with nothing left in its counts."""
+    controller = RouterController(RouterParams(**over.pop("params", {})))
+    published: list[Publish] = []
+    finished: list[Exchange] = []
+    desk = Desk(controller, publish=published.append)
+    desk.restore("models", {m.key: m for m in (models or (a_model(),))})
+    metrics = RouterMetrics(CollectorRegistry())
+    port = DataPort(desk, metrics, limits, api_key=api_key, on_finished=finished.append, **over)
+    sock = listen("127.0.0.1", 0)
+    await port.serve(sock)
+    rig = Rig(port, desk, sock.getsockname(), published, finished)
+    try:
+        yield rig
+        for client in rig.clients:
+            client.close()
+        await rig.until(lambda: not desk.exchanges)
+        assert rig.num_held == 0 and rig.num_in_flight == 0, controller.loads()
+        assert port.buffered_bytes == 0
+    finally:
+        await port.close()
+        for engine in rig.engines:
+            await engine.stop()

@@ -1,0 +1,258 @@
+"""What passes through the data port, byte for byte, and what it adds."""
+
+import asyncio
+import json
+
+from glowplug.telemetry.semconv import HEADER_EMULATED
+from openai import AsyncOpenAI
+
+from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, an_instance, chat, stream_three
+
+
+async def test_a_stream_passes_through_whole() -> None:
+    async with a_rig() as rig:
+        await rig.engine()
+        answer = await rig.ask(chat(stream=True))
+    assert answer.status == 200 and answer.complete
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.body == TOKEN * 3 + DONE
+
+
+async def test_bodies_are_byte_exact_both_ways() -> None:
+    odd = b'{ "model" : "m",\t"messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"}] , "top_k":7, "x":{"y":[1.50]} }'
+    reply = b'{"id" :1, "odd":  1.0e5}'
+
+    async def answer_oddly(served: Served) -> None:
+        await served.json(reply)
+
+    async with a_rig() as rig:
+        engine = await rig.engine(answer_oddly)
+        answer = await rig.ask(chat(body=odd))
+    assert engine.served[0].body == odd
+    assert answer.body == reply and answer.headers["content-length"] == str(len(reply))
+
+
+async def test_target_and_headers_reach_the_engine_but_credentials_do_not() -> None:
+    async with a_rig(api_key="k") as rig:
+        engine = await rig.engine()
+        request = chat(extra=b"authorization: Bearer k\r\nx-custom: 1\r\ncookie: a=b\r\n")
+        await rig.ask(request.replace(b"completions HTTP", b"completions?a=1 HTTP"))
+    served = engine.served[0]
+    assert served.head.startswith(b"POST /v1/chat/completions?a=1 HTTP/1.1\r\n")
+    assert served.header("x-custom") == "1" and served.header("content-type") == "application/json"
+    assert served.header("authorization") is None and served.header("cookie") is None
+
+
+async def test_request_id_is_echoed_and_passed_on() -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        answer = await rig.ask(chat(extra=b"X-Request-Id: mine-1\r\n"))
+    assert answer.headers["x-request-id"] == "mine-1" == engine.served[0].header("x-request-id")
+
+
+async def test_request_id_is_made_when_none_or_an_unsafe_one_came() -> None:
+    async with a_rig() as rig:
+        await rig.engine()
+        first = await rig.ask(chat())
+        second = await rig.ask(chat(extra=b"x-request-id: <script>\r\n"))
+        third = await rig.ask(b"GET /nowhere HTTP/1.1\r\nhost: t\r\n\r\n")
+    made = {a.headers["x-request-id"] for a in (first, second, third)}
+    assert len(made) == 3 and all(i.startswith("req-") for i in made)
+
+
+async def test_traceparent_goes_on_to_the_engine_and_back() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        answer = await rig.ask(chat(extra=b"traceparent: %b\r\n" % trace.encode()))
+        fresh = await rig.ask(chat(extra=b"traceparent: 00-zz-b7ad6b7169203331-01\r\n"))
+    assert answer.headers["traceparent"] == trace == engine.served[0].header("traceparent")
+    assert fresh.headers["traceparent"].startswith("00-") and "zz" not in fresh.headers["traceparent"]
+
+
+async def test_server_timing_and_instance_are_told() -> None:
+    async with a_rig() as rig:
+        await rig.engine(emulated=True)
+        answer = await rig.ask(chat(stream=True))
+    timing = answer.headers["server-timing"]
+    assert timing.startswith("queue;dur=0.0, router;dur=") and "fetch" not in timing
+    assert answer.headers["x-glowplug-instance"] == "i-1"
+    assert answer.headers[HEADER_EMULATED] == "true"
+
+
+async def test_server_timing_of_a_cold_request_has_the_phases() -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await client.send(chat())
+        await rig.until(lambda: rig.num_held == 1)
+        await rig.engine()
+        answer = await client.answer()
+    assert "fetch;dur=500.0" in answer.headers["server-timing"]
+
+
+async def test_an_engine_error_passes_through() -> None:
+    async def refuse(served: Served) -> None:
+        await served.json({"error": {"message": "no", "code": "bad"}}, status="400 Bad Request", extra=b"x-e: 1\r\n")
+
+    async with a_rig() as rig:
+        await rig.engine(refuse)
+        answer = await rig.ask(chat(stream=True))
+    assert answer.status == 400 and answer.code == "bad" and answer.headers["x-e"] == "1"
+
+
+async def test_an_answer_split_at_every_byte_is_the_same() -> None:
+    raw = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    raw += b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
+
+    async def byte_by_byte(served: Served) -> None:
+        for i in range(len(raw)):
+            await served.send(raw[i : i + 1])
+            await asyncio.sleep(0)
+
+    async with a_rig() as rig:
+        await rig.engine(byte_by_byte)
+        answer = await rig.ask(chat(stream=True))
+    assert answer.complete and answer.body == TOKEN + DONE
+
+
+async def test_a_body_without_framing_ends_with_the_connection() -> None:
+    async def until_close(served: Served) -> None:
+        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello")
+        served.writer.close()
+
+    async with a_rig() as rig:
+        await rig.engine(until_close)
+        answer = await rig.ask(chat())
+    assert answer.complete and answer.body == b"hello"
+
+
+async def test_an_interim_100_from_the_engine_is_not_the_answer() -> None:
+    async def interim(served: Served) -> None:
+        await served.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await served.json({"ok": 1})
+
+    async with a_rig() as rig:
+        await rig.engine(interim)
+        answer = await rig.ask(chat())
+    assert answer.status == 200 and answer.json() == {"ok": 1}
+
+
+async def test_connections_to_an_engine_are_kept_and_used_again() -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        client = await rig.client()
+        for _ in range(3):
+            await client.send(chat(stream=True))
+            assert (await client.answer()).status == 200
+        assert engine.num_connections == 1 and len(engine.served) == 3
+
+
+async def test_http_1_0_gets_a_plain_body_and_a_close() -> None:
+    async with a_rig() as rig:
+        await rig.engine()
+        client = await rig.client()
+        await client.send(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        answer = await client.answer()
+    assert "transfer-encoding" not in answer.headers and answer.body == TOKEN * 3 + DONE
+
+
+async def test_models_lists_cold_ones_with_state_and_eta() -> None:
+    async with a_rig(models=(a_model("m", aliases=("short",)), a_model("cold-one"))) as rig:
+        await rig.engine()
+        listed = await rig.ask(b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n")
+        one = await rig.ask(b"GET /v1/models/short HTTP/1.1\r\nhost: t\r\n\r\n")
+        none = await rig.ask(b"GET /v1/models/none HTTP/1.1\r\nhost: t\r\n\r\n")
+    rows = {row["id"]: row for row in listed.json()["data"]}
+    assert listed.json()["object"] == "list"
+    assert (rows["m"]["state"], rows["m"]["eta_s"]) == ("hot", 0.0)
+    assert rows["cold-one"]["state"] == "cold" and rows["cold-one"]["eta_s"] > 0
+    assert rows["m"]["instances"] == [{"instance_id": "i-1", "state": "ready", "node_id": "node-1"}]
+    assert one.json()["id"] == "m" and (none.status, none.code) == (404, "model_not_found")
+
+
+async def test_an_alias_is_served_by_its_model() -> None:
+    async with a_rig(models=(a_model("m", aliases=("short",)),)) as rig:
+        engine = await rig.engine()
+        answer = await rig.ask(chat("short"))
+    assert answer.status == 200 and json.loads(engine.served[0].body)["model"] == "short"
+
+
+async def test_health_live_and_ready() -> None:
+    async with a_rig() as rig:
+        for path in (b"/health", b"/live", b"/ready"):
+            assert (await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)).status == 200
+        rig.desk.table_loaded = False
+        assert (await rig.ask(b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n")).status == 503
+
+
+async def test_token_counts_come_from_usage_timings_or_events() -> None:
+    async def with_usage(served: Served) -> None:
+        await served.json({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
+
+    async def with_timings(served: Served) -> None:
+        await served.sse_head()
+        await served.chunk(TOKEN)
+        await served.chunk(b'data: {"choices":[],"timings":{"prompt_n":3,"predicted_n":9}}\n\n')
+        await served.chunk(DONE)
+        await served.end()
+
+    async with a_rig() as rig:
+        engine = await rig.engine(with_usage)
+        await rig.ask(chat())
+        engine.reply = with_timings
+        await rig.ask(chat(stream=True))
+        engine.reply = stream_three
+        await rig.ask(chat(stream=True))
+        await rig.until(lambda: len(rig.finished) == 3)
+    assert [e.token_counts() for e in rig.finished] == [(5, 7, True), (3, 9, True), (0, 3, False)]
+
+
+async def test_the_official_openai_client_works_unmodified() -> None:
+    completion = {
+        "id": "c1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+    piece = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+
+    async def reply(served: Served) -> None:
+        if b'"input"' in served.body:
+            vectors = {"object": "list", "model": "m", "data": [{"object": "embedding", "index": 0, "embedding": [1.0]}]}
+            await served.json(vectors)
+        elif not json.loads(served.body).get("stream"):
+            await served.json(completion)
+        else:
+            await served.sse_head()
+            for text in ("he", "llo"):
+                choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+                await served.chunk(b"data: %b\n\n" % json.dumps(piece | {"choices": [choice]}).encode())
+            await served.chunk(DONE)
+            await served.end()
+
+    async with a_rig(api_key="key-1") as rig:
+        await rig.engine(reply)
+        base_url = "http://{}:{}/v1".format(*rig.host_port)
+        messages = [{"role": "user", "content": "hi"}]
+        async with AsyncOpenAI(base_url=base_url, api_key="key-1", max_retries=0) as client:
+            assert [m.id async for m in client.models.list()] == ["m"]
+            whole = await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
+            assert whole.choices[0].message.content == "hello"
+            stream = await client.chat.completions.create(model="m", messages=messages, stream=True)  # type: ignore[arg-type]
+            assert "".join([c.choices[0].delta.content or "" async for c in stream]) == "hello"  # type: ignore[union-attr]
+            vectors = await client.embeddings.create(model="m", input="x", encoding_format="float")
+            assert vectors.data[0].embedding == [1.0]
+
+
+async def test_a_draining_instance_gets_nothing_more() -> None:
+    async with a_rig() as rig:
+        first = await rig.engine(instance_id="i-1")
+        second = await rig.engine(instance_id="i-2")
+        from glowplug.domain.instance import InstanceState
+
+        rig.tell(an_instance("i-1", first.url, InstanceState.DRAINING, revision=2))
+        for _ in range(4):
+            await rig.ask(chat())
+    assert len(first.served) == 0 and len(second.served) == 4

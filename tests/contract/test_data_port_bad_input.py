@@ -1,0 +1,289 @@
+"""Everything a client may do wrong gets its own answer, in OpenAI's shape."""
+
+import asyncio
+import json
+
+import pytest
+
+from services.router.limits import Limits
+from tests.contract.data_port_rig import Answer, a_rig, chat
+
+GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
+
+
+def assert_error(answer: Answer, status: int, code: str) -> None:
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (status, code)
+    assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
+    assert answer.headers["x-request-id"]
+
+
+async def test_malformed_json() -> None:
+    async with a_rig() as rig:
+        assert_error(await rig.ask(chat(body=b'{"model": "m", ')), 400, "bad_request")
+
+
+async def test_a_body_that_is_not_utf8() -> None:
+    async with a_rig() as rig:
+        assert_error(await rig.ask(chat(body=b'{"model": "\xff\xfe", "messages": []}')), 400, "bad_request")
+
+
+async def test_an_empty_body() -> None:
+    async with a_rig() as rig:
+        assert_error(await rig.ask(chat(body=b"")), 400, "bad_request")
+
+
+async def test_a_body_that_is_no_object() -> None:
+    async with a_rig() as rig:
+        assert_error(await rig.ask(chat(body=b"[1, 2]")), 400, "bad_request")
+
+
+async def test_json_nested_too_deeply() -> None:
+    async with a_rig() as rig:
+        bomb = b'{"model":"m","messages":[],"x":' + b"[" * 100_000
+        assert_error(await rig.ask(chat(body=bomb)), 400, "bad_request")
+
+
+async def test_nan_is_not_json() -> None:
+    async with a_rig() as rig:
+        body = b'{"model":"m","messages":[],"temperature":NaN}'
+        assert_error(await rig.ask(chat(body=body)), 400, "bad_request")
+
+
+async def test_a_missing_model_names_the_field() -> None:
+    async with a_rig() as rig:
+        answer = await rig.ask(chat(body=b'{"messages":[]}'))
+    assert_error(answer, 400, "bad_request")
+    assert answer.json()["error"]["param"] == "model"
+
+
+WRONG = {
+    "model": {"model": 7},
+    "messages": {"messages": "hi"},
+    "messages[0].role": {"messages": [{"role": 1}]},
+    "stream": {"stream": "yes"},
+    "max_tokens": {"max_tokens": "many"},
+    "temperature": {"temperature": []},
+}
+
+
+@pytest.mark.parametrize("param", WRONG)
+async def test_a_wrong_type_names_the_field(param: str) -> None:
+    fields = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | WRONG[param]
+    async with a_rig() as rig:
+        answer = await rig.ask(chat(body=json.dumps(fields).encode()))
+    assert_error(answer, 400, "bad_request")
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_an_unknown_model() -> None:
+    async with a_rig() as rig:
+        assert_error(await rig.ask(chat("nobody")), 404, "model_not_found")
+
+
+async def test_an_unknown_path() -> None:
+    async with a_rig() as rig:
+        assert_error(await rig.ask(b"GET /v2/x HTTP/1.1\r\nhost: t\r\n\r\n"), 404, "not_found")
+
+
+async def test_a_wrong_method_says_what_is_allowed() -> None:
+    async with a_rig() as rig:
+        answer = await rig.ask(b"GET /v1/chat/completions HTTP/1.1\r\nhost: t\r\n\r\n")
+        assert_error(answer, 405, "method_not_allowed")
+        assert answer.headers["allow"] == "POST"
+        answer = await rig.ask(b"DELETE /v1/models HTTP/1.1\r\nhost: t\r\n\r\n")
+    assert_error(answer, 405, "method_not_allowed")
+
+
+async def test_head_has_the_length_and_no_body() -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await client.send(GET.replace(b"GET", b"HEAD"))
+        head = await client.answer(method="HEAD")
+        await client.send(GET)
+        whole = await client.answer()
+        await client.send(b"HEAD /nowhere HTTP/1.1\r\nhost: t\r\n\r\n")
+        missing = await client.answer(method="HEAD")
+    assert head.status == 200 and int(head.headers["content-length"]) == len(whole.body)
+    assert missing.status == 404
+
+
+async def test_a_missing_or_wrong_api_key() -> None:
+    async with a_rig(api_key="right") as rig:
+        assert_error(await rig.ask(chat()), 401, "invalid_api_key")
+        assert_error(await rig.ask(chat(extra=b"authorization: Bearer wrong\r\n")), 401, "invalid_api_key")
+        assert_error(await rig.ask(GET), 401, "invalid_api_key")
+        assert (await rig.ask(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n")).status == 200
+
+
+async def test_a_body_of_100_mb_is_refused_before_it_is_read() -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 100000000\r\n\r\n")
+        assert_error(await client.answer(), 413, "request_too_large")
+        assert await client.at_end()
+
+
+async def test_a_client_that_goes_on_sending_still_gets_its_413() -> None:
+    async with a_rig(Limits(body_bytes=1000)) as rig:
+        client = await rig.client()
+        await client.send(chat(body=b"x" * 5_000_000))
+        assert_error(await client.answer(), 413, "request_too_large")
+
+
+async def test_a_chunked_body_that_grows_too_large() -> None:
+    async with a_rig(Limits(body_bytes=1000)) as rig:
+        client = await rig.client()
+        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(3):
+            await client.send(b"200\r\n%b\r\n" % (b"x" * 512))
+        assert_error(await client.answer(), 413, "request_too_large")
+
+
+async def test_bodies_beyond_what_the_process_may_hold() -> None:
+    async with a_rig(Limits(buffered_bytes=1000)) as rig:
+        answer = await rig.ask(chat(body=b"x" * 2000))
+    assert_error(answer, 503, "overloaded")
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_expect_100_continue() -> None:
+    async with a_rig(Limits(body_bytes=1000)) as rig:
+        await rig.engine()
+        request = chat(extra=b"expect: 100-continue\r\n")
+        head, _, body = request.partition(b"\r\n\r\n")
+        client = await rig.client()
+        await client.send(head + b"\r\n\r\n")
+        assert (await client.answer()).status == 100
+        await client.send(body)
+        assert (await client.answer()).status == 200
+        client = await rig.client()
+        await client.send(head.replace(b"length: ", b"length: 9999") + b"\r\n\r\n")
+        assert_error(await client.answer(), 413, "request_too_large")
+
+
+async def test_an_expectation_nobody_knows() -> None:
+    async with a_rig() as rig:
+        assert_error(await rig.ask(chat(extra=b"expect: miracles\r\n")), 417, "bad_request")
+
+
+@pytest.mark.parametrize("size", [40_000, 400_000])
+async def test_headers_that_are_too_large(size: int) -> None:
+    async with a_rig() as rig:
+        answer = await rig.ask(b"GET /health HTTP/1.1\r\nx-long: %b\r\n\r\n" % (b"a" * size))
+    assert_error(answer, 431, "headers_too_large")
+
+
+async def test_headers_that_never_end() -> None:
+    async with a_rig(Limits(header_bytes=2000)) as rig:
+        client = await rig.client()
+        await client.send(b"GET /health HTTP/1.1\r\n")
+        for i in range(60):
+            await client.send(b"x-%d: %b\r\n" % (i, b"a" * 50))
+            await asyncio.sleep(0)
+        assert_error(await client.answer(), 431, "headers_too_large")
+
+
+async def test_slowloris_headers() -> None:
+    async with a_rig(Limits(header_s=0.05)) as rig:
+        client = await rig.client()
+        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nho")
+        assert_error(await client.answer(), 408, "request_timeout")
+        assert await client.at_end()
+
+
+async def test_slowloris_body() -> None:
+    async with a_rig(Limits(header_s=0.05, body_s=0.05)) as rig:
+        client = await rig.client()
+        await client.send(chat()[:-5])
+        assert_error(await client.answer(), 408, "request_timeout")
+        assert await client.at_end()
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with a_rig(Limits(header_s=0.05, idle_s=0.05)) as rig:
+        client = await rig.client()
+        await client.send(GET)
+        assert (await client.answer()).status == 200
+        assert await client.at_end()
+
+
+async def test_too_many_connections() -> None:
+    async with a_rig(Limits(num_connections=1)) as rig:
+        first = await rig.client()
+        await rig.until(lambda: len(rig.port.connections) == 1)
+        second = await rig.client()
+        assert_error(await second.answer(), 503, "overloaded")
+        await first.send(GET)
+        assert (await first.answer()).status == 200
+
+
+BAD_HTTP = {
+    "garbage": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "two lengths": b"POST /v1/models HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+    "length and chunks": b"POST /v1/models HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+    "negative length": b"POST /v1/models HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+    "bad chunk size": b"POST /v1/models HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
+    "upgrade": b"GET /health HTTP/1.1\r\nhost: t\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    "http2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", BAD_HTTP)
+async def test_what_is_not_http_1_1(what: str) -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await client.send(BAD_HTTP[what])
+        assert_error(await client.answer(), 400, "bad_request")
+        assert await client.at_end()
+
+
+async def test_a_request_split_at_every_byte() -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        client = await rig.client()
+        request = chat(stream=True)
+        for i in range(len(request)):
+            await client.send(request[i : i + 1])
+            await asyncio.sleep(0)
+        assert (await client.answer()).status == 200
+        assert engine.served[0].body == request.partition(b"\r\n\r\n")[2]
+
+
+async def test_a_chunked_request_body_reaches_the_engine_whole() -> None:
+    body = chat().partition(b"\r\n\r\n")[2]
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n"
+        parts = b"".join(b"%x\r\n%b\r\n" % (len(body[i : i + 7]), body[i : i + 7]) for i in range(0, len(body), 7))
+        answer = await rig.ask(head + parts + b"0\r\n\r\n")
+    assert answer.status == 200 and engine.served[0].body == body
+    assert engine.served[0].header("content-length") == str(len(body))
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with a_rig() as rig:
+        await rig.engine()
+        client = await rig.client()
+        await client.send(chat(stream=True) + GET + chat("nobody") + chat(stream=True))
+        answers = [await client.answer() for _ in range(4)]
+    assert [a.status for a in answers] == [200, 200, 404, 200]
+    assert answers[0].body == answers[3].body != answers[1].body
+
+
+async def test_more_pipelined_than_are_taken_at_once() -> None:
+    async with a_rig(Limits(num_pipelined=4)) as rig:
+        await rig.engine()
+        client = await rig.client()
+        await client.send(chat(stream=True) * 50)
+        assert [(await client.answer()).status for _ in range(50)] == [200] * 50
+
+
+async def test_garbage_behind_a_good_request_does_not_spoil_its_answer() -> None:
+    async with a_rig() as rig:
+        await rig.engine()
+        client = await rig.client()
+        await client.send(chat(stream=True) + b"\x00\x01garbage\r\n\r\n")
+        answer = await client.answer()
+        assert answer.status == 200 and answer.complete
+        assert await client.at_end()
