@@ -35,7 +35,7 @@ from glowplug.controllers.prefetcher_words import (
     UseRegion,
     Want,
 )
-from glowplug.domain.errors import Conflict, NoSpace, NotFound, WeightsUnavailable
+from glowplug.domain.errors import Conflict, InvalidModelFile, NoSpace, NotFound, WeightsUnavailable
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
@@ -62,6 +62,7 @@ class PrefetcherParams:
     max_queue: int = 1000
     room_wait_s: float = 10.0
     hold_s: float = 120.0  # a region asked for an instance nobody has seen yet stays so long
+    heal_s: float = 2.0  # a starting instance whose weights nobody brings for so long is helped
     policy: str = "lru"
 
 
@@ -84,6 +85,7 @@ class PrefetcherController:
         self.holds = Holds(node_id, digest_of, params.hold_s)
         self._fence = Fence()
         self._seen: deque[str] = deque(maxlen=EVENTS_REMEMBERED)
+        self._failed: dict[str, None] = {}  # instances whose weights could not be had; insertion-ordered, bounded
         self._num_jobs = 0
 
     def held(self, digest: str, now_s: float) -> str:
@@ -98,7 +100,8 @@ class PrefetcherController:
             return self._on_event(stimulus, now_s)
         if isinstance(stimulus, Tick):
             self.holds.expire(now_s)
-            return [*self._shrink(now_s), *self._settle_room(now_s), *self._start_next(now_s)]
+            healed = self._heal(now_s)
+            return [*healed, *self._shrink(now_s), *self._settle_room(now_s), *self._start_next(now_s)]
         if isinstance(stimulus, FetchSized):
             return self._on_sized(stimulus, now_s)
         if isinstance(stimulus, FetchProgressed):
@@ -109,7 +112,7 @@ class PrefetcherController:
             return self._on_found(stimulus, now_s)
         if isinstance(stimulus, RegionLost):
             self.cache.entries.pop(stimulus.digest, None)
-            return self._want(stimulus.command, now_s)
+            return self._take(stimulus.want, stimulus.digest, now_s)
         if isinstance(stimulus, DropAsked):
             return self._on_drop_asked(stimulus, now_s)
         raise TypeError(f"the prefetcher knows no stimulus {type(stimulus).__name__}")
@@ -151,9 +154,8 @@ class PrefetcherController:
         data: FetchWeights = command.data
         if data.instance_id and self.holds.is_gone(data.instance_id):
             return []  # a command overtaken by its instance's end
-        digest = self._digest_of(data.weights)
-        self.holds.hold(data.instance_id, digest, now_s)
         want = Want(
+            data.weights,
             data.model_key,
             data.instance_id,
             data.first_byte,
@@ -161,6 +163,30 @@ class PrefetcherController:
             data.priority + (WAITED_FOR if data.instance_id else 0),
             command,
         )
+        try:
+            digest = self._digest_of(data.weights)
+        except InvalidModelFile as error:
+            fact = WeightsFetchFailed(
+                node_id=self.node_id, model_key=data.model_key, digest="", code=error.code, message=error.message
+            )
+            return [Publish(fact, command)]
+        self._failed.pop(data.instance_id, None)
+        return self._take(want, digest, now_s)
+
+    def _heal(self, now_s: float) -> list[Effect]:
+        """Instances that start and whose weights nobody brings: the command was lost, or this process was."""
+        effects: list[Effect] = []
+        for instance, weights in self.holds.starting_before(now_s - self.params.heal_s):
+            digest = self._digest_of(weights)
+            entry = self.cache.entries.get(digest)
+            if digest in self.jobs or instance.instance_id in self._failed or (entry and entry.complete):
+                continue
+            want = Want(weights, instance.model_key, instance.instance_id, 0, 0, WAITED_FOR, None)
+            effects += self._take(want, digest, now_s)
+        return effects
+
+    def _take(self, want: Want, digest: str, now_s: float) -> list[Effect]:
+        self.holds.hold(want.instance_id, digest, now_s)
         if (job := self.jobs.get(digest)) is not None:
             raised = want.urgency > job.urgency
             job.wants.append(want)
@@ -168,14 +194,14 @@ class PrefetcherController:
         entry = self.cache.entries.get(digest)
         if entry is not None and entry.complete:
             entry.last_used_at = now_s
-            entry.model_keys.add(data.model_key)
-            fetched = self._fetched(data.model_key, digest, entry.num_bytes, 0.0, "cache")
-            return [UseRegion(digest, data.model_key, command), Publish(fetched, command)]
+            entry.model_keys.add(want.model_key)
+            fetched = self._fetched(want.model_key, digest, entry.num_bytes, 0.0, "cache")
+            return [UseRegion(digest, want), Publish(fetched, want.cause)]
         if len(self.jobs) >= self.params.max_queue:
             message = f"{len(self.jobs)} fetches are waiting on {self.node_id}"
             return self._refuse(digest, [want], WeightsUnavailable.code, message, keep=True)
         self._num_jobs += 1
-        self.jobs[digest] = FetchJob(digest, data.weights, [want], self._num_jobs)
+        self.jobs[digest] = FetchJob(digest, [want], self._num_jobs)
         return self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> list[Effect]:
@@ -188,16 +214,15 @@ class PrefetcherController:
             first = max(job.wants, key=lambda w: w.urgency)
             job.stage, job.started_at = Stage.SIZING, now_s
             job.first_byte, job.last_byte = first.first_byte, first.last_byte
-            job.weights = first.command.data.weights
             effects.append(
                 StartFetch(
                     digest=job.digest,
-                    weights=job.weights,
+                    weights=first.weights,
                     model_key=first.model_key,
                     urgency=job.urgency,
                     first_byte=job.first_byte,
                     last_byte=job.last_byte,
-                    cause=first.command,
+                    cause=first.cause,
                 )
             )
 
@@ -253,7 +278,7 @@ class PrefetcherController:
             num_bytes_done=progress.num_bytes_done,
             num_bytes=progress.num_bytes,
         )
-        return [Publish(fact, job.wants[0].command)]
+        return [Publish(fact, job.wants[0].cause)]
 
     def _on_ended(self, end: FetchEnded, now_s: float) -> list[Effect]:
         job = self.jobs.pop(end.digest, None)
@@ -273,7 +298,7 @@ class PrefetcherController:
         for want in {w.model_key: w for w in reversed(job.wants)}.values():
             self.cache.entries[job.digest].model_keys.add(want.model_key)
             fact = self._fetched(want.model_key, job.digest, end.num_bytes, end.seconds, end.source)
-            effects += [NameRegion(job.digest, want.model_key), Publish(fact, want.command)]
+            effects += [NameRegion(job.digest, want.model_key), Publish(fact, want.cause)]
         return effects
 
     def _after_part(self, job: FetchJob, end: FetchEnded) -> list[Effect]:
@@ -290,12 +315,15 @@ class PrefetcherController:
 
     def _refuse(self, digest: str, wants: list[Want], code: str, message: str, *, keep: bool) -> list[Effect]:
         waiting = tuple(dict.fromkeys(w.instance_id for w in wants if w.instance_id))
+        self._failed |= dict.fromkeys(waiting)
+        while len(self._failed) > EVENTS_REMEMBERED:
+            del self._failed[next(iter(self._failed))]
         effects: list[Effect] = [MarkFailed(digest, code, message, waiting, keep)]
         for want in {w.model_key: w for w in reversed(wants)}.values():
             fact = WeightsFetchFailed(
                 node_id=self.node_id, model_key=want.model_key, digest=digest, code=code, message=message
             )
-            effects.append(Publish(fact, want.command))
+            effects.append(Publish(fact, want.cause))
         return effects
 
     # drops and adoption
@@ -331,8 +359,8 @@ class PrefetcherController:
         for digest, num_bytes, changed_at in found.partial:
             if digest not in self.jobs:
                 self.cache.entries[digest] = Cached(digest, num_bytes, False, changed_at)
-        rubbish: list[Effect] = [DropRegion(name) for name in found.rubbish if name not in self.jobs]
-        return [*rubbish, *self._shrink(now_s)]
+        self._failed |= dict.fromkeys(found.failed)
+        return []  # a lowered capacity is enforced by the next tick, when the instances are known
 
     def _fetched(self, model_key: str, digest: str, num_bytes: int, seconds: float, source: str) -> WeightsFetched:
         return WeightsFetched(

@@ -70,7 +70,7 @@ class HostCache:
         """Carry out a decision for the sake of `want`."""
         if not decision.victims:
             return []
-        cause = want.command if want else None
+        cause = want.cause if want else None
         effects: list[Effect] = []
         for digest in decision.victims:
             num_bytes = self.entries.pop(digest).num_bytes

@@ -68,6 +68,8 @@ class Holds:
         known = self._models.get(model.key)
         if known and known.revision > model.revision:
             return
+        if not model.weights.uri:
+            return  # an engine that needs no weights
         try:
             self._digests[model.key] = self._digest_of(model.weights)
         except InvalidModelFile:
@@ -86,6 +88,14 @@ class Holds:
 
     def is_gone(self, instance_id: str) -> bool:
         return instance_id in self._gone
+
+    def starting_before(self, before_s: float) -> list[tuple[Instance, WeightsRef]]:
+        """Living instances that began to start before then and are not ready, with the weights they need."""
+        return [
+            (instance, self._models[instance.model_key].weights)
+            for _, instance in sorted(self._instances.items())
+            if instance.state.is_coming and instance.created_at < before_s and instance.model_key in self._models
+        ]
 
     def expire(self, now_s: float) -> None:
         """Release what was held for instances that never showed up."""

@@ -43,19 +43,20 @@ class FetchEnded:
 
 @dataclass(frozen=True, slots=True)
 class RegionsFound:
-    """What lay in host memory when the process started. `partial` maps digest to (allocated bytes, changed_at)."""
+    """What lay in host memory when the process started. `partial`: (digest, allocated bytes, changed_at);
+    `failed`: instances whose fetch had failed by then."""
 
     complete: tuple[CachedWeights, ...]
     partial: tuple[tuple[str, int, float], ...] = ()
-    rubbish: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RegionLost:
-    """A region thought complete is gone or damaged; `command` asked for it."""
+    """A region thought complete is gone or damaged; `want` asked for it."""
 
     digest: str
-    command: Event
+    want: "Want"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class DropAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFetch:
-    """Run one fetch as a task. `cause` is the command it is for; `urgency` orders it on the link."""
+    """Run one fetch as a task. `urgency` orders it on the link. `cause` is the command it is for, None when the
+    controller itself noticed that a starting instance lacks its weights."""
 
     digest: str
     weights: WeightsRef
@@ -79,7 +81,7 @@ class StartFetch:
     urgency: int
     first_byte: int
     last_byte: int
-    cause: Event
+    cause: Event | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,7 @@ class UseRegion:
     """A fetch was asked for and the weights are here: check, remember the use, answer RegionLost if not."""
 
     digest: str
-    model_key: str
-    command: Event
+    want: "Want"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +152,15 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One command that a fetch answers."""
+    """One asking that a fetch answers. `cause` is None when no command is known (see StartFetch)."""
 
+    weights: WeightsRef
     model_key: str
     instance_id: str
     first_byte: int
     last_byte: int
     urgency: int
-    command: Event
+    cause: Event | None
 
     def within(self, first_byte: int, last_byte: int) -> bool:
         """Whether [first_byte, last_byte) covers it; last 0 is the end."""
@@ -172,7 +174,6 @@ class FetchJob:
     """One digest on its way in, however many asked."""
 
     digest: str
-    weights: WeightsRef
     wants: list[Want]
     order: int
     stage: Stage = Stage.QUEUED

@@ -1,10 +1,15 @@
 """What a node's host memory holds, read from its shared-memory directory. Cheap enough for every beat of an agent."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from glowplug.domain.hardware import CachedWeights
+import msgspec
+
+from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.weights.region import Region, RegionState
+
+LINKS_FILE = "links.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +26,7 @@ class PartialWeights:
 class Inventory:
     complete: tuple[CachedWeights, ...] = ()
     partial: tuple[PartialWeights, ...] = ()
+    failed: tuple[str, ...] = ()  # instances named by failures that still stand
     rubbish: tuple[str, ...] = ()  # names of directories that nothing can be made of
 
 
@@ -33,6 +39,7 @@ def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
     """Every region of one node. A region whose bytes are not all there is never called complete. Never raises for
     what another process is changing."""
     complete, partial, rubbish = [], [], []
+    failed: list[str] = []
     root = shm_dir / node_id
     try:
         directories = sorted(p for p in root.iterdir() if p.is_dir())
@@ -40,13 +47,36 @@ def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
         return Inventory()
     for directory in directories:
         region = Region(directory)
+        failure = region.read_state().failure
+        failed += failure.instance_ids if failure else ()
         if (whole := _complete(region)) is not None:
             complete.append(whole)
         elif (part := _partial(region)) is not None:
             partial.append(part)
-        else:
+        elif failure is None:
             rubbish.append(directory.name)
-    return Inventory(complete=tuple(complete), partial=tuple(partial), rubbish=tuple(rubbish))
+    return Inventory(complete=tuple(complete), partial=tuple(partial), failed=tuple(failed), rubbish=tuple(rubbish))
+
+
+def read_links(shm_dir: Path, node_id: str) -> tuple[Link, ...]:
+    """The links of one node with the bytes in flight on them, as its prefetcher last wrote them."""
+    try:
+        return tuple(msgspec.json.decode((shm_dir / node_id / LINKS_FILE).read_bytes(), type=list[Link]))
+    except (OSError, msgspec.DecodeError):
+        return ()
+
+
+def write_links(shm_dir: Path, node_id: str, links: Iterable[Link]) -> None:
+    root = shm_dir / node_id
+    root.mkdir(parents=True, exist_ok=True)
+    scratch = root / f"{LINKS_FILE}.tmp"
+    scratch.write_bytes(msgspec.json.encode(list(links)))
+    scratch.replace(root / LINKS_FILE)
+
+
+def is_whole(region: Region) -> bool:
+    """Complete, and its bytes still there: what may be served."""
+    return _complete(region) is not None
 
 
 def _complete(region: Region) -> CachedWeights | None:

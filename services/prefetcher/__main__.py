@@ -1,0 +1,5 @@
+"""`python -m services.prefetcher`."""
+
+from services.prefetcher.main import main
+
+main()

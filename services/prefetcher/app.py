@@ -1,0 +1,93 @@
+"""REST of the prefetcher: what is in this node's host memory, what is on its way, and dropping it."""
+
+import time
+from typing import Any
+
+from fastapi import Depends, FastAPI
+
+from glowplug.controllers.prefetcher import PrefetcherController
+from glowplug.controllers.prefetcher_words import DropAsked
+from glowplug.domain.errors import NoCapacity
+from glowplug.runtime.control import ControlService
+from glowplug.runtime.rest import admin, make_app
+from services.prefetcher.settings import PrefetcherSettings
+
+
+def controller_of(service: ControlService) -> PrefetcherController:
+    """Raises NoCapacity (503) while the service connects."""
+    if service.shell is None:
+        raise NoCapacity("the prefetcher is still connecting", retry_after_s=1)
+    assert isinstance(service.shell.controller, PrefetcherController)
+    return service.shell.controller
+
+
+def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
+    app = make_app(
+        "prefetcher",
+        settings.service_id,
+        ready=service.not_ready,
+        policies=lambda: {"residency": settings.policy_residency},
+        description=f"Weights in the host memory of {settings.node_id}.",
+    )
+
+    @app.get("/v1/cache", tags=["cache"])
+    async def cache() -> dict[str, Any]:
+        """Weights in host memory, most recently used first. `held` says why one may not leave."""
+        controller, now_s = controller_of(service), time.time()
+        rows = sorted(controller.cache.entries.values(), key=lambda c: (-c.last_used_at, c.digest))
+        return {
+            "object": "list",
+            "node_id": settings.node_id,
+            "capacity_bytes": controller.cache.capacity_bytes,
+            "used_bytes": controller.cache.used_bytes,
+            "data": [
+                {
+                    "digest": c.digest,
+                    "num_bytes": c.num_bytes,
+                    "complete": c.complete,
+                    "last_used_at": c.last_used_at,
+                    "model_keys": sorted(c.model_keys),
+                    "held": controller.held(c.digest, now_s),
+                }
+                for c in rows
+            ],
+        }
+
+    @app.get("/v1/fetches", tags=["fetches"])
+    async def fetches() -> dict[str, Any]:
+        """Fetches queued and running, the most urgent first."""
+        jobs = sorted(controller_of(service).jobs.values(), key=lambda j: (-j.urgency, j.order))
+        return {
+            "object": "list",
+            "node_id": settings.node_id,
+            "data": [
+                {
+                    "digest": j.digest,
+                    "stage": j.stage.value,
+                    "model_keys": sorted({w.model_key for w in j.wants}),
+                    "instance_ids": list(j.instance_ids),
+                    "num_bytes": j.num_bytes,
+                    "num_bytes_done": j.num_bytes_done,
+                    "first_byte": j.first_byte,
+                    "last_byte": j.last_byte,
+                    "urgency": j.urgency,
+                    "started_at": j.started_at,
+                }
+                for j in jobs
+            ],
+        }
+
+    @app.post(
+        "/v1/cache/{digest}/drop",
+        tags=["cache"],
+        dependencies=[Depends(admin(settings.admin_token))],
+        responses={404: {"description": "not here"}, 409: {"description": "in use"}},
+    )
+    async def drop(digest: str) -> dict[str, Any]:
+        """Remove weights from host memory, or cancel their fetch."""
+        controller_of(service)
+        assert service.shell is not None
+        await service.shell.ask(DropAsked(digest, "asked for over REST"))
+        return {"digest": digest, "dropped": True}
+
+    return app

@@ -1,0 +1,267 @@
+"""The hands of the prefetcher's controller: fetch tasks, the link they share, and the regions on disk."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glowplug.controllers.prefetcher_words import (
+    CANCELLED,
+    DropRegion,
+    FetchEnded,
+    FetchProgressed,
+    FetchSized,
+    GrantRoom,
+    MarkFailed,
+    NameRegion,
+    RaiseUrgency,
+    RegionLost,
+    StartFetch,
+    StopFetch,
+    UseRegion,
+)
+from glowplug.domain.errors import ChecksumMismatch, GlowplugError, NoSpace, WeightsUnavailable
+from glowplug.domain.hardware import Link
+from glowplug.events.envelope import Event
+from glowplug.runtime.shell import Executor
+from glowplug.telemetry import semconv
+from glowplug.telemetry.tracing import Tracing
+from glowplug.weights.fetch import Fetch, FetchOptions, FetchResult
+from glowplug.weights.inventory import is_whole, write_links
+from glowplug.weights.link import LinkMeter
+from glowplug.weights.region import Region
+from glowplug.weights.source import Source, SourceOptions
+from glowplug.weights.sources import open_source
+from services.prefetcher.metrics import PrefetcherMetrics
+
+log = logging.getLogger(__name__)
+
+_WORTHLESS = (NoSpace.code, ChecksumMismatch.code)  # what landed is given back
+
+
+@dataclass
+class _Running:
+    effect: StartFetch
+    task: asyncio.Task[None] | None = None
+    fetch: Fetch | None = None
+    room: "asyncio.Future[int] | None" = None
+    urgency: int = 0
+    reported: int = -1
+    stopping: bool = False
+    started_at: float = field(default_factory=time.time)
+
+
+class Fetcher:
+    """Executes the controller's effects. Outcomes come back to it through `put`."""
+
+    def __init__(
+        self,
+        shm_dir: Path,
+        node_id: str,
+        put: Callable[[Any], Awaitable[None]],
+        metrics: PrefetcherMetrics,
+        tracing: Tracing,
+        *,
+        fetch_options: FetchOptions = FetchOptions(),
+        source_options: SourceOptions = SourceOptions(),
+        link_bytes_per_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.shm_dir, self.node_id = shm_dir, node_id
+        self._put, self._metrics, self._tracing = put, metrics, tracing
+        self._fetch_options, self._source_options, self._seed = fetch_options, source_options, seed
+        self.link = LinkMeter(f"{node_id}/nic", link_bytes_per_s)
+        self._running: dict[str, _Running] = {}
+
+    def executors(self) -> dict[type[Any], Executor]:
+        return {
+            StartFetch: self._start,
+            GrantRoom: self._grant,
+            RaiseUrgency: self._raise,
+            StopFetch: self._stop,
+            UseRegion: self._use,
+            NameRegion: self._name,
+            MarkFailed: self._mark_failed,
+            DropRegion: self._drop,
+        }
+
+    def region(self, digest: str) -> Region:
+        return Region.at(self.shm_dir, self.node_id, digest)
+
+    async def _start(self, effect: StartFetch, _: Event | None) -> None:
+        self._metrics.misses.inc()
+        running = _Running(effect, urgency=effect.urgency)
+        self._running[effect.digest] = running
+        running.task = asyncio.create_task(self._run(running), name=f"fetch-{effect.digest[:12]}")
+
+    async def _run(self, running: _Running) -> None:
+        effect = running.effect
+        source: Source | None = None
+        scheme = ""
+        try:
+            source = open_source(effect.weights.uri, self._source_options)
+            scheme = source.scheme
+            running.fetch = self._fetch(running, source)
+            end = self._landed(effect, await running.fetch.run(), scheme)
+        except asyncio.CancelledError:
+            if not running.stopping:
+                raise  # the process stops: what landed is resumed by the next one
+            end = await self._failed(running, CANCELLED, "stopped")
+        except GlowplugError as error:
+            end = await self._failed(running, error.code, error.message)
+        except OSError as error:
+            end = await self._failed(running, WeightsUnavailable.code, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            log.exception("fetch of %s", effect.digest)
+            end = await self._failed(running, WeightsUnavailable.code, f"{type(error).__name__}: {error}")
+        finally:
+            if source is not None:
+                await source.close()
+        self._observe(running, end, scheme)
+        if self._running.get(effect.digest) is running:
+            del self._running[effect.digest]
+        await self._put(end)
+
+    def _fetch(self, running: _Running, source: Source) -> Fetch:
+        effect = running.effect
+
+        async def on_sized(num_bytes: int) -> int:
+            running.room = asyncio.get_running_loop().create_future()
+            await self._put(FetchSized(effect.digest, num_bytes))
+            return await running.room
+
+        return Fetch(
+            effect.weights,
+            self.region(effect.digest),
+            source,
+            self.link,
+            on_sized,
+            options=self._fetch_options,
+            rng=random.Random(f"{self._seed}/{effect.digest}"),
+            priority=running.urgency,
+            first_byte=effect.first_byte,
+            last_byte=effect.last_byte,
+        )
+
+    def _landed(self, effect: StartFetch, result: FetchResult, scheme: str) -> FetchEnded:
+        return FetchEnded(
+            digest=effect.digest,
+            num_bytes=result.num_bytes,
+            whole=result.info is not None,
+            seconds=result.seconds,
+            source=scheme,
+        )
+
+    async def _failed(self, running: _Running, code: str, message: str) -> FetchEnded:
+        """Decide what of the bytes is worth keeping for the next try."""
+        fetch = running.fetch
+        kept = fetch.num_bytes if fetch and fetch.num_bytes_landed and code not in _WORTHLESS else 0
+        if not kept:
+            await asyncio.to_thread(self.region(running.effect.digest).clear_bytes)
+        return FetchEnded(digest=running.effect.digest, num_bytes=kept, code=code, message=message)
+
+    def _observe(self, running: _Running, end: FetchEnded, scheme: str) -> None:
+        effect, fetch, now_s = running.effect, running.fetch, time.time()
+        if scheme and fetch:
+            self._metrics.fetched_bytes.labels(scheme).inc(fetch.num_bytes_fetched)
+            self._metrics.retries.labels(scheme).inc(fetch.num_retries)
+            if end.whole:
+                self._metrics.fetch_s.labels(scheme).observe(now_s - running.started_at)
+        if end.code:
+            self._metrics.failures.labels(end.code).inc()
+        log.info(
+            "fetch of %s for %s: %s", effect.digest[:12], effect.model_key, end.message or f"{end.num_bytes} bytes"
+        )
+        if effect.cause is not None and effect.cause.traceparent:
+            self._tracing.record(
+                "weights.fetch",
+                effect.cause.traceparent,
+                running.started_at,
+                now_s,
+                {
+                    semconv.ATTR_MODEL: effect.model_key,
+                    semconv.ATTR_NODE_ID: self.node_id,
+                    semconv.ATTR_DIGEST: effect.digest,
+                    semconv.ATTR_SOURCE: scheme,
+                    semconv.ATTR_BYTES: fetch.num_bytes_fetched if fetch else 0,
+                    semconv.ATTR_RESUMED_BYTES: fetch.num_bytes_resumed if fetch else 0,
+                    semconv.ATTR_RETRIES: fetch.num_retries if fetch else 0,
+                    semconv.ATTR_INSTANCE_ID: getattr(effect.cause.data, "instance_id", ""),
+                },
+                error=f"{end.code}: {end.message}" if end.code else "",
+            )
+
+    async def _grant(self, effect: GrantRoom, _: Event | None) -> None:
+        running = self._running.get(effect.digest)
+        if running and running.room and not running.room.done():
+            running.room.set_result(effect.max_bytes)
+
+    async def _raise(self, effect: RaiseUrgency, _: Event | None) -> None:
+        if (running := self._running.get(effect.digest)) is not None:
+            running.urgency = effect.urgency
+            if running.fetch:
+                running.fetch.priority = effect.urgency
+
+    async def _stop(self, effect: StopFetch, _: Event | None) -> None:
+        """Returns when the task has let go of the region's files, so that they may be removed next."""
+        running = self._running.get(effect.digest)
+        if running and running.task and not running.task.done():
+            running.stopping = True
+            running.task.cancel()
+            await asyncio.wait([running.task])
+
+    async def _use(self, effect: UseRegion, _: Event | None) -> None:
+        region = self.region(effect.digest)
+        if not is_whole(region):
+            await self._put(RegionLost(effect.digest, effect.want))
+            return
+        self._metrics.hits.inc()
+        region.touch(time.time())
+        region.add_model_key(effect.want.model_key)
+
+    async def _name(self, effect: NameRegion, _: Event | None) -> None:
+        self.region(effect.digest).add_model_key(effect.model_key)
+
+    async def _mark_failed(self, effect: MarkFailed, _: Event | None) -> None:
+        region = self.region(effect.digest)
+        if not effect.keep:
+            await asyncio.to_thread(region.clear_bytes)
+        try:
+            region.fail(effect.code, effect.message, failed_at=time.time(), instance_ids=effect.instance_ids)
+        except OSError as error:
+            log.error("cannot write down that %s failed (%s): %s", effect.digest[:12], effect.message, error)
+
+    async def _drop(self, effect: DropRegion, _: Event | None) -> None:
+        if effect.evicted:
+            self._metrics.evictions.inc()
+        await asyncio.to_thread(self.region(effect.digest).remove)
+
+    async def report(self) -> None:
+        """Tell the controller how far each fetch is, and the node's agent what is on the link."""
+        for digest, running in list(self._running.items()):
+            fetch = running.fetch
+            if fetch and fetch.num_bytes_landed != running.reported:
+                running.reported = fetch.num_bytes_landed
+                await self._put(FetchProgressed(digest, running.reported, fetch.num_bytes))
+        self._metrics.link_bytes.set(self.link.bytes_in_flight)
+        link = Link(
+            link_id=self.link.link_id,
+            bytes_per_s=self.link.bytes_per_s,
+            bytes_in_flight=max(0, self.link.bytes_in_flight),
+            num_transfers=self.link.num_transfers,
+        )
+        try:
+            write_links(self.shm_dir, self.node_id, [link])
+        except OSError as error:
+            log.warning("cannot write the links: %s", error)
+
+    async def close(self) -> None:
+        """Stop every task; their regions stay to be resumed."""
+        tasks = [r.task for r in self._running.values() if r.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,100 @@
+"""Start the prefetcher of one node."""
+
+import asyncio
+import time
+from typing import Any
+
+from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher_words import RegionsFound
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.events.subjects import commands_to, entity_facts
+from glowplug.policies.registry import choose
+from glowplug.runtime.control import ControlService, Wiring
+from glowplug.runtime.service import World, run
+from glowplug.runtime.shell import Shell
+from glowplug.weights.inventory import read_inventory
+from glowplug.weights.region import Region, region_digest
+from services.prefetcher.app import make
+from services.prefetcher.fetcher import Fetcher
+from services.prefetcher.metrics import PrefetcherMetrics
+from services.prefetcher.settings import PrefetcherSettings
+
+REPORT_S = 0.5
+
+
+def found_regions(settings: PrefetcherSettings) -> RegionsFound:
+    """Adopt what an earlier process left; what nothing can be made of is removed."""
+    inventory = read_inventory(settings.shm_dir, settings.node_id)
+    for name in inventory.rubbish:
+        Region.at(settings.shm_dir, settings.node_id, name).remove()
+    partial = tuple((p.digest, p.num_bytes, p.changed_at) for p in inventory.partial)
+    return RegionsFound(inventory.complete, partial, inventory.failed)
+
+
+async def serve(stopping: asyncio.Event) -> None:
+    settings = PrefetcherSettings()
+    settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
+    service = ControlService(World.open("prefetcher", settings))
+    metrics = PrefetcherMetrics()
+    capacity_bytes = settings.capacity_bytes()
+    metrics.capacity_bytes.set(capacity_bytes)
+    stimuli: asyncio.Queue[Any] = asyncio.Queue()
+    fetcher = Fetcher(
+        settings.shm_dir,
+        settings.node_id,
+        stimuli.put,
+        metrics,
+        service.world.tracing,
+        fetch_options=settings.fetch_options(),
+        source_options=settings.source_options(),
+        link_bytes_per_s=settings.link_bytes_per_s,
+        seed=settings.fetch_seed,
+    )
+
+    def controller(_: int) -> PrefetcherController:
+        params = PrefetcherParams(
+            capacity_bytes=capacity_bytes,
+            max_fetches=settings.max_fetches,
+            max_queue=settings.max_fetch_queue,
+            room_wait_s=settings.room_wait_s,
+            hold_s=settings.hold_s,
+            heal_s=settings.heal_s,
+            policy=settings.policy_residency,
+        )
+        evict = choose("residency", settings.policy_residency)
+        made = PrefetcherController(settings.node_id, params, evict=evict, digest_of=region_digest)
+        made.handle(found_regions(settings), time.time())
+        return made
+
+    async def beside(shell: Shell) -> None:
+        await asyncio.gather(_forward(stimuli, shell), _report(fetcher, shell, metrics))
+
+    wiring = Wiring(
+        tables={"models": Model, "instances": Instance},
+        facts=[entity_facts("instance"), entity_facts("model")],
+        commands=[commands_to("prefetcher", settings.node_id)],
+        executors=fetcher.executors(),
+    )
+    await service.run(stopping, make(service, settings), controller, wiring, beside)
+    await fetcher.close()
+
+
+async def _forward(stimuli: asyncio.Queue[Any], shell: Shell) -> None:
+    """Outcomes of fetch tasks into the controller's inbox, in order."""
+    while True:
+        await shell.put(await stimuli.get())
+
+
+async def _report(fetcher: Fetcher, shell: Shell, metrics: PrefetcherMetrics) -> None:
+    controller = shell.controller
+    assert isinstance(controller, PrefetcherController)
+    while True:
+        await fetcher.report()
+        metrics.cache_bytes.set(controller.cache.used_bytes)
+        metrics.in_flight.set(len(controller.jobs))
+        await asyncio.sleep(REPORT_S)
+
+
+def main() -> None:
+    run(serve)

@@ -1,0 +1,62 @@
+"""Settings of the model-prefetcher. Bytes and seconds."""
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from glowplug.runtime.settings import ServiceSettings
+from glowplug.weights.fetch import FetchOptions
+from glowplug.weights.source import SourceOptions
+
+USABLE_RATIO = 0.9  # of the shared-memory file system: filling it up would take other programs down
+
+
+class PrefetcherSettings(ServiceSettings):
+    node_id: str = "node-1"
+    shm_dir: Path = Path("/dev/shm/glowplug")
+    host_cache_bytes: int = Field(8 << 30, gt=0)
+    link_bytes_per_s: float = Field(0.0, ge=0)  # rate of this node's link for weights; 0 is no limit
+    max_fetches: int = Field(2, ge=1, le=64)  # at once
+    max_fetch_queue: int = Field(1000, ge=1)
+    fetch_part_bytes: int = Field(16 << 20, ge=1 << 16)
+    fetch_max_parts: int = Field(4, ge=1, le=64)  # of one fetch, in parallel
+    fetch_chunk_bytes: int = Field(1 << 20, ge=1 << 12, le=64 << 20)
+    fetch_max_attempts: int = Field(5, ge=1)  # in a row that brought nothing
+    fetch_backoff_first_s: float = Field(0.1, gt=0)
+    fetch_backoff_cap_s: float = Field(5.0, gt=0)
+    fetch_timeout_s: float = Field(3600.0, gt=0)
+    fetch_connect_timeout_s: float = Field(10.0, gt=0)
+    fetch_stall_timeout_s: float = Field(30.0, gt=0)
+    fetch_seed: int = 0  # of the jitter between tries
+    room_wait_s: float = Field(10.0, ge=0)  # how long a fetch waits for somebody to leave
+    hold_s: float = Field(120.0, gt=0)
+    heal_s: float = Field(2.0, gt=0)
+    s3_endpoint: str = ""
+    s3_region: str = ""
+    policy_residency: str = "lru"
+
+    def fetch_options(self) -> FetchOptions:
+        return FetchOptions(
+            part_bytes=self.fetch_part_bytes,
+            max_parts=self.fetch_max_parts,
+            max_attempts=self.fetch_max_attempts,
+            backoff_first_s=self.fetch_backoff_first_s,
+            backoff_cap_s=self.fetch_backoff_cap_s,
+            timeout_s=self.fetch_timeout_s,
+        )
+
+    def source_options(self) -> SourceOptions:
+        return SourceOptions(
+            chunk_bytes=self.fetch_chunk_bytes,
+            connect_timeout_s=self.fetch_connect_timeout_s,
+            stall_timeout_s=self.fetch_stall_timeout_s,
+            s3_endpoint=self.s3_endpoint,
+            s3_region=self.s3_region,
+        )
+
+    def capacity_bytes(self) -> int:
+        """The setting, bounded by what the file system under `shm_dir` could ever hold."""
+        self.shm_dir.mkdir(parents=True, exist_ok=True)
+        stat = os.statvfs(self.shm_dir)
+        return min(self.host_cache_bytes, int(stat.f_blocks * stat.f_frsize * USABLE_RATIO))
