@@ -1,0 +1,54 @@
+"""The emulated engine: a real process with vLLM's HTTP subset over modelled time. Never to be taken for a real one."""
+
+from typing import Any
+
+from glowplug.domain.errors import BadRequest
+from glowplug.domain.model import Model
+from glowplug.engines.emulated_host.faults import Faults, changed
+from glowplug.engines.emulated_host.profiles import PROFILES
+from glowplug.engines.hosted import HostedDriver
+from glowplug.engines.port import EngineCapabilities, LaunchRequest
+
+_NUMBERS = frozenset({"time_scale", "launch_s", "load_bytes_per_s", "warmup_s"})
+_WHOLE = frozenset({"seed", "max_num_batched_tokens"})
+_POSITIVE = frozenset({"time_scale", "load_bytes_per_s", "max_num_batched_tokens"})
+ENGINE_ARGS = _NUMBERS | _WHOLE | {"profile", "faults"}
+
+
+class EmulatedDriver(HostedDriver):
+    """Runs `emulated_host` for one model. `engine_args`: see ENGINE_ARGS; `profile` is a key of PROFILES."""
+
+    name = "emulated"
+    capabilities = EngineCapabilities(emulated=True, embeddings=True, sleep=True, metrics=True)
+    module = "glowplug.engines.emulated_host"
+    in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    def host_footprint(self, model: Model) -> int:
+        return 32 << 20  # measured; its weights and its KV cache are numbers only
+
+    def spec(self, request: LaunchRequest) -> dict[str, Any]:
+        args = request.model.engine_args
+        for name, value in args.items():
+            _check(name, value)
+        spec = super().spec(request)
+        spec["time_scale"] = args.get("time_scale", self._settings.emulated_time_scale)
+        return spec
+
+
+def _check(name: str, value: Any) -> None:
+    """Raises BadRequest naming the engine argument that is unknown or wrong."""
+    param = f"engine_args.{name}"
+    if name == "profile":
+        if not isinstance(value, str) or value not in PROFILES:
+            raise BadRequest(f"{param}: one of {', '.join(PROFILES)}", param=param)
+    elif name == "faults":
+        try:
+            changed(Faults(), value)
+        except ValueError as error:
+            raise BadRequest(f"{param}: {error}", param=param) from error
+    elif name not in ENGINE_ARGS:
+        raise BadRequest(f"{param} is not known to the emulated engine", param=param)
+    elif isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else int | float):
+        raise BadRequest(f"{param}: a number is expected", param=param)
+    elif value < 0 or (name in _POSITIVE and value == 0):
+        raise BadRequest(f"{param}: {value} is too small", param=param)

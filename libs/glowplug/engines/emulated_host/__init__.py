@@ -1,0 +1,5 @@
+"""The emulated engine process: vLLM's HTTP subset over modelled time. Everything it says is labelled emulated.
+
+`profiles` what a step costs · `batch` which sequences run (pure) · `engine` steps in time · `api` the routes.
+It imports little, since hundreds of these processes run on one machine.
+"""

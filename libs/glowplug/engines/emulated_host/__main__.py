@@ -1,0 +1,106 @@
+"""python -m glowplug.engines.emulated_host RUN_DIR: the stages of a cold start in modelled time, then serve."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from glowplug.engines import rendezvous
+from glowplug.engines.emulated_host.api import Api
+from glowplug.engines.emulated_host.engine import Engine, EngineConfig
+from glowplug.engines.emulated_host.faults import Faults, changed
+from glowplug.engines.emulated_host.http import Connection
+from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES, ColdStart
+
+
+def configuration(spec: dict[str, Any]) -> EngineConfig:
+    args = spec["engine_args"]
+    profile = PROFILES[args.get("profile", DEFAULT_PROFILE)]
+    return EngineConfig(
+        profile=profile,
+        context_tokens=spec["context_tokens"],
+        max_running=spec["max_concurrency"],
+        kv_bytes=spec["kv_bytes"],
+        weights_bytes=spec["weights_bytes"],
+        load_bytes_per_s=args.get("load_bytes_per_s", ColdStart().load_bytes_per_s),
+        max_step_tokens=args.get("max_num_batched_tokens", 2048),
+        time_scale=spec["time_scale"],
+        seed=args.get("seed", 0),
+    )
+
+
+def sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.time()))
+
+
+def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults: Faults) -> list[list[Any]]:
+    """Live through launch, load and warm-up; return their phases. Raises when the weights cannot be had."""
+    args, scale = spec["engine_args"], config.time_scale
+    launch_s = args.get("launch_s", ColdStart().launch_s) + faults.startup_delay_s
+    sleep_until(spec["launched_at"] + launch_s / scale)
+    launched_at = time.time()
+    weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
+    load_at = time.time()
+    if not weights.exists():
+        raise FileNotFoundError(f"no weights at {weights}")
+    if weights.is_file() and weights.stat().st_size == 0:
+        raise ValueError(f"the weights at {weights} are empty")
+    if faults.startup_failure:
+        raise RuntimeError(faults.startup_failure)
+    sleep_until(load_at + config.weights_bytes / config.load_bytes_per_s / scale)
+    warmup_at = time.time()
+    sleep_until(warmup_at + args.get("warmup_s", ColdStart().warmup_s) / scale)
+    return [
+        ["launch", spec["launched_at"], launched_at],
+        ["load", load_at, warmup_at],
+        ["warmup", warmup_at, time.time()],
+    ]
+
+
+async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: list[list[Any]]) -> None:
+    """Serve until SIGTERM; the port is the kernel's choice and goes back through the run directory."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    api = Api(engine, spec["names"], spec["system_prompt"])
+    server = await loop.create_server(lambda: Connection(api), "127.0.0.1", 0, backlog=1024)
+    stepping = asyncio.ensure_future(engine.run())
+    stepping.add_done_callback(lambda _: stopping.set())  # an engine that cannot step must not seem to live
+    port = server.sockets[0].getsockname()[1]
+    rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases})
+    print(f"emulated engine for {spec['model']} ready on port {port}", flush=True)
+    await stopping.wait()
+    if stepping.done():
+        stepping.result()
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    run_dir = Path(sys.argv[1])
+    spec = rendezvous.read(run_dir, rendezvous.SPEC)
+    if spec is None:
+        print(f"no {rendezvous.SPEC} in {run_dir}", file=sys.stderr)
+        return 2
+    try:
+        config = configuration(spec)
+        faults = changed(Faults(), spec["engine_args"].get("faults", {}))
+        phases = cold_start(run_dir, spec, config, faults)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told the reason and the process ends
+        rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    asyncio.run(serve_engine(run_dir, spec, config, faults, phases))
+    return 0
+
+
+async def serve_engine(
+    run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults: Faults, phases: list[list[Any]]
+) -> None:
+    await serve(run_dir, spec, Engine(config, faults), phases)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

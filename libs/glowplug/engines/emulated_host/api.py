@@ -1,0 +1,261 @@
+"""The routes: vLLM's HTTP subset and the doors for fault injection, over one engine."""
+
+import asyncio
+import base64
+import struct
+import time
+import uuid
+from typing import Any
+
+from glowplug.engines.emulated_host import openai
+from glowplug.engines.emulated_host.answer import Answer
+from glowplug.engines.emulated_host.batch import BLOCK_TOKENS
+from glowplug.engines.emulated_host.engine import Engine
+from glowplug.engines.emulated_host.faults import FAILURES, Faults, as_json, changed
+from glowplug.engines.emulated_host.http import Reply, Request
+from glowplug.engines.emulated_host.openai import ApiError, Generate
+from glowplug.engines.emulated_host.text import count_tokens, embedding, token_ids
+
+VERSION = "0.0.0+emulated"
+EMBEDDING_DIMENSIONS = 64
+
+
+class Api:
+    """One model's HTTP surface. `names`: every name it is served under, the first is its own."""
+
+    def __init__(self, engine: Engine, names: list[str], system_prompt: str = "") -> None:
+        self._engine = engine
+        self._names = names
+        self._system_prompt = system_prompt
+        self._created = int(time.time())
+        self._answers: dict[str, Answer] = {}
+        self._routes = {
+            ("GET", "/health"): self._health,
+            ("GET", "/ping"): self._health,
+            ("GET", "/version"): self._version,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/completions"): self._completion,
+            ("POST", "/v1/embeddings"): self._embeddings,
+            ("POST", "/tokenize"): self._tokenize,
+            ("GET", "/admin/config"): self._read_faults,
+            ("POST", "/admin/config"): self._change_faults,
+            ("POST", "/sleep"): self._sleep,
+            ("POST", "/wake_up"): self._wake_up,
+            ("GET", "/is_sleeping"): self._is_sleeping,
+            ("POST", "/pause"): self._pause,
+            ("POST", "/resume"): self._resume,
+            ("GET", "/is_paused"): self._is_paused,
+            ("POST", "/abort_requests"): self._abort_requests,
+        }
+
+    async def __call__(self, request: Request, reply: Reply) -> None:
+        if request_id := request.headers.get("x-request-id"):
+            reply.headers["x-request-id"] = request_id
+        route = self._routes.get((request.method, request.path))
+        try:
+            if route is None:
+                known = any(path == request.path for _, path in self._routes)
+                raise ApiError(405 if known else 404, f"{request.method} {request.path} is not served here")
+            await route(request, reply)
+        except ApiError as error:
+            reply.send(error.status, error.body)
+
+    # -- the engine itself ------------------------------------------------------------------------------------------
+
+    async def _health(self, request: Request, reply: Reply) -> None:
+        faults = self._engine.faults
+        if faults.hang_health:
+            await asyncio.Event().wait()
+        if faults.health_delay_s:
+            await self._engine.pass_time(faults.health_delay_s)
+        reply.send(503 if faults.unhealthy else 200, b"")
+
+    async def _version(self, request: Request, reply: Reply) -> None:
+        reply.send(200, {"version": VERSION, "emulated": True})
+
+    async def _models(self, request: Request, reply: Reply) -> None:
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._created,
+                "owned_by": "glowplug-emulated",
+                "root": self._names[0],
+                "max_model_len": self._engine.config.context_tokens,
+                "emulated": True,
+            }
+            for name in self._names
+        ]
+        reply.send(200, {"object": "list", "data": cards})
+
+    async def _metrics(self, request: Request, reply: Reply) -> None:
+        batch, metrics = self._engine.batch, self._engine.metrics
+        name = self._names[0].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        gauges = {
+            "vllm:num_requests_running": float(len(batch.running)),
+            "vllm:num_requests_waiting": float(len(batch.waiting)),
+            "vllm:kv_cache_usage_perc": batch.kv_usage_ratio,
+            "vllm:engine_sleep_state": float(self._engine.sleep_level),
+        }
+        counters = {
+            "vllm:num_preemptions_total": float(batch.num_preemptions),
+            "vllm:prompt_tokens_total": float(metrics.num_prompt_tokens),
+            "vllm:generation_tokens_total": float(metrics.num_generation_tokens),
+        }
+        info = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{batch.num_blocks}",cache_dtype="auto"'
+        labels = f'model_name="{name}",engine="0",emulated="true"'
+        text = metrics.text(labels, gauges, counters, {"vllm:cache_config_info": info})
+        reply.send(200, text, "text/plain; version=0.0.4; charset=utf-8")
+
+    # -- text -------------------------------------------------------------------------------------------------------
+
+    async def _chat(self, request: Request, reply: Reply) -> None:
+        body = self._admitted(request)
+        model = openai.check_model(body, self._names)
+        prompt = openai.chat_prompt(body, self._system_prompt)
+        context = self._engine.config.context_tokens
+        wanted = openai.check_generate(body, model, prompt, count_tokens(prompt), context)
+        await self._answer(request, reply, wanted, chat=True)
+
+    async def _completion(self, request: Request, reply: Reply) -> None:
+        body = self._admitted(request)
+        model = openai.check_model(body, self._names)
+        prompt, num_prompt = openai.completion_prompt(body)
+        wanted = openai.check_generate(body, model, prompt, num_prompt, self._engine.config.context_tokens)
+        await self._answer(request, reply, wanted, chat=False)
+
+    def _admitted(self, request: Request) -> dict[str, Any]:
+        """The body, unless this request is one that must fail (X-Return-Error, failure_rate)."""
+        if told := request.headers.get("x-return-error"):
+            status = int(told) if told.isdigit() and 400 <= int(told) <= 599 else 500
+            raise ApiError(status, f"injected error {status}", type="injected_error", code="injected")
+        faults = self._engine.faults
+        if faults.failure_rate and self._engine.chance.random() < faults.failure_rate:
+            kind = self._engine.chance.choice(sorted(faults.failure_types or FAILURES))
+            status, error_type, code = FAILURES[kind]
+            raise ApiError(status, f"injected failure: {kind}", type=error_type, code=code)
+        return openai.parse_object(request.body)
+
+    async def _answer(self, request: Request, reply: Reply, wanted: Generate, *, chat: bool) -> None:
+        prefix = "chatcmpl" if chat else "cmpl"
+        answer_id = f"{prefix}-{request.headers.get('x-request-id') or uuid.uuid4().hex}"
+        answer = self._answers[answer_id] = Answer(self._engine, wanted, answer_id, chat)
+        try:
+            await (answer.stream(reply) if wanted.stream else answer.whole(reply))
+        finally:
+            del self._answers[answer_id]
+
+    # -- vectors and tokens -----------------------------------------------------------------------------------------
+
+    async def _embeddings(self, request: Request, reply: Reply) -> None:
+        body = self._admitted(request)
+        model = openai.check_model(body, self._names)
+        texts = _embedding_inputs(body.get("input"))
+        if (encoding := body.get("encoding_format", "float")) not in ("float", "base64"):
+            raise openai.bad("encoding_format", "float or base64")
+        num_tokens = sum(count_tokens(text) for text in texts)
+        if max(count_tokens(text) for text in texts) > self._engine.config.context_tokens:
+            raise ApiError(400, "the input is longer than the context", param="input", code="context_length_exceeded")
+        done = asyncio.Event()
+        sequence = self._engine.submit(min(num_tokens, self._engine.config.context_tokens), 1, lambda _: done.set())
+        try:
+            await done.wait()
+        finally:
+            self._engine.finish(sequence, "stop" if done.is_set() else "abort")
+        data = [{"object": "embedding", "index": i, "embedding": _vector(t, encoding)} for i, t in enumerate(texts)]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        answer = {"object": "list", "data": data, "model": model, "usage": usage}
+        reply.send(200, {**answer, "system_fingerprint": openai.FINGERPRINT})
+
+    async def _tokenize(self, request: Request, reply: Reply) -> None:
+        body = openai.parse_object(request.body)
+        openai.check_model(body, self._names)
+        text = body.get("prompt")
+        if "messages" in body:
+            text = openai.chat_prompt(body, self._system_prompt)
+        if not isinstance(text, str):
+            raise openai.bad("prompt", "a string is expected")
+        tokens = token_ids(text)
+        context = self._engine.config.context_tokens
+        reply.send(200, {"count": len(tokens), "max_model_len": context, "tokens": tokens, "emulated": True})
+
+    # -- control ----------------------------------------------------------------------------------------------------
+
+    async def _read_faults(self, request: Request, reply: Reply) -> None:
+        reply.send(200, as_json(self._engine.faults))
+
+    async def _change_faults(self, request: Request, reply: Reply) -> None:
+        try:
+            faults: Faults = changed(self._engine.faults, openai.parse_object(request.body))
+        except ValueError as error:
+            raise ApiError(400, str(error), code="invalid_value") from error
+        self._engine.set_faults(faults)
+        reply.send(200, as_json(faults))
+
+    async def _sleep(self, request: Request, reply: Reply) -> None:
+        level = request.query.get("level", ["1"])[0]
+        if level not in ("1", "2"):
+            raise openai.bad("level", "1 or 2")
+        self._engine.sleep(int(level))
+        reply.send(200, b"")
+
+    async def _wake_up(self, request: Request, reply: Reply) -> None:
+        await self._engine.wake_up()
+        reply.send(200, b"")
+
+    async def _is_sleeping(self, request: Request, reply: Reply) -> None:
+        reply.send(200, {"is_sleeping": self._engine.sleep_level > 0})
+
+    async def _pause(self, request: Request, reply: Reply) -> None:
+        mode = request.query.get("mode", ["abort"])[0]
+        if mode not in ("abort", "wait", "keep"):
+            raise openai.bad("mode", "abort, wait or keep")
+        self._engine.admit(False)
+        if mode == "abort":
+            self._abort([])
+        while mode == "wait" and self._engine.batch.running:
+            await asyncio.sleep(0.01)
+        self._engine.freeze(True)
+        reply.send(200, {"status": "paused"})
+
+    async def _resume(self, request: Request, reply: Reply) -> None:
+        self._engine.freeze(False)
+        self._engine.admit(True)
+        reply.send(200, {"status": "resumed"})
+
+    async def _is_paused(self, request: Request, reply: Reply) -> None:
+        reply.send(200, {"is_paused": self._engine.frozen})
+
+    async def _abort_requests(self, request: Request, reply: Reply) -> None:
+        body = openai.parse_object(request.body or b"{}")
+        ids = body.get("request_ids", [])
+        if not isinstance(ids, list):
+            raise openai.bad("request_ids", "a list is expected")
+        reply.send(200, {"aborted": self._abort(ids)})
+
+    def _abort(self, ids: list[Any]) -> int:
+        """End these answers (all of them when the list is empty) with the finish reason "abort"."""
+        wanted = [answer for answer_id, answer in self._answers.items() if not ids or answer_id in ids]
+        for answer in wanted:
+            answer.abort()
+        return len(wanted)
+
+
+def _embedding_inputs(given: Any) -> list[str]:
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if all(type(item) is int for item in given):
+            return [" ".join(map(str, given))]
+        if all(isinstance(item, str) for item in given):
+            return given
+        if all(isinstance(item, list) and item and all(type(token) is int for token in item) for item in given):
+            return [" ".join(map(str, item)) for item in given]
+    raise openai.bad("input", "a string, a list of strings or token ids is expected")
+
+
+def _vector(text: str, encoding: str) -> list[float] | str:
+    vector = embedding(text, EMBEDDING_DIMENSIONS)
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() if encoding == "base64" else vector

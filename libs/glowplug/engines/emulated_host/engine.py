@@ -1,0 +1,166 @@
+"""The batch in time: one task that plans a step, sleeps for its cost, and hands out tokens."""
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from glowplug.engines.emulated_host.batch import BLOCK_TOKENS, Batch, Sequence, Step
+from glowplug.engines.emulated_host.faults import Faults
+from glowplug.engines.emulated_host.metrics import Metrics
+from glowplug.engines.emulated_host.profiles import Profile
+
+OnToken = Callable[[bool], None]  # called once per token; True with the last one
+CRASH_STATUS = 139
+_CRASH_DELAY_S = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What this engine emulates. Times are emulated seconds; `time_scale` of them pass per real second."""
+
+    profile: Profile
+    context_tokens: int
+    max_running: int
+    kv_bytes: int
+    weights_bytes: int
+    load_bytes_per_s: float
+    max_step_tokens: int = 2048
+    time_scale: float = 1.0
+    seed: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the grant, never fewer than one whole context needs."""
+        granted = self.kv_bytes // (self.profile.kv_bytes_per_token * BLOCK_TOKENS)
+        if not self.kv_bytes:
+            granted = self.max_running * -(-self.context_tokens // BLOCK_TOKENS)
+        return int(max(granted, -(-(self.context_tokens + 1) // BLOCK_TOKENS)))
+
+
+class Engine:
+    """Sequences in, tokens out by callback. Everything runs on one event loop."""
+
+    def __init__(self, config: EngineConfig, faults: Faults) -> None:
+        self.config = config
+        self.faults = faults
+        self.metrics = Metrics()
+        self.batch = Batch(
+            profile=config.profile,
+            num_blocks=config.num_blocks,
+            max_running=config.max_running,
+            max_step_tokens=config.max_step_tokens,
+        )
+        self.sleep_level = 0
+        self.frozen = False  # paused with its requests kept
+        self.chance = random.Random(config.seed)
+        self._on_token: dict[Sequence, OnToken] = {}
+        self._wake = asyncio.Event()
+        self._tokens_to_crash = faults.crash_at_token
+        self._next_id = 0
+
+    def now_s(self) -> float:
+        """Emulated seconds on a clock that only goes forward."""
+        return asyncio.get_running_loop().time() * self.config.time_scale
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._on_token)
+
+    def submit(self, num_prompt: int, num_wanted: int, on_token: OnToken) -> Sequence:
+        """Queue one request; `on_token` is called for each of its `num_wanted` tokens."""
+        self._next_id += 1
+        sequence = Sequence(str(self._next_id), num_prompt, num_wanted, arrived_at=self.now_s())
+        self._on_token[sequence] = on_token
+        self.batch.add(sequence)
+        self.metrics.num_prompt_tokens += num_prompt
+        self._wake.set()
+        return sequence
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """Forget a request: it has all it wants, or its client left (reason "abort"). Idempotent."""
+        if self._on_token.pop(sequence, None) is None:
+            return
+        self.batch.remove(sequence)
+        self.metrics.num_finished[reason] = self.metrics.num_finished.get(reason, 0) + 1
+        if reason != "abort":
+            self.metrics.e2e.observe(self.now_s() - sequence.arrived_at)
+
+    def set_faults(self, faults: Faults) -> None:
+        if faults.crash_at_token != self.faults.crash_at_token:
+            self._tokens_to_crash = faults.crash_at_token
+        self.faults = faults
+        self._wake.set()
+
+    def sleep(self, level: int) -> None:
+        self.sleep_level = level
+
+    async def wake_up(self) -> None:
+        """Bring the weights back over the modelled link, then go on."""
+        if self.sleep_level:
+            await self.pass_time(self.config.weights_bytes / self.config.load_bytes_per_s)
+            self.sleep_level = 0
+            self._wake.set()
+
+    def freeze(self, frozen: bool) -> None:
+        self.frozen = frozen
+        self._wake.set()
+
+    def admit(self, admitting: bool) -> None:
+        self.batch.admitting = admitting
+        self._wake.set()
+
+    async def pass_time(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self.config.time_scale)
+
+    async def run(self) -> None:
+        """Step for ever. Idle, it waits for an event and costs nothing."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            self._wake.clear()
+            stopped = self.faults.hang or self.frozen or self.sleep_level > 0
+            step = None if stopped else self.batch.plan()
+            if step is None:
+                await self._wake.wait()
+                due = loop.time()
+                continue
+            # Sleep until a planned moment, so that the costs of this process do not add up over many steps.
+            due = max(due, loop.time() - 0.05) + self._seconds(step) / self.config.time_scale
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            self._hand_out(self.batch.commit(step))
+
+    def _seconds(self, step: Step) -> float:
+        faults = self.faults
+        seconds = step.seconds
+        if step.num_prefill_tokens and faults.ttft_s >= 0:
+            seconds = faults.ttft_s
+        elif not step.num_prefill_tokens and faults.itl_s >= 0:
+            seconds = faults.itl_s
+        load = len(self.batch.running) / self.config.max_running
+        seconds *= 1.0 + (faults.time_factor_under_load - 1.0) * load
+        return seconds * max(0.0, self.chance.gauss(1.0, faults.jitter)) if faults.jitter else seconds
+
+    def _hand_out(self, sequences: list[Sequence]) -> None:
+        now_s = self.now_s()
+        for sequence in sequences:
+            on_token = self._on_token.get(sequence)
+            if on_token is None:
+                continue
+            if sequence.num_generated == 1:
+                self.metrics.ttft.observe(now_s - sequence.arrived_at)
+            else:
+                self.metrics.itl.observe(now_s - sequence.last_token_at)
+            sequence.last_token_at = now_s
+            self.metrics.num_generation_tokens += 1
+            on_token(sequence.num_generated >= sequence.num_wanted)
+            self._count_to_crash()
+
+    def _count_to_crash(self) -> None:
+        if self._tokens_to_crash > 0:
+            self._tokens_to_crash -= 1
+            if self._tokens_to_crash == 0:
+                print("fault injection: crash_at_token", flush=True)
+                # The token itself still reaches its client: writing it is the next thing this loop does.
+                asyncio.get_running_loop().call_later(_CRASH_DELAY_S, os._exit, CRASH_STATUS)
