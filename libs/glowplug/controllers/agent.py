@@ -83,6 +83,11 @@ class AgentController:
         """Instances that are not over, or whose process is not yet known to be gone."""
         return sum(not h.instance.state.is_gone or h.is_stopping for h in self.holdings.values())
 
+    @property
+    def is_stopping(self) -> bool:
+        """The node has been asked to end."""
+        return bool(self._stopping)
+
     def memory(self) -> AgentMemory:
         return AgentMemory(
             holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen), history=self.history.frozen()

@@ -1,0 +1,257 @@
+"""Executes what the agent's controller asks of engines. Nothing here waits in the shell's loop: each wish becomes a
+task, whose outcome goes back to the controller as a stimulus."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from glowplug.controllers.agent_words import (
+    AwaitWeights,
+    CheckHealth,
+    CountInFlight,
+    EngineExited,
+    EngineGone,
+    EngineLaunched,
+    EngineReady,
+    EngineStartFailed,
+    ForgetEngine,
+    HealthSeen,
+    InFlight,
+    LaunchEngine,
+    LoadEngine,
+    Remember,
+    StopEngine,
+    WeightsComplete,
+    WeightsFailed,
+)
+from glowplug.domain.errors import EngineFailed, GlowplugError
+from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest
+from glowplug.engines.process import log_tail
+from glowplug.runtime.shell import Executor
+from glowplug.weights.region import Region, RegionState, region_digest
+from services.agent.settings import AgentSettings
+from services.agent.state_file import StateFile
+from services.agent.watch import until_exit
+
+log = logging.getLogger(__name__)
+REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
+SLOW_POLLS = 10
+
+
+class EngineRoom:
+    """The engine processes of one node: their handles, their logs, and the work under way on each."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        drivers: Mapping[str, EngineDriver],
+        state: StateFile,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings, self._drivers, self._state, self._clock = settings, drivers, state, clock
+        self._put: Callable[[Any], Awaitable[None]] | None = None
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def connect(self, put: Callable[[Any], Awaitable[None]]) -> None:
+        """Where outcomes go: the shell's `put`."""
+        self._put = put
+
+    def executors(self) -> dict[type[Any], Executor]:
+        """What the shell needs to know: effect type -> what performs it."""
+
+        def as_task(kind: str, body: Callable[[Any], Coroutine[Any, Any, None]]) -> Executor:
+            async def execute(effect: Any, _: Any) -> None:
+                self._begin(effect.instance_id, kind, body(effect))
+
+            return execute
+
+        async def remember(effect: Remember, _: Any) -> None:
+            self._state.remember(effect.memory)
+
+        async def forget(effect: ForgetEngine, _: Any) -> None:
+            shutil.rmtree(self.run_dir(effect.instance_id), ignore_errors=True)
+            self.log_path(effect.instance_id).unlink(missing_ok=True)
+
+        return {
+            LaunchEngine: as_task("launch", self._launch),
+            AwaitWeights: as_task("weights", self._await_weights),
+            LoadEngine: as_task("load", self._load),
+            StopEngine: as_task("stop", self._stop),
+            CheckHealth: as_task("health", self._check_health),
+            CountInFlight: as_task("count", self._count),
+            Remember: remember,
+            ForgetEngine: forget,
+        }
+
+    def run_dir(self, instance_id: str) -> Path:
+        return self._settings.node_dir / "run" / instance_id
+
+    def log_path(self, instance_id: str) -> Path:
+        return self._settings.node_dir / "logs" / f"{instance_id}.log"
+
+    def living(self) -> frozenset[str]:
+        """Remembered instances whose very process still lives; each is watched from now on."""
+        handles = self._state.handles
+        living = {i for i, handle in handles.items() if handle.engine in self._drivers and self._is_alive(handle)}
+        for instance_id in living:
+            self._begin(instance_id, "watch", self._watch(handles[instance_id]))
+        return frozenset(living)
+
+    async def close(self) -> None:
+        """Give up every task. Engines live on."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _begin(self, instance_id: str, kind: str, body: Coroutine[Any, Any, None]) -> None:
+        """Run `body` beside the shell, unless the same is under way already."""
+        key = (instance_id, kind)
+        if key in self._tasks:
+            body.close()
+            return
+        task = asyncio.create_task(self._guard(kind, instance_id, body))
+        self._tasks[key] = task
+        task.add_done_callback(lambda done: self._tasks.pop(key) if self._tasks.get(key) is done else None)
+
+    async def _guard(self, kind: str, instance_id: str, body: Coroutine[Any, Any, None]) -> None:
+        """A fault of ours in one task ends that start, never the agent."""
+        try:
+            await body
+        except Exception as error:
+            log.exception("%s of %s failed", kind, instance_id)
+            if kind in ("launch", "weights", "load"):
+                await self._tell(EngineStartFailed(instance_id, "internal_error", f"{kind}: {error!r}"))
+            elif kind == "stop":
+                await self._tell(EngineGone(instance_id, clean=False))
+
+    async def _tell(self, stimulus: Any) -> None:
+        assert self._put is not None, "connect() first"
+        await self._put(stimulus)
+
+    def _driver(self, handle: EngineHandle) -> EngineDriver:
+        return self._drivers[handle.engine]
+
+    def _is_alive(self, handle: EngineHandle) -> bool:
+        return self._driver(handle).adopt(handle)
+
+    async def _launch(self, effect: LaunchEngine) -> None:
+        run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
+        request = LaunchRequest(
+            instance_id=effect.instance_id,
+            model=effect.model,
+            num_bytes=effect.worker.num_bytes or effect.model.memory_bytes,
+            run_dir=run_dir,
+            log_path=log_path,
+            gpu_id=effect.worker.gpu_id,
+            gpu_kind=effect.gpu_kind,
+            gpu_index=effect.gpu_index,
+            traceparent=effect.traceparent,
+        )
+        try:
+            shutil.rmtree(run_dir, ignore_errors=True)  # what an earlier try of this instance left there
+            run_dir.mkdir(parents=True, mode=0o700)
+            log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = await self._drivers[effect.model.engine].launch(request)
+        except GlowplugError as error:
+            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+        except OSError as error:
+            await self._tell(EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}"))
+        else:
+            self._state.put_handle(handle)
+            self._begin(effect.instance_id, "watch", self._watch(handle))
+            await self._tell(EngineLaunched(effect.instance_id))
+
+    async def _await_weights(self, effect: AwaitWeights) -> None:
+        """Look until the region says complete or failed; past the deadline the controller has given up by itself."""
+        if not effect.weights.uri:
+            await self._tell(WeightsComplete(effect.instance_id, "", cached=True))
+            return
+        try:
+            digest = region_digest(effect.weights)
+        except GlowplugError as error:
+            await self._tell(WeightsFailed(effect.instance_id, error.code, error.message))
+            return
+        region = Region.at(self._settings.shm_dir.absolute(), self._settings.node, digest)
+        began = self._clock()
+        is_first = True
+        while self._clock() < effect.deadline_at:
+            status = region.read_state(effect.instance_id)
+            if status.state is RegionState.COMPLETE and status.info is not None:
+                region.touch(self._clock())
+                await self._tell(WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
+                return
+            if status.state is RegionState.FAILED and status.failure is not None:
+                await self._tell(WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
+                return
+            is_first = False
+            is_slow = self._clock() - began > REGION_GRACE_S
+            await asyncio.sleep(self._settings.weights_poll_s * (SLOW_POLLS if is_slow else 1))
+
+    async def _load(self, effect: LoadEngine) -> None:
+        handle = self._state.handles[effect.instance_id]
+        try:
+            report = await self._driver(handle).load(handle, Path(effect.path))
+        except GlowplugError as error:
+            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            return
+        self._state.put_handle(report.handle)
+        await self._tell(EngineReady(effect.instance_id, report.handle.url, report.phases))
+
+    async def _stop(self, effect: StopEngine) -> None:
+        """End the work under way, then the process; gone only when the kernel says so."""
+        launching = self._tasks.get((effect.instance_id, "launch"))
+        if launching is not None:  # a launch cut in half would leave a process nobody knows
+            await asyncio.wait([launching])
+        for kind in ("weights", "load", "watch", "health", "count"):
+            await self._cancel(effect.instance_id, kind)
+        handle = self._state.handles.get(effect.instance_id)
+        if handle is not None and handle.engine in self._drivers:
+            await self._driver(handle).stop(handle, effect.grace_s)
+            if self._is_alive(handle):
+                log.error("engine %s (pid %s) outlived its stop", effect.instance_id, handle.pid)
+                await self._tell(EngineGone(effect.instance_id, clean=False))
+                return
+        self._state.drop_handle(effect.instance_id)
+        shutil.rmtree(self.run_dir(effect.instance_id), ignore_errors=True)
+        # The stop is over before it is told, so that a retry or a relaunch finds the place free.
+        self._tasks.pop((effect.instance_id, "stop"), None)
+        await self._tell(EngineGone(effect.instance_id))
+
+    async def _cancel(self, instance_id: str, kind: str) -> None:
+        task = self._tasks.get((instance_id, kind))
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _watch(self, handle: EngineHandle) -> None:
+        await until_exit(handle, self._is_alive, self._settings.exit_poll_s)
+        loading = self._tasks.get((handle.instance_id, "load"))
+        if loading is not None:  # it sees the same end and knows more about it
+            await asyncio.wait([loading], timeout=2.0)
+        tail = log_tail(Path(handle.log_path))
+        await self._tell(EngineExited(handle.instance_id, f"the engine process ended by itself\n{tail}".strip()))
+
+    async def _check_health(self, effect: CheckHealth) -> None:
+        handle = self._state.handles.get(effect.instance_id)
+        if handle is None:
+            await self._tell(HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it"))
+            return
+        seen = await self._driver(handle).health(handle)
+        await self._tell(HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
+
+    async def _count(self, effect: CountInFlight) -> None:
+        handle = self._state.handles.get(effect.instance_id)
+        if handle is None:
+            return
+        try:
+            num_in_flight = await self._driver(handle).num_in_flight(handle)
+        except EngineFailed as error:
+            log.warning("draining %s: %s", effect.instance_id, error.message)
+            return
+        await self._tell(InFlight(effect.instance_id, num_in_flight))

@@ -1,0 +1,69 @@
+"""Wiring: which engines this node has, what its controller is built from, and what its shell executes."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from glowplug.controllers.agent import AgentController
+from glowplug.controllers.agent_words import AgentMemory, EngineKind, ReportStart
+from glowplug.domain.errors import GlowplugError
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.engines import drivers
+from glowplug.engines.port import EngineDriver
+from glowplug.events.subjects import commands_to
+from glowplug.memory.discovery import Discovery
+from glowplug.memory.ledger import ByteLedger
+from glowplug.runtime.shell import Executor
+from services.agent.engine_room import EngineRoom
+from services.agent.settings import AgentSettings
+from services.agent.telemetry import StartReporter
+
+log = logging.getLogger(__name__)
+TABLES: dict[str, type[Any]] = {"instances": Instance, "nodes": Node}
+
+
+def commands(node_id: str) -> list[str]:
+    """The subjects one node's agent takes commands from."""
+    return [commands_to("agent", node_id)]
+
+
+def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict[str, EngineKind]]:
+    """Drivers that can start here, and every engine asked for with why it cannot, logged once."""
+    asked = [name.strip() for name in settings.engines.split(",") if name.strip()] or list(drivers.NAMES)
+    found: dict[str, EngineDriver] = {}
+    kinds: dict[str, EngineKind] = {}
+    for name in asked:
+        try:
+            driver = drivers.driver(name, settings.engine_settings())
+            why, emulated = driver.unavailable(), driver.capabilities.emulated
+        except (GlowplugError, ImportError) as error:
+            driver, why, emulated = None, str(error), False
+        if driver is not None and not why:
+            found[name] = driver
+        else:
+            log.info("engine %s is not available on %s: %s", name, settings.node, why)
+        kinds[name] = EngineKind(name=name, emulated=emulated, unavailable=why)
+    return found, kinds
+
+
+def kinds_of(available: Mapping[str, EngineDriver]) -> dict[str, EngineKind]:
+    """Engines that are all available."""
+    return {name: EngineKind(name=name, emulated=d.capabilities.emulated) for name, d in available.items()}
+
+
+def make_controller(
+    settings: AgentSettings, found: Discovery, kinds: Mapping[str, EngineKind], memory: AgentMemory
+) -> AgentController:
+    return AgentController(
+        settings.node,
+        ByteLedger(found.gpus),
+        kinds,
+        agent_url=settings.agent_url,
+        params=settings.params(),
+        memory=memory,
+    )
+
+
+def executors(room: EngineRoom, reporter: StartReporter) -> dict[type[Any], Executor]:
+    return {**room.executors(), ReportStart: reporter.execute}

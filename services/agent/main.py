@@ -1,0 +1,38 @@
+"""Start an agent."""
+
+import asyncio
+
+from glowplug.memory.discovery import HardwareUnavailable
+from glowplug.runtime.service import World, run, serve_rest
+from glowplug.telemetry.tracing import Tracing
+from services.agent.app import make
+from services.agent.service import AgentService
+from services.agent.settings import AgentSettings
+from services.agent.state_file import NodeTaken
+
+
+async def serve(stopping: asyncio.Event) -> None:
+    settings = AgentSettings()
+    settings.service_id = settings.service_id or f"agent-{settings.node}"
+    world = World.open("agent", settings)
+    engine_tracing = Tracing("engine", f"{settings.node}-engines", settings.otlp_endpoint)
+    try:
+        service = AgentService(
+            settings, world.bus, world.store, world.tracing, engine_tracing, world.metrics, connect=world.bus.connect
+        )
+    except (NodeTaken, HardwareUnavailable, ValueError, OSError) as error:
+        raise SystemExit(f"glowplug: agent of {settings.node}: {error}") from error
+    server, url = await serve_rest(make(service), settings)
+    await service.start(url)
+    await stopping.wait()
+    await service.stop()
+    server.cancel()
+    await server
+    await world.bus.close()
+    await world.store.close()
+    await asyncio.to_thread(world.tracing.shutdown)
+    await asyncio.to_thread(engine_tracing.shutdown)
+
+
+def main() -> None:
+    run(serve)

@@ -1,0 +1,169 @@
+"""One agent, whole: engines and memory first, then the store and the bus, until it is asked to stop."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from glowplug.bus.port import Bus
+from glowplug.controllers.agent import NODES
+from glowplug.controllers.agent_words import NodeStopping, Recalled, Surroundings
+from glowplug.controllers.effects import Publish, Remove
+from glowplug.engines.port import EngineDriver
+from glowplug.events.facts import NodeJoined, NodeLeft
+from glowplug.memory.discovery import discover
+from glowplug.runtime.service import announce
+from glowplug.runtime.shell import Shell
+from glowplug.state.port import Store
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
+from glowplug.weights.inventory import read_cached
+from services.agent import handlers
+from services.agent.engine_room import EngineRoom
+from services.agent.orphans import kill_orphans
+from services.agent.settings import AgentSettings
+from services.agent.state_file import NodeLock, StateFile
+from services.agent.telemetry import NodeCollector, StartReporter
+
+log = logging.getLogger(__name__)
+STOP_MARGIN_S = 2.0  # beyond drain and SIGTERM grace, for the kernel to free what a large engine held
+
+
+class AgentService:
+    """Making one takes the node's lock and its memory; raises NodeTaken, ValueError or HardwareUnavailable.
+
+    `drivers` None: those of engines/drivers.py that can start here.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        bus: Bus,
+        store: Store,
+        tracing: Tracing,
+        engine_tracing: Tracing,
+        metrics: ShellMetrics,
+        *,
+        drivers: dict[str, EngineDriver] | None = None,
+        registry: CollectorRegistry = REGISTRY,
+        connect: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.settings, self._bus, self._connect = settings, bus, connect
+        self._lock = NodeLock(settings.node_dir, settings.node)
+        found = discover(settings.node, settings.gpu_kind, settings.gpu_budgets.split(","))
+        self.warnings = found.warnings
+        for warning in self.warnings:
+            log.warning("%s", warning)
+        if drivers is None:
+            self._drivers, kinds = handlers.find_engines(settings)
+        else:
+            self._drivers, kinds = drivers, handlers.kinds_of(drivers)
+        self._state = StateFile(settings.node_dir / "agent.json")
+        self.room = EngineRoom(settings, self._drivers, self._state)
+        self.controller = handlers.make_controller(settings, found, kinds, self._state.memory)
+        self.shell = Shell(
+            "agent",
+            settings.service_id,
+            self.controller,
+            bus,
+            store,
+            tracing,
+            metrics,
+            tables=handlers.TABLES,
+            executors=handlers.executors(self.room, StartReporter(tracing, engine_tracing, registry)),
+            tick_s=settings.tick_s,
+            resync_s=settings.resync_s,
+        )
+        self.room.connect(self.shell.put)
+        registry.register(NodeCollector(self.controller))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_joined = False
+
+    def not_ready(self) -> str:
+        """ "" or why this agent cannot do its work."""
+        if not self.shell.restored:
+            return "connecting to the store"
+        if not self._is_joined or not self._bus.connected:
+            return "connecting to the bus"
+        return ""
+
+    async def start(self, url: str = "") -> None:
+        """Take back what lives, then serve. Returns at once; store and bus are waited for in the background."""
+        self.controller.agent_url = self.settings.agent_url or url
+        living = self.room.living()
+        handles = self._state.handles
+        unknown = handles.keys() - self.controller.holdings.keys()
+        for instance_id in unknown:
+            self._state.drop_handle(instance_id)
+        known_pids = {handle.pid for instance_id, handle in handles.items() if instance_id not in unknown}
+        await asyncio.to_thread(kill_orphans, self.settings.node_dir / "run", known_pids)
+        if living:
+            log.info("engines still running: %s", ", ".join(sorted(living)))
+        await self.shell.put(Recalled(living))
+        bodies = (self._join(), self._look_around(), *(self._warm(d) for d in self._drivers.values()))
+        self._tasks = [asyncio.create_task(body) for body in bodies]
+
+    async def _join(self) -> None:
+        await self.shell.start()
+        if self._connect is not None:
+            await self._connect()
+        node_id = self.settings.node
+        await self._bus.subscribe(handlers.commands(node_id), self.shell.on_event, durable=f"agent-{node_id}")
+        await self.shell.execute([Publish(NodeJoined(node=self.controller.node(time.time())))])
+        await announce(self.shell, self.controller.agent_url)
+        self._is_joined = True
+        log.info("node %s joined: %s", node_id, ", ".join(sorted(self._drivers)) or "no engine can start here")
+
+    async def _look_around(self) -> None:
+        """What the prefetcher has in host memory goes out with the beats."""
+        before: Surroundings | None = None
+        while True:
+            cached = await asyncio.to_thread(read_cached, self.settings.shm_dir.absolute(), self.settings.node)
+            around = Surroundings(
+                cached=cached,
+                host_cache_bytes=self.settings.host_cache_bytes,
+                prefetcher_url=self.settings.prefetcher_url,
+            )
+            if around != before:
+                before = around
+                await self.shell.put(around)
+            await asyncio.sleep(self.settings.inventory_s)
+
+    async def _warm(self, driver: EngineDriver) -> None:
+        try:
+            await driver.warm()
+        except Exception:  # a start without it is only slower
+            log.exception("engine %s could not be prepared", driver.name)
+
+    async def stop(self) -> None:
+        """Drain and stop every engine (or leave them, as set), tell the fleet, let go of the node."""
+        settings = self.settings
+        is_final = settings.engines_on_stop == "stop"
+        if is_final:
+            await self._stop_engines()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.shell.stop()
+        if is_final:
+            left = NodeLeft(node_id=settings.node, reason="the agent was asked to stop")
+            await self.shell.execute([Publish(left), Remove(NODES, settings.node)])
+        await self.room.close()
+        for driver in self._drivers.values():
+            with contextlib.suppress(OSError):
+                await driver.close()
+        self._lock.release()
+
+    async def _stop_engines(self) -> None:
+        settings = self.settings
+        await self.shell.put(NodeStopping("the agent was asked to stop", settings.drain_s))
+        deadline = time.monotonic() + settings.drain_s + settings.stop_grace_s + STOP_MARGIN_S
+        await asyncio.sleep(0)
+        while time.monotonic() < deadline and (self.shell.restored and not self._has_stopped()):
+            await asyncio.sleep(0.02)
+
+    def _has_stopped(self) -> bool:
+        return self.controller.is_stopping and self.controller.num_living == 0

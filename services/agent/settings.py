@@ -1,0 +1,76 @@
+"""Settings of an agent."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from glowplug.controllers.agent_words import AgentParams
+from glowplug.engines.port import EngineSettings
+from glowplug.runtime.settings import ServiceSettings
+
+
+class AgentSettings(ServiceSettings):
+    """`gpu_budgets`: "1GiB,1GiB" gives the node two GPUs of host memory. Times are seconds."""
+
+    node_id: str = Field("", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=64)
+    agent_url: str = ""  # how others reach this agent; empty: its own address
+    prefetcher_url: str = ""
+    gpu_kind: Literal["host", "cuda", "auto"] = "host"
+    gpu_budgets: str = "1GiB"
+    host_cache_bytes: int = Field(8 << 30, ge=0)  # what the node's prefetcher may keep (its setting of that name)
+    shm_dir: Path = Path(".glowplug/shm")
+    engines: str = ""  # comma-separated; empty: every engine that can start here
+    engine_python: str = ""
+    vllm_python: str = ""
+    vllm_parked: bool = True
+    emulated_time_scale: float = Field(1.0, gt=0)
+    engines_on_stop: Literal["stop", "leave"] = "stop"
+
+    tick_s: float = Field(0.2, gt=0)
+    drain_s: float = Field(5.0, ge=0)
+    beat_s: float = Field(1.0, gt=0)
+    start_deadline_s: float = Field(180.0, gt=0)
+    drain_quiet_s: float = Field(0.3, ge=0)
+    stop_grace_s: float = Field(3.0, ge=0)
+    health_every_s: float = Field(1.0, gt=0)
+    health_timeout_s: float = Field(2.0, gt=0)
+    health_misses: int = Field(3, ge=1)
+    keep_gone_s: float = Field(180.0, ge=60)  # no shorter than a command lives on the bus
+    weights_poll_s: float = Field(0.01, gt=0)
+    exit_poll_s: float = Field(0.1, gt=0)  # only where the kernel cannot tell of a process's end
+    inventory_s: float = Field(1.0, gt=0)
+    launch_timeout_s: float = Field(120.0, gt=0)
+    load_timeout_s: float = Field(600.0, gt=0)
+
+    @property
+    def node(self) -> str:
+        """The node's id; one machine alone is node-1."""
+        return self.node_id or "node-1"
+
+    @property
+    def node_dir(self) -> Path:
+        """What this agent keeps: its memory, run directories and logs of engines."""
+        return self.state_dir.absolute() / self.node
+
+    def params(self) -> AgentParams:
+        return AgentParams(
+            beat_s=self.beat_s,
+            start_deadline_s=self.start_deadline_s,
+            drain_quiet_s=self.drain_quiet_s,
+            stop_grace_s=self.stop_grace_s,
+            health_every_s=self.health_every_s,
+            health_misses=self.health_misses,
+            keep_gone_s=self.keep_gone_s,
+        )
+
+    def engine_settings(self) -> EngineSettings:
+        return EngineSettings(
+            python=self.engine_python,
+            vllm_python=self.vllm_python,
+            vllm_parked=self.vllm_parked,
+            launch_timeout_s=self.launch_timeout_s,
+            load_timeout_s=self.load_timeout_s,
+            health_timeout_s=self.health_timeout_s,
+            emulated_time_scale=self.emulated_time_scale,
+        )

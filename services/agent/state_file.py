@@ -1,0 +1,94 @@
+"""What an agent writes down so that a kill -9 loses nothing: `<state_dir>/<node_id>/agent.json` and its lock."""
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from glowplug.controllers.agent_words import AgentMemory
+from glowplug.engines.port import EngineHandle
+
+log = logging.getLogger(__name__)
+
+
+class NodeTaken(RuntimeError):
+    """Another agent serves this node already."""
+
+
+class NodeLock:
+    """Held by one agent per node for as long as its process lives, however it ends."""
+
+    def __init__(self, node_dir: Path, node_id: str) -> None:
+        """Raises NodeTaken with one line a person can act on."""
+        node_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._fd = os.open(node_dir / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(self._fd, 32, 0).decode().strip() or "unknown"
+            os.close(self._fd)
+            raise NodeTaken(f"node {node_id} has an agent already (pid {owner}, state in {node_dir})") from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+class _Contents(msgspec.Struct):
+    memory: AgentMemory = AgentMemory()
+    handles: dict[str, EngineHandle] = {}
+
+
+class StateFile:
+    """Whole contents in memory, written atomically at each change. A file that cannot be read counts as none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._contents = self._read()
+        self.failure = ""  # why the last write failed, or ""
+
+    @property
+    def memory(self) -> AgentMemory:
+        return self._contents.memory
+
+    @property
+    def handles(self) -> dict[str, EngineHandle]:
+        """Engine processes by instance_id."""
+        return dict(self._contents.handles)
+
+    def _read(self) -> _Contents:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_Contents)
+        except FileNotFoundError:
+            return _Contents()
+        except (OSError, msgspec.DecodeError) as error:
+            log.error("the agent's memory in %s is not readable, it starts without: %s", self._path, error)
+            return _Contents()
+
+    def remember(self, memory: AgentMemory) -> None:
+        self._contents.memory = memory
+        self._write()
+
+    def put_handle(self, handle: EngineHandle) -> None:
+        self._contents.handles[handle.instance_id] = handle
+        self._write()
+
+    def drop_handle(self, instance_id: str) -> None:
+        if self._contents.handles.pop(instance_id, None) is not None:
+            self._write()
+
+    def _write(self) -> None:
+        """A full disk loses the memory of a restart, never an engine: it is said and tried again at the next change."""
+        scratch = self._path.with_suffix(".tmp")
+        try:
+            scratch.write_bytes(msgspec.json.encode(self._contents))
+            scratch.replace(self._path)
+        except OSError as error:
+            if not self.failure:
+                log.error("cannot write the agent's memory to %s: %s", self._path, error)
+            self.failure = str(error)
+        else:
+            self.failure = ""

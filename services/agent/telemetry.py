@@ -1,0 +1,94 @@
+"""What an agent shows of itself: memory by owner, instances by state, and each cold start as spans and seconds."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from glowplug.controllers.agent import AgentController
+from glowplug.controllers.agent_words import ReportStart
+from glowplug.domain.hardware import GrantOwner
+from glowplug.domain.instance import InstanceState, Phase, PhaseName
+from glowplug.events import Event
+from glowplug.telemetry import semconv
+from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap
+from glowplug.telemetry.tracing import Tracing
+
+_ENGINES_OWN = (PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP)
+
+
+class NodeCollector(Collector):
+    """Reads the controller at each scrape, so that a gauge is never behind the ledger."""
+
+    def __init__(self, controller: AgentController) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterator[Metric]:
+        used = GaugeMetricFamily(semconv.GPU_BYTES, "Bytes granted on a GPU, by owner", labels=["gpu", "owner"])
+        total = GaugeMetricFamily(semconv.GPU_TOTAL_BYTES, "Bytes a GPU has to grant", labels=["gpu"])
+        for gpu in self._controller.ledger.gpus:
+            total.add_metric([gpu.gpu_id], gpu.total_bytes)
+            for owner in GrantOwner:
+                held = sum(g.num_bytes for g in gpu.grants if g.owner is owner)
+                used.add_metric([gpu.gpu_id, owner.value], held)
+        states = Counter(instance.state for instance in self._controller.instances)
+        instances = GaugeMetricFamily(semconv.INSTANCES, "Instances known to the agent, by state", labels=["state"])
+        for state in InstanceState:
+            instances.add_metric([state.value], states[state])
+        yield from (used, total, instances)
+
+
+class StartReporter:
+    """Executes ReportStart: one span per start with its phases below, and the histogram of phase seconds.
+
+    The engine's own phases are recorded under the service name of the engine, told by the agent on its behalf.
+    """
+
+    def __init__(self, tracing: Tracing, engine_tracing: Tracing, registry: CollectorRegistry = REGISTRY) -> None:
+        self._tracing, self._engine_tracing = tracing, engine_tracing
+        self._model = LabelCap()
+        self._seconds = Histogram(
+            semconv.COLD_START_SECONDS,
+            "Seconds of each phase of a cold start; phase `total` is command to ready",
+            ["model", "phase"],
+            registry=registry,
+            buckets=SECONDS_BUCKETS,
+        )
+
+    async def execute(self, effect: ReportStart, _: Event | None) -> None:
+        instance = effect.instance
+        attributes: dict[str, str | float | int | bool] = {
+            semconv.ATTR_MODEL: instance.model_key,
+            semconv.ATTR_INSTANCE_ID: instance.instance_id,
+            semconv.ATTR_NODE_ID: instance.node_id,
+            semconv.ATTR_GPU_ID: instance.gpu_id,
+            semconv.ATTR_ENGINE: instance.engine,
+            semconv.ATTR_EMULATED: instance.emulated,
+        }
+        is_ready = instance.state is InstanceState.READY
+        ended_at = instance.ready_at if is_ready else instance.changed_at
+        whole = self._tracing.record(
+            "agent.start",
+            effect.traceparent,
+            instance.created_at,
+            ended_at,
+            attributes | {semconv.ATTR_DECISION_ID: instance.decision_id, semconv.ATTR_REASON: instance.reason},
+            error="" if is_ready else instance.reason,
+        )
+        for phase in instance.phases:
+            if phase.name is not PhaseName.DECIDE:  # that span is the placer's
+                self._phase(phase, whole, attributes)
+        if is_ready:
+            model = self._model(instance.model_key)
+            for phase in instance.phases:
+                self._seconds.labels(model, phase.name.value).observe(max(phase.actual_s, 0.0))
+            self._seconds.labels(model, "total").observe(ended_at - instance.created_at)
+
+    def _phase(self, phase: Phase, parent: str, attributes: dict[str, str | float | int | bool]) -> None:
+        is_engines = phase.name in _ENGINES_OWN
+        tracing = self._engine_tracing if is_engines else self._tracing
+        name = f"engine.{phase.name.value}" if is_engines else "agent.await_weights"
+        own = {semconv.ATTR_PHASE: phase.name.value, semconv.ATTR_PREDICTED_SECONDS: phase.predicted_s}
+        tracing.record(name, parent, phase.started_at, phase.ended_at, attributes | own)
