@@ -130,6 +130,9 @@ class FakeEngine:
                 watch = asyncio.create_task(_watch(reader, served))
                 try:
                     await self.reply(served)
+                except ConnectionError:
+                    served.left.set()
+                    raise
                 finally:
                     watch.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
@@ -212,7 +215,9 @@ def chat(model: str = "m", *, stream: bool = False, extra: bytes = b"", body: by
     if body is None:
         fields = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
         body = json.dumps(fields).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n"
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n"
+    )
     return head % (extra, len(body)) + b"\r\n" + body
 
 

@@ -1,0 +1,194 @@
+"""Cold models: held, kept alive, released in order, refused with reasons; clients that leave while they wait."""
+
+import asyncio
+import json
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import OnCold
+
+from services.router.limits import Limits
+from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, an_instance, chat
+
+QUICK = Limits(keepalive_after_s=0.02, keepalive_every_s=0.02)
+
+
+async def test_a_cold_request_is_held_and_answered_when_ready() -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await client.send(chat(stream=True))
+        await rig.until(lambda: rig.num_held == 1)
+        waiting = [e.payload for e in rig.published if e.payload.TYPE == "request.waiting"]
+        assert [w.num_waiting for w in waiting] == [1]
+        await rig.engine()
+        answer = await client.answer()
+    assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
+
+
+async def test_a_held_stream_is_kept_alive_by_comments() -> None:
+    async with a_rig(QUICK) as rig:
+        client = await rig.client()
+        await client.send(chat(stream=True))
+        status, headers = await client.head()
+        comments = [await client.chunk(), await client.chunk()]
+        assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+        assert all(c.startswith(b": glowplug waiting model=m eta_s=") and c.endswith(b"\n\n") for c in comments)
+        await rig.engine()
+        body = b""
+        while part := await client.chunk():
+            body += part
+    events = [e for e in body.split(b"\n\n") if e and not e.startswith(b":")]
+    assert b"\n\n".join(events) + b"\n\n" == TOKEN * 3 + DONE
+    assert b": glowplug ready queue;dur=" in body
+
+
+async def test_a_held_request_that_is_no_stream_gets_nothing_early() -> None:
+    async with a_rig(QUICK) as rig:
+        client = await rig.client()
+        await client.send(chat())
+        await rig.until(lambda: rig.num_held == 1)
+        await asyncio.sleep(0.08)
+        await rig.engine()
+        assert (await client.answer()).body == TOKEN * 3 + DONE
+
+
+async def test_a_timeout_after_the_head_is_one_error_event_and_a_close() -> None:
+    async with a_rig(QUICK, models=(a_model(max_wait_s=0.06),)) as rig:
+        client = await rig.client()
+        await client.send(chat(stream=True))
+        await client.head()
+        await asyncio.sleep(0.08)
+        rig.tick()
+        body = b""
+        while part := await client.chunk():
+            body += part
+        assert await client.at_end()
+    event = [e for e in body.split(b"\n\n") if e.startswith(b"data:")]
+    assert len(event) == 1 and json.loads(event[0][6:])["error"]["code"] == "wait_timeout"
+    assert b"[DONE]" not in body
+
+
+async def test_a_timeout_before_the_head_is_503_with_retry_after() -> None:
+    async with a_rig(models=(a_model(max_wait_s=0.01),)) as rig:
+        client = await rig.client()
+        await client.send(chat())
+        await rig.until(lambda: rig.num_held == 1)
+        await asyncio.sleep(0.02)
+        rig.tick()
+        answer = await client.answer()
+    assert (answer.status, answer.code) == (503, "wait_timeout")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_an_engine_error_after_the_head_becomes_an_error_event() -> None:
+    async def refuse(served: Served) -> None:
+        await served.json({"error": {"message": "too long", "code": "context"}}, status="400 Bad Request")
+
+    async with a_rig(QUICK) as rig:
+        client = await rig.client()
+        await client.send(chat(stream=True))
+        await client.head()
+        await rig.engine(refuse)
+        body = b""
+        while part := await client.chunk():
+            body += part
+        assert await client.at_end()
+    event = [e for e in body.split(b"\n\n") if e.startswith(b"data:")]
+    assert [json.loads(e[6:])["error"]["code"] for e in event] == ["context"]
+
+
+async def test_a_full_queue_is_429_with_retry_after() -> None:
+    async with a_rig(models=(a_model(max_queue=2),)) as rig:
+        for held in (1, 2):
+            client = await rig.client()
+            await client.send(chat())
+            await rig.until(lambda held=held: rig.num_held == held)  # type: ignore[misc]
+        answer = await rig.ask(chat())
+    assert (answer.status, answer.code) == (429, "queue_full")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_model_that_refuses_to_hold_is_503_and_wakes_nobody() -> None:
+    async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:
+        answer = await rig.ask(chat())
+        assert not [e for e in rig.published if e.payload.TYPE == "request.waiting"]
+    assert (answer.status, answer.code) == (503, "model_cold") and "retry-after" in answer.headers
+
+
+async def test_bad_weights_answer_everyone_who_waits() -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await client.send(chat())
+        await rig.until(lambda: rig.num_held == 1)
+        failed = an_instance("i-9", "", InstanceState.FAILED, reason="weights_corrupt: sha256 is not the one given")
+        rig.tell(failed, code="weights_corrupt")
+        answer = await client.answer()
+        again = await rig.ask(chat())
+    assert (answer.status, answer.code) == (503, "weights_corrupt") and "sha256" in answer.json()["error"]["message"]
+    assert (again.status, again.code) == (503, "weights_corrupt") and "retry-after" in again.headers
+
+
+async def test_a_client_that_leaves_the_queue_is_forgotten() -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await client.send(chat())
+        await rig.until(lambda: rig.num_held == 1)
+        client.close()
+        await rig.until(lambda: rig.num_held == 0)
+        engine = await rig.engine()
+        assert rig.finished[0].status == 499
+        await rig.ask(chat())
+    assert len(engine.served) == 1
+
+
+async def test_held_requests_are_released_in_order_within_max_concurrency() -> None:
+    gate = asyncio.Event()
+    most = 0
+
+    async def slow(served: Served) -> None:
+        nonlocal most
+        most = max(most, rig.num_in_flight)
+        await gate.wait()
+        await served.json({})
+
+    async with a_rig() as rig:
+        clients = []
+        for i in range(9):
+            clients.append(await rig.client())
+            await clients[-1].send(chat(extra=b"x-request-id: %d\r\n" % i))
+            await rig.until(lambda i=i: rig.num_held == i + 1)  # type: ignore[misc]
+        engine = await rig.engine(slow, max_concurrency=3)
+        await rig.until(lambda: len(engine.served) == 3)
+        assert rig.num_in_flight == 3 and rig.num_held == 6
+        gate.set()
+        answers = await asyncio.gather(*(c.answer() for c in clients))
+        assert [a.status for a in answers] == [200] * 9
+        order = [int(s.header("x-request-id") or -1) for s in engine.served]
+    assert sorted(order[:3]) == [0, 1, 2] and sorted(order) == list(range(9)) and most <= 3
+
+
+async def test_a_thousand_waiters_are_one_load() -> None:
+    """All are answered by one instance; request.waiting is published at most once per period."""
+    async with a_rig(models=(a_model(max_queue=2000),)) as rig:
+        clients = [await rig.client() for _ in range(1000)]
+        for client in clients:
+            await client.send(chat(stream=True))
+        await rig.until(lambda: rig.num_held == 1000)
+        waiting = [e for e in rig.published if e.payload.TYPE == "request.waiting"]
+        assert len(waiting) < 10
+        engine = await rig.engine(max_concurrency=16)
+        answers = await asyncio.gather(*(c.answer() for c in clients))
+        assert {(a.status, a.complete) for a in answers} == {(200, True)}
+        assert engine.num_connections <= 16
+
+
+async def test_undeploying_a_model_answers_its_waiters() -> None:
+    from glowplug.events import Event, facts
+
+    async with a_rig() as rig:
+        client = await rig.client()
+        await client.send(chat())
+        await rig.until(lambda: rig.num_held == 1)
+        data = facts.ModelUndeployed(model_key="m")
+        rig.desk.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
+        answer = await client.answer()
+    assert (answer.status, answer.code) == (404, "model_not_found")
