@@ -46,9 +46,8 @@ def load_serve() -> Serve:
         try:
             with contextlib.redirect_stderr(said):
                 args = parser.parse_args(list(argv))
-        except SystemExit as refused:
-            sys.stderr.write(said.getvalue())
-            raise BadArguments((said.getvalue().strip().splitlines() or ["bad arguments"])[-1]) from refused
+        except SystemExit:
+            raise BadArguments((said.getvalue().strip().splitlines() or ["bad arguments"])[-1]) from None
         command.validate(args)
         return args
 
@@ -89,6 +88,7 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         weights = Path(rundir.wait(run_dir, rundir.GO, spec["wait_s"])["path"])
         plugin.START = plugin.Start(run_dir, spec["launched_at"], imported_at, time.time())
         allow_our_endpoint()
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override --kv-cache-memory-bytes
         argv = arguments(spec, weights, run_dir)
         sys.argv = ["vllm", *argv]
         serve.run(serve.parse(argv))

@@ -1,0 +1,173 @@
+"""vLLM as an engine: its own OpenAI server in its own environment, started by a fork of a parked process.
+
+Parked, a start to the first token takes 2-4 s for SmolLM2 on two cores instead of 50 s (docs/engines/vllm.md).
+`engine_args` are flags of `vllm serve` (`dtype: float32`, `max-num-batched-tokens: 2048`), and of ours: `parked`
+(false starts a fresh interpreter) and `num_threads` (CPU).
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from glowplug.domain.errors import EngineFailed
+from glowplug.domain.model import Model
+from glowplug.engines import probe, process, rendezvous, vllm_args, vllm_env
+from glowplug.engines.hosted import HostedDriver
+from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
+from glowplug.engines.vllm_zygote import Zygote, default_dir
+
+_log = structlog.get_logger(__name__)
+_CORE_PATH = "/glowplug/core"  # answered by glowplug_vllm/plugin.py
+_KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
+_CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
+_NOT_A_CAUSE = "See root cause above"
+
+
+class VllmDriver(HostedDriver):
+    """Starts vLLM servers on this node. Holds a lease on the parked process; everything else is on disk."""
+
+    name = "vllm"
+    capabilities = EngineCapabilities(parked=True, metrics=True)
+    module = "glowplug_vllm.server"
+    in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    @cached_property
+    def _interpreter(self) -> Path:
+        return vllm_env.interpreter(self._settings.vllm_python)
+
+    @property
+    def _python(self) -> str:
+        return str(self._interpreter)
+
+    @cached_property
+    def _zygote(self) -> Zygote:
+        directory = Path(self._settings.extra.get("vllm_parked_dir") or default_dir(self._interpreter))
+        env = vllm_args.zygote_environment()
+        return Zygote(self._interpreter, directory, env, self._settings.launch_timeout_s)
+
+    @cached_property
+    def _background(self) -> set[asyncio.Task[None]]:
+        return set()
+
+    @property
+    def _hung_after_s(self) -> float:
+        """How long an engine core may stay silent: one step of a long prompt takes seconds on a CPU."""
+        return float(self._settings.extra.get("vllm_hung_after_s", 60.0))
+
+    def unavailable(self) -> str:
+        return vllm_env.missing(self._interpreter)
+
+    def host_footprint(self, model: Model) -> int:
+        parked = vllm_args.wants_parked(model, self._settings.vllm_parked)
+        return (300 if parked else 1300) << 20  # private bytes of API server and core, measured
+
+    async def warm(self) -> None:
+        """Begin to park vLLM and return at once. Failing is not fatal: `launch` tries again, then starts plainly."""
+        if self._settings.vllm_parked and not self.unavailable():
+            self._run_aside(self._zygote.ensure, "vLLM is not parked yet")
+
+    async def close(self) -> None:
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._zygote.close()
+
+    def spec(self, request: LaunchRequest) -> dict[str, Any]:
+        base = super().spec(request)
+        kept = {key: base[key] for key in ("instance_id", "launched_at", "wait_s", "system_prompt")}
+        return {**kept, "argv": vllm_args.server_argv(request)}
+
+    def environment(self, request: LaunchRequest) -> dict[str, str]:
+        return {**vllm_args.zygote_environment(), **vllm_args.server_environment(request)}
+
+    async def launch(self, request: LaunchRequest) -> EngineHandle:
+        if reason := self.unavailable():
+            raise EngineFailed(reason)
+        if not vllm_args.wants_parked(request.model, self._settings.vllm_parked):
+            return await super().launch(request)
+        spec, env = self.spec(request), vllm_args.server_environment(request)
+        try:
+            await self._zygote.ensure()
+            rendezvous.write(request.run_dir, rendezvous.SPEC, spec)
+            pid = await self._zygote.start(request.run_dir, request.log_path, env)
+        except EngineFailed as error:
+            _log.warning("parked start failed, starting a fresh interpreter", reason=error.message)
+            return await super().launch(request)
+        started = process.started_at(pid)
+        if started is None:
+            raise EngineFailed(f"{self.name} ended at once\n{process.log_tail(request.log_path)}")
+        return EngineHandle(
+            engine=self.name,
+            instance_id=request.instance_id,
+            pid=pid,
+            pid_started_at=started,
+            run_dir=str(request.run_dir),
+            log_path=str(request.log_path),
+            data={"parked": "true"},
+        )
+
+    async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
+        if not (weights_path / "config.json").is_file():
+            process.kill_group(handle.pid, handle.pid_started_at)
+            raise EngineFailed(f"{self.name} needs a directory with config.json and safetensors: {weights_path}")
+        report = await super().load(handle, weights_path)
+        if handle.data.get("parked"):
+            self._run_aside(partial(self._keep_tokenizer, weights_path), "the tokenizer is not kept")
+        return report
+
+    async def health(self, handle: EngineHandle) -> Health:
+        if not self.adopt(handle):
+            return Health(ok=False, reason="the process is gone", alive=False)
+        if not handle.url:
+            return Health(ok=False, reason="not loaded yet")
+        try:
+            status, body = await probe.ask(handle.url, _CORE_PATH, self._settings.health_timeout_s)
+            answer = json.loads(body)
+        except TimeoutError:
+            return Health(ok=False, reason=f"no answer within {self._settings.health_timeout_s:g} s")
+        except (OSError, ValueError) as error:
+            alive = self.adopt(handle)
+            return Health(ok=False, reason=f"broken answer: {error}" if alive else "the process is gone", alive=alive)
+        if status != 200:
+            return Health(ok=False, reason=f"the engine core is dead: {answer.get('error', status)}")
+        if (silent_s := float(answer.get("silent_s", 0.0))) > self._hung_after_s:
+            return Health(ok=False, reason=f"the engine core has not answered for {silent_s:.0f} s")
+        return Health(ok=True)
+
+    async def _keep_tokenizer(self, directory: Path) -> None:
+        await asyncio.sleep(_KEEP_DELAY_S)
+        await self._zygote.keep_tokenizer(directory)
+
+    def _run_aside(self, work: Callable[[], Awaitable[None]], complaint: str) -> None:
+        async def watched() -> None:
+            try:
+                await work()
+            except EngineFailed as error:
+                _log.warning(complaint, reason=error.message)
+
+        task = asyncio.create_task(watched())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _failure(self, handle: EngineHandle, reason: str) -> EngineFailed:
+        tail = process.log_tail(Path(handle.log_path), num_lines=200, num_bytes=65_536)
+        cause = root_cause(tail)
+        if cause and cause not in reason:
+            reason = f"{reason}; {cause}"
+        last = "\n".join(tail.splitlines()[-12:])
+        return EngineFailed(f"{self.name} {handle.instance_id}: {reason}\n{last}")
+
+
+def root_cause(log: str) -> str:
+    """The first error that a failed start names in its log. vLLM's last lines only point back at it; '' for none."""
+    for line in log.splitlines():
+        found = _CAUSE.search(line)
+        if found and _NOT_A_CAUSE not in line:
+            return found[1].strip()
+    return ""

@@ -1,0 +1,119 @@
+"""vLLM's command line and environment for one instance, from what its owner declared."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from glowplug.domain.errors import BadRequest
+from glowplug.domain.model import Model
+from glowplug.engines.port import LaunchRequest
+
+UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+DRIVER_ARGS = frozenset({"parked", "num_threads"})  # engine_args that are ours, not flags of vLLM
+_MAX_DEFAULT_THREADS = 4
+
+# Set elsewhere in the model file, or part of how the fleet reaches the engine.
+_OWNED = {
+    "model": "weights.uri",
+    "served_model_name": "name and aliases",
+    "max_model_len": "context_tokens",
+    "max_num_seqs": "max_concurrency",
+    "kv_cache_memory_bytes": "kv_bytes",
+    "host": "the agent",
+    "port": "the agent",
+    "uds": "the agent",
+    "root_path": "the agent",
+    "api_key": "the router",
+    "ssl_certfile": "the router",
+    "ssl_keyfile": "the router",
+    "api_server_count": "the agent",
+    "headless": "the agent",
+}
+
+
+def server_argv(request: LaunchRequest) -> list[str]:
+    """The flags of `vllm serve`, without the model. Raises BadRequest for engine_args that Glowplug sets itself.
+
+    A flag that vLLM does not know is found by vLLM, and its own words come back as the failure of the start.
+    """
+    model = request.model
+    flags: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": 0,  # the kernel chooses; the plug-in tells
+        "served_model_name": list(model.names),
+        "max_model_len": model.context_tokens,
+        "max_num_seqs": model.max_concurrency,
+        "disable_uvicorn_access_log": True,
+    }
+    if model.kv_bytes:
+        flags["kv_cache_memory_bytes"] = model.kv_bytes
+    if request.gpu_kind == "cuda":
+        # vLLM refuses to start unless this share of the GPU is free, whatever the KV cache takes: the ledger decides.
+        flags["gpu_memory_utilization"] = 0.05
+    else:
+        flags["enforce_eager"] = True  # compiling takes minutes on a CPU and saves nothing
+        if not _is_parallel(model.engine_args):
+            flags["distributed_executor_backend"] = UNIPROC  # one process less to start
+    for name, value in model.engine_args.items():
+        key = name.replace("-", "_")
+        if key in _OWNED:
+            raise BadRequest(f"engine_args.{name} is set by {_OWNED[key]}", param=f"engine_args.{name}")
+        if key not in DRIVER_ARGS:
+            flags[key] = value
+    return [word for name, value in flags.items() for word in _words(name, value)]
+
+
+def server_environment(request: LaunchRequest) -> dict[str, str]:
+    """What differs from server to server. Raises BadRequest for a number of threads that is none."""
+    env = {"TRACEPARENT": request.traceparent}
+    if request.gpu_kind == "cuda":
+        return {**env, "CUDA_VISIBLE_DEVICES": str(request.gpu_index)}
+    return {**env, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(num_threads(request.model))}
+
+
+def num_threads(model: Model) -> int:
+    """Compute threads of one CPU engine: engine_args.num_threads, else the cores of this node, four at most."""
+    given = model.engine_args.get("num_threads")
+    if given is None:
+        return min(_MAX_DEFAULT_THREADS, os.cpu_count() or 1)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise BadRequest("engine_args.num_threads must be a whole number above 0", param="engine_args.num_threads")
+    return given
+
+
+def zygote_environment() -> dict[str, str]:
+    """What vLLM and its libraries read while they are imported, hence the same for every server of a zygote."""
+    return {
+        "HF_HUB_OFFLINE": "1",  # weights come from the region; nothing may be fetched behind the prefetcher's back
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def wants_parked(model: Model, default: bool) -> bool:
+    """engine_args.parked, else the node's default. Raises BadRequest for anything but true and false."""
+    parked = model.engine_args.get("parked", default)
+    if not isinstance(parked, bool):
+        raise BadRequest("engine_args.parked must be true or false", param="engine_args.parked")
+    return parked
+
+
+def _is_parallel(engine_args: Mapping[str, Any]) -> bool:
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
+    return any(str(engine_args.get(spelt, 1)) != "1" for size in sizes for spelt in (size, size.replace("_", "-")))
+
+
+def _words(name: str, value: Any) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag] if value else ["--no-" + name.replace("_", "-")]
+    if isinstance(value, Mapping):
+        return [flag, json.dumps(value)]
+    if isinstance(value, list | tuple):
+        return [flag, *(str(item) for item in value)]
+    return [flag, str(value)]
