@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from glowplug.controllers.effects import Effect, Publish, Record, Remove, Tick
+from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.fencing import Fence
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.placer_room import Room
@@ -33,6 +33,7 @@ class PlacerParams:
     evict_grace_s: float = 30.0  # longest drain of a victim
     min_residency_s: float = 1.0  # a READY instance stays at least this long
     fair_wait_s: float = 5.0  # after this wait a busy instance may be drained for a waiting one
+    bury_s: float = 300.0  # rows of instances on a node that left are kept this long
     settle_s: float = 3.0  # after start, time for nodes and routers to speak before anybody is evicted or given up
 
 
@@ -81,7 +82,7 @@ class PlacerController:
         self._born_at = now_s if self._born_at is None else self._born_at
         if isinstance(stimulus, Tick):
             self.loads.expire(now_s)
-            return [*self._expire_nodes(now_s), *self._work(now_s)]
+            return [*self._expire_nodes(now_s), *self._bury(now_s), *self._work(now_s)]
         if isinstance(stimulus, Cordon):
             (self._cordoned.add if stimulus.cordoned else self._cordoned.discard)(stimulus.node_id)
             return self._empty_node(stimulus, now_s)
@@ -150,13 +151,31 @@ class PlacerController:
             effects += [Remove("nodes", node.node_id), Publish(NodeLeft(node_id=node.node_id, reason=reason))]
             for instance in list(self.instances.by_id.values()):
                 if instance.node_id == node.node_id and not instance.state.is_gone:
-                    lost = replace(instance, state=InstanceState.FAILED, reason="its node has left", changed_at=now_s)
+                    lost = replace(
+                        instance,
+                        state=InstanceState.FAILED,
+                        reason="its node has left",
+                        changed_at=now_s,
+                        revision=instance.revision + 1,
+                    )
                     self.instances.apply(lost, now_s)
                     effects += [
-                        Remove("instances", lost.instance_id),
+                        Save("instances", lost.instance_id, lost),
                         Publish(InstanceFailed(instance=lost, code="node_left")),
                     ]
         return effects
+
+    def _bury(self, now_s: float) -> list[Effect]:
+        """Rows of instances whose node never came back are removed in the end; a living agent removes its own."""
+        nodes = self.nodes.by_id
+        over = [
+            i
+            for i in self.instances.by_id.values()
+            if i.state.is_gone and i.node_id not in nodes and now_s - i.changed_at > self._params.bury_s
+        ]
+        for instance in over:
+            self.instances.forget(instance.instance_id)
+        return [Remove("instances", i.instance_id) for i in over if i.node_id]
 
     def _empty_node(self, cordon: "Cordon", now_s: float) -> list[Effect]:
         if not cordon.cordoned:

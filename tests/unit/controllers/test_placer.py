@@ -2,7 +2,7 @@
 
 import pytest
 
-from glowplug.controllers.effects import Publish, Record, Remove, Tick
+from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
 from glowplug.controllers.placer import Cordon, PlacerController
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import InstanceState
@@ -159,15 +159,17 @@ def test_a_silent_node_has_left_and_its_instances_with_it():
     effects = controller.handle(Tick(), 8.5)
     assert [n.node_id for n in payloads(effects, NodeLeft)] == ["node-1"]
     assert [f.code for f in payloads(effects, InstanceFailed)] == ["node_left"]
-    assert Remove("instances", "i-1") in effects
+    (row,) = [e.value for e in effects if isinstance(e, Save)]
+    assert (row.state, row.revision) == (InstanceState.FAILED, 2), "its agent, should it live, sees it is behind"
+    assert Remove("instances", "i-1") in controller.handle(Tick(), 400.0)
 
 
-def test_a_node_that_comes_back_brings_its_instance_back_at_the_same_revision():
+def test_a_node_that_comes_back_brings_its_instance_back():
     controller = placer(a_node())
     controller.handle(an_event(InstanceReady(instance=an_instance())), 1.0)
     controller.handle(Tick(), 8.5)
     beat(controller, 9.0, a_node(revision=2))
-    controller.restore("instances", {"i-1": an_instance()}, 9.1)
+    controller.restore("instances", {"i-1": an_instance(revision=3)}, 9.1)
     assert controller.instances.by_id["i-1"].state is InstanceState.READY
 
 
