@@ -1,8 +1,11 @@
 """What each process of the fleet costs in memory."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
+
+from glowplug.runtime.supervisor.sweep import processes_of
 
 
 def memory_bytes(pid: int) -> int:
@@ -26,5 +29,6 @@ def of_processes(pids: Mapping[str, int]) -> dict[str, int]:
     return {name: memory_bytes(pid) for name, pid in pids.items() if pid}
 
 
-def total(pids: Iterable[int]) -> int:
-    return sum(memory_bytes(pid) for pid in pids)
+def engines_of(state_dir: Path, known: set[int]) -> dict[int, int]:
+    """Bytes by pid of every process of this fleet that is not one of `known`: its engines and what they started."""
+    return {p.pid: memory_bytes(p.pid) for p in processes_of(state_dir, frozenset(known))}

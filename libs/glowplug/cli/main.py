@@ -1,0 +1,59 @@
+"""`glowplug`: one command per verb, one line per error."""
+
+import sys
+from collections.abc import Callable
+
+import typer
+
+from glowplug import __version__
+from glowplug.cli import demo, logs, models, talk, tap, top, up, views, why
+from glowplug.cli.options import CliError
+from glowplug.runtime.supervisor.errors import FleetError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Multi-LLM serving with fast cold starts. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no fleet runs, "
+    "4 already running or port taken.",
+)
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Local fleet": (up.up, up.down, up.status, demo.demo),
+    "Models": (
+        models.deploy,
+        models.undeploy,
+        models.load,
+        models.unload,
+        models.pin,
+        models.unpin,
+        models.drain,
+    ),
+    "Looking": (views.models, views.ps, views.nodes, top.top, logs.logs, tap.tap, why.why),
+    "Talking": (talk.run, talk.chat),
+}
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+
+
+@app.command()
+def version() -> None:
+    """The version of this command."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except (CliError, FleetError) as error:
+        typer.echo(f"glowplug: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output has gone: `glowplug tap | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

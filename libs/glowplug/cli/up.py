@@ -1,0 +1,235 @@
+"""`glowplug up`, `down` and `status`: the local fleet as a whole."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import psutil
+import typer
+
+from glowplug.cli.client import connect
+from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
+from glowplug.cli.show import age, emit, size
+from glowplug.runtime.supervisor import footprint
+from glowplug.runtime.supervisor.errors import AlreadyRunning
+from glowplug.runtime.supervisor.fleet import Fleet
+from glowplug.runtime.supervisor.output import Output
+from glowplug.runtime.supervisor.probe import http_status
+from glowplug.runtime.supervisor.run import run_fleet
+from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.statedir import StateDir, read_fleet
+from glowplug.runtime.supervisor.sweep import sweep
+
+MODELS_WAIT_S = 10.0
+DOWN_WAIT_S = 60.0
+POLL_S = 0.1
+
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", help="Engine of the sample models: llamacpp, vllm or emulated.")
+]
+NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Nodes (an agent and a prefetcher).")]
+PortOption = Annotated[
+    int | None, typer.Option("--port-base", min=0, max=65000, help="First port (data API); 0 finds a free block.")
+]
+
+
+def settings_of(state_dir: Path, **given: Any) -> FleetSettings:
+    """Command line over environment over defaults."""
+    return FleetSettings(state_dir=state_dir, **{key: value for key, value in given.items() if value is not None})
+
+
+def up(
+    engine: EngineOption = None,
+    nodes: NodesOption = None,
+    port_base: PortOption = None,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Service logs only to files.")] = False,
+) -> None:
+    """Start the local fleet: NATS, Valkey, router, predictor, placer, autoscaler, console and the nodes."""
+    settings = settings_of(state_dir, engine=engine, nodes=nodes, port_base=port_base)
+    if detach:
+        _up_detached(settings)
+        return
+    state = StateDir(settings.state_dir)
+    state.lock(settings.min_free_bytes)
+    output = Output(state.directory("logs"), max_bytes=settings.log_max_bytes, show_logs=False)
+
+    async def on_ready(fleet: Fleet) -> None:
+        output.say(await banner(fleet))
+        output.show_logs = not quiet
+
+    try:
+        code = asyncio.run(run_fleet(settings, output, state, on_ready))
+    finally:
+        output.close()
+        state.unlock()
+    raise typer.Exit(code)
+
+
+async def banner(fleet: Fleet) -> str:
+    """What to click and a curl line that works."""
+    urls, document = fleet.plan.urls(), fleet.document()
+    models = await wait_for_models(urls["data"], document["api_key"])
+    key = document["api_key"]
+    authorization = f" -H 'Authorization: Bearer {key}'" if key else ""
+    first = models[0] if models else "MODEL"
+    lines = [
+        "",
+        f"Glowplug is ready after {time.time() - fleet.started_at:.1f} s ({fleet.settings.engine} engine"
+        + (", EMULATED: its answers and timings are modelled" if fleet.settings.engine == "emulated" else "")
+        + ")",
+        f"  console     {urls['console']}",
+        f"  OpenAI API  {urls['data']}/v1",
+        f"  models      {', '.join(models) or 'none yet: glowplug deploy FILE'}",
+        f"  model files {fleet.models_dir} (edit them, they are read again)",
+        f"  logs        {fleet.state.path / 'logs'}",
+    ]
+    if not fleet.settings.is_loopback:
+        lines += [f"  API key     {key}", f"  admin token {document['admin_token']}"]
+    body = (
+        f'{{"model": "{first}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    )
+    lines += [
+        "",
+        f"  curl -N {urls['data']}/v1/chat/completions{authorization} -H 'Content-Type: application/json' \\",
+        f"    -d '{body}'",
+        f"  glowplug run {first} 'Why is the sky blue?'   |   glowplug status, models, ps, top, tap, why, down",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+async def wait_for_models(data_url: str, api_key: str = "") -> list[str]:
+    """Names the data port lists, once it lists any; [] after a while without."""
+    deadline = time.monotonic() + MODELS_WAIT_S
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
+        while time.monotonic() < deadline:
+            try:
+                response = await client.get(f"{data_url}/v1/models", timeout=2)
+                names = [row["id"] for row in response.json()["data"]]
+            except (httpx.HTTPError, ValueError, KeyError):
+                names = []
+            if names:
+                return names
+            await asyncio.sleep(POLL_S)
+    return []
+
+
+def _up_detached(settings: FleetSettings) -> None:
+    """Start `up` in a session of its own and show what it says until it is ready or gone."""
+    running = read_fleet(settings.state_dir)
+    if running is not None:
+        raise AlreadyRunning(f"a fleet already runs in {settings.state_dir} (pid {running['pid']}): `glowplug down`")
+    state = StateDir(settings.state_dir)
+    state.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log_path = state.directory("logs") / "up.log"
+    argv = [sys.executable, "-m", "glowplug.cli.main", "up", "--quiet", "--state-dir", str(settings.state_dir)]
+    argv += ["--engine", settings.engine, "--nodes", str(settings.nodes), "--port-base", str(settings.port_base)]
+    with log_path.open("w") as log:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    with log_path.open() as shown:
+        while process.poll() is None:
+            sys.stdout.write(shown.read())
+            sys.stdout.flush()
+            fleet = read_fleet(settings.state_dir)
+            if (
+                fleet is not None
+                and fleet["pid"] == process.pid
+                and fleet["phase"] == "ready"
+                and _has_banner(log_path)
+            ):
+                sys.stdout.write(shown.read())
+                return
+            time.sleep(POLL_S)
+        sys.stdout.write(shown.read())
+    raise typer.Exit(process.returncode or 1)
+
+
+def _has_banner(log_path: Path) -> bool:
+    return "glowplug run" in log_path.read_text(errors="replace")
+
+
+def down(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
+    """Stop the local fleet and wait until nothing of it is left."""
+    settings = settings_of(state_dir)
+    fleet = read_fleet(settings.state_dir)
+    if fleet is None:
+        _sweep_left_over(settings)
+        return
+    supervisor = psutil.Process(fleet["pid"])
+    os.kill(supervisor.pid, signal.SIGTERM)
+    typer.echo(f"stopping the fleet in {settings.state_dir} (pid {supervisor.pid}) ...")
+    try:
+        supervisor.wait(timeout=DOWN_WAIT_S)
+    except psutil.TimeoutExpired as error:
+        raise CliError(f"it did not stop within {DOWN_WAIT_S:g} s; its log: {fleet['log_dir']}/up.log") from error
+    typer.echo("stopped")
+
+
+def _sweep_left_over(settings: FleetSettings) -> None:
+    """No supervisor lives: end what a killed one may have left. Engines outlive everything else."""
+    if not settings.state_dir.is_dir():
+        typer.echo(f"no fleet runs in {settings.state_dir}")
+        return
+    state = StateDir(settings.state_dir)
+    state.lock()
+    try:
+        left = sweep(settings.state_dir)
+        state.remove_fleet()
+    finally:
+        state.unlock()
+    typer.echo(f"stopped {left} process(es) left by an earlier run" if left else f"no fleet runs in {state.path}")
+
+
+def status(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
+    """Every process of the local fleet: readiness, restarts, memory. Exit 1 when one is not ready."""
+    fleet = connect(settings_of(state_dir).state_dir).document
+    if not fleet:
+        raise CliError("this fleet was not started here: `glowplug status` shows local fleets; see `glowplug nodes`")
+    processes = asyncio.run(_with_readiness(fleet["processes"]))
+    memory = footprint.of_processes({p["name"]: p["pid"] for p in processes} | {"supervisor": fleet["pid"]})
+    for process in processes:
+        process["memory_bytes"] = memory.get(process["name"], 0)
+    engines = footprint.engines_of(Path(fleet["state_dir"]), {fleet["pid"], *(p["pid"] for p in processes)})
+    total = sum(memory.values())
+    value = {
+        "phase": fleet["phase"],
+        "engine": fleet["engine"],
+        "urls": fleet["urls"],
+        "uptime_s": time.time() - fleet["started_at"],
+        "memory_bytes": total,
+        "engine_memory_bytes": sum(engines.values()),
+        "num_engine_processes": len(engines),
+        "processes": processes,
+    }
+    rows = [
+        (p["name"], p["state"], p["pid"] or "-", p["restarts"], size(p["memory_bytes"]), p["url"] or "-")
+        for p in processes
+    ]
+    emit(output, value, ("process", "state", "pid", "restarts", "memory", "url"), rows)
+    if output is Format.TABLE:
+        typer.echo(
+            f"\n{fleet['phase']}, up {age(value['uptime_s'])}, {size(total)} without engines, "
+            f"{len(engines)} engine process(es) with {size(value['engine_memory_bytes'])}\n"
+            f"console {fleet['urls']['console']}   API {fleet['urls']['data']}/v1   logs {fleet['log_dir']}"
+        )
+    raise typer.Exit(0 if all(p["state"] == "ready" for p in processes) else 1)
+
+
+async def _with_readiness(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ask each service now: what fleet.json says of a process that has just hung is old."""
+
+    async def asked(process: dict[str, Any]) -> dict[str, Any]:
+        if process["url"] and process["state"] == "ready" and await http_status(f"{process['url']}/ready") != 200:
+            return {**process, "state": "not ready"}
+        return dict(process)
+
+    return list(await asyncio.gather(*(asked(process) for process in processes)))

@@ -1,0 +1,101 @@
+"""What there is now: models, instances (`ps`), nodes."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from glowplug.cli.client import FleetClient, connect
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.show import age, emit, size
+
+MODEL_HEADERS = ("model", "engine", "state", "waiting", "running", "memory", "where", "note")
+INSTANCE_HEADERS = ("instance", "model", "engine", "state", "gpu", "memory", "age", "start", "url")
+
+
+def models(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
+    """Every deployed model: hot, starting or cold, and why when something is wrong."""
+    value = connect(state_dir).get("autoscaler", "/v1/models")
+    emit(output, value, MODEL_HEADERS, [model_row(row) for row in value["data"]], "no model is deployed")
+    if output is Format.TABLE:
+        for file, reason in value.get("errors", {}).items():
+            typer.echo(f"\nnot in force: {file}: {reason}", err=True)
+
+
+def model_row(row: dict[str, Any]) -> tuple[object, ...]:
+    note = row["config_error"] or row["last_failure"]
+    marks = [word for word, on in (("pinned", row["pinned"]), ("suspended", row["suspended"])) if on]
+    where = ", ".join(sorted({i["gpu_id"] for i in row["instances"]})) or "-"
+    return (
+        row["name"],
+        row["engine"],
+        row["state"],
+        row["num_waiting"],
+        row["num_in_flight"],
+        size(row["memory_bytes"]),
+        where,
+        " ".join([*marks, note.splitlines()[0] if note else ""]).strip() or "-",
+    )
+
+
+def ps(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Stopped and failed instances too.")] = False,
+    model: Annotated[str, typer.Option("--model", help="Only instances of this model key.")] = "",
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Running instances, newest first, with how long their start took."""
+    value = instances(connect(state_dir), model=model, gone=everything)
+    emit(output, value, INSTANCE_HEADERS, [instance_row(row) for row in value], "no instance runs")
+
+
+def instances(fleet: FleetClient, *, model: str = "", gone: bool = False) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = fleet.get("placer", "/v1/instances", model=model, gone=str(gone).lower())["data"]
+    return rows
+
+
+def instance_row(row: dict[str, Any]) -> tuple[object, ...]:
+    start = f"{row['ready_at'] - row['created_at']:.2f} s" if row["ready_at"] and row["created_at"] else "-"
+    engine = f"{row['engine']} (emulated)" if row["emulated"] and row["engine"] != "emulated" else row["engine"]
+    return (
+        row["instance_id"],
+        row["model_key"],
+        engine,
+        row["state"],
+        ", ".join(w["gpu_id"] for w in row["workers"]),
+        size(sum(w["num_bytes"] for w in row["workers"])),
+        age(time.time() - row["created_at"]),
+        start,
+        row["url"] or "-",
+    )
+
+
+def nodes(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
+    """Nodes, their GPUs and who holds the bytes, and the weights in their host memory."""
+    value = connect(state_dir).get("placer", "/v1/nodes")["data"]
+    value = list(value.values()) if isinstance(value, dict) else value
+    emit(output, value, NODE_HEADERS, [row for node in value for row in node_rows(node)], "no node has joined")
+
+
+NODE_HEADERS = ("gpu", "kind", "used", "total", "holders", "cached weights", "engines", "state", "seen")
+
+
+def node_rows(node: dict[str, Any]) -> list[tuple[object, ...]]:
+    cached = f"{len(node['cached'])} ({size(sum(c['num_bytes'] for c in node['cached']))})" if node["cached"] else "-"
+    rows: list[tuple[object, ...]] = []
+    for gpu in node["gpus"]:
+        holders = sorted({grant["holder"] for grant in gpu["grants"]})
+        rows.append(
+            (
+                gpu["gpu_id"],
+                gpu["kind"],
+                size(sum(grant["num_bytes"] for grant in gpu["grants"])),
+                size(gpu["total_bytes"]),
+                ", ".join(holders) or "-",
+                cached,
+                ", ".join(node["engines"]),
+                "draining" if node["draining"] else "up",
+                age(time.time() - node["heartbeat_at"]),
+            )
+        )
+    return rows

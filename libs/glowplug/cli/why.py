@@ -1,0 +1,104 @@
+"""`glowplug why`: the decisions behind a request, a model, a GPU, a node or an instance."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from glowplug.cli.client import FleetClient, connect, segment
+from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
+from glowplug.cli.show import emit, pairs, seconds
+from glowplug.cli.views import instances
+
+FILTERS = ("request", "instance", "gpu", "node")
+
+
+def why(
+    subject: Annotated[str, typer.Argument(metavar="REQUEST|MODEL|GPU|NODE|INSTANCE")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Newest decisions to show.")] = 5,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Print the inputs and the rule that decided, the rivals, and the chain of causes."""
+    fleet = connect(state_dir)
+    request = _request(fleet, subject)
+    found = _decisions(fleet, subject, request, limit)
+    if not found and request is None:
+        raise CliError(f"nothing is known of {subject!r}: not a request, model, instance, GPU or node of this fleet")
+    if output is Format.JSON:
+        emit(output, {"request": request, "decisions": found}, (), ())
+        return
+    if request is not None:
+        typer.echo(_request_text(request))
+    if not found:
+        typer.echo("no decision was needed: an instance was there and had room")
+    for decision in found:
+        typer.echo(decision_text(decision))
+
+
+def _request(fleet: FleetClient, subject: str) -> dict[str, Any] | None:
+    """The router's record of a request, when `subject` is the id of one."""
+    try:
+        rows = fleet.get("router", "/v1/requests")["data"]
+    except CliError:
+        return None
+    found: dict[str, Any] | None = next((row for row in rows if row.get("request_id") == subject), None)
+    return found
+
+
+def _decisions(fleet: FleetClient, subject: str, request: dict[str, Any] | None, limit: int) -> list[dict[str, Any]]:
+    """Newest first. A request is explained by the decisions about the instance that served it."""
+    if request is not None:
+        rows = _about(fleet, "request", subject)
+        if instance_id := request.get("instance_id"):
+            rows += _about(fleet, "instance", instance_id)
+        return _merge(rows)[:limit]
+    rows = [row for name in FILTERS for row in _about(fleet, name, subject)]
+    if not rows:
+        try:
+            key = fleet.get("autoscaler", f"/v1/models/{segment(subject)}")["key"]
+        except CliError:
+            key = subject
+        rows = _about(fleet, "model", key)
+    if not rows and "/" in subject:  # a GPU of which nothing was decided: show who is on it
+        rows = [
+            r for i in instances(fleet) if i["gpu_id"] == subject for r in _about(fleet, "instance", i["instance_id"])
+        ]
+    return _merge(rows)[:limit]
+
+
+def _about(fleet: FleetClient, name: str, value: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = fleet.get("placer", "/v1/decisions", **{name: value})["data"]
+    return rows
+
+
+def _merge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    unique = {row["decision_id"]: row for row in rows}
+    return sorted(unique.values(), key=lambda row: -row["made_at"])
+
+
+def _request_text(request: dict[str, Any]) -> str:
+    known = {
+        k: (seconds(v) if k.endswith("_s") and v is not None else v) for k, v in request.items() if v not in ("", None)
+    }
+    return f"request {request['request_id']}\n{pairs(known)}\n"
+
+
+def decision_text(decision: dict[str, Any]) -> str:
+    """One decision as a person reads it."""
+    when = time.strftime("%H:%M:%S", time.localtime(decision["made_at"]))
+    about = {
+        key: decision[key]
+        for key in ("model_key", "instance_id", "node_id", "gpu_id", "request_id", "chosen", "cause_id")
+        if decision.get(key)
+    }
+    lines = [
+        f"{when} {decision['service']} decided to {decision['kind']} by {decision['policy']}: {decision['reason']}",
+        pairs(about),
+    ]
+    if decision.get("inputs"):
+        lines += ["  inputs", pairs(decision["inputs"], "    ")]
+    if decision.get("rivals"):
+        rivals = {r["name"]: f"score {r['score']:g}  {r['why']}" for r in decision["rivals"]}
+        lines += ["  rivals", pairs(rivals, "    ")]
+    return "\n".join(line for line in lines if line) + f"\n  decision {decision['decision_id']}\n"
