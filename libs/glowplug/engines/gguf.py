@@ -35,8 +35,8 @@ def read_facts(path: Path) -> GgufFacts:
         with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             try:
                 values = _read_values(data)
-            except (struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
-                raise InvalidGguf(f"{path.name}: metadata cannot be read ({error!r})") from error
+            except (InvalidGguf, struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
+                raise InvalidGguf(f"{path.name}: metadata cannot be read: {error}") from error
     architecture = str(values.get("general.architecture", ""))
 
     def number(key: str) -> int:

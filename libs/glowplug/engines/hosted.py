@@ -92,8 +92,8 @@ class HostedDriver:
         rendezvous.write(run_dir, rendezvous.GO, {"path": str(weights_path)})
         try:
             ready = await self._wait_ready(handle, run_dir)
-        except BaseException:  # failed or cancelled: no process may be left that nobody knows
-            process.kill_group(handle.pid, handle.pid_started_at)
+        except EngineFailed:
+            await process.stop_group(handle.pid, handle.pid_started_at, grace_s=0.0)
             raise
         phases = tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in ready["phases"])
         return LoadReport(handle=replace(handle, url=f"http://127.0.0.1:{ready['port']}"), phases=phases)

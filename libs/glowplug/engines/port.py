@@ -130,7 +130,8 @@ class EngineDriver(Protocol):
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         """Give it the complete weights and return when it is READY to serve.
 
-        Raises EngineFailed with the last lines of its log; the process is gone by then.
+        Raises EngineFailed with the last lines of its log; the process is gone by then. Cancelled, the process
+        goes on loading: call it again (a second call with the same handle just waits) or `stop`.
         """
         ...
 

@@ -1,0 +1,109 @@
+"""One engine of each kind for the contract test: its driver, a model it can serve, weights good and bad."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.engines import vllm_sample
+from glowplug.engines.drivers import driver
+from glowplug.engines.port import EngineDriver, EngineHandle, EngineSettings, LaunchRequest, LoadReport
+from glowplug.engines.samples import sample_weights_path
+
+ENGINES = (
+    "emulated",
+    pytest.param("llamacpp", marks=pytest.mark.llamacpp),
+    pytest.param("vllm", marks=pytest.mark.vllm),
+)
+_ENGINE_ARGS: dict[str, dict[str, object]] = {
+    "emulated": {"time_scale": 20.0, "launch_s": 1.0},
+    "llamacpp": {},
+    "vllm": {},
+}
+WAIT_S = 30.0
+
+
+@dataclass
+class EngineCase:
+    """Starts engines of one kind, each in a directory of its own, and stops what is left at the end."""
+
+    name: str
+    folder: Path
+    settings: EngineSettings = field(default_factory=EngineSettings)
+    handles: list[EngineHandle] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.driver: EngineDriver = driver(self.name, self.settings)
+
+    @property
+    def weights(self) -> Path:
+        if self.name == "llamacpp":
+            return sample_weights_path()
+        if self.name == "vllm":
+            return vllm_sample.prepare()
+        path = self.folder / "emulated.weights"
+        path.write_bytes(b"stand-in")
+        return path
+
+    def model(self, **changes: object) -> Model:
+        values: dict[str, object] = {
+            "name": "Contract/Tiny",
+            "key": "contract-tiny",
+            "engine": self.name,
+            "weights": WeightsRef(uri="file:unused"),
+            "weights_bytes": 300 << 20,
+            "kv_bytes": 128 << 20,
+            "context_tokens": 1024,
+            "max_concurrency": 4,
+            "aliases": ("tiny-alias",),
+            "engine_args": _ENGINE_ARGS[self.name],
+            **changes,
+        }
+        return Model(**values)  # type: ignore[arg-type]
+
+    async def launch(self, **changes: object) -> EngineHandle:
+        run_dir = Path(tempfile.mkdtemp(dir=self.folder))
+        model = self.model(**changes)
+        request = LaunchRequest(
+            instance_id=f"i-{run_dir.name}",
+            model=model,
+            num_bytes=model.memory_bytes,
+            run_dir=run_dir,
+            log_path=run_dir / "engine.log",
+        )
+        handle = await self.driver.launch(request)
+        self.handles.append(handle)
+        return handle
+
+    async def start(self, **changes: object) -> LoadReport:
+        report = await self.driver.load(await self.launch(**changes), self.weights)
+        self.handles.append(report.handle)
+        return report
+
+    async def close(self) -> None:
+        for handle in self.handles:
+            await self.driver.stop(handle, grace_s=0.0)
+        await self.driver.close()
+
+
+async def eventually(holds: Callable[[], bool], what: str) -> None:
+    """Wait for a condition; fail with its name when it does not come."""
+    async with asyncio.timeout(WAIT_S):
+        while not holds():
+            await asyncio.sleep(0.02)
+    assert holds(), what
+
+
+async def until_idle(case: EngineCase, handle: EngineHandle) -> int:
+    """Requests in flight once the engine is idle, or what is left after the wait."""
+    num_left = await case.driver.num_in_flight(handle)
+    for _ in range(int(WAIT_S / 0.05)):
+        if num_left == 0:
+            break
+        await asyncio.sleep(0.05)
+        num_left = await case.driver.num_in_flight(handle)
+    return num_left

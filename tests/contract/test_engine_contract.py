@@ -1,0 +1,251 @@
+"""The same calls on every engine driver: what an agent and a router may count on, whichever engine runs."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+
+from glowplug.domain.errors import EngineFailed
+from glowplug.domain.instance import PhaseName
+from glowplug.engines.port import EngineHandle, LoadReport
+from tests.contract.engine_rig import ENGINES, EngineCase, eventually, until_idle
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+LONG = {"max_tokens": 900, "min_tokens": 900, "ignore_eos": True}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
+async def case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
+    with tempfile.TemporaryDirectory(prefix="gp-engine-") as folder:
+        case = EngineCase(request.param, Path(folder))
+        if reason := case.driver.unavailable():
+            pytest.skip(reason)
+        try:
+            await case.driver.warm()
+            yield case
+        finally:
+            await case.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(case: EngineCase) -> LoadReport:
+    return await case.start()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(started: LoadReport) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=started.handle.url, timeout=60) as client:
+        yield client
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Name a colour."}]
+    return {"model": "Contract/Tiny", "messages": messages, "max_tokens": 8, **fields}
+
+
+def events(text: str) -> list[str]:
+    return [part.removeprefix("data: ") for part in text.split("\n\n") if part.startswith("data: ")]
+
+
+async def test_phases_of_a_start_are_launch_load_and_warmup_in_order(started: LoadReport) -> None:
+    assert [phase.name for phase in started.phases] == [PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP]
+    moments = [moment for phase in started.phases for moment in (phase.started_at, phase.ended_at)]
+    assert moments == sorted(moments)
+
+
+async def test_a_ready_engine_is_healthy_idle_and_on_loopback(case: EngineCase, started: LoadReport) -> None:
+    assert started.handle.url.startswith("http://127.0.0.1:")
+    assert (await case.driver.health(started.handle)).ok
+    assert await case.driver.num_in_flight(started.handle) == 0
+
+
+async def test_models_lists_the_model(client: httpx.AsyncClient) -> None:
+    answer = (await client.get("/v1/models")).json()
+    assert answer["object"] == "list"
+    assert "Contract/Tiny" in [card["id"] for card in answer["data"]]
+
+
+@pytest.mark.parametrize("name", ["Contract/Tiny", "tiny-alias"])
+async def test_chat_answers_under_every_name_of_the_model(client: httpx.AsyncClient, name: str) -> None:
+    answer = await client.post("/v1/chat/completions", json=chat(model=name))
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"]["role"] == "assistant"
+    assert body["choices"][0]["message"]["content"]
+    assert body["choices"][0]["finish_reason"] in ("stop", "length")
+    used = body["usage"]
+    assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
+    assert 0 < used["completion_tokens"] <= 8
+
+
+async def test_chat_streams_deltas_usage_and_done(client: httpx.AsyncClient) -> None:
+    body = chat(stream=True, stream_options={"include_usage": True})
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *chunks, done = events(answer.text)
+    assert done == "[DONE]"
+    parsed = [json.loads(chunk) for chunk in chunks]
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in parsed if c["choices"])
+    assert [c["choices"][0]["finish_reason"] for c in parsed if c["choices"]][-1] in ("stop", "length")
+    assert parsed[-1]["choices"] == []
+    assert parsed[-1]["usage"]["completion_tokens"] > 0
+
+
+async def test_completions_answer_and_stream(client: httpx.AsyncClient) -> None:
+    body = {"model": "Contract/Tiny", "prompt": "The sea is", "max_tokens": 6}
+    whole = await client.post("/v1/completions", json=body)
+    assert whole.json()["object"] == "text_completion"
+    assert whole.json()["choices"][0]["text"]
+    streamed = await client.post("/v1/completions", json={**body, "stream": True})
+    assert events(streamed.text)[-1] == "[DONE]"
+
+
+async def test_embeddings_answer_or_are_refused_clearly(
+    case: EngineCase, started: LoadReport, client: httpx.AsyncClient
+) -> None:
+    answer = await client.post("/v1/embeddings", json={"model": "Contract/Tiny", "input": ["a", "b"]})
+    if case.driver.capabilities.embeddings and case.name == "emulated":
+        assert [item["index"] for item in answer.json()["data"]] == [0, 1]
+    else:
+        assert answer.status_code in (400, 404, 501)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"{", b"[]", b'{"messages": 5}', b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": "many"}'],
+)
+async def test_bad_bodies_are_refused_and_the_engine_goes_on(
+    case: EngineCase, started: LoadReport, client: httpx.AsyncClient, raw: bytes
+) -> None:
+    answer = await client.post("/v1/chat/completions", content=raw, headers={"content-type": "application/json"})
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["message"]
+    assert (await case.driver.health(started.handle)).ok
+
+
+async def test_a_prompt_longer_than_the_context_is_refused(client: httpx.AsyncClient) -> None:
+    body = {"model": "Contract/Tiny", "prompt": "many words " * 3000, "max_tokens": 1}
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+async def test_a_stream_whose_client_leaves_is_cancelled(
+    case: EngineCase, started: LoadReport, client: httpx.AsyncClient
+) -> None:
+    async with client.stream("POST", "/v1/chat/completions", json=chat(stream=True, **LONG)) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                break
+        assert await case.driver.num_in_flight(started.handle) == 1
+    assert await until_idle(case, started.handle) == 0
+
+
+async def test_an_unstreamed_request_is_cancelled_where_the_engine_says_so(
+    case: EngineCase, started: LoadReport, client: httpx.AsyncClient
+) -> None:
+    waiting = asyncio.ensure_future(client.post("/v1/chat/completions", json=chat(**(LONG | {"max_tokens": 200}))))
+    while await case.driver.num_in_flight(started.handle) == 0:
+        await asyncio.sleep(0.02)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    assert await until_idle(case, started.handle) == 0
+    assert not case.driver.capabilities.metrics or case.driver.capabilities.cancels_unstreamed
+
+
+async def test_more_requests_than_seats_all_get_an_answer(client: httpx.AsyncClient) -> None:
+    answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=chat()) for _ in range(9)))
+    assert [answer.status_code for answer in answers] == [200] * 9
+
+
+async def test_vllm_metric_names_where_the_engine_says_so(case: EngineCase, client: httpx.AsyncClient) -> None:
+    text = (await client.get("/metrics")).text
+    expected = "vllm:num_requests_running" if case.driver.capabilities.metrics else "llamacpp:requests_processing"
+    assert expected in text
+
+
+async def test_a_handle_read_back_from_disk_adopts_the_living_engine(case: EngineCase, started: LoadReport) -> None:
+    again = EngineHandle.from_json(started.handle.to_json())
+    assert again == started.handle
+    assert case.driver.adopt(again)
+    assert (await case.driver.health(again)).ok
+
+
+async def test_a_system_prompt_of_the_model_changes_what_it_reads_not_the_body(case: EngineCase) -> None:
+    report = await case.start(system_prompt='You are "Ada".\nAnswer as {{ Ada }} would.')
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+        plain = (await client.post("/v1/chat/completions", json=chat())).json()
+        own = [{"role": "system", "content": "x"}, {"role": "user", "content": "Name a colour."}]
+        given = (await client.post("/v1/chat/completions", json=chat(messages=own))).json()
+    await case.driver.stop(report.handle, grace_s=5.0)
+    assert plain["usage"]["prompt_tokens"] > given["usage"]["prompt_tokens"] + 5
+
+
+async def test_stop_ends_every_process_of_the_engine(case: EngineCase) -> None:
+    handle = (await case.start()).handle
+    family = [psutil.Process(handle.pid), *psutil.Process(handle.pid).children(recursive=True)]
+    await case.driver.stop(handle, grace_s=5.0)
+    assert not case.driver.adopt(handle)
+    assert not [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+    await case.driver.stop(handle, grace_s=5.0)  # a second time is harmless
+
+
+async def test_an_engine_that_is_killed_is_not_healthy(case: EngineCase) -> None:
+    handle = (await case.start()).handle
+    os.kill(handle.pid, signal.SIGKILL)
+    await eventually(lambda: not case.driver.adopt(handle), "the process is seen to be gone")
+    health = await case.driver.health(handle)
+    assert (health.ok, health.alive) == (False, False)
+    with pytest.raises(EngineFailed):
+        await case.driver.num_in_flight(handle)
+    await case.driver.stop(handle, grace_s=0.0)
+
+
+async def test_a_frozen_engine_is_not_healthy_and_still_stops(case: EngineCase) -> None:
+    handle = (await case.start()).handle
+    os.kill(handle.pid, signal.SIGSTOP)
+    health = await case.driver.health(handle)
+    assert (health.ok, health.alive) == (False, True)
+    assert health.reason
+    await case.driver.stop(handle, grace_s=0.2)
+    assert not case.driver.adopt(handle)
+
+
+async def test_stop_before_the_weights_came_ends_the_process(case: EngineCase) -> None:
+    handle = await case.launch()
+    assert case.driver.adopt(handle)
+    assert not (await case.driver.health(handle)).ok
+    await case.driver.stop(handle, grace_s=5.0)
+    assert not case.driver.adopt(handle)
+
+
+async def test_an_engine_that_dies_while_loading_says_so(case: EngineCase) -> None:
+    handle = await case.launch()
+    os.kill(handle.pid, signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="ended before it was ready"):
+        await case.driver.load(handle, case.weights)
+
+
+@pytest.mark.parametrize("kind", ["missing", "garbage"])
+async def test_bad_weights_fail_with_a_reason_and_leave_no_process(case: EngineCase, kind: str) -> None:
+    bad = case.folder / f"{kind}.bin"
+    if kind == "garbage":
+        bad.write_bytes(b"" if case.name == "emulated" else b"GGUF" + bytes(range(256)) * 64)
+    handle = await case.launch()
+    with pytest.raises(EngineFailed) as failure:
+        await case.driver.load(handle, bad)
+    assert bad.name in failure.value.message
+    assert not case.driver.adopt(handle)
