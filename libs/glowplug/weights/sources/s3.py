@@ -62,7 +62,7 @@ class S3Source:
             if self._key.endswith("/"):
                 return await self._probe_directory()
             meta = await obstore.head_async(self._store, self._key)
-        except refused.BaseError as error:
+        except (refused.BaseError, OSError) as error:
             raise self._translated(error) from error
         file = SourceFile(path="", num_bytes=meta["size"], validator=meta.get("e_tag") or "")
         return SourceInfo(files=(file,), ranges=True)
@@ -87,14 +87,14 @@ class S3Source:
             result = await obstore.get_async(self._store, self._key + file.path, options=options)
             async for chunk in result.stream(min_chunk_size=self._chunk_bytes):
                 yield bytes(chunk)
-        except refused.BaseError as error:
+        except (refused.BaseError, OSError) as error:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
         """Ours for theirs, the first line only: the rest of it may quote signed requests."""
-        if isinstance(error, refused.NotFoundError):
+        if isinstance(error, refused.NotFoundError | FileNotFoundError):
             return WeightsUnavailable(f"{self._shown}: no such object")
-        if isinstance(error, refused.PermissionDeniedError | refused.UnauthenticatedError):
+        if isinstance(error, refused.PermissionDeniedError | refused.UnauthenticatedError | PermissionError):
             return WeightsUnavailable(f"{self._shown}: access denied")
         if isinstance(error, refused.PreconditionError):
             return SourceChanged(f"{self._shown} changed while it was being read")
@@ -109,7 +109,8 @@ def _config(options: SourceOptions) -> dict[str, Any]:
     endpoint = options.s3_endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     config: dict[str, Any] = {"skip_signature": True} if not any(os.environ.get(c) for c in _CREDENTIALS) else {}
     if endpoint:
-        config |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
+        # The service-specific name: obstore lets it win over `endpoint`, from the environment too.
+        config |= {"aws_endpoint_url_s3": endpoint, "virtual_hosted_style_request": False}
     if region := options.s3_region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
         config["region"] = region
     return config

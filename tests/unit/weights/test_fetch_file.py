@@ -1,0 +1,130 @@
+"""Fetching from this machine's disks: files, HF directories, and what a full memory does."""
+
+import errno
+import hashlib
+import os
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glowplug.domain.errors import NoSpace, WeightsUnavailable
+from glowplug.domain.model import WeightsRef
+from glowplug.weights.fetch import Fetch, FetchOptions
+from glowplug.weights.link import LinkMeter
+from glowplug.weights.region import Region, RegionState, region_digest
+from glowplug.weights.source import SourceInfo, SourceOptions, checked_relative, redacted
+from glowplug.weights.sources import open_source
+from glowplug.weights.writer import RegionWriter
+
+DATA = random.Random(1).randbytes(700_003)
+
+
+async def whatever(_: int) -> int:
+    return 10_000_000
+
+
+def make(ref: WeightsRef, root: Path) -> Fetch:
+    source = open_source(ref.uri, SourceOptions(chunk_bytes=50_000))
+    region = Region.at(root / "shm", "n", region_digest(ref))
+    return Fetch(ref, region, source, LinkMeter("n/nic"), whatever, options=FetchOptions(part_bytes=100_000))
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}", "file://localhost{}"])
+async def test_one_file(tmp_path: Path, form: str) -> None:
+    file = tmp_path / "my weights.gguf"
+    file.write_bytes(DATA)
+    uri = form.format(file if form == "{}" else str(file).replace(" ", "%20"))
+    fetch = make(WeightsRef(uri=uri), tmp_path)
+    result = await fetch.run()
+    assert result.info and result.info.sha256 == hashlib.sha256(DATA).hexdigest()
+    assert result.info.source == "file"
+    assert fetch.region.blob.read_bytes() == DATA
+
+
+async def test_a_directory_keeps_its_tree_and_has_the_digest_of_its_listing(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    files = {"config.json": b"{}", "empty": b"", "model-1.safetensors": DATA, "sub/tokenizer.json": DATA[:9]}
+    for name, body in {**files, ".git/x": b"hidden"}.items():
+        (repo / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo / name).write_bytes(body)
+    listing = "".join(f"{hashlib.sha256(body).hexdigest()}  {name}\n" for name, body in sorted(files.items()))
+    sha256 = hashlib.sha256(listing.encode()).hexdigest()
+    fetch = make(WeightsRef(uri=str(repo), sha256=sha256), tmp_path)
+    result = await fetch.run()
+    assert result.info and result.info.path == str(fetch.region.files)
+    found = {p.relative_to(fetch.region.files).as_posix(): p.read_bytes() for p in _files(fetch.region.files)}
+    assert found == files
+
+
+def _files(root: Path) -> list[Path]:
+    return [p for p in root.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("make_it", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_bytes(b"")])
+async def test_nothing_to_fetch(tmp_path: Path, make_it: object) -> None:
+    make_it(tmp_path / "w")  # type: ignore[operator]
+    with pytest.raises(WeightsUnavailable, match=r"no such file|holds no file|is empty"):
+        await make(WeightsRef(uri=f"file://{tmp_path / 'w'}"), tmp_path).run()
+
+
+@pytest.mark.parametrize("uri", ["ftp://x/y", "file://elsewhere/y", "s3://bucket", "gs://b/k"])
+def test_addresses_nobody_reads(uri: str) -> None:
+    with pytest.raises(WeightsUnavailable):
+        open_source(uri)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "", "a\\b"])
+def test_names_that_leave_their_directory(name: str) -> None:
+    with pytest.raises(WeightsUnavailable):
+        checked_relative(name)
+
+
+def test_secrets_of_addresses_are_not_shown() -> None:
+    shown = redacted("https://user:pass@host:8443/path/w.gguf?X-Amz-Signature=secret#f")
+    assert shown == "https://host:8443/path/w.gguf"
+
+
+def test_a_full_file_system_says_no_space(tmp_path: Path) -> None:
+    """A real limit of the kernel (file size) in a process of its own; EFBIG is told as ENOSPC is."""
+    (tmp_path / "w").write_bytes(DATA)
+    script = f"""
+import asyncio, resource
+from tests.unit.weights.test_fetch_file import make
+from glowplug.domain.model import WeightsRef
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+asyncio.run(make(WeightsRef(uri={str(tmp_path / "w")!r}), Path({str(tmp_path)!r})).run())
+"""
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'libs'}"}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert "NoSpace: host memory is full" in run.stderr
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+async def test_no_space_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "w").write_bytes(DATA)
+    fetch = make(WeightsRef(uri=str(tmp_path / "w")), tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with pytest.raises(NoSpace):
+        await fetch.run()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert fetch.region.read_state().state is not RegionState.COMPLETE
+
+
+async def test_weights_larger_than_the_room_are_not_begun(tmp_path: Path) -> None:
+    source = open_source(str(Path(__file__)))
+    info: SourceInfo = await source.probe()
+    writer = RegionWriter(Region(tmp_path / "r"), WeightsRef(uri="x"), info, info.num_bytes - 1)
+    with pytest.raises(NoSpace, match="room for"):
+        writer.open()
+    assert not (tmp_path / "r").exists()

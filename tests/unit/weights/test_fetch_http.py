@@ -1,0 +1,245 @@
+"""Fetching over HTTP from servers that behave, and from those that do not."""
+
+import asyncio
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+
+from glowplug.domain.errors import ChecksumMismatch, NoSpace, WeightsUnavailable
+from glowplug.domain.model import WeightsRef
+from glowplug.weights.fetch import Fetch, FetchOptions, FetchResult
+from glowplug.weights.link import LinkMeter
+from glowplug.weights.region import Region, RegionState, region_digest
+from glowplug.weights.source import SourceOptions
+from glowplug.weights.sources import open_source
+from tests.weight_servers import WeightServer
+
+DATA = random.Random(7).randbytes(1_500_001)
+SHA = hashlib.sha256(DATA).hexdigest()
+OPTIONS = FetchOptions(part_bytes=200_000, max_parts=3, max_attempts=4, backoff_first_s=0.001, backoff_cap_s=0.01)
+
+
+async def whatever(num_bytes: int) -> int:
+    return max(num_bytes, 10_000_000)
+
+
+def make(ref: WeightsRef, root: Path, options: FetchOptions = OPTIONS, **given: object) -> Fetch:
+    region = Region.at(root, "n", region_digest(ref))
+    source = open_source(ref.uri, SourceOptions(chunk_bytes=32_768, stall_timeout_s=0.5, connect_timeout_s=1))
+    return Fetch(ref, region, source, LinkMeter("n/nic"), whatever, options=options, **given)  # type: ignore[arg-type]
+
+
+async def fetched(ref: WeightsRef, root: Path) -> tuple[Fetch, FetchResult]:
+    fetch = make(ref, root)
+    return fetch, await fetch.run()
+
+
+def assert_whole(fetch: Fetch, sha: str = SHA, data: bytes = DATA) -> None:
+    status = fetch.region.read_state()
+    assert status.state is RegionState.COMPLETE and status.info
+    assert status.info.sha256 == sha
+    assert status.num_bytes_done == len(data)
+    assert Path(status.info.path).read_bytes() == data
+    assert fetch._link.bytes_in_flight == 0 and fetch._link.num_transfers == 0
+
+
+@pytest.mark.parametrize("sha256", [SHA, ""])
+async def test_whole_file_by_parallel_ranges(tmp_path: Path, sha256: str) -> None:
+    with WeightServer(DATA) as server:
+        fetch, result = await fetched(WeightsRef(uri=server.url, num_bytes=len(DATA), sha256=sha256), tmp_path)
+        assert_whole(fetch)
+        assert result.num_bytes_fetched == len(DATA)
+        assert len(server.requests) == 1 + 8  # the probe, and 8 parts of 200 kB
+
+
+@pytest.mark.parametrize("length_told", [True, False])
+async def test_server_without_ranges(tmp_path: Path, length_told: bool) -> None:
+    with WeightServer(DATA, ranges=False, length_told=length_told) as server:
+        fetch, _ = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
+        assert_whole(fetch)
+
+
+async def test_cut_connections_go_on_where_they_stopped(tmp_path: Path) -> None:
+    with WeightServer(DATA, cuts=[50_000, 100_000, 1]) as server:
+        fetch, result = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
+        assert_whole(fetch)
+        assert fetch.num_retries == 3
+        assert result.num_bytes_fetched == len(DATA)
+
+
+async def test_cut_connection_without_ranges_starts_again(tmp_path: Path) -> None:
+    with WeightServer(DATA, ranges=False, cuts=[len(DATA), 300_000]) as server:
+        fetch, result = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
+        assert_whole(fetch)
+        assert result.num_bytes_fetched > len(DATA)
+
+
+async def test_errors_that_pass_are_tried_again(tmp_path: Path) -> None:
+    with WeightServer(DATA, statuses=[500, 503, 429]) as server:
+        fetch, _ = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
+        assert_whole(fetch)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+async def test_errors_that_stay_are_final(tmp_path: Path, status: int) -> None:
+    with WeightServer(DATA, statuses=[status] * 9) as server:
+        with pytest.raises(WeightsUnavailable, match=f"HTTP {status}"):
+            await fetched(WeightsRef(uri=server.url), tmp_path)
+        assert len(server.requests) == 1
+
+
+async def test_errors_without_end_are_given_up(tmp_path: Path) -> None:
+    with WeightServer(DATA, statuses=[500] * 99) as server:
+        with pytest.raises(WeightsUnavailable, match="given up after 4 tries"):
+            await fetched(WeightsRef(uri=server.url), tmp_path)
+        assert len(server.requests) == 4
+
+
+async def test_nobody_listens(tmp_path: Path) -> None:
+    with WeightServer(DATA) as server:
+        url = server.url
+    with pytest.raises(WeightsUnavailable, match="given up"):
+        await fetched(WeightsRef(uri=url), tmp_path)
+
+
+async def test_a_stalled_server_is_given_up(tmp_path: Path) -> None:
+    with WeightServer(DATA, step_s=30.0) as server, pytest.raises(WeightsUnavailable, match="given up"):
+        await make(WeightsRef(uri=server.url), tmp_path, FetchOptions(max_attempts=1)).run()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+async def test_wrong_length_is_never_served(tmp_path: Path, ranges: bool) -> None:
+    with WeightServer(DATA[:-7], ranges=ranges) as server:
+        ref = WeightsRef(uri=server.url, num_bytes=len(DATA))
+        with pytest.raises(ChecksumMismatch, match=f"{len(DATA) - 7} bytes, expected {len(DATA)}"):
+            await fetched(ref, tmp_path)
+        assert Region.at(tmp_path, "n", region_digest(ref)).read_state().state is not RegionState.COMPLETE
+
+
+async def test_wrong_length_found_at_the_end(tmp_path: Path) -> None:
+    with (
+        WeightServer(DATA, ranges=False, length_told=False, extra=b"more") as server,
+        pytest.raises(ChecksumMismatch, match="bytes, expected"),
+    ):
+        await fetched(WeightsRef(uri=server.url, num_bytes=len(DATA)), tmp_path)
+
+
+async def test_corrupt_bytes_are_fetched_once_more_then_refused(tmp_path: Path) -> None:
+    with WeightServer(DATA[:-1] + b"?") as server:
+        ref = WeightsRef(uri=server.url, sha256=SHA)
+        with pytest.raises(ChecksumMismatch, match="sha256"):
+            await fetched(ref, tmp_path)
+        assert server.bytes_sent == 2 * len(DATA) + 2  # two fetches, each with a probe
+        region = Region.at(tmp_path, "n", region_digest(ref))
+        assert region.read_state().state is RegionState.ABSENT
+        assert not region.blob.exists()
+
+
+async def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    with WeightServer(b"", ranges=False) as server, pytest.raises(WeightsUnavailable, match="empty"):
+        await fetched(WeightsRef(uri=server.url), tmp_path)
+
+
+async def interrupted(ref: WeightsRef, root: Path, server: WeightServer) -> int:
+    """Cancel a fetch midway; returns the bytes that had landed."""
+    fetch = make(ref, root, FetchOptions(part_bytes=200_000, max_parts=2))
+    server.step_s = 0.02
+    task = asyncio.create_task(fetch.run())
+    while fetch.num_bytes_landed < 300_000:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    server.step_s = 0.0
+    assert fetch.region.read_state().state is RegionState.FETCHING
+    return fetch.num_bytes_landed
+
+
+@pytest.mark.parametrize("sha256", [SHA, ""])
+async def test_resume_fetches_only_what_is_missing(tmp_path: Path, sha256: str) -> None:
+    with WeightServer(DATA) as server:
+        ref = WeightsRef(uri=server.url, sha256=sha256)
+        landed = await interrupted(ref, tmp_path, server)
+        fetch, result = await fetched(ref, tmp_path)
+        assert_whole(fetch)
+        assert result.num_bytes_resumed == landed
+        assert result.num_bytes_fetched == len(DATA) - landed
+
+
+async def test_a_changed_file_is_not_mixed_with_the_old(tmp_path: Path) -> None:
+    with WeightServer(DATA) as server:
+        ref = WeightsRef(uri=server.url)
+        await interrupted(ref, tmp_path, server)
+        server.data, server.etag = bytes(reversed(DATA)), '"v2"'
+        fetch, result = await fetched(ref, tmp_path)
+        assert_whole(fetch, hashlib.sha256(server.data).hexdigest(), server.data)
+        assert result.num_bytes_resumed == 0
+
+
+async def test_a_file_that_changes_under_the_fetch_starts_again(tmp_path: Path) -> None:
+    with WeightServer(DATA, step_s=0.01) as server:
+        fetch = make(WeightsRef(uri=server.url), tmp_path)
+        task = asyncio.create_task(fetch.run())
+        while fetch.num_bytes_landed < 300_000:
+            await asyncio.sleep(0.002)
+        server.data, server.etag, server.step_s = bytes(reversed(DATA)), '"v2"', 0.0
+        await task
+        assert_whole(fetch, hashlib.sha256(server.data).hexdigest(), server.data)
+
+
+async def test_without_validator_and_checksum_nothing_is_resumed(tmp_path: Path) -> None:
+    with WeightServer(DATA, etag="") as server:
+        ref = WeightsRef(uri=server.url)
+        await interrupted(ref, tmp_path, server)
+        fetch, result = await fetched(ref, tmp_path)
+        assert_whole(fetch)
+        assert result.num_bytes_resumed == 0
+
+
+async def test_a_lost_blob_is_not_resumed(tmp_path: Path) -> None:
+    with WeightServer(DATA) as server:
+        ref = WeightsRef(uri=server.url)
+        await interrupted(ref, tmp_path, server)
+        Region.at(tmp_path, "n", region_digest(ref)).blob.unlink()
+        fetch, result = await fetched(ref, tmp_path)
+        assert_whole(fetch)
+        assert result.num_bytes_resumed == 0
+
+
+async def test_a_byte_range_first_then_the_rest(tmp_path: Path) -> None:
+    with WeightServer(DATA) as server:
+        ref = WeightsRef(uri=server.url, sha256=SHA)
+        middle = make(ref, tmp_path, first_byte=500_000, last_byte=900_000)
+        result = await middle.run()
+        assert result.info is None and result.num_bytes_fetched == 400_000
+        assert middle.region.read_state().state is RegionState.FETCHING
+        assert middle.region.watermark() == 0
+        assert middle.region.read_meta()["landed"] == [[500_000, 900_000]]
+        fetch, rest = await fetched(ref, tmp_path)
+        assert_whole(fetch)
+        assert (rest.num_bytes_resumed, rest.num_bytes_fetched) == (400_000, len(DATA) - 400_000)
+
+
+async def test_no_room_granted(tmp_path: Path) -> None:
+    async def none(_: int) -> int:
+        raise NoSpace("full")
+
+    with WeightServer(DATA) as server:
+        fetch = make(WeightsRef(uri=server.url), tmp_path)
+        fetch._on_sized = none
+        with pytest.raises(NoSpace):
+            await fetch.run()
+        assert not fetch.region.blob.exists()
+
+
+async def test_unknown_size_is_bounded_by_the_room(tmp_path: Path) -> None:
+    async def little(_: int) -> int:
+        return 100_000
+
+    with WeightServer(DATA, ranges=False, length_told=False) as server:
+        fetch = make(WeightsRef(uri=server.url), tmp_path)
+        fetch._on_sized = little
+        with pytest.raises(NoSpace, match="100000 bytes of room"):
+            await fetch.run()

@@ -1,0 +1,98 @@
+"""A web server of weights that can misbehave in every way a real one does."""
+
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+STEP = 64 * 1024
+
+
+@dataclass
+class WeightServer:
+    """Serves `data` at any path on 127.0.0.1. Knobs may be turned while it runs; `requests` logs Range headers."""
+
+    data: bytes
+    etag: str = '"v1"'
+    ranges: bool = True
+    statuses: list[int] = field(default_factory=list)  # answered first, one each, then 200/206
+    cuts: list[int] = field(default_factory=list)  # bytes after which each of the next bodies is cut
+    step_s: float = 0.0  # pause between steps of a body
+    length_told: bool = True  # False: no Content-Length, the end of the connection ends the body
+    extra: bytes = b""  # sent after a whole body of an honest length
+    requests: list[str] = field(default_factory=list)
+    bytes_sent: int = 0
+    _server: Any = None
+    _lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/weights.gguf"
+
+    def __enter__(self) -> "WeightServer":
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                outer._answer(self)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        asked = handler.headers.get("Range", "")
+        with self._lock:
+            self.requests.append(asked)
+            status = self.statuses.pop(0) if self.statuses else 0
+        if status:
+            handler.send_response(status)
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
+        first, last, partial = 0, len(self.data), False
+        whole = self.etag if handler.headers.get("If-Range", self.etag) == self.etag else ""
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
+        if match and self.ranges and whole == self.etag:
+            first, last, partial = int(match[1]), min(int(match[2] or len(self.data) - 1) + 1, len(self.data)), True
+        handler.send_response(206 if partial else 200)
+        if partial:
+            handler.send_header("Content-Range", f"bytes {first}-{last - 1}/{len(self.data)}")
+        if self.etag:
+            handler.send_header("ETag", self.etag)
+        if self.length_told:
+            handler.send_header("Content-Length", str(last - first))
+        else:
+            handler.send_header("Connection", "close")
+        handler.end_headers()
+        self._send(
+            handler, self.data[first:last] + (b"" if self.length_told else self.extra), is_probe=last - first <= 1
+        )
+
+    def _send(self, handler: BaseHTTPRequestHandler, body: bytes, *, is_probe: bool) -> None:
+        with self._lock:
+            cut = self.cuts.pop(0) if self.cuts and not is_probe else len(body)
+        try:
+            for position in range(0, min(cut, len(body)), STEP):
+                handler.wfile.write(body[position : min(position + STEP, cut)])
+                with self._lock:
+                    self.bytes_sent += min(position + STEP, cut, len(body)) - position
+                if self.step_s:
+                    time.sleep(self.step_s)
+        except OSError:
+            handler.close_connection = True  # the client has gone, as some tests make it do
+            return
+        if cut < len(body) or not self.length_told:
+            handler.close_connection = True
