@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from glowplug.bus.port import BusUnavailable, Handler
 from glowplug.events import Event, decode, encode
-from glowplug.events.subjects import subject
+from glowplug.events.envelope import MalformedEvent
+from glowplug.events.subjects import is_command_filter, is_kept, subject
 
 log = logging.getLogger(__name__)
 MAX_DELIVER = 5
@@ -29,22 +30,48 @@ class _Subscription:
     filters: tuple[str, ...]
     handler: Handler
     durable: str
-    queue: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[tuple[int, bytes]] = field(default_factory=asyncio.Queue)  # (end of it in `kept`, event)
     task: asyncio.Task[None] | None = None
+
+    def wants(self, name: str) -> bool:
+        return any(matches(pattern, name) for pattern in self.filters)
 
 
 @dataclass
 class MemoryBroker:
-    """What several MemoryBus clients share. `log` keeps every durable event; `published` every event, decoded."""
+    """What several MemoryBus clients share. `kept` holds every durable event; `published` every event, decoded.
+
+    Set `down = True` to make every publish raise BusUnavailable.
+    """
 
     subscriptions: list[_Subscription] = field(default_factory=list)
     kept: list[tuple[str, bytes]] = field(default_factory=list)
     published: list[Event] = field(default_factory=list)
     acknowledged: dict[str, int] = field(default_factory=dict)
     down: bool = False
+    _ids: set[str] = field(default_factory=set)
 
     def of_type(self, event_type: str) -> list[Event]:
         return [e for e in self.published if e.type == event_type]
+
+    def take(self, event: Event) -> None:
+        """Keep and pass on one event; one that is kept already is neither kept nor passed on again."""
+        name = subject(event.data)
+        if is_kept(name):
+            if event.event_id in self._ids:
+                return
+            self._ids.add(event.event_id)
+        raw = encode(event)
+        self.published.append(decode(raw))
+        self.send(name, raw)
+
+    def send(self, name: str, raw: bytes) -> None:
+        """Keep and pass on bytes, whatever they are."""
+        if is_kept(name):
+            self.kept.append((name, raw))
+        for sub in self.subscriptions:
+            if sub.wants(name):
+                sub.queue.put_nowait((len(self.kept), raw))
 
 
 class MemoryBus:
@@ -53,6 +80,7 @@ class MemoryBus:
     def __init__(self, broker: MemoryBroker | None = None) -> None:
         self.broker = broker or MemoryBroker()
         self._mine: list[_Subscription] = []
+        self.num_malformed = 0
 
     @property
     def connected(self) -> bool:
@@ -61,39 +89,41 @@ class MemoryBus:
     async def publish(self, event: Event) -> None:
         if self.broker.down:
             raise BusUnavailable("memory broker is down")
-        name, raw = subject(event.data), encode(event)
-        self.broker.published.append(decode(raw))
-        if ".tel." not in name:
-            self.broker.kept.append((name, raw))
-        for sub in self.broker.subscriptions:
-            if any(matches(f, name) for f in sub.filters):
-                sub.queue.put_nowait(raw)
+        self.broker.take(event)
         await asyncio.sleep(0)
 
     async def subscribe(self, filters: Sequence[str], handler: Handler, *, durable: str = "") -> None:
         sub = _Subscription(tuple(filters), handler, durable)
         if durable:
-            is_commands = ".cmd." in filters[0]
-            start = self.broker.acknowledged.setdefault(durable, 0 if is_commands else len(self.broker.kept))
-            for name, raw in self.broker.kept[start:]:
-                if any(matches(f, name) for f in filters):
-                    sub.queue.put_nowait(raw)
+            first = 0 if is_command_filter(filters[0]) else len(self.broker.kept)
+            start = self.broker.acknowledged.setdefault(durable, first)
+            for end, (name, raw) in enumerate(self.broker.kept[start:], start + 1):
+                if sub.wants(name):
+                    sub.queue.put_nowait((end, raw))
         self.broker.subscriptions.append(sub)
         self._mine.append(sub)
         sub.task = asyncio.create_task(self._deliver(sub))
 
     async def _deliver(self, sub: _Subscription) -> None:
         while True:
-            raw = await sub.queue.get()
-            event = decode(raw)
-            for attempt in range(MAX_DELIVER if sub.durable else 1):
-                try:
-                    await sub.handler(event)
-                    break
-                except Exception:
-                    log.exception("handler failed", extra={"event_type": event.type, "attempt": attempt})
+            end, raw = await sub.queue.get()
+            try:
+                event = decode(raw)
+            except MalformedEvent as error:
+                self.num_malformed += 1
+                log.warning("malformed event: %s", error)
+            else:
+                await self._handle(sub, event)
             if sub.durable:
-                self.broker.acknowledged[sub.durable] = len(self.broker.kept)
+                self.broker.acknowledged[sub.durable] = end
+
+    async def _handle(self, sub: _Subscription, event: Event) -> None:
+        for attempt in range(MAX_DELIVER if sub.durable else 1):
+            try:
+                await sub.handler(event)
+                return
+            except Exception:
+                log.exception("handler failed", extra={"event_type": event.type, "attempt": attempt})
 
     async def close(self) -> None:
         for sub in self._mine:

@@ -3,79 +3,45 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
-    DeliverPolicy,
-    DiscardPolicy,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
-)
-from nats.js.errors import NotFoundError
+from nats.js.errors import BadRequestError, NoStreamResponseError
 
 from glowplug.bus.port import BusUnavailable, Handler
+from glowplug.bus.streams import consumer_config, stream_configs, stream_of
 from glowplug.events import Event, decode, encode
 from glowplug.events import subjects as names
 from glowplug.events.envelope import MalformedEvent
 
 log = logging.getLogger(__name__)
 
-MAX_DELIVER = 5
-ACK_WAIT_S = 10.0
-FETCH_BATCH = 64
-FETCH_WAIT_S = 30.0
+FETCH_WAIT_S = 5.0
 PUBLISH_TIMEOUT_S = 3.0
-RETRY_S = 0.5
-COMMANDS_MAX_AGE_S = 60.0
-FACTS_MAX_AGE_S = 24 * 3600.0
-FACTS_MAX_BYTES = 256 * 1024 * 1024
-COMMANDS_MAX_BYTES = 64 * 1024 * 1024
-CONSUMER_INACTIVE_S = 3600.0
-
-
-def stream_configs(replicas: int) -> tuple[StreamConfig, StreamConfig]:
-    """The two streams. Old facts are discarded; commands expire, since a late command is a wrong one."""
-    facts = StreamConfig(
-        name=names.FACTS_STREAM,
-        subjects=[names.FACTS],
-        storage=StorageType.FILE,
-        retention=RetentionPolicy.LIMITS,
-        discard=DiscardPolicy.OLD,
-        max_age=FACTS_MAX_AGE_S,
-        max_bytes=FACTS_MAX_BYTES,
-        duplicate_window=120.0,
-        num_replicas=replicas,
-    )
-    commands = StreamConfig(
-        name=names.COMMANDS_STREAM,
-        subjects=[names.COMMANDS_ALL],
-        storage=StorageType.FILE,
-        retention=RetentionPolicy.LIMITS,
-        discard=DiscardPolicy.OLD,
-        max_age=COMMANDS_MAX_AGE_S,
-        max_bytes=COMMANDS_MAX_BYTES,
-        duplicate_window=60.0,
-        num_replicas=replicas,
-    )
-    return facts, commands
+RETRY_S = 0.25
+CLOSE_S = 2.0
+REFUSED = (NatsError, OSError, TimeoutError)
 
 
 class NatsBus:
-    """A client that reconnects for ever and whose subscriptions outlive the server's restarts."""
+    """A client that reconnects for ever and whose subscriptions outlive the server's restarts, emptied or not.
+
+    After each reconnect the streams are made again where they are missing, then every durable reader is bound anew:
+    a pull that was waiting on the old connection would wait in vain.
+    """
 
     def __init__(self, url: str, name: str, *, replicas: int = 1) -> None:
         self._url, self._name, self._replicas = url, name, replicas
         self._nc: Client = Client()
         self._js: JetStreamContext = self._nc.jetstream()
         self._tasks: list[asyncio.Task[None]] = []
+        self._in_flight: set[asyncio.Timeout] = set()
+        self._back = asyncio.Event()  # the server is back, or a stream of it is gone
+        self._rebinds: list[asyncio.Event] = []  # one per durable reader: bind again
         self.num_malformed = 0
 
     @property
@@ -94,24 +60,50 @@ class NatsBus:
                     ping_interval=5,
                     max_outstanding_pings=2,
                     error_cb=_log_error,
-                    allow_reconnect=True,
+                    disconnected_cb=self._on_lost,
+                    reconnected_cb=self._on_back,
                     connect_timeout=2,
                 )
                 break
-            except (OSError, NatsError) as error:
+            except REFUSED as error:
                 log.warning("bus not reachable: %s", error)
                 await asyncio.sleep(RETRY_S)
         self._js = self._nc.jetstream(timeout=PUBLISH_TIMEOUT_S)
         await self._ensure_streams()
+        self._tasks.append(asyncio.create_task(self._repair()))
+
+    async def _on_lost(self) -> None:
+        """Publishes that wait for an answer of the lost connection fail now instead of at their timeout."""
+        now = asyncio.get_running_loop().time()
+        for scope in tuple(self._in_flight):
+            scope.reschedule(now)
+
+    async def _on_back(self) -> None:
+        self._back.set()
+
+    async def _repair(self) -> None:
+        while True:
+            await self._back.wait()
+            self._back.clear()
+            log.info("bus is back; streams and readers are set up again")
+            await self._ensure_streams()
+            for rebind in self._rebinds:
+                rebind.set()
 
     async def _ensure_streams(self) -> None:
+        """Waits until both streams exist. A stream whose settings cannot be changed is used as it is."""
         for config in stream_configs(self._replicas):
             while True:
                 try:
                     await self._js.add_stream(config)
                     break
-                except (NatsError, OSError, TimeoutError) as error:
-                    log.warning("stream %s not ready: %s", config.name, error)
+                except BadRequestError as error:
+                    log.warning("stream %s exists with other settings: %s", config.name, error)
+                    with contextlib.suppress(*REFUSED):
+                        await self._js.update_stream(config)
+                    break
+                except REFUSED as error:
+                    log.warning("stream %s not ready: %r", config.name, error)
                     await asyncio.sleep(RETRY_S)
 
     async def publish(self, event: Event) -> None:
@@ -122,26 +114,41 @@ class NatsBus:
         if not self.connected:
             raise BusUnavailable("not connected")
         try:
-            if names.is_telemetry(event.type):
-                await self._nc.publish(subject, raw)
-            else:
-                await self._js.publish(subject, raw, headers=headers, timeout=PUBLISH_TIMEOUT_S)
-        except (NatsError, OSError, TimeoutError) as error:
+            async with asyncio.timeout(PUBLISH_TIMEOUT_S) as scope:
+                self._in_flight.add(scope)
+                try:
+                    if names.is_telemetry(event.type):
+                        await self._nc.publish(subject, raw)
+                    else:
+                        await self._js.publish(subject, raw, headers=headers, timeout=PUBLISH_TIMEOUT_S)
+                finally:
+                    self._in_flight.discard(scope)
+        except NoStreamResponseError as error:
+            self._back.set()  # the stream is gone though the server is not: make it again
+            raise BusUnavailable(f"{subject}: no stream takes it") from error
+        except REFUSED as error:
             raise BusUnavailable(f"{subject}: {error!r}") from error
 
     async def subscribe(self, filters: Sequence[str], handler: Handler, *, durable: str = "") -> None:
         if not durable:
+            callback = self._core_callback(handler)
             for subject in filters:
-                await self._nc.subscribe(subject, cb=self._core_callback(handler))
+                await self._nc.subscribe(subject, cb=callback)
+            with contextlib.suppress(*REFUSED):
+                await self._nc.flush(timeout=1)  # the server knows of them before anything more is sent
             return
-        ready = asyncio.Event()
-        self._tasks.append(asyncio.create_task(self._pull(tuple(filters), handler, durable, ready)))
-        await ready.wait()
+        bound = asyncio.Event()
+        self._tasks.append(asyncio.create_task(self._read(tuple(filters), handler, durable, bound)))
+        await bound.wait()
 
-    def _core_callback(self, handler: Handler):  # type: ignore[no-untyped-def]
+    def _core_callback(self, handler: Handler) -> Callable[[Msg], Awaitable[None]]:
+        one_at_a_time = asyncio.Lock()
+
         async def on_message(msg: Msg) -> None:
             event = self._decode(msg)
-            if event is not None:
+            if event is None:
+                return
+            async with one_at_a_time:
                 try:
                     await handler(event)
                 except Exception:
@@ -157,45 +164,54 @@ class NatsBus:
             log.warning("malformed event on %s: %s", msg.subject, error)
             return None
 
-    async def _pull(self, filters: tuple[str, ...], handler: Handler, durable: str, ready: asyncio.Event) -> None:
-        """Fetch and handle for ever; a lost consumer or stream is made again."""
-        subscription = None
+    async def _read(self, filters: tuple[str, ...], handler: Handler, durable: str, bound: asyncio.Event) -> None:
+        """Bind, read until the connection has been lost and found, and again, for ever."""
+        rebind = asyncio.Event()
+        self._rebinds.append(rebind)
         while True:
+            rebind.clear()
             try:
-                if subscription is None:
-                    subscription = await self._consumer(filters, durable)
-                    ready.set()
-                messages = await subscription.fetch(FETCH_BATCH, timeout=FETCH_WAIT_S)
-            except TimeoutError:
-                continue
-            except (NatsError, OSError) as error:
-                log.warning("consumer %s lost (%r); making it again", durable, error)
-                subscription = None
+                reader = await self._bind(filters, durable)
+            except REFUSED as error:
+                log.warning("reader %s cannot bind: %r", durable, error)
                 await asyncio.sleep(RETRY_S)
-                with contextlib.suppress(NatsError, OSError, TimeoutError):
-                    await self._js.add_stream(stream_configs(self._replicas)[".cmd." in filters[0]])
+                await self._ensure_streams()
                 continue
-            for msg in messages:
-                await self._handle(msg, handler)
+            bound.set()
+            try:
+                await self._read_bound(reader, handler, rebind)
+            except Exception as error:
+                log.warning("reader %s lost (%r); binding again", durable, error, exc_info=error)
+                await asyncio.sleep(RETRY_S)
+            finally:
+                with contextlib.suppress(*REFUSED):
+                    await reader.unsubscribe()
 
-    async def _consumer(self, filters: tuple[str, ...], durable: str) -> JetStreamContext.PullSubscription:
-        is_commands = ".cmd." in filters[0]
-        stream = names.COMMANDS_STREAM if is_commands else names.FACTS_STREAM
-        config = ConsumerConfig(
-            durable_name=durable,
-            filter_subjects=list(filters),
-            deliver_policy=DeliverPolicy.ALL if is_commands else DeliverPolicy.NEW,
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=ACK_WAIT_S,
-            max_deliver=MAX_DELIVER,
-            max_ack_pending=FETCH_BATCH * 4,
-            inactive_threshold=CONSUMER_INACTIVE_S,
-        )
-        try:
-            await self._js.consumer_info(stream, durable)
-        except NotFoundError:
-            await self._js.add_consumer(stream, config)
+    async def _bind(self, filters: tuple[str, ...], durable: str) -> JetStreamContext.PullSubscription:
+        stream = stream_of(filters)
+        await self._js.add_consumer(stream, consumer_config(durable, filters))  # makes it, or finds it
         return await self._js.pull_subscribe_bind(durable=durable, stream=stream)
+
+    async def _read_bound(
+        self, reader: JetStreamContext.PullSubscription, handler: Handler, rebind: asyncio.Event
+    ) -> None:
+        """One message per pull: none waits in this process while its time to be acknowledged runs out."""
+        waiter = asyncio.create_task(rebind.wait())
+        pull: asyncio.Task[list[Msg]] | None = None
+        try:
+            while not rebind.is_set():
+                pull = asyncio.create_task(reader.fetch(1, timeout=FETCH_WAIT_S))
+                await asyncio.wait({pull, waiter}, return_when=asyncio.FIRST_COMPLETED)
+                if not pull.done():
+                    return
+                with contextlib.suppress(TimeoutError):
+                    for msg in pull.result():
+                        await self._handle(msg, handler)
+        finally:
+            ours = [task for task in (waiter, pull) if task is not None]
+            for task in ours:
+                task.cancel()
+            await asyncio.gather(*ours, return_exceptions=True)
 
     async def _handle(self, msg: Msg, handler: Handler) -> None:
         event = self._decode(msg)
@@ -204,17 +220,18 @@ class NatsBus:
                 await handler(event)
         except Exception:
             log.exception("handler of %s failed; it will be delivered again", msg.subject)
-            with contextlib.suppress(NatsError, OSError):
+            with contextlib.suppress(*REFUSED):
                 await msg.nak(delay=RETRY_S)
             return
-        with contextlib.suppress(NatsError, OSError):
+        with contextlib.suppress(*REFUSED):
             await msg.ack()
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        with contextlib.suppress(NatsError, OSError, TimeoutError):
-            await asyncio.wait_for(self._nc.drain() if self.connected else self._nc.close(), 2)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(*REFUSED):
+            await asyncio.wait_for(self._nc.drain() if self.connected else self._nc.close(), CLOSE_S)
 
 
 async def _log_error(error: Exception) -> None:

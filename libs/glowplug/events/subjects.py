@@ -26,6 +26,16 @@ def is_telemetry(event_type: str) -> bool:
     return bool(getattr(PAYLOADS[event_type], "TELEMETRY", False))
 
 
+def is_command_filter(filter_: str) -> bool:
+    """Whether a filter (or subject) is of the command plane."""
+    return filter_.startswith(f"{ROOT}.cmd.")
+
+
+def is_kept(name: str) -> bool:
+    """Whether JetStream keeps what is published on this subject."""
+    return not name.startswith(f"{ROOT}.tel.")
+
+
 def subject(payload: Any) -> str:
     """The subject one payload is published on."""
     kind: str = payload.TYPE

@@ -1,0 +1,67 @@
+"""What JetStream keeps of ours: two streams, and how a durable reader stands in them."""
+
+from collections.abc import Sequence
+
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+
+from glowplug.events import subjects
+
+MAX_DELIVER = 5
+ACK_WAIT_S = 4.0  # a command held by a reader that was killed waits this long for the next one
+MAX_ACK_PENDING = 256
+COMMANDS_MAX_AGE_S = 60.0
+FACTS_MAX_AGE_S = 24 * 3600.0
+DUPLICATE_WINDOW_S = 60.0
+FACTS_MAX_BYTES = 256 * 1024 * 1024
+COMMANDS_MAX_BYTES = 64 * 1024 * 1024
+CONSUMER_INACTIVE_S = 3600.0
+
+
+def stream_configs(replicas: int) -> tuple[StreamConfig, StreamConfig]:
+    """(facts, commands). Old facts are discarded; commands expire, since a late command is a wrong one."""
+    return (
+        _stream(subjects.FACTS_STREAM, subjects.FACTS, FACTS_MAX_AGE_S, FACTS_MAX_BYTES, replicas),
+        _stream(subjects.COMMANDS_STREAM, subjects.COMMANDS_ALL, COMMANDS_MAX_AGE_S, COMMANDS_MAX_BYTES, replicas),
+    )
+
+
+def _stream(name: str, filter_: str, max_age_s: float, max_bytes: int, replicas: int) -> StreamConfig:
+    return StreamConfig(
+        name=name,
+        subjects=[filter_],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        max_age=max_age_s,
+        max_bytes=max_bytes,
+        duplicate_window=DUPLICATE_WINDOW_S,
+        num_replicas=replicas,
+    )
+
+
+def stream_of(filters: Sequence[str]) -> str:
+    """The stream that holds what `filters` match."""
+    return subjects.COMMANDS_STREAM if subjects.is_command_filter(filters[0]) else subjects.FACTS_STREAM
+
+
+def consumer_config(durable: str, filters: Sequence[str]) -> ConsumerConfig:
+    """A new reader of commands starts at the beginning (they may be for it), one of facts at the end."""
+    is_commands = stream_of(filters) == subjects.COMMANDS_STREAM
+    return ConsumerConfig(
+        durable_name=durable,
+        filter_subjects=list(filters),
+        deliver_policy=DeliverPolicy.ALL if is_commands else DeliverPolicy.NEW,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_deliver=MAX_DELIVER,
+        max_ack_pending=MAX_ACK_PENDING,
+        inactive_threshold=CONSUMER_INACTIVE_S,
+    )

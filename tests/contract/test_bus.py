@@ -1,0 +1,182 @@
+"""What every bus does, in memory and on a real NATS."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from glowplug.bus.port import BusUnavailable
+from glowplug.events.subjects import commands_to, entity_facts, facts_of, subject
+from tests.contract.bus_rig import Ear, Rig, commands_of, evicted, evictions_of, load, name, stop
+from tests.servers import NatsProcess
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+    url = request.getfixturevalue("infra").nats.url if request.param == "nats" else ""
+    made = Rig(url)
+    yield made
+    await made.close()
+
+
+async def test_a_fact_arrives_whole(rig: Rig) -> None:
+    bus, ear, node = await rig.client(), Ear(), name()
+    await bus.subscribe([evictions_of(node)], ear, durable=name())
+    sent = evicted(node, 42)
+    await bus.publish(sent)
+    assert await ear.hear(1) == [sent]
+
+
+async def test_facts_arrive_in_order(rig: Rig) -> None:
+    writer, reader, ear, node = await rig.client(), await rig.client(), Ear(), name()
+    await reader.subscribe([evictions_of(node)], ear, durable=name())
+    sent = [evicted(node, num) for num in range(100)]
+    for event in sent:
+        await writer.publish(event)
+    assert await ear.hear(100) == sent
+
+
+async def test_every_durable_name_hears_every_fact(rig: Rig) -> None:
+    bus, ears, node = await rig.client(), [Ear(), Ear()], name()
+    for ear in ears:
+        await bus.subscribe([evictions_of(node)], ear, durable=name())
+    await bus.publish(evicted(node))
+    for ear in ears:
+        assert len(await ear.hear(1)) == 1
+
+
+async def test_wildcards_choose_by_entity_type_and_target(rig: Rig) -> None:
+    bus, node, other = await rig.client(), name(), name()
+    by_entity, by_type, elsewhere = Ear(), Ear(), Ear()
+    await bus.subscribe([entity_facts("weights")], by_entity, durable=name())
+    await bus.subscribe([facts_of("weights.evicted"), facts_of("weights.fetched")], by_type, durable=name())
+    await bus.subscribe([evictions_of(other)], elsewhere, durable=name())
+    await bus.publish(evicted(node, 1))
+    await bus.publish(evicted(other, 2))
+    assert [e.data.num_bytes for e in await by_entity.hear(2)] == [1, 2]
+    assert [e.data.num_bytes for e in await by_type.hear(2)] == [1, 2]
+    assert [e.data.num_bytes for e in await elsewhere.hear(1)] == [2]
+
+
+async def test_a_durable_reader_goes_on_where_it_stopped(rig: Rig) -> None:
+    writer, node, durable = await rig.client(), name(), name()
+    first, second = Ear(), Ear()
+    reader = await rig.client()
+    await reader.subscribe([evictions_of(node)], first, durable=durable)
+    await writer.publish(evicted(node, 1))
+    await first.hear(1)
+    marker = evicted(node, 2)
+    await writer.publish(marker)
+    await first.hear(2)
+    await reader.close()
+    await writer.publish(evicted(node, 3))
+    await writer.publish(evicted(node, 4))
+    again = await rig.client()
+    await again.subscribe([evictions_of(node)], second, durable=durable)
+    await second.until(lambda: 4 in [e.data.num_bytes for e in second.heard])
+    assert [e.data.num_bytes for e in second.heard if e.data.num_bytes > 2] == [3, 4]
+
+
+async def test_a_new_reader_of_facts_starts_at_the_end(rig: Rig) -> None:
+    bus, ear, node = await rig.client(), Ear(), name()
+    await bus.publish(evicted(node, 1))
+    await bus.subscribe([evictions_of(node)], ear, durable=name())
+    await bus.publish(evicted(node, 2))
+    assert [e.data.num_bytes for e in await ear.hear(1)] == [2]
+
+
+async def test_commands_wait_for_a_reader_that_comes_late(rig: Rig) -> None:
+    writer, ear, node = await rig.client(), Ear(), name()
+    await writer.publish(stop(node, "i-1"))
+    await writer.publish(stop(node, "i-2"))
+    reader = await rig.client()
+    await reader.subscribe([commands_of(node)], ear, durable=name())
+    assert [(e.data.instance_id, e.epoch) for e in await ear.hear(2)] == [("i-1", 7), ("i-2", 7)]
+
+
+async def test_commands_reach_their_target_alone(rig: Rig) -> None:
+    bus, mine, theirs = await rig.client(), Ear(), Ear()
+    me, other = name(), name()
+    await bus.subscribe([commands_to("agent", me)], mine, durable=name())
+    await bus.subscribe([commands_to("agent", other)], theirs, durable=name())
+    await bus.publish(stop(other, "i-other"))
+    await bus.publish(stop(me, "i-me"))
+    assert [e.data.instance_id for e in await mine.hear(1)] == ["i-me"]
+    assert [e.data.instance_id for e in await theirs.hear(1)] == ["i-other"]
+
+
+async def test_a_failed_handler_is_asked_again(rig: Rig) -> None:
+    bus, ear, node = await rig.client(), Ear(fails=2), name()
+    await bus.subscribe([commands_of(node)], ear, durable=name())
+    await bus.publish(stop(node))
+    await ear.hear(1)
+    assert ear.num_calls == 3
+
+
+async def test_a_handler_that_always_fails_is_left_alone_after_five_times(rig: Rig) -> None:
+    bus, ear, node = await rig.client(), Ear(fails=5), name()
+    await bus.subscribe([commands_of(node)], ear, durable=name())
+    await bus.publish(stop(node, "i-poison"))
+    await ear.until(lambda: ear.num_calls == 5)
+    await bus.publish(stop(node, "i-next"))
+    assert [e.data.instance_id for e in await ear.hear(1)] == ["i-next"]
+    assert ear.num_calls == 6
+
+
+async def test_malformed_bytes_are_counted_and_dropped(rig: Rig) -> None:
+    bus, kept, passing, node = await rig.client(), Ear(), Ear(), name()
+    await bus.subscribe([evictions_of(node)], kept, durable=name())
+    await bus.subscribe([facts_of("router.load_reported")], passing)
+    for raw in (b"", b"not json", b"\xff\xfe", b'{"type":"weights.evicted"}', b'{"event_id":"e","type":"no.such"}'):
+        await rig.send_bytes(subject(evicted(node).data), raw)
+    await rig.send_bytes(subject(load(node).data), b"[]")
+    await bus.publish(evicted(node, 1))
+    await bus.publish(load(node))
+    assert [e.data.num_bytes for e in await kept.hear(1)] == [1]
+    assert [e.data.router_id for e in await passing.hear(1)] == [node]
+    assert bus.num_malformed == 6
+
+
+async def test_telemetry_is_heard_by_those_present_and_not_kept(rig: Rig) -> None:
+    bus, early, late = await rig.client(), Ear(), Ear()
+    await bus.subscribe([facts_of("router.load_reported")], early)
+    await bus.publish(load("first"))
+    await early.hear(1)
+    await bus.subscribe([facts_of("router.load_reported")], late)
+    await bus.publish(load("second"))
+    assert [e.data.router_id for e in await late.hear(1)] == ["second"]
+    assert [e.data.router_id for e in await early.hear(2)] == ["first", "second"]
+
+
+async def test_an_event_published_twice_is_heard_once(rig: Rig) -> None:
+    bus, ear, node = await rig.client(), Ear(), name()
+    await bus.subscribe([evictions_of(node)], ear, durable=name())
+    twice, after = evicted(node, 1), evicted(node, 2)
+    for event in (twice, twice, after):
+        await bus.publish(event)
+    await ear.until(lambda: after.event_id in ear.ids)
+    assert ear.ids == [twice.event_id, after.event_id]
+
+
+async def test_the_trace_travels(rig: Rig) -> None:
+    bus, ear, node = await rig.client(), Ear(), name()
+    await bus.subscribe([commands_of(node)], ear, durable=name())
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    event = stop(node)
+    await bus.publish(type(event)(**{f: getattr(event, f) for f in event.__slots__} | {"traceparent": traceparent}))
+    assert [e.traceparent for e in await ear.hear(1)] == [traceparent]
+
+
+@pytest.mark.parametrize("kind", ["memory", "nats"])
+async def test_a_bus_that_is_down_refuses(kind: str, own_nats: NatsProcess) -> None:
+    rig = Rig(own_nats.url if kind == "nats" else "")
+    bus, ear = await rig.client(), Ear()
+    await bus.subscribe([evictions_of("n")], ear, durable=name())
+    rig.broker.down = True
+    own_nats.kill()
+    for event in (evicted("n"), stop("n"), load("r")):
+        with pytest.raises(BusUnavailable):
+            for _ in range(3):  # the first may be taken into a socket whose other end has just died
+                await bus.publish(event)
+    assert not bus.connected
+    assert ear.num_calls == 0
+    await rig.close()

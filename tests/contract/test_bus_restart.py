@@ -1,0 +1,140 @@
+"""A real NATS that dies and comes back, with its store or without: subscriptions resume, publishing works again."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import nats
+import pytest
+
+from glowplug.bus.nats_bus import PUBLISH_TIMEOUT_S
+from glowplug.bus.port import BusUnavailable
+from glowplug.events.subjects import facts_of
+from tests.contract.bus_rig import AnyBus, Ear, Rig, commands_of, evicted, evictions_of, load, name, retried, stop
+from tests.servers import NatsProcess
+
+
+@pytest.fixture
+async def rig(own_nats: NatsProcess) -> AsyncIterator[Rig]:
+    made = Rig(own_nats.url)
+    yield made
+    await made.close()
+
+
+async def lost(bus: AnyBus) -> None:
+    """Until the client has noticed that its server is gone."""
+    async with asyncio.timeout(20):
+        while bus.connected:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("emptied", [False, True], ids=["store kept", "store emptied"])
+async def test_everything_goes_on_after_the_server_is_killed(own_nats: NatsProcess, rig: Rig, emptied: bool) -> None:
+    bus = await rig.client()
+    facts, commands, telemetry, node = Ear(), Ear(), Ear(), name()
+    await bus.subscribe([evictions_of(node)], facts, durable=name())
+    await bus.subscribe([commands_of(node)], commands, durable=name())
+    await bus.subscribe([facts_of("router.load_reported")], telemetry)
+    for event in (evicted(node, 1), stop(node, "i-1"), load("r-1")):
+        await bus.publish(event)
+    await asyncio.gather(facts.hear(1), commands.hear(1), telemetry.hear(1))
+
+    own_nats.kill()
+    await lost(bus)
+    own_nats.start(emptied=emptied)
+
+    command = stop(node, "i-2")
+    await retried(lambda: bus.publish(command), BusUnavailable)
+    await commands.until(lambda: command.event_id in commands.ids)
+    await retried(lambda: bus.publish(load("r-2")), BusUnavailable)
+    await telemetry.until(lambda: "r-2" in [e.data.router_id for e in telemetry.heard])
+    for num in range(2, 200):  # facts are hints: with an emptied store, those before the reader is back are gone
+        await retried(lambda num=num: bus.publish(evicted(node, num)), BusUnavailable)  # type: ignore[misc]
+        await asyncio.sleep(0.02)
+        if len(facts.heard) > 1:
+            break
+    assert len(facts.heard) > 1
+
+
+async def test_facts_published_by_others_while_a_reader_is_away_are_not_lost(own_nats: NatsProcess, rig: Rig) -> None:
+    reader, writer, ear, node = await rig.client(), await rig.client(), Ear(), name()
+    await reader.subscribe([evictions_of(node)], ear, durable=name())
+    await writer.publish(evicted(node, 0))
+    await ear.hear(1)
+    own_nats.kill()
+    await lost(reader)
+    own_nats.start()
+    sent = [evicted(node, num) for num in range(1, 21)]
+    for event in sent:
+        await retried(lambda event=event: writer.publish(event), BusUnavailable)  # type: ignore[misc]
+    await ear.until(lambda: {e.event_id for e in sent} <= set(ear.ids))
+    assert [e.data.num_bytes for e in ear.heard if e in sent] == list(range(1, 21))
+
+
+async def test_a_stored_command_survives_the_server(own_nats: NatsProcess, rig: Rig) -> None:
+    bus, ear, node = await rig.client(), Ear(), name()
+    sent = stop(node)
+    await bus.publish(sent)
+    own_nats.kill()
+    own_nats.start()
+    late = await rig.client()
+    await late.subscribe([commands_of(node)], ear, durable=name())
+    assert await ear.hear(1) == [sent]
+
+
+async def test_what_a_handler_had_not_finished_is_delivered_again(own_nats: NatsProcess, rig: Rig) -> None:
+    node, durable, reached = name(), name(), asyncio.Event()
+
+    async def never_ends(_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    first = await rig.client()
+    await first.subscribe([commands_of(node)], never_ends, durable=durable)
+    sent = stop(node)
+    await first.publish(sent)
+    await reached.wait()
+    await first.close()
+    second, ear = await rig.client(), Ear()
+    await second.subscribe([commands_of(node)], ear, durable=durable)
+    assert await ear.hear(1) == [sent]
+
+
+async def test_a_refusal_is_prompt(own_nats: NatsProcess, rig: Rig) -> None:
+    """Neither a publish that was waiting for its answer nor a later one takes as long as the timeout."""
+    bus = await rig.client()
+    assert own_nats.process is not None
+    own_nats.process.send_signal(signal.SIGSTOP)  # the server takes the bytes and never answers
+    waiting = asyncio.create_task(bus.publish(evicted("n")))
+    await asyncio.sleep(0.1)
+    started = time.monotonic()
+    own_nats.kill()
+    with pytest.raises(BusUnavailable):
+        await waiting
+    with pytest.raises(BusUnavailable):
+        await bus.publish(evicted("n"))
+    assert time.monotonic() - started < PUBLISH_TIMEOUT_S / 2
+
+
+async def test_a_client_may_come_before_its_server(own_nats: NatsProcess, rig: Rig) -> None:
+    own_nats.kill()
+    opening = asyncio.create_task(rig.client())
+    await asyncio.sleep(0.2)
+    assert not opening.done()
+    own_nats.start()
+    bus, ear, node = await opening, Ear(), name()
+    await bus.subscribe([commands_of(node)], ear, durable=name())
+    await bus.publish(stop(node))
+    assert len(await ear.hear(1)) == 1
+
+
+async def test_a_stream_that_vanishes_under_a_living_server_is_made_again(rig: Rig) -> None:
+    bus, ear, node = await rig.client(), Ear(), name()
+    await bus.subscribe([commands_of(node)], ear, durable=name())
+    operator = await nats.connect(rig.url)
+    await operator.jetstream().delete_stream("GLOWPLUG_COMMANDS")
+    await operator.close()
+    command = stop(node)
+    await retried(lambda: bus.publish(command), BusUnavailable)
+    assert await ear.hear(1) == [command]
