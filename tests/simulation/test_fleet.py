@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from glowplug.controllers import operator
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.region import region_digest
 from tests.fleet_builder import a_model
@@ -123,3 +124,28 @@ def test_two_models_that_exclude_each_other_both_get_their_turn(seed):
     assert min(by_model["m0"], by_model["m1"]) >= 2, f"seed {seed}: {by_model}"
     assert ends["503 wait_timeout"] == 0, f"seed {seed}: {ends}"
     settle(world)
+
+
+def test_a_model_no_gpu_can_hold_is_refused_at_once_with_the_reason():
+    world = World(1, models(1, mib=500), chances=Chances(lose=0.0))
+    world.run(5.0)
+    tickets = [world.arrive("m0") for _ in range(3)]
+    world.run(5.0)
+    assert {world.outcome[t] for t in tickets} == {"503 no_capacity"}
+    late = world.arrive("m0")
+    assert world.outcome[late] == "503 no_capacity"
+
+
+def test_a_drained_model_answers_what_waits_and_what_comes_until_it_is_loaded():
+    world = World(2, models(1), chances=Chances(lose=0.0))
+    world.run(3.0)
+    held = world.arrive("m0")
+    world.give("autoscaler", operator.Suspend("m0"))
+    world.run(2.0)
+    assert world.outcome[held] == "503 model_suspended"
+    assert world.outcome[world.arrive("m0")] == "503 model_suspended"
+    world.give("autoscaler", operator.Load("m0"))
+    world.run(5.0)
+    again = world.arrive("m0")
+    world.run(10.0)
+    assert world.outcome[again] == "200"

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from glowplug.memory.discovery import host_gpus
-
 from glowplug.controllers import operator
 from glowplug.controllers import router_words as rw
 from glowplug.controllers.agent import AgentController
@@ -27,6 +25,7 @@ from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS
 from glowplug.events.facts import DecisionMade, RouterLoadReported
+from glowplug.memory.discovery import host_gpus
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.placement.first_fit import place
 from glowplug.policies.residency.lru import evict

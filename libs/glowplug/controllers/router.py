@@ -3,9 +3,10 @@
 Rules, in the order they are asked:
  1. unknown model: 404. Router stopping: 503.
  2. an instance is ready, has room and nobody waits: dispatch, by the routing policy.
- 3. the model's weights could not be had a moment ago and nothing else runs: 503 with that reason.
- 4. cold and the model refuses to hold: 503, and nothing is asked of the fleet.
- 5. the queue is full: 429. Otherwise: held in order of arrival, and request.waiting is published.
+ 3. cold and drained by its operator: 503.
+ 4. the weights could not be had, or no GPU can hold them, a moment ago, and nothing else runs: 503 with that reason.
+ 5. cold and the model refuses to hold: 503, and nothing is asked of the fleet.
+ 6. the queue is full: 429. Otherwise: held in order of arrival, and request.waiting is published.
 A held request leaves by dispatch, by its client leaving, by its time running out (503) or with its model (404).
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.router_eta import Estimates
+from glowplug.controllers.router_failures import Failures, coded
 from glowplug.controllers.router_fleet import Fleet
 from glowplug.controllers.router_queue import ModelQueue, Quarantine, Request
 from glowplug.controllers.router_words import (
@@ -27,14 +29,14 @@ from glowplug.controllers.router_words import (
     RequestArrived,
     RequestEnded,
 )
-from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity, WeightsUnavailable
+from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, OnCold
 from glowplug.domain.snapshot import ModelLoad, Target
 from glowplug.events import Event, facts
 from glowplug.policies.registry import Policy, choose
 
-WEIGHTS_CODES = ("weights_corrupt", "weights_unavailable", "no_space")
+SUSPENDED_RETRY_S = 60.0  # when a person decides, nothing can be computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +48,8 @@ class RouterParams:
     waiting_every_s: float = 0.5  # request.waiting, per model
     max_dispatches: int = 2  # engines one request may bring down before it is blamed: one retry
     quarantine_s: float = 1.0
-    weights_memory_s: float = 5.0  # how long a weights failure answers new requests at once
+    failure_memory_s: float = 5.0  # how long a hopeless failure answers new requests at once
     default_start_s: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The last start that failed for a model."""
-
-    code: str
-    message: str
-    failed_at: float
 
 
 class RouterController:
@@ -72,7 +65,7 @@ class RouterController:
         self.stopping = False
         self._route = route or choose("routing", self.params.policy)
         self._quarantine = Quarantine(self.params.quarantine_s)
-        self._failures: dict[str, _Failure] = {}
+        self._failures = Failures(self.params.failure_memory_s, self.estimates)
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             RequestArrived: self._arrived,
             RequestEnded: self._ended,
@@ -128,15 +121,16 @@ class RouterController:
     def _refusal(self, model: Model, queue: ModelQueue, now_s: float) -> GlowplugError | None:
         """Why a request that cannot run now may not wait either."""
         is_cold = not self.fleet.ready(model.key)
-        failure = self._failures.get(model.key)
-        if is_cold and failure is not None and not self.fleet.coming(model.key):
-            left_s = failure.failed_at + self.params.weights_memory_s - now_s
-            if failure.code in WEIGHTS_CODES and left_s > 0:
-                return self._weights_error(failure, left_s)
+        if is_cold and model.suspended:
+            return _suspended(model)
+        if is_cold and not self.fleet.coming(model.key) and (error := self._failures.refusal(model.key, now_s)):
+            return error
+        if is_cold and model.suspended:
+            return _suspended(model)
         if is_cold and model.on_cold is OnCold.REFUSE:
             retry_s = self.estimates.retry_after_s(self.eta_s(model.key, now_s))
             text = f"The model `{model.name}` is not running and is set to refuse rather than hold (on_cold: refuse)."
-            return _coded(NoCapacity(text, retry_after_s=retry_s), "model_cold")
+            return coded(NoCapacity(text, retry_after_s=retry_s), "model_cold")
         if len(queue.waiting) >= model.max_queue:
             text = f"{len(queue.waiting)} requests already wait for `{model.name}` (max_queue {model.max_queue})."
             return Contended(text, retry_after_s=self._retry_after_s(model.key, now_s))
@@ -176,9 +170,8 @@ class RouterController:
 
     def _pump(self, model_key: str, now_s: float) -> list[Effect]:
         """Release the oldest held requests into whatever room there is."""
-        queue = self.queues.get(model_key)
         effects: list[Effect] = []
-        while queue is not None and queue.waiting:
+        while (queue := self.queues.get(model_key)) and queue.waiting:
             instance = self._pick(model_key, queue, now_s)
             if instance is None:
                 break
@@ -254,33 +247,29 @@ class RouterController:
         if instance.state is InstanceState.READY:
             if before is None or before.state is not InstanceState.READY:
                 self.estimates.learn_start(instance)
-            self._failures.pop(instance.model_key, None)
+            self._failures.forget(instance.model_key)
             return self._pump(instance.model_key, now_s)
         if instance.state is InstanceState.FAILED:
             reason = instance.reason or "the instance failed"
-            return self._start_failed(instance.model_key, code or _code_in(reason), reason, now_s)
+            return self._start_failed(instance.model_key, code, reason, now_s)
         return []
 
     def _start_failed(self, model_key: str, code: str, message: str, now_s: float) -> list[Effect]:
         """Remember why; when it is the weights and nothing else can serve, nobody waits for nothing."""
-        failure = _Failure(code or _code_in(message), message, now_s)
-        known = self._failures.get(model_key)
-        if known is None or failure.code in WEIGHTS_CODES or known.code not in WEIGHTS_CODES:
-            self._failures[model_key] = failure
+        failure = self._failures.remember(model_key, code, message, now_s)
         queue = self.queues.get(model_key)
-        hopeless = failure.code in WEIGHTS_CODES and not self.fleet.ready(model_key)
-        if queue is None or not hopeless or self.fleet.coming(model_key):
+        served = self.fleet.ready(model_key) or self.fleet.coming(model_key)
+        if queue is None or served or not failure.is_hopeless:
             return []
-        return self._empty(queue, self._weights_error(failure, self.params.weights_memory_s))
-
-    def _weights_error(self, failure: _Failure, retry_s: float) -> GlowplugError:
-        error = WeightsUnavailable(failure.message, retry_after_s=self.estimates.retry_after_s(retry_s))
-        return _coded(error, failure.code)
+        return self._empty(queue, self._failures.error(failure))
 
     def _model_changed(self, model: Model, now_s: float) -> list[Effect]:
         if not self.fleet.put_model(model):
             return []
-        self._failures.pop(model.key, None)
+        self._failures.forget(model.key)
+        queue = self.queues.get(model.key)
+        if queue is not None and model.suspended and not self.fleet.ready(model.key):
+            return self._empty(queue, _suspended(model))
         return self._pump(model.key, now_s)
 
     def _model_dropped(self, model_key: str, now_s: float) -> list[Effect]:
@@ -299,7 +288,7 @@ class RouterController:
             effects += self._refuse(request, error)
         return effects
 
-    # -- time ---------------------------------------------------------------------------------------------------
+    # -- time
 
     def _tick(self, _: Tick, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -316,13 +305,13 @@ class RouterController:
         effects: list[Effect] = []
         while (oldest := queue.oldest()) and now_s - oldest.arrived_at >= model.max_wait_s:
             text = f"No instance of `{model.name}` could take the request within {model.max_wait_s:g} s."
-            failure = self._failures.get(model.key)
+            failure = self._failures.of(model.key)
             if failure is not None:
                 text += f" The last start failed: {failure.message}"
             queue.waiting.popitem(last=False)
             del self.requests[oldest.ticket]
             retry_s = self._retry_after_s(model.key, now_s)
-            effects += self._refuse(oldest, _coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout"))
+            effects += self._refuse(oldest, coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout"))
         return effects
 
     def _drain_started(self, _: DrainStarted, now_s: float) -> list[Effect]:
@@ -355,7 +344,7 @@ class RouterController:
             traceparent=request.traceparent,
         )
 
-    # -- what others may ask ------------------------------------------------------------------------------------
+    # -- what others may ask
 
     def eta_s(self, model_key: str, now_s: float) -> float:
         """Seconds until the model serves a request that arrives now: 0 when it is hot and has room."""
@@ -404,12 +393,6 @@ def _reject(ticket: int, error: GlowplugError) -> Reject:
     return Reject(ticket, error.status, error.type, error.code, error.message, error.retry_after_s or 0.0)
 
 
-def _coded(error: GlowplugError, code: str) -> GlowplugError:
-    error.code = code
-    return error
-
-
-def _code_in(reason: str) -> str:
-    """The error code a reason begins with ("weights_corrupt: sha256 ..."), or engine_failed."""
-    head = reason.partition(":")[0].strip()
-    return head if head in WEIGHTS_CODES else "engine_failed"
+def _suspended(model: Model) -> GlowplugError:
+    text = f"The model `{model.name}` has been drained by its operator."
+    return coded(NoCapacity(text, retry_after_s=SUSPENDED_RETRY_S), "model_suspended")

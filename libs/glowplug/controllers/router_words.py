@@ -32,7 +32,7 @@ class ClientLeft:
 
 @dataclass(frozen=True, slots=True)
 class DispatchFailed:
-    """The instance gave not one byte of an answer. `reached` False: no connection was made, the request is blameless."""
+    """The instance gave not one byte of an answer. `reached` False: not even a connection, the request is blameless."""
 
     ticket: int
     reached: bool
