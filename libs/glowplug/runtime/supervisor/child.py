@@ -124,7 +124,7 @@ class Child:
             )
         except OSError as error:
             self.exit_reason = f"cannot start: {error}"
-            self._line(f"[supervisor] {self.spec.name} {self.exit_reason}")
+            self._line(self.exit_reason)
             return
         self._process, self.pid = process, process.pid
         self._set(ChildState.STARTING)
@@ -138,7 +138,7 @@ class Child:
             await asyncio.wait_for(pump, 0.5)
         self.exit_reason = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         if not self._stopping:
-            self._line(f"[supervisor] {self.spec.name} ended: {self.exit_reason}; starting it again")
+            self.output.line(self.spec.name, f"[supervisor] ended: {self.exit_reason}; starting it again")
 
     async def _watch_ready(self, pid: int) -> None:
         while not await self.spec.is_ready(pid):
@@ -166,6 +166,8 @@ class Child:
 
     def _report_crash_loop(self) -> None:
         self.crash_looping.set()
+        if not self.ready_at:
+            return  # it never ran: whoever waits for it tells
         self.output.notice(
             f"{self.spec.name} keeps ending ({self.exit_reason}); its last lines:\n"
             + "\n".join(f"    {line}" for line in self.tail)

