@@ -41,7 +41,7 @@ class MemoryStore:
 
     async def tail(self, log: str, count: int) -> list[bytes]:
         self._check()
-        return self.logs[log][: -count - 1 : -1]
+        return self.logs[log][: -count - 1 : -1] if count > 0 else []
 
     async def next_epoch(self, issuer: str) -> int:
         self._check()

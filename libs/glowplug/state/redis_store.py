@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from glowplug.state.port import StoreUnavailable
@@ -31,7 +32,8 @@ class RedisStore:
             url,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 1),
+            # Once more on a connection the server has closed; never after a timeout, which has cost its time already.
+            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
             health_check_interval=0,
         )
 
@@ -61,6 +63,8 @@ class RedisStore:
         await self._ask(pipe.execute())
 
     async def tail(self, log: str, count: int) -> list[bytes]:
+        if count <= 0:
+            return []  # LRANGE would read -1 as "to the end"
         return cast(list[bytes], await self._ask(self._redis.lrange(f"{PREFIX}:{log}", 0, count - 1)))
 
     async def next_epoch(self, issuer: str) -> int:

@@ -1,0 +1,195 @@
+"""What every store does, in memory and on a real Valkey."""
+
+import asyncio
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from glowplug.state.memory_store import MemoryStore
+from glowplug.state.port import Store, StoreUnavailable
+from glowplug.state.redis_store import RedisStore
+from tests.servers import ValkeyProcess
+
+
+@pytest.fixture(params=["memory", "valkey"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    made: Store = (
+        MemoryStore() if request.param == "memory" else RedisStore(request.getfixturevalue("infra").valkey.url)
+    )
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def table() -> str:
+    """A table or log no other test uses."""
+    return f"t-{uuid.uuid4().hex[:10]}"
+
+
+async def test_a_row_comes_back_as_it_was(store: Store, table: str) -> None:
+    row = '{"name":"é\\u0000","n":1}'.encode()
+    await store.put(table, "a/b c", row)
+    assert await store.get(table, "a/b c") == row
+    assert await store.load(table) == {"a/b c": row}
+
+
+async def test_a_row_that_is_not_there_is_none(store: Store, table: str) -> None:
+    assert await store.get(table, "a") is None
+    assert await store.load(table) == {}
+
+
+async def test_the_latest_row_wins(store: Store, table: str) -> None:
+    for row in (b"1", b"2", b"3"):
+        await store.put(table, "a", row)
+    assert await store.load(table) == {"a": b"3"}
+
+
+async def test_a_deleted_row_is_gone_and_deleting_twice_is_no_error(store: Store, table: str) -> None:
+    await store.put(table, "a", b"1")
+    await store.put(table, "b", b"2")
+    await store.delete(table, "a")
+    await store.delete(table, "a")
+    assert await store.load(table) == {"b": b"2"}
+
+
+async def test_tables_do_not_mix(store: Store, table: str) -> None:
+    await store.put(table, "a", b"1")
+    await store.put(table + "x", "a", b"2")
+    assert await store.get(table, "a") == b"1"
+
+
+async def test_what_was_loaded_does_not_change_with_the_table(store: Store, table: str) -> None:
+    await store.put(table, "a", b"1")
+    loaded = await store.load(table)
+    await store.put(table, "b", b"2")
+    assert loaded == {"a": b"1"}
+
+
+async def test_a_log_keeps_its_newest_rows(store: Store, table: str) -> None:
+    for num in range(10):
+        await store.append(table, str(num).encode(), keep=4)
+    assert await store.tail(table, 100) == [b"9", b"8", b"7", b"6"]
+    assert await store.tail(table, 2) == [b"9", b"8"]
+
+
+@pytest.mark.parametrize("count", [0, -1])
+async def test_no_rows_asked_for_are_no_rows(store: Store, table: str, count: int) -> None:
+    await store.append(table, b"1", keep=3)
+    assert await store.tail(table, count) == []
+
+
+async def test_a_log_that_is_not_there_is_empty(store: Store, table: str) -> None:
+    assert await store.tail(table, 5) == []
+
+
+async def test_epochs_of_an_issuer_grow(store: Store, table: str) -> None:
+    taken = [await store.next_epoch(table) for _ in range(50)]
+    assert taken == sorted(set(taken))
+    assert taken[0] > 0
+
+
+async def test_epochs_taken_at_once_differ(store: Store, table: str) -> None:
+    taken = await asyncio.gather(*(store.next_epoch(table) for _ in range(20)))
+    assert len(set(taken)) == 20
+
+
+async def test_a_living_store_answers_a_ping(store: Store) -> None:
+    assert await store.ping() is True
+
+
+async def all_calls_refuse(store: Store) -> None:
+    for call in (
+        lambda: store.put("t", "k", b"1"),
+        lambda: store.delete("t", "k"),
+        lambda: store.get("t", "k"),
+        lambda: store.load("t"),
+        lambda: store.append("l", b"1", keep=2),
+        lambda: store.tail("l", 2),
+        lambda: store.next_epoch("i"),
+    ):
+        with pytest.raises(StoreUnavailable):
+            await call()
+    assert await store.ping() is False
+
+
+async def test_a_memory_store_that_is_down_refuses() -> None:
+    store = MemoryStore()
+    store.down = True
+    await all_calls_refuse(store)
+
+
+async def test_a_killed_store_refuses_promptly_and_comes_back_with_its_rows(own_valkey: ValkeyProcess) -> None:
+    """AOF: what was written before a kill -9 is there after the restart."""
+    store = RedisStore(own_valkey.url)
+    await store.put("t", "a", b"1")
+    await store.append("l", b"row", keep=5)
+    before = await store.next_epoch("placer")
+    own_valkey.kill()
+    started = time.monotonic()
+    await all_calls_refuse(store)
+    assert time.monotonic() - started < 5
+    own_valkey.start()
+    assert await store.load("t") == {"a": b"1"}
+    assert await store.tail("l", 5) == [b"row"]
+    assert await store.next_epoch("placer") > before
+    await store.close()
+
+
+async def test_a_frozen_store_refuses_within_its_timeout_and_answers_again(own_valkey: ValkeyProcess) -> None:
+    """A server that takes the bytes and does not answer; the late answer is not taken for another call's."""
+    store = RedisStore(own_valkey.url)
+    await store.put("t", "a", b"1")
+    assert own_valkey.process is not None
+    own_valkey.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(StoreUnavailable):
+        await store.get("t", "a")
+    own_valkey.process.send_signal(signal.SIGCONT)
+    assert await store.load("t") == {"a": b"1"}
+    assert await store.get("t", "nothing") is None
+    await store.close()
+
+
+async def test_epochs_grow_over_an_emptied_store(own_valkey: ValkeyProcess) -> None:
+    store, operator = RedisStore(own_valkey.url), Redis.from_url(own_valkey.url)
+    before = [await store.next_epoch("placer") for _ in range(3)]
+    await operator.flushall()
+    assert await store.next_epoch("placer") > max(before)
+    await operator.aclose()
+    await store.close()
+
+
+async def test_a_read_only_store_refuses_writes_and_still_reads(own_valkey: ValkeyProcess) -> None:
+    store, operator = RedisStore(own_valkey.url), Redis.from_url(own_valkey.url)
+    await store.put("t", "a", b"1")
+    await operator.config_set("min-replicas-to-write", 1)
+    with pytest.raises(StoreUnavailable):
+        await store.put("t", "a", b"2")
+    with pytest.raises(StoreUnavailable):
+        await store.append("l", b"1", keep=2)
+    with pytest.raises(StoreUnavailable):
+        await store.next_epoch("placer")
+    assert await store.get("t", "a") == b"1"
+    await operator.aclose()
+    await store.close()
+
+
+async def test_a_key_of_another_kind_is_a_refusal_not_a_crash(own_valkey: ValkeyProcess) -> None:
+    store, operator = RedisStore(own_valkey.url), Redis.from_url(own_valkey.url)
+    await operator.set("glowplug:v1:models", "not a hash")
+    with pytest.raises(StoreUnavailable):
+        await store.load("models")
+    await operator.aclose()
+    await store.close()
+
+
+async def test_a_store_that_is_not_there_yet_is_asked_again(own_valkey: ValkeyProcess) -> None:
+    own_valkey.kill()
+    store = RedisStore(own_valkey.url)
+    assert await store.ping() is False
+    own_valkey.start()
+    assert await store.ping() is True
+    await store.close()
