@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
@@ -95,9 +95,8 @@ class ClientConnection(asyncio.Protocol):
     # -- asyncio ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(high=self.port.limits.write_buffer_bytes)
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self.transport.set_write_buffer_limits(high=self.port.limits.write_buffer_bytes)
         self.port.opened(self)
 
     def data_received(self, data: bytes) -> None:

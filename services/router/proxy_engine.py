@@ -8,7 +8,7 @@ an answer is tried again on a fresh one when it had been used before.
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
@@ -63,8 +63,7 @@ class EngineConnection(asyncio.Protocol):
     # -- asyncio ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
 
     def send(self, exchange: "Exchange") -> None:
         """Start one exchange on this idle connection."""
