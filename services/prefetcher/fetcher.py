@@ -217,6 +217,7 @@ class Fetcher:
     async def _use(self, effect: UseRegion, _: Event | None) -> None:
         region = self.region(effect.digest)
         if not is_whole(region):
+            await asyncio.to_thread(region.remove)
             await self._put(RegionLost(effect.digest, effect.want))
             return
         self._metrics.hits.inc()

@@ -51,6 +51,8 @@ def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
         failed += failure.instance_ids if failure else ()
         if (whole := _complete(region)) is not None:
             complete.append(whole)
+        elif region.read_state().state is RegionState.COMPLETE:
+            rubbish.append(directory.name)  # it says complete and is not: nobody may read it any more
         elif (part := _partial(region)) is not None:
             partial.append(part)
         elif failure is None:

@@ -47,7 +47,7 @@ class RegionWriter:
         if self.num_bytes > self._max_bytes:
             raise NoSpace(f"{self.num_bytes} bytes of weights, room for {self._max_bytes}")
         landed = resumable(self.region.read_meta(), self._identity, self.info)
-        if landed.total and not all(self._path(f).is_file() for f in self.info.files):
+        if landed.total and not all(_has_size(self._path(f), f.num_bytes) for f in self.info.files):
             landed = Intervals()
         if not landed.total:
             self.region.clear_bytes()
@@ -181,6 +181,10 @@ class Digester:
             return self._hashes[0].hexdigest()
         lines = sorted((f.path, h.hexdigest()) for f, h in zip(files, self._hashes, strict=True))
         return hashlib.sha256("".join(f"{digest}  {path}\n" for path, digest in lines).encode()).hexdigest()
+
+
+def _has_size(path: Path, num_bytes: int) -> bool:
+    return path.is_file() and path.stat().st_size == num_bytes
 
 
 def resumable(meta: Mapping[str, Any], identity: Mapping[str, Any], info: SourceInfo) -> Intervals:

@@ -1,0 +1,305 @@
+"""The prefetcher as a process: real NATS and Valkey, real servers of weights, kill -9 midway."""
+
+import asyncio
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from glowplug.bus.nats_bus import NatsBus
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.events.commands import DropWeights, FetchWeights
+from glowplug.events.envelope import Event, to_json
+from glowplug.events.subjects import entity_facts
+from glowplug.runtime.service import listen
+from glowplug.state.redis_store import RedisStore
+from glowplug.weights.inventory import read_cached, read_links
+from glowplug.weights.region import Region, RegionState, RegionStatus, region_digest
+from tests.fleet_builder import a_model, an_instance
+from tests.servers import Infra
+from tests.weight_servers import WeightServer
+
+DATA = random.Random(11).randbytes(3_000_000)
+SHA = hashlib.sha256(DATA).hexdigest()
+ROOT = Path(__file__).parents[2]
+TOKEN = "let-me-in"
+TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+
+
+@dataclass
+class Prefetcher:
+    """One process, and a client on the bus that commands it and hears its facts."""
+
+    node_id: str
+    shm_dir: Path
+    env: dict[str, str]
+    bus: NatsBus
+    store: RedisStore
+    epoch: int = 1
+    facts: list[Event] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+    url: str = ""
+
+    async def start(self, **settings: object) -> "Prefetcher":
+        sock = listen("127.0.0.1", 0)
+        port = sock.getsockname()[1]
+        sock.close()
+        self.url = f"http://127.0.0.1:{port}"
+        own = {f"GLOWPLUG_{k.upper()}": str(v) for k, v in settings.items()}
+        env = {**os.environ, **self.env, "GLOWPLUG_PORT": str(port), **own}
+        self.process = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-m", "services.prefetcher"], env=env, cwd=ROOT
+        )
+        await self.until(lambda: self.get("/ready").status_code == 200)
+        return self
+
+    def get(self, path: str) -> httpx.Response:
+        try:
+            return httpx.get(self.url + path, timeout=2)
+        except httpx.HTTPError:
+            return httpx.Response(599)
+
+    def kill(self, sig: int = signal.SIGKILL) -> None:
+        if self.process:
+            self.process.send_signal(sig)
+            self.process.wait(10)
+            self.process = None
+
+    async def until(self, true: Callable[[], Any], seconds: float = 20.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not true():
+                await asyncio.sleep(0.02)
+
+    async def send(self, payload: Any, epoch: int | None = None, event_id: str = "") -> None:
+        event = Event(
+            event_id=event_id or uuid.uuid4().hex,
+            type=payload.TYPE,
+            occurred_at=0.0,
+            issuer="placer-1",
+            data=payload,
+            traceparent=TRACE,
+            epoch=self.epoch if epoch is None else epoch,
+        )
+        await self.bus.publish(event)
+
+    async def fetch(self, ref: WeightsRef, instance_id: str = "", model_key: str = "m", **more: Any) -> None:
+        await self.send(
+            FetchWeights(target=self.node_id, model_key=model_key, weights=ref, instance_id=instance_id, **more)
+        )
+
+    def state(self, ref: WeightsRef, instance_id: str = "") -> RegionStatus:
+        return Region.at(self.shm_dir, self.node_id, region_digest(ref)).read_state(instance_id)
+
+    async def until_state(self, ref: WeightsRef, state: RegionState, instance_id: str = "") -> RegionStatus:
+        await self.until(lambda: self.state(ref, instance_id).state is state)
+        return self.state(ref, instance_id)
+
+    def heard(self, kind: str) -> list[Any]:
+        return [e.data for e in self.facts if e.type == kind and e.data.node_id == self.node_id]
+
+
+@pytest.fixture
+async def prefetcher(infra: Infra, tmp_path: Path) -> AsyncIterator[Prefetcher]:
+    node_id = f"node-{uuid.uuid4().hex[:6]}"
+    env = {
+        **infra.env,
+        "GLOWPLUG_NODE_ID": node_id,
+        "GLOWPLUG_SHM_DIR": str(tmp_path / "shm"),
+        "GLOWPLUG_SERVICE_ID": f"prefetcher-{node_id}",
+        "GLOWPLUG_ADMIN_TOKEN": TOKEN,
+        "GLOWPLUG_FETCH_BACKOFF_FIRST_S": "0.01",
+        "GLOWPLUG_FETCH_PART_BYTES": "500000",
+        "GLOWPLUG_FETCH_CHUNK_BYTES": "65536",
+        "GLOWPLUG_TICK_S": "0.1",
+        "GLOWPLUG_RESYNC_S": "0.3",
+        "GLOWPLUG_HEAL_S": "0.5",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'libs'}",
+    }
+    bus, store = NatsBus(infra.nats.url, "test"), RedisStore(infra.valkey.url)
+    await bus.connect()
+    made = Prefetcher(node_id, tmp_path / "shm", env, bus, store)
+
+    async def hear(event: Event) -> None:
+        made.facts.append(event)
+
+    await bus.subscribe([entity_facts("weights")], hear)
+    yield made
+    made.kill()
+    await bus.close()
+    await store.close()
+
+
+async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None:
+    await prefetcher.start()
+    with WeightServer(DATA) as server:
+        ref = WeightsRef(uri=server.url, sha256=SHA, num_bytes=len(DATA))
+        await prefetcher.fetch(ref, model_key="one")
+        status = await prefetcher.until_state(ref, RegionState.COMPLETE)
+        assert status.info and Path(status.info.path).read_bytes() == DATA
+        await prefetcher.until(lambda: prefetcher.heard("weights.fetched"))
+        num_requests = len(server.requests)
+        await prefetcher.fetch(ref, model_key="two")
+        await prefetcher.until(lambda: len(prefetcher.heard("weights.fetched")) == 2)
+        assert len(server.requests) == num_requests
+    assert [f.source for f in prefetcher.heard("weights.fetched")] == ["http", "cache"]
+    assert all(
+        e.traceparent.split("-")[1] == "a" * 32 for e in prefetcher.facts if e.data.node_id == prefetcher.node_id
+    )
+    (cached,) = read_cached(prefetcher.shm_dir, prefetcher.node_id)
+    assert (cached.digest, cached.num_bytes, cached.model_keys) == (SHA, len(DATA), ("one", "two"))
+    assert read_links(prefetcher.shm_dir, prefetcher.node_id)[0].bytes_in_flight == 0
+    body = prefetcher.get("/v1/cache").json()
+    assert body["used_bytes"] == len(DATA) and body["data"][0]["model_keys"] == ["one", "two"]
+    metrics = prefetcher.get("/metrics").text
+    assert f'glowplug_fetched_bytes_total{{source="http"}} {float(len(DATA))}' in metrics.replace("3e+06", "3000000.0")
+    assert "glowplug_cache_hits_total 1.0" in metrics and "glowplug_cache_misses_total 1.0" in metrics
+    await dropped_over_rest(prefetcher)
+
+
+async def dropped_over_rest(prefetcher: Prefetcher) -> None:
+    url = f"{prefetcher.url}/v1/cache/{SHA}/drop"
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient() as client:
+        assert (await client.post(url)).status_code == 401
+        assert (await client.post(url, headers=headers)).status_code == 200
+        again = await client.post(url, headers=headers)
+    assert again.status_code == 404 and again.json()["error"]["code"] == "not_found"
+    await prefetcher.until(lambda: not read_cached(prefetcher.shm_dir, prefetcher.node_id))
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"), [(DATA[:-1] + b"?", 0, "weights_corrupt"), (DATA, 404, "weights_unavailable")]
+)
+async def test_failures_are_written_down_with_their_reason(
+    prefetcher: Prefetcher, data: bytes, status: int, code: str
+) -> None:
+    await prefetcher.start()
+    with WeightServer(data, statuses=[status] * 20 if status else []) as server:
+        ref = WeightsRef(uri=server.url, sha256=SHA)
+        await prefetcher.fetch(ref, "i-1")
+        failed = await prefetcher.until_state(ref, RegionState.FAILED, "i-1")
+        assert failed.failure and failed.failure.code == code
+        assert prefetcher.state(ref, "i-2").state is RegionState.ABSENT
+        await prefetcher.until(lambda: prefetcher.heard("weights.fetch_failed"))
+        assert prefetcher.heard("weights.fetch_failed")[0].code == code
+        server.data, server.statuses, server.etag = DATA, [], '"v2"'
+        await prefetcher.fetch(ref, "i-2")
+        await prefetcher.until_state(ref, RegionState.COMPLETE, "i-2")
+
+
+async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> None:
+    """The instance still starts and nobody repeats the command: the restarted process finds it in the tables."""
+    with WeightServer(DATA, step_s=0.05) as server:
+        ref = WeightsRef(uri=server.url, sha256=SHA)
+        model: Model = a_model(f"m-{prefetcher.node_id}", weights=ref)
+        instance = an_instance(
+            f"i-{prefetcher.node_id}", model.key, InstanceState.STARTING, gpu_id=f"{prefetcher.node_id}/0"
+        )
+        await prefetcher.store.put("models", model.key, to_json(model))
+        await prefetcher.store.put("instances", instance.instance_id, to_json(instance))
+        await prefetcher.start()
+        await prefetcher.fetch(ref, instance.instance_id, model.key)
+        region = Region.at(prefetcher.shm_dir, prefetcher.node_id, SHA)
+        await prefetcher.until(lambda: sum(b - a for a, b in region.read_meta().get("landed", [])) >= 500_000)
+        prefetcher.kill()
+        assert region.read_state().state is RegionState.FETCHING
+        kept = sum(b - a for a, b in region.read_meta()["landed"])
+        server.step_s, before = 0.0, server.bytes_sent
+        await prefetcher.start()
+        await prefetcher.until_state(ref, RegionState.COMPLETE, instance.instance_id)
+        assert server.bytes_sent - before <= len(DATA) - kept + 500_000  # the first connections' last steps too
+    await prefetcher.store.delete("models", model.key)
+    await prefetcher.store.delete("instances", instance.instance_id)
+
+
+async def test_complete_regions_are_adopted_and_damaged_ones_are_not(prefetcher: Prefetcher) -> None:
+    await prefetcher.start()
+    with WeightServer(DATA) as server:
+        good, bad = WeightsRef(uri=server.url), WeightsRef(uri=server.url + "?2")
+        await prefetcher.fetch(good)
+        await prefetcher.fetch(bad)
+        await prefetcher.until_state(good, RegionState.COMPLETE)
+        await prefetcher.until_state(bad, RegionState.COMPLETE)
+        prefetcher.kill()
+        with (Region.at(prefetcher.shm_dir, prefetcher.node_id, region_digest(bad)).blob).open("ab") as blob:
+            blob.truncate(10)
+        await prefetcher.start()
+        digests = [c["digest"] for c in prefetcher.get("/v1/cache").json()["data"] if c["complete"]]
+        assert digests == [region_digest(good)]
+        assert prefetcher.state(bad).state is RegionState.ABSENT
+        num_requests = len(server.requests)
+        await prefetcher.fetch(bad, "i-9")
+        await prefetcher.until_state(bad, RegionState.COMPLETE)
+        assert len(server.requests) > num_requests
+        assert Region.at(prefetcher.shm_dir, prefetcher.node_id, region_digest(bad)).blob.read_bytes() == DATA
+
+
+async def test_old_epochs_are_refused_and_duplicates_are_one_fetch(prefetcher: Prefetcher) -> None:
+    await prefetcher.start()
+    with WeightServer(DATA) as server:
+        ref, other = WeightsRef(uri=server.url), WeightsRef(uri=server.url + "?old")
+        await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=ref), epoch=7)
+        for _ in range(5):
+            await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=ref), epoch=7)
+        await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=other), epoch=6)
+        await prefetcher.until_state(ref, RegionState.COMPLETE)
+        await prefetcher.until(lambda: "glowplug_stale_commands_total" in prefetcher.get("/metrics").text)
+        await prefetcher.until(
+            lambda: 'glowplug_stale_commands_total{service="prefetcher"} 1.0' in prefetcher.get("/metrics").text
+        )
+        assert prefetcher.state(other).state is RegionState.ABSENT
+        assert server.requests.count("bytes=0-0") == 1
+
+
+async def test_the_cache_is_bounded_and_a_drop_cancels(prefetcher: Prefetcher) -> None:
+    await prefetcher.start(host_cache_bytes=len(DATA) + 1000, room_wait_s=0.2)
+    with WeightServer(DATA) as server:
+        first, second = WeightsRef(uri=server.url + "?1"), WeightsRef(uri=server.url + "?2")
+        await prefetcher.fetch(first)
+        await prefetcher.until_state(first, RegionState.COMPLETE)
+        await prefetcher.fetch(second, "i-2")
+        await prefetcher.until_state(second, RegionState.COMPLETE)
+        assert prefetcher.state(first).state is RegionState.ABSENT
+        await prefetcher.fetch(first, "i-1")
+        failed = await prefetcher.until_state(first, RegionState.FAILED, "i-1")
+        assert failed.failure and failed.failure.code == "no_space" and "used by i-2" in failed.failure.message
+        server.data = DATA + DATA
+        huge = WeightsRef(uri=server.url + "?3")
+        await prefetcher.fetch(huge, "i-3")
+        failed = await prefetcher.until_state(huge, RegionState.FAILED, "i-3")
+        assert failed.failure and failed.failure.code == "no_space"
+    await prefetcher.until(lambda: prefetcher.heard("weights.evicted"))
+    assert prefetcher.heard("weights.evicted")[0].digest == region_digest(first)
+
+
+async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None:
+    await prefetcher.start()
+    with WeightServer(DATA, step_s=0.05) as server:
+        ref = WeightsRef(uri=server.url)
+        await prefetcher.fetch(ref, "i-1")
+        await prefetcher.until_state(ref, RegionState.FETCHING)
+        await prefetcher.send(DropWeights(target=prefetcher.node_id, digest=region_digest(ref), reason="not wanted"))
+        failed = await prefetcher.until_state(ref, RegionState.FAILED, "i-1")
+        assert failed.failure and failed.failure.message == "dropped: not wanted"
+        await prefetcher.until(lambda: prefetcher.get("/v1/fetches").json()["data"] == [])
+        assert prefetcher.get("/v1/cache").json()["used_bytes"] == 0
+        assert not Region.at(prefetcher.shm_dir, prefetcher.node_id, region_digest(ref)).blob.exists()
+
+
+async def test_it_stops_clean_on_sigterm(prefetcher: Prefetcher) -> None:
+    await prefetcher.start()
+    assert prefetcher.process is not None
+    prefetcher.process.terminate()
+    assert await asyncio.to_thread(prefetcher.process.wait, 10) == 0
+    prefetcher.process = None
