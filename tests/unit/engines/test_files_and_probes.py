@@ -1,0 +1,101 @@
+"""rendezvous, probe, gguf, samples: the small readers a start depends on."""
+
+import asyncio
+import struct
+from pathlib import Path
+
+import pytest
+
+from glowplug.engines import probe, rendezvous
+from glowplug.engines.gguf import InvalidGguf, read_facts
+
+
+def test_a_message_is_read_as_written_and_absent_before(tmp_path: Path) -> None:
+    assert rendezvous.read(tmp_path, rendezvous.GO) is None
+    rendezvous.write(tmp_path, rendezvous.GO, {"path": "/x"})
+    assert rendezvous.wait(tmp_path, rendezvous.GO, timeout_s=0.0) == {"path": "/x"}
+    assert [path.name for path in tmp_path.iterdir()] == [rendezvous.GO]
+
+
+def test_waiting_ends_with_the_time_or_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"go\.json"):
+        rendezvous.wait(tmp_path, rendezvous.GO, timeout_s=0.0, poll_s=0.001)
+    with pytest.raises(FileNotFoundError, match="gone"):
+        rendezvous.wait(tmp_path / "none", rendezvous.GO, timeout_s=5.0)
+
+
+def test_samples_are_summed_over_labels() -> None:
+    text = b'# HELP a b\na{x="1 2"} 2.0\na{x="3"} 1\nab 5\nb 0.5\n'
+    assert probe.sample_sum(text, ("a", "b")) == 3.5
+    assert probe.sample_sum(text, ("c",)) == 0.0
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort", b"nonsense\r\n\r\n"])
+async def test_a_broken_answer_is_a_connection_error(answer: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(ConnectionError):
+            await probe.ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 2.0)
+
+
+async def test_no_answer_is_a_timeout() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(TimeoutError):
+            await probe.ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 0.1)
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def a_gguf(path: Path, version: int = 3) -> Path:
+    values = [
+        _text("general.architecture") + struct.pack("<I", 8) + _text("llama"),
+        _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + _text("a") + _text("bc"),
+        _text("tokenizer.ggml.scores") + struct.pack("<IIQ", 9, 6, 2) + bytes(8),
+        *(
+            _text(f"llama.{key}") + struct.pack("<II", 4, number)
+            for key, number in {
+                "block_count": 30,
+                "context_length": 8192,
+                "embedding_length": 576,
+                "attention.head_count": 9,
+                "attention.head_count_kv": 3,
+            }.items()
+        ),
+        _text("tokenizer.chat_template") + struct.pack("<I", 8) + _text("{{ x }}"),
+    ]
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", version, 0, len(values)) + b"".join(values))
+    return path
+
+
+def test_facts_of_a_gguf_file(tmp_path: Path) -> None:
+    facts = read_facts(a_gguf(tmp_path / "m.gguf"))
+    assert facts.context_tokens == 8192
+    assert facts.kv_bytes_per_token == 30 * 3 * (64 + 64) * 2
+    assert facts.chat_template == "{{ x }}"
+
+
+def test_every_cut_of_a_gguf_file_is_refused_or_read_and_never_crashes(tmp_path: Path) -> None:
+    whole = a_gguf(tmp_path / "m.gguf").read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in range(len(whole)):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(InvalidGguf, match=r"cut\.gguf"):
+            read_facts(cut)
+
+
+def test_another_version_is_refused_by_its_number(tmp_path: Path) -> None:
+    with pytest.raises(InvalidGguf, match="version 9"):
+        read_facts(a_gguf(tmp_path / "m.gguf", version=9))
