@@ -34,7 +34,7 @@ class Desk:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.controller, self.clock = controller, clock
-        self._publish = publish
+        self.publish = publish
         self.exchanges: dict[int, Exchange] = {}
         self.started_at = clock()
         self.table_loaded = False
@@ -85,7 +85,7 @@ class Desk:
                 if (exchange := self.exchanges.get(effect.ticket)) is not None:
                     exchange.dispatch(effect.instance, effect.held_s, effect.cold)
             elif type(effect) is Publish:
-                self._publish(effect)
+                self.publish(effect)
             elif type(effect) is Hold:
                 if (exchange := self.exchanges.get(effect.ticket)) is not None:
                     exchange.hold(effect.eta_s)

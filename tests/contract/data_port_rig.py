@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.router import RouterController, RouterParams
@@ -15,7 +17,6 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, 
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events import Event, facts
 from glowplug.runtime.service import listen
-from prometheus_client import CollectorRegistry
 from services.router.desk import Desk
 from services.router.limits import Limits
 from services.router.metrics import RouterMetrics
@@ -142,7 +143,7 @@ class FakeEngine:
 
 async def _watch(reader: asyncio.StreamReader, served: Served) -> None:
     """Sets `left` when the router closes the connection while its request is being answered."""
-    while not reader.at_eof() and reader.exception() is None:  # noqa: ASYNC110 - StreamReader has no event for it
+    while not reader.at_eof() and reader.exception() is None:
         await asyncio.sleep(0.005)
     served.left.set()
 
@@ -271,7 +272,7 @@ class Rig:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110 - any condition over the port's state
+            while not condition():
                 await asyncio.sleep(0.002)
 
     @property

@@ -3,9 +3,9 @@
 import asyncio
 import json
 
-from glowplug.telemetry.semconv import HEADER_EMULATED
 from openai import AsyncOpenAI
 
+from glowplug.telemetry.semconv import HEADER_EMULATED
 from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, an_instance, chat, stream_three
 
 
@@ -220,7 +220,11 @@ async def test_the_official_openai_client_works_unmodified() -> None:
 
     async def reply(served: Served) -> None:
         if b'"input"' in served.body:
-            vectors = {"object": "list", "model": "m", "data": [{"object": "embedding", "index": 0, "embedding": [1.0]}]}
+            vectors = {
+                "object": "list",
+                "model": "m",
+                "data": [{"object": "embedding", "index": 0, "embedding": [1.0]}],
+            }
             await served.json(vectors)
         elif not json.loads(served.body).get("stream"):
             await served.json(completion)

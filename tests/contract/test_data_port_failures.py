@@ -5,8 +5,8 @@ import json
 import socket
 
 import pytest
-from glowplug.domain.instance import InstanceState
 
+from glowplug.domain.instance import InstanceState
 from services.router.limits import Limits
 from tests.contract.data_port_rig import DONE, TOKEN, Served, a_rig, an_instance, chat
 

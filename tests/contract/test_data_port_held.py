@@ -5,7 +5,6 @@ import json
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
-
 from services.router.limits import Limits
 from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, an_instance, chat
 

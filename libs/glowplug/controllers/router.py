@@ -125,8 +125,6 @@ class RouterController:
             return _suspended(model)
         if is_cold and not self.fleet.coming(model.key) and (error := self._failures.refusal(model.key, now_s)):
             return error
-        if is_cold and model.suspended:
-            return _suspended(model)
         if is_cold and model.on_cold is OnCold.REFUSE:
             retry_s = self.estimates.retry_after_s(self.eta_s(model.key, now_s))
             text = f"The model `{model.name}` is not running and is set to refuse rather than hold (on_cold: refuse)."

@@ -1,0 +1,5 @@
+"""`python -m services.router`."""
+
+from services.router.main import main
+
+main()

@@ -1,0 +1,86 @@
+"""The router's shell: facts and tables reach the controller here, beside the requests, and nothing waits for them."""
+
+import asyncio
+import logging
+from typing import Any
+
+from glowplug.controllers.effects import Effect
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.events import Event
+from glowplug.events.subjects import entity_facts, facts_of
+from glowplug.runtime.service import World
+from glowplug.runtime.shell import Shell
+from services.router.desk import Desk
+from services.router.settings import RouterSettings
+from services.router.tables_copy import TablesCopy
+
+log = logging.getLogger(__name__)
+FACTS = [entity_facts("instance"), entity_facts("model"), facts_of("weights.fetch_failed")]
+TABLES: dict[str, type[Any]] = {"models": Model, "instances": Instance}
+FIRST_RESYNC_S = 0.2
+
+
+class RouterShell(Shell):
+    """The common shell, but effects are done at once at the desk, time passes before the store has ever answered, and
+    every table read is copied to disk."""
+
+    def __init__(self, world: World, settings: RouterSettings, desk: Desk) -> None:
+        super().__init__(
+            "router",
+            settings.service_id,
+            desk.controller,
+            world.bus,
+            world.store,
+            world.tracing,
+            world.metrics,
+            tables=TABLES,
+            tick_s=settings.tick_s,
+            resync_s=settings.resync_s,
+        )
+        self._desk = desk
+        self._copy = TablesCopy(settings.state_dir / settings.service_id / "tables.json")
+        self._from_copy = False
+
+    async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
+        self._desk.do(effects)
+        if effects:
+            self._desk.changed()
+
+    def take_copy(self) -> None:
+        """Start from the tables as this router last saw them."""
+        copied = self._copy.read(self._clock())
+        if copied is not None:
+            self._desk.restore("models", copied[0])
+            self._desk.restore("instances", copied[1])
+            self._from_copy = True
+            log.info("%d models and %d instances from the copy on disk", len(copied[0]), len(copied[1]))
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(loop()) for loop in (self._consume, self._tick, self._resync_from_start)]
+
+    async def _resync_from_start(self) -> None:
+        while not await self._resync():
+            await asyncio.sleep(FIRST_RESYNC_S)
+        await self._resync_loop()
+
+    async def _resync(self) -> bool:
+        fleet = self.controller.fleet  # type: ignore[attr-defined]
+        grace_s = fleet.absent_grace_s
+        if self._from_copy:
+            fleet.absent_grace_s = 0.0  # what the copy has and the store has not is of the past
+        try:
+            done = await super()._resync()
+        finally:
+            fleet.absent_grace_s = grace_s
+        if done:
+            self._from_copy = False
+            self._desk.table_loaded = True
+            self._copy.write(fleet, self._clock())
+        return done
+
+
+async def listen_to_facts(world: World, shell: RouterShell) -> None:
+    """Connect to the bus, however long that takes, and follow the fleet."""
+    await world.bus.connect()
+    await world.bus.subscribe(FACTS, shell.on_event, durable=f"{world.settings.service_id}-facts")

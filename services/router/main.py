@@ -1,0 +1,72 @@
+"""Start one router: the data port first, from the copy of the tables if need be, then bus and store beside it."""
+
+import asyncio
+import contextlib
+import logging
+
+from glowplug.controllers.router import RouterController
+from glowplug.runtime.service import World, announce, listen, run, serve_rest
+from services.router.app import make
+from services.router.desk import Desk
+from services.router.handlers import RouterShell, listen_to_facts
+from services.router.ledger import Ledger
+from services.router.metrics import RouterMetrics
+from services.router.outbox import Outbox
+from services.router.proxy import DataPort
+from services.router.settings import RouterSettings
+
+log = logging.getLogger(__name__)
+
+
+async def serve(stopping: asyncio.Event) -> None:
+    settings = RouterSettings()
+    world = World.open("router", settings)
+    metrics = RouterMetrics()
+    desk = Desk(RouterController(settings.params()))
+    shell = RouterShell(world, settings, desk)
+    outbox = Outbox(world.bus, shell.event, metrics, settings.outbox_limit)
+    desk.publish = outbox.put
+    ledger = Ledger(settings.service_id, desk, metrics, outbox.put, settings.requests_kept)
+    port = DataPort(
+        desk,
+        metrics,
+        settings.limits(),
+        api_key=settings.api_key,
+        tracing=world.tracing,
+        sampler=settings.sampler(),
+        on_finished=ledger.finished,
+    )
+    shell.take_copy()
+    sock = listen(settings.host, settings.data_port, reuse_port=settings.reuse_port)
+    server, url = await serve_rest(make(settings, desk, ledger), settings)
+    await port.serve(sock)
+    await shell.start()
+    beside = [
+        asyncio.create_task(job)
+        for job in (
+            outbox.run(),
+            ledger.report_loads(settings.load_soonest_s, settings.load_every_s),
+            _follow(world, shell, url),
+        )
+    ]
+    log.info("data port at http://%s:%d, admin at %s", settings.host, sock.getsockname()[1], url)
+    await stopping.wait()
+    log.info("draining: %d requests here", len(desk.exchanges))
+    await port.drain(settings.drain_s, keep_listening=not settings.reuse_port)
+    await shell.stop()
+    for task in (*beside, server):
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await world.bus.close()
+    await world.store.close()
+    await asyncio.to_thread(world.tracing.shutdown)
+
+
+async def _follow(world: World, shell: RouterShell, url: str) -> None:
+    await listen_to_facts(world, shell)
+    await announce(shell, url)
+
+
+def main() -> None:
+    run(serve)

@@ -1,0 +1,68 @@
+"""Settings of the router. Seconds and bytes; see limits.py for what each bound is for."""
+
+from pydantic import Field
+
+from glowplug.controllers.router import RouterParams
+from glowplug.runtime.settings import ServiceSettings
+from services.router.ids import Sampler
+from services.router.limits import Limits
+
+DEFAULT = Limits()
+
+
+class RouterSettings(ServiceSettings):
+    data_port: int = Field(0, ge=0, le=65535)  # 0 lets the kernel choose
+    reuse_port: bool = False  # several router processes on one data port (SO_REUSEPORT)
+    tick_s: float = Field(0.25, gt=0)
+    policy_routing: str = "least_loaded"
+    max_header_bytes: int = Field(DEFAULT.header_bytes, ge=1024)
+    max_body_bytes: int = Field(DEFAULT.body_bytes, ge=1024)
+    max_buffered_bytes: int = Field(DEFAULT.buffered_bytes, ge=1024)
+    max_connections: int = Field(DEFAULT.num_connections, ge=1)
+    header_timeout_s: float = Field(DEFAULT.header_s, gt=0)
+    body_timeout_s: float = Field(DEFAULT.body_s, gt=0)
+    client_idle_s: float = Field(DEFAULT.idle_s, gt=0)
+    client_stall_s: float = Field(DEFAULT.stall_s, gt=0)
+    engine_connect_s: float = Field(DEFAULT.connect_s, gt=0)
+    engine_silence_s: float = Field(DEFAULT.engine_silence_s, gt=0)
+    keepalive_after_s: float = Field(DEFAULT.keepalive_after_s, ge=0)
+    keepalive_every_s: float = Field(DEFAULT.keepalive_every_s, gt=0)
+    waiting_every_s: float = Field(0.5, gt=0)
+    quarantine_s: float = Field(1.0, ge=0)
+    failure_memory_s: float = Field(5.0, ge=0)
+    default_start_s: float = Field(5.0, gt=0)  # a cold start of a model never started before
+    trace_ratio: float = Field(1.0, ge=0, le=1)  # of requests that bring no trace of their own
+    trace_per_s: float = Field(20.0, ge=0)  # at most
+    requests_kept: int = Field(500, ge=0)  # finished ones, for /v1/requests
+    outbox_limit: int = Field(10_000, ge=1)  # events waiting for the bus
+    load_every_s: float = Field(0.5, gt=0)
+    load_soonest_s: float = Field(0.05, gt=0)  # changes closer together are one report
+
+    def limits(self) -> Limits:
+        return Limits(
+            header_bytes=self.max_header_bytes,
+            body_bytes=self.max_body_bytes,
+            buffered_bytes=self.max_buffered_bytes,
+            num_connections=self.max_connections,
+            header_s=self.header_timeout_s,
+            body_s=self.body_timeout_s,
+            idle_s=self.client_idle_s,
+            stall_s=self.client_stall_s,
+            connect_s=self.engine_connect_s,
+            engine_silence_s=self.engine_silence_s,
+            keepalive_after_s=self.keepalive_after_s,
+            keepalive_every_s=self.keepalive_every_s,
+        )
+
+    def params(self) -> RouterParams:
+        return RouterParams(
+            router_id=self.service_id or "router-1",
+            policy=self.policy_routing,
+            waiting_every_s=self.waiting_every_s,
+            quarantine_s=self.quarantine_s,
+            failure_memory_s=self.failure_memory_s,
+            default_start_s=self.default_start_s,
+        )
+
+    def sampler(self) -> Sampler:
+        return Sampler(self.trace_ratio, self.trace_per_s)

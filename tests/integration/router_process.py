@@ -1,0 +1,110 @@
+"""A router process, its NATS and its Valkey, and engines in the test's own loop."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.events.envelope import to_json
+from glowplug.state.redis_store import RedisStore
+
+START_S = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass
+class RouterProcess:
+    """`python -m services.router` with ports of its own."""
+
+    nats_url: str
+    redis_url: str
+    state_dir: Path
+    data_port: int
+    admin_port: int
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.data_port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    async def start(self, *, wait: bool = True, **env: str) -> "RouterProcess":
+        given = {
+            "GLOWPLUG_NATS_URL": self.nats_url,
+            "GLOWPLUG_REDIS_URL": self.redis_url,
+            "GLOWPLUG_STATE_DIR": str(self.state_dir),
+            "GLOWPLUG_DATA_PORT": str(self.data_port),
+            "GLOWPLUG_PORT": str(self.admin_port),
+            "GLOWPLUG_SERVICE_ID": "router-1",
+        }
+        argv = (sys.executable, "-m", "services.router")
+        with (self.state_dir / "router.log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *argv, stdout=log, stderr=log, env=os.environ | given | env
+            )
+        if wait:
+            await self.until_ready()
+        return self
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(START_S), httpx.AsyncClient() as client:
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await client.get(f"{self.url}/ready")).status_code == 200:
+                        return
+                assert self.process is not None and self.process.returncode is None, self.log()
+                await asyncio.sleep(0.02)
+
+    def log(self) -> str:
+        return (self.state_dir / "router.log").read_text(errors="replace")[-3000:]
+
+    def terminate(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def a_router(nats_url: str, redis_url: str, state_dir: Path, **env: str) -> AsyncIterator[RouterProcess]:
+    router = RouterProcess(nats_url, redis_url, state_dir, free_port(), free_port())
+    try:
+        yield await router.start(**env)
+    finally:
+        await router.kill()
+
+
+async def write_rows(redis_url: str, *rows: Model | Instance) -> None:
+    """What the autoscaler and the agents would have written."""
+    store = RedisStore(redis_url)
+    for row in rows:
+        if isinstance(row, Model):
+            await store.put("models", row.key, to_json(row))
+        else:
+            await store.put("instances", row.instance_id, to_json(row))
+    await store.close()
+
+
+def chat_body(model: str = "m", *, stream: bool = False) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
