@@ -234,6 +234,9 @@ class EngineRoom:
         loading = self._tasks.get((handle.instance_id, "load"))
         if loading is not None:  # it sees the same end and knows more about it
             await asyncio.wait([loading], timeout=2.0)
+        await self._tell_exit(handle)
+
+    async def _tell_exit(self, handle: EngineHandle) -> None:
         tail = log_tail(Path(handle.log_path))
         await self._tell(EngineExited(handle.instance_id, f"the engine process ended by itself\n{tail}".strip()))
 
@@ -243,6 +246,9 @@ class EngineRoom:
             await self._tell(HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it"))
             return
         seen = await self._driver(handle).health(handle)
+        if not seen.alive:
+            await self._tell_exit(handle)
+            return
         await self._tell(HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
 
     async def _count(self, effect: CountInFlight) -> None:

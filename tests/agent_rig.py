@@ -1,0 +1,171 @@
+"""One agent in this process on a memory bus and store, with real emulated engine processes."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
+from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.engines.drivers import driver
+from glowplug.engines.port import EngineDriver
+from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
+from glowplug.events.envelope import Event, from_json
+from glowplug.state.memory_store import MemoryStore
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
+from glowplug.weights.region import Region, RegionInfo, region_digest
+from services.agent.service import AgentService
+from services.agent.settings import AgentSettings
+from tests.fleet_builder import MIB, a_model, an_event
+
+NODE = "node-1"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+SPEED = 50.0
+
+
+def emulated_model(name: str = "tiny", *, mib: int = 100, **fields: Any) -> Model:
+    """A model of the emulated engine, fifty times as fast as the hardware it stands for."""
+    fields.setdefault("engine_args", {"time_scale": SPEED})
+    fields.setdefault("weights", WeightsRef(uri=f"file:///weights/{name}", num_bytes=4))
+    return a_model(name, mib=mib, **fields)
+
+
+def write_weights(shm_dir: Path, model: Model, node_id: str = NODE) -> Region:
+    """What the prefetcher leaves behind: complete weights of `model` in host memory."""
+    region = Region.at(shm_dir, node_id, region_digest(model.weights))
+    region.begin()
+    region.blob.write_bytes(b"seed")
+    region.complete(RegionInfo(path=str(region.blob), num_bytes=4, sha256="", source="file", seconds=0.01))
+    return region
+
+
+def start_command(model: Model, instance_id: str, *, gpu: int = 0, node_id: str = NODE, epoch: int = 1) -> Event:
+    worker = Worker(
+        worker_id=f"{instance_id}-0", node_id=node_id, gpu_id=f"{node_id}/{gpu}", num_bytes=model.memory_bytes
+    )
+    command = StartInstance(
+        target=node_id, instance_id=instance_id, model=model, workers=(worker,), decision_id=f"d-{instance_id}"
+    )
+    return an_event(command, issuer="placer-1", epoch=epoch, traceparent=TRACEPARENT)
+
+
+def stop_command(instance_id: str, *, grace_s: float = 30.0, node_id: str = NODE, epoch: int = 1) -> Event:
+    command = StopInstance(target=node_id, instance_id=instance_id, reason="idle", grace_s=grace_s)
+    return an_event(command, issuer="autoscaler-1", epoch=epoch)
+
+
+def resume_command(instance_id: str, *, node_id: str = NODE, epoch: int = 1) -> Event:
+    command = ResumeInstance(target=node_id, instance_id=instance_id, reason="wanted again")
+    return an_event(command, issuer="autoscaler-1", epoch=epoch)
+
+
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    """The first true value of `condition`; fails naming `what`."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+class AgentRig:
+    """`start()` and `stop()` may be called in turn: the state directory and the store live on."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        given: dict[str, Any] = {
+            "node_id": NODE,
+            "service_id": "agent-1",
+            "state_dir": folder / "state",
+            "shm_dir": folder / "shm",
+            "gpu_budgets": "300MiB",
+            "tick_s": 0.02,
+            "resync_s": 0.2,
+            "drain_quiet_s": 0.05,
+            "stop_grace_s": 2.0,
+        }
+        self.settings = AgentSettings(**(given | settings))
+        self.broker, self.store = MemoryBroker(), MemoryStore()
+        self.sender = MemoryBus(self.broker)
+        self.spans = InMemorySpanExporter()
+        self.service: AgentService
+
+    def open(self, drivers: dict[str, EngineDriver] | None = None) -> AgentService:
+        registry = CollectorRegistry()
+        if drivers is None:
+            drivers = {"emulated": driver("emulated", self.settings.engine_settings())}
+        self.tracing = Tracing("agent", "agent-1", exporter=self.spans)
+        self.service = AgentService(
+            self.settings,
+            MemoryBus(self.broker),
+            self.store,
+            self.tracing,
+            self.tracing,
+            ShellMetrics("agent", registry),
+            drivers=drivers,
+            registry=registry,
+        )
+        self.registry = registry
+        return self.service
+
+    async def start(self, drivers: dict[str, EngineDriver] | None = None) -> AgentService:
+        service = self.open(drivers)
+        await service.start("http://agent.test")
+        await until(lambda: not service.not_ready(), "the agent is ready")
+        return service
+
+    async def crash(self) -> None:
+        """What is left after a kill -9: engines and files. Nothing is drained, said or saved."""
+        service = self.service
+        for task in service._tasks:
+            task.cancel()
+        await service.shell.stop()
+        await service.room.close()
+        await service._bus.close()
+        service._lock.release()
+
+    def instance(self, instance_id: str) -> Instance | None:
+        holding = self.service.controller.holdings.get(instance_id)
+        return holding.instance if holding else None
+
+    async def reaches(self, instance_id: str, state: InstanceState) -> Instance:
+        def seen() -> Instance | None:
+            instance = self.instance(instance_id)
+            return instance if instance and instance.state is state else None
+
+        found: Instance = await until(seen, f"{instance_id} is {state} (is {self.instance(instance_id)})")
+        return found
+
+    def row(self, instance_id: str) -> Instance | None:
+        raw = self.store.tables["instances"].get(instance_id)
+        return from_json(raw, Instance) if raw else None
+
+    def facts(self, instance_id: str) -> list[str]:
+        """Types of the facts told of one instance, in order."""
+        told = [e for e in self.broker.published if e.type.startswith("instance.")]
+        return [e.type for e in told if e.data.instance.instance_id == instance_id]
+
+    def handle(self, instance_id: str) -> dict[str, Any]:
+        """The engine's handle as the agent wrote it down."""
+        path = self.settings.node_dir / "agent.json"
+        written = json.loads(path.read_bytes()) if path.exists() else {"handles": {}}
+        found: dict[str, Any] = written["handles"].get(instance_id, {})
+        return found
+
+    def used_bytes(self) -> int:
+        return sum(gpu.used_bytes for gpu in self.service.controller.ledger.gpus)
+
+    def finished_spans(self) -> dict[str, ReadableSpan]:
+        self.tracing._provider.force_flush()
+        return {span.name: span for span in self.spans.get_finished_spans()}
+
+
+__all__ = ["MIB", "AgentRig", "emulated_model", "start_command", "stop_command", "until", "write_weights"]

@@ -1,0 +1,268 @@
+"""One agent with real (emulated) engine processes: start, serve, drain, die, come back."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from glowplug.domain.instance import InstanceState, PhaseName
+from glowplug.engines.process import started_at
+from services.agent.app import make
+from services.agent.state_file import NodeTaken
+from tests.agent_rig import (
+    MIB,
+    NODE,
+    AgentRig,
+    emulated_model,
+    resume_command,
+    start_command,
+    stop_command,
+    until,
+    write_weights,
+)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[AgentRig]:
+    rig = AgentRig(tmp_path)
+    await rig.start()
+    yield rig
+    rig.store.down = rig.broker.down = False
+    rig.settings.engines_on_stop = "stop"
+    await rig.service.stop()
+
+
+async def started(rig: AgentRig, instance_id: str = "i-1", *, mib: int = 100) -> str:
+    model = emulated_model(mib=mib)
+    write_weights(rig.settings.shm_dir, model)
+    await rig.sender.publish(start_command(model, instance_id))
+    return (await rig.reaches(instance_id, InstanceState.READY)).url
+
+
+async def test_start_serve_drain_stop(rig: AgentRig) -> None:
+    model = emulated_model(mib=100)
+    await rig.sender.publish(start_command(model, "i-1"))
+    await rig.reaches("i-1", InstanceState.STARTING)
+    await until(lambda: rig.handle("i-1"), "the engine process starts before its weights are there")
+    assert rig.used_bytes() == 100 * MIB
+    write_weights(rig.settings.shm_dir, model)
+    ready = await rig.reaches("i-1", InstanceState.READY)
+    async with httpx.AsyncClient() as client:
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        answer = await client.post(f"{ready.url}/v1/chat/completions", json=asked)
+    assert answer.status_code == 200 and answer.json()["choices"]
+    assert ready.emulated and ready.decision_id == "d-i-1"
+    assert [p.name for p in ready.phases] == [PhaseName.FETCH, PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP]
+    assert all(p.ended_at >= p.started_at for p in ready.phases)
+    pid = rig.handle("i-1")["pid"]
+    await rig.sender.publish(stop_command("i-1"))
+    stopped = await rig.reaches("i-1", InstanceState.STOPPED)
+    assert started_at(pid) is None and rig.used_bytes() == 0
+    assert rig.facts("i-1") == [
+        "instance.starting",
+        "instance.loading",
+        "instance.ready",
+        "instance.draining",
+        "instance.stopped",
+    ]
+    assert (await until(lambda: rig.row("i-1") == stopped, "the store has the end")) is True
+
+
+async def test_a_drain_waits_for_what_runs(rig: AgentRig) -> None:
+    model = emulated_model(engine_args={"time_scale": 1.0, "launch_s": 0, "warmup_s": 0})
+    write_weights(rig.settings.shm_dir, model)
+    await rig.sender.publish(start_command(model, "i-1"))
+    url = (await rig.reaches("i-1", InstanceState.READY)).url
+    asked = {"model": "tiny", "prompt": "tell", "max_tokens": 40, "ignore_eos": True}
+    async with httpx.AsyncClient(timeout=60) as client:
+        request = asyncio.create_task(client.post(f"{url}/v1/completions", json=asked))
+        await asyncio.sleep(0.3)
+        await rig.sender.publish(stop_command("i-1"))
+        await rig.reaches("i-1", InstanceState.DRAINING)
+        answer = await request
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 40
+    await rig.reaches("i-1", InstanceState.STOPPED)
+
+
+async def test_a_drain_is_undone(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path, drain_quiet_s=5.0)
+    await rig.start()
+    await started(rig)
+    await rig.sender.publish(stop_command("i-1"))
+    await rig.reaches("i-1", InstanceState.DRAINING)
+    await rig.sender.publish(resume_command("i-1"))
+    ready = await rig.reaches("i-1", InstanceState.READY)
+    assert ready.reason == "wanted again" and rig.used_bytes() == 100 * MIB
+    rig.settings.drain_s = 0.0
+    await rig.service.stop()
+
+
+async def test_killed_engine_fails_and_frees(rig: AgentRig) -> None:
+    await started(rig)
+    os.kill(rig.handle("i-1")["pid"], signal.SIGKILL)
+    failed = await rig.reaches("i-1", InstanceState.FAILED)
+    assert "ended by itself" in failed.reason
+    await until(lambda: rig.used_bytes() == 0, "the ledger is free")
+    told = rig.broker.of_type("instance.failed")[-1]
+    assert told.data.code == "engine_failed" and told.data.instance.instance_id == "i-1"
+
+
+async def test_hung_engine_is_replaced_by_a_failure(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path, health_every_s=0.05, health_timeout_s=0.1, health_misses=3)
+    await rig.start()
+    await started(rig)
+    pid = rig.handle("i-1")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    failed = await rig.reaches("i-1", InstanceState.FAILED)
+    assert "hung" in failed.reason
+    await until(lambda: started_at(pid) is None and rig.used_bytes() == 0, "the hung process is killed")
+    await rig.service.stop()
+
+
+async def test_no_room_harms_nobody(rig: AgentRig) -> None:
+    await started(rig, mib=250)
+    await rig.sender.publish(start_command(emulated_model("other", mib=100), "i-2"))
+    failed = await rig.reaches("i-2", InstanceState.FAILED)
+    assert rig.broker.of_type("instance.failed")[-1].data.code == "out_of_memory"
+    assert "free" in failed.reason and rig.used_bytes() == 250 * MIB
+    assert (await rig.reaches("i-1", InstanceState.READY)).url
+
+
+async def test_failed_weights_end_the_start(rig: AgentRig) -> None:
+    model = emulated_model()
+    await rig.sender.publish(start_command(model, "i-1"))
+    await until(lambda: rig.handle("i-1"), "the engine launches")
+    region = write_weights(rig.settings.shm_dir / "elsewhere", model)
+    region = type(region)(rig.settings.shm_dir / NODE / region.digest)
+    region.fail("weights_corrupt", "checksum differs", failed_at=1.0, instance_ids=("i-1",))
+    failed = await rig.reaches("i-1", InstanceState.FAILED)
+    assert failed.reason == "checksum differs"
+    assert rig.broker.of_type("instance.failed")[-1].data.code == "weights_corrupt"
+    await until(lambda: rig.used_bytes() == 0 and not rig.handle("i-1"), "engine and bytes are gone")
+
+
+async def test_a_start_under_way_is_given_up(rig: AgentRig) -> None:
+    await rig.sender.publish(start_command(emulated_model(), "i-1"))
+    await until(lambda: rig.handle("i-1"), "the engine launches")
+    pid = rig.handle("i-1")["pid"]
+    await rig.sender.publish(stop_command("i-1"))
+    await rig.reaches("i-1", InstanceState.STOPPED)
+    assert started_at(pid) is None and rig.used_bytes() == 0
+
+
+async def test_serves_on_without_bus_and_store(rig: AgentRig) -> None:
+    url = await started(rig)
+    rig.broker.down = rig.store.down = True
+    pid = rig.handle("i-1")["pid"]
+    os.kill(pid, signal.SIGKILL)
+    await rig.reaches("i-1", InstanceState.FAILED)
+    before = rig.row("i-1")
+    assert before is not None and before.state is InstanceState.READY and url
+    rig.broker.down = rig.store.down = False
+    await until(lambda: rig.row("i-1") == rig.instance("i-1"), "the store catches up")
+
+
+async def test_an_emptied_store_heals(rig: AgentRig) -> None:
+    await started(rig)
+    rig.store.tables.clear()
+    await until(lambda: rig.row("i-1") and NODE in rig.store.tables["nodes"], "rows are written again")
+
+
+async def test_taken_back_after_kill_9(rig: AgentRig) -> None:
+    url = await started(rig)
+    await rig.sender.publish(start_command(emulated_model("dies"), "i-2"))
+    write_weights(rig.settings.shm_dir, emulated_model("dies"))
+    await rig.reaches("i-2", InstanceState.READY)
+    before, handle, dead = rig.instance("i-1"), rig.handle("i-1"), rig.handle("i-2")["pid"]
+    await rig.crash()
+    os.kill(dead, signal.SIGKILL)
+    await until(lambda: started_at(dead) is None, "it dies while its agent is down")
+    await rig.start()
+    failed = await rig.reaches("i-2", InstanceState.FAILED)
+    again = await rig.reaches("i-1", InstanceState.READY)
+    assert before is not None and again.revision > before.revision and again.url == url
+    assert rig.handle("i-1") == handle and "while its agent was down" in failed.reason
+    await until(lambda: rig.used_bytes() == 100 * MIB, "only the living hold bytes")
+    await rig.sender.publish(stop_command("i-1"))
+    await rig.reaches("i-1", InstanceState.STOPPED)
+
+
+async def test_a_start_goes_on_after_kill_9(rig: AgentRig) -> None:
+    model = emulated_model()
+    await rig.sender.publish(start_command(model, "i-1"))
+    first = await until(lambda: rig.handle("i-1"), "the engine launches")
+    await rig.crash()
+    await rig.start()
+    write_weights(rig.settings.shm_dir, model)
+    await rig.reaches("i-1", InstanceState.READY)
+    assert rig.handle("i-1")["pid"] != first["pid"] and started_at(first["pid"]) is None
+
+
+async def test_engines_nobody_knows_are_killed(rig: AgentRig) -> None:
+    await started(rig)
+    pid = rig.handle("i-1")["pid"]
+    await rig.crash()
+    (rig.settings.node_dir / "agent.json").unlink()
+    await rig.start()
+    await until(lambda: started_at(pid) is None, "the orphan is killed")
+    await until(lambda: (row := rig.row("i-1")) and row.state is InstanceState.FAILED, "its row ends")
+
+
+async def test_one_agent_per_node(rig: AgentRig) -> None:
+    second = AgentRig(rig.settings.state_dir.parent)
+    with pytest.raises(NodeTaken, match=rf"node-1 has an agent already \(pid {os.getpid()}"):
+        second.open()
+
+
+async def test_stop_drains_and_leaves(rig: AgentRig) -> None:
+    await started(rig)
+    pid = rig.handle("i-1")["pid"]
+    await rig.service.stop()
+    assert started_at(pid) is None and rig.broker.of_type("node.left")
+    assert NODE not in rig.store.tables["nodes"]
+    assert (row := rig.row("i-1")) is not None and row.state is InstanceState.STOPPED
+    await rig.start()
+
+
+async def test_engines_may_be_left(rig: AgentRig) -> None:
+    await started(rig)
+    pid = rig.handle("i-1")["pid"]
+    rig.settings.engines_on_stop = "leave"
+    await rig.service.stop()
+    assert started_at(pid) is not None and not rig.broker.of_type("node.left")
+    await rig.start()
+    assert (await rig.reaches("i-1", InstanceState.READY)).url
+
+
+async def test_a_start_is_one_trace(rig: AgentRig) -> None:
+    await started(rig)
+    spans = await until(lambda: (s := rig.finished_spans()) and "agent.start" in s and s, "spans are exported")
+    whole = spans["agent.start"]
+    assert f"{whole.context.trace_id:032x}" in start_command(emulated_model(), "i").traceparent
+    for name in ("agent.await_weights", "engine.launch", "engine.load", "engine.warmup"):
+        assert spans[name].parent.span_id == whole.context.span_id
+        assert spans[name].attributes["glowplug.emulated"] is True
+
+
+async def test_rest(rig: AgentRig) -> None:
+    rig.settings.admin_token = "secret"
+    await started(rig)
+    transport = httpx.ASGITransport(app=make(rig.service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://agent") as client:
+        rows = (await client.get("/v1/instances")).json()["data"]
+        assert [row["instance_id"] for row in rows] == ["i-1"] and rows[0]["emulated"]
+        assert (await client.get("/v1/instances/none")).json()["error"]["code"] == "not_found"
+        assert (await client.get("/v1/instances/i-1/logs?tail=5")).status_code == 200
+        assert (await client.get("/v1/instances/i-1/logs?tail=x")).status_code == 400
+        (gpu,) = (await client.get("/v1/gpus")).json()["data"]
+        assert gpu["bytes_by_owner"] == {"weights": 100 * MIB} and gpu["free_bytes"] == 200 * MIB
+        assert (await client.get("/ready")).status_code == 200
+        assert (await client.post("/v1/instances/i-1/stop")).status_code == 401
+        given = {"Authorization": "Bearer secret"}
+        stopped = await client.post("/v1/instances/i-1/stop?grace_s=1", headers=given)
+        assert stopped.status_code == 202 and stopped.json()["state"] == "draining"
+    await rig.reaches("i-1", InstanceState.STOPPED)
