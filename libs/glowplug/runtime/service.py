@@ -103,8 +103,12 @@ async def serve_rest(app: FastAPI, settings: ServiceSettings) -> tuple[asyncio.T
 
 
 async def _run_server(server: uvicorn.Server, sock: socket.socket) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
+    """Serve until cancelled; then stop listening and let open answers finish, for at most the graceful time."""
+    try:
         await server._serve([sock])
+    except asyncio.CancelledError:
+        if server.started:
+            await server.shutdown(sockets=[sock])
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
