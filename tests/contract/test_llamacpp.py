@@ -1,0 +1,53 @@
+"""What is llama.cpp's own: embeddings on request, weights cut short, prompts that stay out of its log."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from glowplug.domain.errors import EngineFailed
+from tests.contract.engine_rig import EngineCase
+
+pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+async def case() -> AsyncIterator[EngineCase]:
+    with tempfile.TemporaryDirectory(prefix="gp-llama-") as folder:
+        case = EngineCase("llamacpp", Path(folder))
+        if reason := case.driver.unavailable():
+            pytest.skip(reason)
+        yield case
+        await case.close()
+
+
+async def test_embeddings_when_asked_for_and_text_all_the_same(case: EngineCase) -> None:
+    report = await case.start(engine_args={"embeddings": True})
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+        vectors = (await client.post("/v1/embeddings", json={"model": "x", "input": ["a", "b"]})).json()["data"]
+        text = await client.post("/v1/completions", json={"prompt": "The sea", "max_tokens": 3})
+    assert [len(item["embedding"]) for item in vectors] == [576, 576]
+    assert text.status_code == 200
+
+
+async def test_weights_cut_short_are_never_served(case: EngineCase) -> None:
+    with case.weights.open("rb") as whole:
+        cut = case.folder / "cut.gguf"
+        cut.write_bytes(whole.read(20_000_000))
+    handle = await case.launch()
+    with pytest.raises(EngineFailed, match=r"cut\.gguf"):
+        await case.driver.load(handle, cut)
+    assert not case.driver.adopt(handle)
+
+
+async def test_prompts_stay_out_of_the_log(case: EngineCase) -> None:
+    report = await case.start(system_prompt="Zanzibar is my secret.")
+    body = {"messages": [{"role": "user", "content": "Quokkas too."}], "max_tokens": 4}
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    log = Path(report.handle.log_path).read_text()
+    assert "slots" in log
+    assert "Zanzibar" not in log
+    assert "Quokka" not in log
