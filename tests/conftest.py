@@ -5,8 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.servers import Infra, NatsProcess, ValkeyProcess
+
+settings.register_profile(
+    "house",
+    deadline=None,
+    derandomize=True,  # the same examples each time: a failure is a report, not a rumour
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from grpc_tools import protoc
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glowplug.events import Event, decode, encode, shapes
@@ -30,7 +30,7 @@ KINDS = {
     FieldDescriptor.TYPE_BOOL: "bool",
 }
 CARRIED = [*PAYLOADS.values(), *shapes.carried(list(PAYLOADS.values()))]
-few = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=10)
 
 
 @pytest.fixture(scope="module")

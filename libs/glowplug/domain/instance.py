@@ -81,8 +81,8 @@ class Instance:
 
     @property
     def node_id(self) -> str:
-        return self.workers[0].node_id
+        return self.workers[0].node_id if self.workers else ""
 
     @property
     def gpu_id(self) -> str:
-        return self.workers[0].gpu_id
+        return self.workers[0].gpu_id if self.workers else ""

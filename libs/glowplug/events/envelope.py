@@ -62,7 +62,7 @@ def decode(raw: bytes) -> Event:
         data = _data[wire.type].decode(wire.data)
     except KeyError as error:
         raise MalformedEvent(f"unknown event type {error}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedEvent(str(error)) from error
     return Event(
         event_id=wire.event_id,
@@ -86,5 +86,5 @@ def from_json(raw: bytes, cls: type[T]) -> T:
     """A domain value back from `to_json`. Raises MalformedEvent."""
     try:
         return msgspec.json.decode(raw, type=cls, strict=False)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedEvent(f"{cls.__name__}: {error}") from error

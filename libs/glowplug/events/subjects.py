@@ -17,8 +17,8 @@ _NONE = "_"
 
 
 def _token(text: str) -> str:
-    """`text` as one NATS token: dots, spaces and wildcards become dashes."""
-    return "".join("-" if c in ".*> \t\r\n/" else c for c in text) or _NONE
+    """`text` as one NATS token: dots, slashes, wildcards and what cannot be printed become dashes."""
+    return "".join("-" if c in ".*>/ " or not c.isprintable() else c for c in text) or _NONE
 
 
 def is_telemetry(event_type: str) -> bool:
@@ -88,13 +88,17 @@ class Parsed:
     entity_id: str
 
 
+def _given(token: str) -> str:
+    return "" if token == _NONE else token
+
+
 def parse(text: str) -> Parsed:
     """Raises ValueError when `text` is no subject of ours."""
     parts = text.split(".")
     if parts[:2] != ROOT.split("."):
         raise ValueError(f"not a glowplug subject: {text!r}")
     if len(parts) == 6 and parts[2] == "cmd":
-        return Parsed("cmd", parts[3], parts[4], "", parts[5])
+        return Parsed("cmd", parts[3], parts[4], "", _given(parts[5]))
     if len(parts) == 7 and parts[2] in ("evt", "tel"):
-        return Parsed(parts[2], parts[3], parts[4], "" if parts[5] == _NONE else parts[5], parts[6])
+        return Parsed(parts[2], parts[3], parts[4], _given(parts[5]), _given(parts[6]))
     raise ValueError(f"not a glowplug subject: {text!r}")
