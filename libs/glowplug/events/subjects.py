@@ -6,6 +6,7 @@ glowplug.v1.cmd.<service>.<verb>.<target>              commands (JetStream)
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from glowplug.events.envelope import COMMANDS, PAYLOADS
@@ -14,6 +15,7 @@ ROOT = "glowplug.v1"
 FACTS_STREAM, COMMANDS_STREAM = "GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS"
 FACTS, TELEMETRY, COMMANDS_ALL = f"{ROOT}.evt.>", f"{ROOT}.tel.>", f"{ROOT}.cmd.>"
 _NONE = "_"
+_NOT_TOKEN = str.maketrans(dict.fromkeys(".*> \t\r\n/", "-"))
 
 
 def _token(text: str) -> str:
@@ -21,6 +23,7 @@ def _token(text: str) -> str:
     return "".join("-" if c in ".*>/ " or not c.isprintable() else c for c in text) or _NONE
 
 
+@cache
 def is_telemetry(event_type: str) -> bool:
     """Whether events of this type ride core subjects."""
     return bool(getattr(PAYLOADS[event_type], "TELEMETRY", False))
