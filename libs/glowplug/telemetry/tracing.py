@@ -1,6 +1,7 @@
 """Traces: W3C traceparent in and out, spans with explicit times, OTLP/HTTP export."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,18 +17,21 @@ from glowplug import __version__
 EXPORT_DELAY_MS = 500
 EXPORT_TIMEOUT_S = 3
 NANO = 1_000_000_000
+_TRACEPARENT = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
+)
 Attributes = Mapping[str, str | float | int | bool]
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """The remote context in a W3C traceparent header, or None when it is malformed or all zero."""
-    parts = text.split("-")
-    if len(parts) < 4 or len(parts[1]) != 32 or len(parts[2]) != 16 or parts[0] == "ff":
+    """The remote context in a W3C traceparent header, or None when it is malformed or all zero.
+
+    Version 00 is exactly four lower-case fields; a later version may carry more after them.
+    """
+    match = _TRACEPARENT.fullmatch(text)
+    if match is None or match["version"] == "ff" or (match["version"] == "00" and match["more"]):
         return None
-    try:
-        context = SpanContext(int(parts[1], 16), int(parts[2], 16), True, TraceFlags(int(parts[3][:2], 16)))
-    except ValueError:
-        return None
+    context = SpanContext(int(match["trace"], 16), int(match["span"], 16), True, TraceFlags(int(match["flags"], 16)))
     return context if context.is_valid else None
 
 
