@@ -39,6 +39,7 @@ class TraceSummary(msgspec.Struct):
     num_errors: int = 0
     num_dropped: int = 0
     is_cold: bool = False
+    is_emulated: bool = False
     has_root: bool = False
     revision: int = 0
 
@@ -147,6 +148,7 @@ class TraceStore:
         if service not in line.services:
             line.services = tuple(sorted((*line.services, service)))
         line.is_cold = line.is_cold or span.attribute(semconv.ATTR_PHASE) is not None
+        line.is_emulated = line.is_emulated or span.attribute(semconv.ATTR_EMULATED) is True
         line.model = line.model or str(span.attribute(semconv.ATTR_MODEL) or "")
         request_id = str(span.attribute(semconv.ATTR_REQUEST_ID) or "")[:MAX_REQUEST_ID_CHARS]
         if request_id and request_id not in line.request_ids and len(line.request_ids) < MAX_REQUEST_IDS:

@@ -102,7 +102,7 @@ def waterfall(summary: TraceSummary, spans: Sequence[tuple[Span, Resource]]) -> 
         num_errors=summary.num_errors,
         num_orphans=sum(row.is_orphan for row in rows),
         num_dropped=summary.num_dropped,
-        is_emulated=any(row.attributes.get(semconv.ATTR_EMULATED) is True for row in rows),
+        is_emulated=summary.is_emulated,
         revision=summary.revision,
         services=list(dict.fromkeys(row.service for row in rows)),
         phases=[_phase(row) for row in sorted(rows, key=lambda row: row.offset_s) if row.phase],

@@ -1,6 +1,7 @@
 // Elements without a framework. Data reaches the page as text nodes and properties only, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
+const shown = new WeakMap(); // parent -> key -> { text, element }
 
 /** One element. `attrs`: class, style (an object of CSS properties), on* listeners, everything else an attribute. */
 export function h(tag, attrs, ...children) {
@@ -27,7 +28,7 @@ function fill(element, attrs, children) {
  * focus, selection and scroll survive and an unchanged row costs nothing. `extra` is whatever else a row shows.
  */
 export function keyed(parent, items, keyOf, build, extra = () => "") {
-  const had = (parent.rows ??= new Map());
+  const had = shown.get(parent) ?? new Map();
   const has = new Map();
   for (const item of items) {
     const key = keyOf(item);
@@ -41,7 +42,7 @@ export function keyed(parent, items, keyOf, build, extra = () => "") {
     if (element === at) at = at.nextElementSibling;
     else parent.insertBefore(element, at);
   }
-  parent.rows = has;
+  shown.set(parent, has);
 }
 
 function replaced(old, fresh) {

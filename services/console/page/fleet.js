@@ -2,7 +2,7 @@
 
 import { h, keyed, badge, emulated, empty } from "/page/dom.js";
 import { hues } from "/page/colours.js";
-import { bytes, clock, seconds } from "/page/format.js";
+import { bytes, clock, inLanes, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
 import { requestRows, REQUEST_COLUMNS } from "/page/requests.js";
 
@@ -33,10 +33,13 @@ export function fleetView() {
     { class: "fleet" },
     h("h1", { class: "hidden" }, "Fleet"),
     figures,
-    panel("Models", "models", table("Models", ["Model", "State", "Queue", "Running", "Instances", "Last cold start"], models)),
-    panel("Nodes", "nodes-panel", nodes),
-    panel("Requests", "requests-panel", table("Latest requests", REQUEST_COLUMNS, requests)),
-    panel("Decisions", "decisions-panel", decisions),
+    h(
+      "div",
+      { class: "column" },
+      panel("Models", "models", table("Models", ["Model", "State", "Queue", "Running", "Instances", "Last cold start"], models)),
+      panel("Requests", "requests-panel", table("Latest requests", REQUEST_COLUMNS, requests)),
+    ),
+    h("div", { class: "column" }, panel("Nodes", "nodes-panel", nodes), panel("Decisions", "decisions-panel", decisions)),
   );
   let wanted = false;
   const draw = () => {
@@ -134,9 +137,9 @@ function modelRow(model) {
 
 function state(model) {
   const word = STATE_WORDS[model.state] ?? model.state;
-  const eta = model.eta_s > 0 ? `${model.eta_measured ? "" : "about "}${seconds(model.eta_s)}` : "";
   const isComing = model.state === "loading" || model.state === "starting";
-  const title = isComing ? "until ready" : "a cold start takes about this long";
+  const eta = model.eta_s > 0 ? `${isComing ? "ready in" : "starts in"} ${model.eta_measured ? "" : "~"}${model.eta_s} s` : "";
+  const title = model.eta_measured ? "from the starts measured so far" : "no start has been measured yet";
   return h(
     "span",
     { class: `state ${model.state}`, title: model.failure?.reason ?? null },
@@ -170,15 +173,17 @@ function coldStart(start) {
   if (!start) return h("span", { class: "zero" }, "–");
   const whole = Math.max(start.seconds, ...start.phases.map((phase) => phase.offset_s + phase.duration_s), 1e-9);
   const title = start.phases.map((phase) => `${phase.name} ${seconds(phase.duration_s)}`).join(" · ");
-  const bars = start.phases.map((phase) =>
-    h("i", {
-      class: `phase ${phase.name}`,
-      style: { left: `${(100 * phase.offset_s) / whole}%`, width: `${Math.max((100 * phase.duration_s) / whole, 0.8)}%` },
+  const lanes = inLanes(start.phases);
+  const bars = lanes.flatMap((lane, i) =>
+    lane.map((phase) => {
+      const width = `${Math.max((100 * phase.duration_s) / whole, 0.8)}%`;
+      const place = { left: `${(100 * phase.offset_s) / whole}%`, width, top: `${(100 * i) / lanes.length}%`, height: `${100 / lanes.length}%` };
+      return h("i", { class: `phase ${phase.name}`, style: place });
     }),
   );
   return h(
     "span",
-    { class: "cold", title, "aria-label": `${seconds(start.seconds)}: ${title}`, role: "img" },
+    { class: "cold-start", title, "aria-label": `${seconds(start.seconds)}: ${title}`, role: "img" },
     h("b", null, seconds(start.seconds)),
     h("span", { class: "phases" }, bars),
     h("small", null, clock(start.ready_at)),

@@ -16,9 +16,9 @@ export function seconds(value) {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   if (size === 0) return "0 s";
-  if (size < 0.001) return `${Math.round(value * 1e6)} µs`;
+  if (size < 0.0009995) return `${Math.round(value * 1e6)} µs`;
   if (size < 0.01) return `${(value * 1e3).toFixed(1)} ms`;
-  if (size < 1) return `${Math.round(value * 1e3)} ms`;
+  if (size < 0.9995) return `${Math.round(value * 1e3)} ms`;
   if (size < 10) return `${value.toFixed(2)} s`;
   if (size < 100) return `${value.toFixed(1)} s`;
   if (size < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
@@ -67,4 +67,15 @@ export function mark(value, span) {
 
 function trim(value) {
   return String(Number(value.toPrecision(6)));
+}
+
+/** Stretches of time (`offset_s`, `duration_s`, by start) in as few lanes as they need without overlap. */
+export function inLanes(stretches, slack = 1e-6) {
+  const lanes = [];
+  for (const stretch of stretches) {
+    const lane = lanes.find((taken) => taken.end <= stretch.offset_s + slack) ?? lanes[lanes.push({ end: 0, stretches: [] }) - 1];
+    lane.end = stretch.offset_s + stretch.duration_s;
+    lane.stretches.push(stretch);
+  }
+  return lanes.map((lane) => lane.stretches);
 }

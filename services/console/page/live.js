@@ -1,4 +1,5 @@
-// The fleet as the server streams it. One object for the whole page; views listen for "change", "traces", "status".
+// The fleet as the server streams it. One object for the whole page; views listen for "change", "models" (their names), "traces"
+// (spans came in), "status".
 
 const TABLES = { models: "key", instances: "instance_id", nodes: "node_id" };
 const LOGS = { decisions: 200, requests: 200 };
@@ -57,6 +58,7 @@ class Live extends EventTarget {
     for (const log of Object.keys(LOGS)) this[log] = fleet[log];
     this.sources = fleet.sources;
     this.ready = true;
+    this.tell("models");
     this.tell("change");
     this.tell("status");
   }
@@ -64,6 +66,7 @@ class Live extends EventTarget {
   patch(patch) {
     if (patch.now < this.now) return;
     this.now = patch.now;
+    const known = new Set(this.tables.models.keys());
     for (const [table, key] of Object.entries(TABLES)) {
       for (const row of patch[table] ?? []) this.tables[table].set(row[key], row);
       for (const id of patch.removed?.[table] ?? []) this.tables[table].delete(id);
@@ -71,6 +74,7 @@ class Live extends EventTarget {
     for (const [log, limit] of Object.entries(LOGS)) {
       if (patch[log]) this[log] = [...patch[log], ...this[log]].slice(0, limit);
     }
+    if (patch.models?.some((row) => !known.has(row.key))) this.tell("models");
     if (patch.sources) {
       this.sources = patch.sources;
       this.tell("status");

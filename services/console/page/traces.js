@@ -1,6 +1,6 @@
 // The list of traces, latest first, filtered as one types.
 
-import { h, keyed, badge, empty } from "/page/dom.js";
+import { h, keyed, badge, emulated, empty } from "/page/dom.js";
 import { plainService, serviceHue } from "/page/colours.js";
 import { bytes, clock, count, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
@@ -37,7 +37,7 @@ export function tracesView() {
     const longest = Math.max(...rows.map((t) => t.end_ns - t.start_ns), 1);
     const nothing = page.num_kept ? "No trace matches." : "No trace has come in yet. Services send them to /v1/traces (OTLP over HTTP).";
     const shown = rows.length || !loaded ? rows : [{ nothing }];
-    keyed(body, shown, (t) => t.trace_id ?? "", (t) => traceRow(t, longest), () => longest);
+    keyed(body, shown, (t) => t.trace_id ?? "", (t) => traceRow(t, longest), (t) => longest + nameOf(t));
     const gone = page.num_evicted ? `, ${page.num_evicted} older ones gone` : "";
     note.textContent = `${count(rows.length, "trace")} shown, ${page.num_kept} kept (${bytes(page.num_bytes)})${gone}`;
   };
@@ -54,7 +54,9 @@ export function tracesView() {
     }
   };
   const soon = () => (timer ||= setTimeout(load, 250));
+  const named = () => loaded && draw();
   live.addEventListener("traces", soon);
+  live.addEventListener("models", named);
   filter.addEventListener("input", soon);
   for (const box of [onlyErrors, onlyCold]) box.addEventListener("change", draw);
   load();
@@ -65,8 +67,13 @@ export function tracesView() {
       closed = true;
       clearTimeout(timer);
       live.removeEventListener("traces", soon);
+      live.removeEventListener("models", named);
     },
   };
+}
+
+function nameOf(trace) {
+  return live.model(trace.model)?.name ?? trace.model;
 }
 
 function traceRow(trace, longest) {
@@ -86,7 +93,7 @@ function traceRow(trace, longest) {
       trace.is_cold ? badge("cold start", "cold") : null,
       h("small", { class: "id", title: trace.trace_id }, trace.request_ids[0] ? short(trace.request_ids[0]) : short(trace.trace_id)),
     ),
-    h("td", null, live.model(trace.model)?.name ?? trace.model),
+    h("td", { class: "name" }, h("span", null, nameOf(trace)), emulated(trace.is_emulated)),
     h("td", null, h("span", { class: "services" }, trace.services.slice(0, 10).map(serviceTag))),
     h("td", { class: "num" }, String(trace.num_spans)),
     h("td", { class: "took" }, h("span", { class: "num" }, seconds(took)), h("span", { class: "lane", "aria-hidden": "true" }, h("i", { style: { width, "--h": hue } }))),

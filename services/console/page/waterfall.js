@@ -3,14 +3,15 @@
 
 import { h, badge } from "/page/dom.js";
 import { plainService, serviceHue } from "/page/colours.js";
-import { mark, seconds, ticks } from "/page/format.js";
+import { inLanes, mark, seconds, ticks } from "/page/format.js";
 
 const KINDS = ["", "internal", "server", "client", "producer", "consumer"];
 const LABEL_ROOM = 0.78; // a bar that ends past this share of the axis has its label on the left
 
 export class Waterfall {
   constructor() {
-    this.axis = h("div", { class: "axis", "aria-hidden": "true" });
+    this.marks = h("div", { class: "marks" });
+    this.axis = h("div", { class: "axis", "aria-hidden": "true" }, this.marks);
     this.phases = h("div", { class: "phase-lanes" });
     this.tree = h("div", { class: "rows", role: "treegrid", "aria-label": "Spans", onkeydown: (event) => this.onKey(event), onclick: (event) => this.onClick(event) });
     this.detail = h("aside", { class: "detail", "aria-label": "Span details", "aria-live": "polite" });
@@ -47,19 +48,13 @@ export class Waterfall {
   drawAxis() {
     const { step, marks } = ticks(this.span);
     this.element.style.setProperty("--tick", this.left(step));
-    this.axis.replaceChildren(...marks.map((at) => h("span", { style: { left: this.left(at) }, class: at / this.span > 0.96 ? "last" : null }, mark(at, this.span))));
+    this.marks.replaceChildren(...marks.map((at) => h("span", { style: { left: this.left(at) }, class: at / this.span > 0.95 ? "last" : null }, mark(at, this.span))));
   }
 
-  /** Phases in as few lanes as they need: those that overlap in time stand below each other. */
   drawPhases() {
-    const lanes = [];
-    for (const phase of this.trace.phases) {
-      const lane = lanes.find((taken) => taken.end <= phase.offset_s + this.span * 1e-6) ?? lanes[lanes.push({ end: 0, phases: [] }) - 1];
-      lane.end = phase.offset_s + phase.duration_s;
-      lane.phases.push(phase);
-    }
+    const lanes = inLanes(this.trace.phases, this.span * 1e-6);
     const title = h("span", { class: "lane-title" }, "cold start");
-    this.phases.replaceChildren(...(lanes.length ? [title] : []), ...lanes.map((lane) => h("div", { class: "lane" }, lane.phases.map((phase) => this.phaseBar(phase)))));
+    this.phases.replaceChildren(...(lanes.length ? [title] : []), ...lanes.map((lane) => h("div", { class: "lane" }, lane.map((phase) => this.phaseBar(phase)))));
   }
 
   phaseBar(phase) {
@@ -107,7 +102,7 @@ export class Waterfall {
         { class: "what", role: "gridcell" },
         row.num_children ? h("span", { class: "fold", "aria-hidden": "true" }) : h("span", { class: "fold none", "aria-hidden": "true" }),
         h("i", { class: "swatch", "aria-hidden": "true" }),
-        h("b", null, row.name),
+        h("b", null, ownName(row)),
         row.is_error ? h("span", { class: "mark", "aria-hidden": "true" }, "!") : null,
         row.phase ? badge(row.phase, `phase-name ${row.phase}`) : null,
         row.is_orphan ? badge("parent missing", "warn") : null,
@@ -177,6 +172,12 @@ export class Waterfall {
     event.preventDefault();
     this.select(shown[Math.max(to, 0)].dataset.id, true);
   }
+}
+
+/** A span's name without its service's, which stands beside it anyway. */
+function ownName(row) {
+  const prefix = `${plainService(row.service)}.`;
+  return row.name.startsWith(prefix) ? row.name.slice(prefix.length) : row.name;
 }
 
 function details(row) {

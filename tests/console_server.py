@@ -1,0 +1,55 @@
+"""A console over a memory bus and store, served on a real port inside the test's own loop."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
+from glowplug.runtime.service import serve_rest
+from glowplug.state.memory_store import MemoryStore
+from services.console.app import Console, build_app
+from services.console.handlers import Feed
+from services.console.metrics import ConsoleMetrics
+from services.console.settings import ConsoleSettings
+
+
+@dataclass
+class ConsoleUnderTest:
+    console: Console
+    url: str
+    broker: MemoryBroker
+    store: MemoryStore
+    registry: CollectorRegistry
+
+    async def tell(self, *events: object) -> None:
+        """Publish events and let the console's handler run."""
+        bus = MemoryBus(self.broker)
+        for event in events:
+            await bus.publish(event)  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
+    """A console on a port of its own, fed by memory twins."""
+    registry, broker, store = CollectorRegistry(), MemoryBroker(), MemoryStore()
+    told = ConsoleSettings(**{"resync_s": 0.1, "stream_beat_s": 0.05, **settings})  # type: ignore[arg-type]
+    console = Console(told, ConsoleMetrics(registry))
+
+    async def connect() -> None:
+        return None
+
+    feed = Feed(console, MemoryBus(broker), store, connect)
+    server, url = await serve_rest(build_app(console), told)
+    feed.start()
+    while len(broker.subscriptions) < 2:  # facts and telemetry
+        await asyncio.sleep(0)
+    try:
+        yield ConsoleUnderTest(console, url, broker, store, registry)
+    finally:
+        await feed.stop()
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)

@@ -1,0 +1,142 @@
+"""The view under facts that come late, twice, in the wrong order or not at all."""
+
+import dataclasses
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.facts import (
+    InstanceFailed,
+    InstanceReady,
+    InstanceStopped,
+    ModelDeployed,
+    ModelUndeployed,
+    NodeLeft,
+    RouterLoadReported,
+)
+from services.console.fleet_rows import ModelRow
+from services.console.fleet_view import ABSENT_GRACE_S, LOAD_LEASE_S, NODE_LEASE_S, REQUESTS_KEPT, FleetView
+from tests import console_story as story
+
+NOW = 5_000.0
+
+
+def told() -> FleetView:
+    view = FleetView()
+    for name in ("bus", "store"):
+        view.source(name, True, NOW)
+    for event in story.fleet_events(NOW):
+        view.take(event, NOW)
+    return view
+
+
+def row(view: FleetView, key: str, now_s: float = NOW) -> ModelRow:
+    return next(model for model in view.snapshot(now_s).models if model.key == key)
+
+
+def test_models_say_what_they_are() -> None:
+    view = told()
+    states = {model.key: (model.temperature, model.state) for model in view.snapshot(NOW).models}
+    assert states == {
+        "smol-chat": ("hot", "ready"),
+        "smol-poet": ("hot", "ready"),
+        "big-emulated": ("hot", "ready"),
+        "smol-coder": ("cold", "loading"),
+        "smol-tutor": ("cold", "cold"),
+        "broken": ("cold", "failed"),
+    }
+    chat, coder = row(view, "smol-chat"), row(view, "smol-coder")
+    assert (chat.eta_s, chat.num_in_flight, chat.pinned, chat.instances) == (0.0, 3, True, ("i-71c2",))
+    assert chat.last_cold_start is not None and round(chat.last_cold_start.seconds, 3) == 1.734
+    assert [phase.name for phase in chat.last_cold_start.phases] == ["decide", "fetch", "launch", "load", "warmup"]
+    assert coder.num_waiting == 7 and coder.eta_s > 0
+    failure = row(view, "broken").failure
+    assert failure is not None and "sha256" in failure.reason
+    assert row(view, "big-emulated").emulated and not chat.emulated
+
+
+def test_an_older_revision_never_wins_and_the_dead_stay_dead() -> None:
+    view = told()
+    late = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.LOADING, NOW, revision=4)
+    view.take(story.fact(InstanceReady(instance=late), NOW), NOW)
+    assert row(view, "smol-chat").state == "ready"
+    gone = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.STOPPED, NOW, revision=9)
+    view.take(story.fact(InstanceStopped(instance=gone), NOW), NOW)
+    again = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.READY, NOW, revision=8)
+    view.restore("instances", {"i-71c2": again}, NOW)
+    assert row(view, "smol-chat").state == "cold"
+    old = dataclasses.replace(view.models["smol-chat"], name="older", revision=0)
+    view.take(story.fact(ModelDeployed(model=old), NOW), NOW)
+    assert row(view, "smol-chat").name == "smol-chat"
+
+
+def test_a_start_after_a_failure_clears_it() -> None:
+    view = told()
+    ready = story.instance("i-new", "broken", "node-3", InstanceState.READY, NOW)
+    view.take(story.fact(InstanceReady(instance=ready), NOW), NOW)
+    assert row(view, "broken").failure is None
+    failed = story.instance("i-x", "broken", "node-3", InstanceState.FAILED, NOW + 5, reason="killed")
+    view.take(story.fact(InstanceFailed(instance=failed), NOW + 5), NOW + 5)
+    failure = row(view, "broken").failure
+    assert failure is not None and failure.reason == "killed"
+
+
+def test_a_silent_node_is_lost_and_comes_back() -> None:
+    view = told()
+    assert all(node.is_alive for node in view.snapshot(NOW).nodes)
+    later = NOW + NODE_LEASE_S + 1
+    assert [node.lost_since for node in view.snapshot(later).nodes] == [NOW, NOW, NOW]
+    for event in story.beats(later):
+        view.take(event, later)
+    assert all(node.is_alive for node in view.snapshot(later).nodes)
+    view.take(story.fact(NodeLeft(node_id="node-2", reason="stopped"), later), later)
+    assert [node.is_alive for node in view.snapshot(later).nodes] == [True, False, True]
+
+
+def test_a_console_that_hears_nothing_does_not_call_nodes_lost() -> None:
+    view = told()
+    for name in ("bus", "store"):
+        view.source(name, False, NOW + 1)
+    snapshot = view.snapshot(NOW + 600)
+    assert all(node.is_alive for node in snapshot.nodes)
+    assert snapshot.sources["bus"].stale_since == NOW + 1
+
+
+def test_grants_name_their_model_and_emulation() -> None:
+    node = told().snapshot(NOW).nodes[1]
+    assert [(g.model_key, g.owner, g.emulated) for g in node.gpus[0].grants] == [
+        ("smol-poet", "weights", False),
+        ("smol-poet", "kv", False),
+        ("big-emulated", "weights", True),
+        ("big-emulated", "kv", True),
+    ]
+
+
+def test_loads_of_several_routers_add_up_and_expire() -> None:
+    view = told()
+    other = RouterLoadReported(router_id="router-2", loads={"smol-coder": ModelLoad(num_waiting=2)})
+    view.take(story.fact(other, NOW + 1), NOW + 1)
+    assert row(view, "smol-coder", NOW + 1).num_waiting == 9
+    assert row(view, "smol-coder", NOW + LOAD_LEASE_S + 0.5).num_waiting == 2
+    assert row(view, "smol-coder", NOW + LOAD_LEASE_S + 2).num_waiting == 0
+
+
+def test_rows_the_store_lost_leave_after_a_grace_time() -> None:
+    view = told()
+    view.restore("models", {}, NOW)
+    assert len(view.models) == 6
+    view.restore("models", {"smol-chat": view.models["smol-chat"]}, NOW + ABSENT_GRACE_S)
+    assert list(view.models) == ["smol-chat"]
+    view.take(story.fact(ModelUndeployed(model_key="smol-chat"), NOW), NOW)
+    assert view.models == {}
+
+
+def test_logs_are_bounded_and_newest_first() -> None:
+    view = told()
+    for i in range(3 * REQUESTS_KEPT):
+        view.take(story.fact(story.request_finished(i, NOW + i), NOW + i, i, story.traceparent(i)), NOW + i)
+    requests = view.snapshot(NOW).requests
+    assert len(requests) == REQUESTS_KEPT
+    assert requests[0].request_id == f"req-{3 * REQUESTS_KEPT - 1:04d}-7d1e"
+    assert requests[0].trace_id == story.trace_id(3 * REQUESTS_KEPT - 1)
+    view.restore_decisions(list(reversed(story.decisions(NOW))))
+    assert [decision.decision_id for decision in view.snapshot(NOW).decisions] == [f"d-{i}" for i in (5, 4, 3, 2, 1, 0)]

@@ -1,0 +1,144 @@
+"""OTLP/HTTP in both encodings, and every refusal with its status."""
+
+import base64
+import gzip
+import json
+
+import pytest
+from google.protobuf import json_format
+from google.rpc import status_pb2  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+
+from services.console import otlp
+from services.console.otlp import JSON, PROTOBUF, OtlpError
+from services.console.spans import MAX_ATTRIBUTES, MAX_VALUE_CHARS
+from tests import console_story as story
+
+
+def as_otlp_json(request: ExportTraceServiceRequest) -> bytes:
+    """OTLP's JSON: protobuf's mapping, but ids in hex and enums as numbers."""
+    tree = json_format.MessageToDict(request, use_integers_for_enums=True)
+    for resource_spans in tree["resourceSpans"]:
+        for scope_spans in resource_spans["scopeSpans"]:
+            for span in scope_spans["spans"]:
+                for key in ("traceId", "spanId", "parentSpanId"):
+                    if key in span:
+                        span[key] = base64.b64decode(span[key]).hex()
+    return json.dumps(tree).encode()
+
+
+def test_protobuf_and_json_give_the_same_spans() -> None:
+    request = story.cold_trace(3, 1000.0, "smol-chat", "req-1")
+    binary = otlp.decode(request.SerializeToString(), PROTOBUF)
+    text = otlp.decode(as_otlp_json(request), JSON)
+    assert binary == text
+    assert len(binary.spans) == 15
+    root, resource = binary.spans[0]
+    assert (root.trace_id, root.span_id, root.parent_id) == (story.trace_id(3), "0" * 15 + "1", "")
+    assert (root.start_ns, root.end_ns) == (1000 * 10**9, int(1002.61 * 1e9))
+    assert root.attribute("glowplug.request_id") == "req-1"
+    assert root.events[0].name == "first byte"
+    assert resource.service == "glowplug-router"
+
+
+def test_unknown_json_fields_are_ignored() -> None:
+    tree = json.loads(as_otlp_json(story.warm_trace(1, 5.0, "m", "r")))
+    tree["fromTheFuture"] = {"a": [1]}
+    assert len(otlp.decode(json.dumps(tree).encode(), JSON).spans) == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xff\xff not protobuf",
+        b"{",
+        b"[]",
+        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "xyz"}]}]}]}',
+        b'{"resourceSpans": [{"scopeSpans": [{"spans": ["text"]}]}]}',
+        b'{"resourceSpans": 3}',
+        b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+)
+def test_a_body_that_is_not_otlp_is_a_400(body: bytes) -> None:
+    with pytest.raises(OtlpError) as error:
+        otlp.decode(body, JSON if body[:1] in b"{[\xff" and body != b"\xff\xff not protobuf" else PROTOBUF)
+    assert error.value.status == 400
+
+
+def test_content_type_other_than_the_two_is_a_415() -> None:
+    assert otlp.media_type("application/json; charset=utf-8") == JSON
+    assert otlp.media_type("Application/X-Protobuf") == PROTOBUF
+    for kind in ("", "text/plain", "application/grpc"):
+        with pytest.raises(OtlpError) as error:
+            otlp.media_type(kind)
+        assert error.value.status == 415
+
+
+def test_gzip_is_unpacked_and_a_bomb_is_not() -> None:
+    assert otlp.decompress(gzip.compress(b"abc"), "gzip", max_bytes=3) == b"abc"
+    assert otlp.decompress(b"abc", "", max_bytes=3) == b"abc"
+    cases = [
+        (gzip.compress(b"\0" * 10_000_000), "gzip", 413),
+        (gzip.compress(b"abc")[:-9], "gzip", 400),
+        (b"plain", "gzip", 400),
+        (b"abc", "br", 415),
+    ]
+    for body, encoding, status in cases:
+        with pytest.raises(OtlpError) as error:
+            otlp.decompress(body, encoding, max_bytes=1000)
+        assert error.value.status == status
+
+
+def test_broken_spans_are_refused_and_the_rest_is_kept() -> None:
+    request = story.warm_trace(1, 5.0, "m", "r")
+    spans = request.resource_spans[0].scope_spans[0].spans
+    spans.add().CopyFrom(spans[0])
+    spans[-1].trace_id = b"short"
+    spans.add().CopyFrom(spans[0])
+    spans[-1].span_id = b"\0" * 8
+    batch = otlp.decode(request.SerializeToString(), PROTOBUF)
+    assert (len(batch.spans), batch.num_rejected) == (2, 2)
+    answer = ExportTraceServiceResponse.FromString(otlp.encode_response(batch, PROTOBUF))
+    assert answer.partial_success.rejected_spans == 2 and answer.partial_success.error_message
+    assert json.loads(otlp.encode_response(batch, JSON))["partialSuccess"]["rejectedSpans"] == "2"
+
+
+def test_partial_success_is_left_out_when_all_went_well() -> None:
+    """OTLP: "servers MUST leave the partial_success field unset in case of a full success"."""
+    batch = otlp.decode(story.warm_trace(1, 5.0, "m", "r").SerializeToString(), PROTOBUF)
+    assert otlp.encode_response(batch, PROTOBUF) == b""
+    assert json.loads(otlp.encode_response(batch, JSON)) == {}
+
+
+def test_errors_are_google_rpc_status() -> None:
+    error = OtlpError(413, "too large")
+    assert status_pb2.Status.FromString(otlp.encode_error(error, PROTOBUF)).message == "too large"
+    assert json.loads(otlp.encode_error(error, JSON))["message"] == "too large"
+
+
+def test_every_span_is_bounded_and_prompts_are_dropped() -> None:
+    request = story.warm_trace(1, 5.0, "m", "r")
+    span = request.resource_spans[0].scope_spans[0].spans[0]
+    span.attributes.extend(story.pairs({"gen_ai.prompt.0.content": "secret", "gen_ai.input.messages": "secret"}))
+    span.attributes.extend(story.pairs({"long": "x" * 5000}))
+    span.attributes.extend(story.pairs({f"a{i}": i for i in range(200)}))
+    found = otlp.decode(request.SerializeToString(), PROTOBUF).spans[0][0]
+    assert "secret" not in repr(found)
+    assert len(found.attributes) == MAX_ATTRIBUTES
+    assert len(str(found.attribute("long"))) == MAX_VALUE_CHARS
+    kept = otlp.decode(request.SerializeToString(), PROTOBUF, keep_content=True).spans[0][0]
+    assert "secret" in repr(kept)
+
+
+def test_lists_become_json_text() -> None:
+    request = story.warm_trace(1, 5.0, "m", "r")
+    values = ArrayValue(values=[AnyValue(string_value="é"), AnyValue(int_value=2), AnyValue(bytes_value=b"\0")])
+    span = request.resource_spans[0].scope_spans[0].spans[0]
+    span.attributes.append(KeyValue(key="list", value=AnyValue(array_value=values)))
+    found = otlp.decode(request.SerializeToString(), PROTOBUF).spans[0][0]
+    assert found.attribute("list") == '["é", 2, "AA=="]'

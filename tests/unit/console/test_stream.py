@@ -1,0 +1,118 @@
+"""What pages are sent: one diff for all, bounded queues, and honesty about what was dropped."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from glowplug.domain.instance import InstanceState
+from glowplug.events.facts import InstanceStopped, ModelUndeployed
+from services.console import otlp
+from services.console.fleet_view import FleetView
+from services.console.stream import Client, Hub, TooManyClients
+from services.console.trace_store import TraceStore
+from tests import console_story as story
+
+NOW = 5_000.0
+
+
+def told() -> FleetView:
+    view = FleetView()
+    for event in story.fleet_events(NOW):
+        view.take(event, NOW)
+    return view
+
+
+async def test_a_page_gets_the_fleet_then_only_what_changes() -> None:
+    view, hub = told(), Hub()
+    client = hub.join(view.snapshot(NOW))
+    hub.flush(view.snapshot(NOW))
+    gone = story.instance("i-0a9e", "smol-poet", "node-2", InstanceState.STOPPED, NOW, revision=9)
+    view.take(story.fact(InstanceStopped(instance=gone), NOW), NOW)
+    view.take(story.fact(ModelUndeployed(model_key="smol-tutor"), NOW), NOW)
+    view.take(story.fact(story.request_finished(77, NOW), NOW, 77), NOW)
+    hub.flush(view.snapshot(NOW))
+    (first, fleet), (second, patch) = await take(client, 2)
+    assert (first, second) == ("fleet", "patch")
+    assert len(fleet["models"]) == 6 and len(fleet["requests"]) == 13
+    assert patch["removed"] == {"models": ["smol-tutor"], "instances": ["i-0a9e"]}
+    assert [model["key"] for model in patch["models"]] == ["smol-poet"]
+    assert [node["node_id"] for node in patch["nodes"]] == ["node-2"]
+    assert [request["request_id"] for request in patch["requests"]] == ["req-0077-7d1e"]
+    assert "decisions" not in patch
+
+
+async def take(client: Client, count: int) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    async for raw in client.messages():
+        lines = raw.decode().split("\n")
+        found.append((lines[0].removeprefix("event: "), json.loads(lines[1].removeprefix("data: "))))
+        if len(found) == count:
+            break
+    return found
+
+
+async def test_a_slow_page_loses_the_oldest_and_is_told() -> None:
+    client = Client(limit=3)
+    dropped = [client.put(f"event: m\ndata: {i}\n\n".encode()) for i in range(5)]
+    assert dropped == [0, 0, 0, 1, 1]
+    assert await take(client, 4) == [("dropped", {"num": 2}), ("m", 2), ("m", 3), ("m", 4)]
+    assert client.num_dropped == 0
+
+
+async def test_a_quiet_stream_says_that_it_lives() -> None:
+    beats = [raw async for raw in limited(Client(limit=3), 2)]
+    assert beats == [b": beat\n\n"] * 2
+
+
+async def limited(client: Client, count: int):  # type: ignore[no-untyped-def]
+    async for raw in client.messages(heartbeat_s=0.001):
+        yield raw
+        count -= 1
+        if not count:
+            return
+
+
+async def test_a_trace_that_grows_many_times_is_told_once_per_flush() -> None:
+    view, hub, store = told(), Hub(), TraceStore()
+    client = hub.join(view.snapshot(NOW))
+    batch = otlp.decode(story.cold_trace(0, NOW, "m", "r").SerializeToString(), otlp.PROTOBUF)
+    for pair in batch.spans:
+        for summary in store.add([pair]):
+            hub.trace_changed(summary)
+    hub.flush(view.snapshot(NOW))
+    hub.flush(view.snapshot(NOW))
+    messages = [data for name, data in await take(client, 2) if name == "traces"]
+    assert len(messages) == 1
+    assert messages[0]["traces"][0]["num_spans"] == 15
+
+
+async def test_two_pages_are_kept_in_step() -> None:
+    view, hub = told(), Hub()
+    first = hub.join(view.snapshot(NOW))
+    view.take(story.fact(ModelUndeployed(model_key="smol-tutor"), NOW), NOW)
+    second = hub.join(view.snapshot(NOW))
+    assert [name for name, _ in await take(first, 2)] == ["fleet", "patch"]
+    (_, fleet) = (await take(second, 1))[0]
+    assert len(fleet["models"]) == 5
+
+
+async def test_places_are_bounded_and_freed() -> None:
+    view, hub = told(), Hub(max_clients=1)
+    client = hub.join(view.snapshot(NOW))
+    with pytest.raises(TooManyClients):
+        hub.join(view.snapshot(NOW))
+    hub.leave(client)
+    assert hub.join(view.snapshot(NOW)) in hub.clients
+
+
+async def test_closing_lets_every_page_go() -> None:
+    view, hub = told(), Hub()
+    client = hub.join(view.snapshot(NOW))
+    reading = asyncio.create_task(take(client, 99))
+    await asyncio.sleep(0)
+    hub.close()
+    assert [name for name, _ in await asyncio.wait_for(reading, 5)] == ["fleet"]
+    with pytest.raises(TooManyClients):
+        hub.join(view.snapshot(NOW))
