@@ -26,7 +26,7 @@ from glowplug.runtime.supervisor.samples import sample_files
 from glowplug.runtime.supervisor.statedir import StateDir
 
 KEEP_ALIVE_S = 4.0
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 IDLE_TIMEOUT_S = 60.0
 PROMPT = "Why is the sky blue?"
 PHASES = ("decide", "fetch", "launch", "load", "warmup")

@@ -75,6 +75,7 @@ def up(
 
 async def banner(fleet: Fleet) -> str:
     """What to click and a curl line that works."""
+    took_s = time.time() - fleet.started_at
     urls, document = fleet.plan.urls(), fleet.document()
     models = await wait_for_models(urls["data"], document["api_key"])
     key = document["api_key"]
@@ -82,7 +83,7 @@ async def banner(fleet: Fleet) -> str:
     first = models[0] if models else "MODEL"
     lines = [
         "",
-        f"Glowplug is ready after {time.time() - fleet.started_at:.1f} s ({fleet.settings.engine} engine"
+        f"Glowplug is ready after {took_s:.1f} s ({fleet.settings.engine} engine"
         + (", EMULATED: its answers and timings are modelled" if fleet.settings.engine == "emulated" else "")
         + ")",
         f"  console     {urls['console']}",

@@ -159,13 +159,15 @@ class Fleet:
             await asyncio.sleep(SAVE_EVERY_S)
 
     async def stop(self) -> None:
-        """The edge first, so that it finishes its streams; then control and nodes; then engines; then the servers."""
+        """The edge first, so that it finishes its streams; then control, nodes and engines; the console, which takes
+        the others' last spans; the servers."""
         self.phase = "stopping"
         self.save()
-        order = (("router", "console"), ("autoscaler", "placer", "predictor"), ("agent", "prefetcher"))
+        order = (("router",), ("autoscaler", "placer", "predictor"), ("agent", "prefetcher"))
         for kinds in order:
             await self._stop([child for child in self.children if child.spec.service in kinds])
         await asyncio.to_thread(self._sweep_engines)
+        await self._stop([child for child in self.children if child.spec.service == "console"])
         await self._stop([child for child in self.children if child.state is not ChildState.STOPPED])
         if self._saver:
             self._saver.cancel()

@@ -16,7 +16,7 @@ DATA, CONSOLE, ROUTER, PREDICTOR, PLACER, AUTOSCALER, FIRST_NODE = 0, 1, 2, 3, 4
 # Not handed down: each process has its own, and a stray one from the person's shell would be shared by all.
 _PER_PROCESS = ("GLOWPLUG_PORT", "GLOWPLUG_DATA_PORT", "GLOWPLUG_SERVICE_ID", "GLOWPLUG_NODE_ID")
 # A laptop's "GPUs": budgets of host memory, small enough that the sample models compete. Emulated ones cost nothing.
-GPU_BUDGETS = {"llamacpp": "700MiB", "vllm": "3GiB", "emulated": "80GiB,80GiB,80GiB,80GiB"}
+GPU_BUDGETS = {"llamacpp": "512MiB", "vllm": "3GiB", "emulated": "80GiB,80GiB,80GiB,80GiB"}
 
 
 @dataclass(frozen=True, slots=True)
