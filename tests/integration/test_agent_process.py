@@ -1,0 +1,232 @@
+"""`python -m services.agent` on real NATS and Valkey: kill -9, SIGTERM, and outages of both servers."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from glowplug.bus.nats_bus import NatsBus
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.engines.process import started_at
+from glowplug.events.envelope import Event, from_json
+from glowplug.events.subjects import entity_facts
+from glowplug.state.port import StoreUnavailable
+from glowplug.state.redis_store import RedisStore
+from tests.agent_rig import emulated_model, start_command, stop_command, write_weights
+from tests.servers import Infra, NatsProcess, ValkeyProcess
+
+
+async def eventually(look: Any, what: str, timeout_s: float = 30.0) -> Any:
+    """The first true answer of the coroutine function `look`."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := await look():
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+class AgentProcess:
+    """One agent of its own node, so that tests may share the servers."""
+
+    def __init__(self, folder: Path, infra: Infra, node_id: str, **env: str) -> None:
+        self.folder, self.node_id = folder, node_id
+        self.shm_dir = folder / "shm"
+        own = {
+            "GLOWPLUG_NODE_ID": node_id,
+            "GLOWPLUG_SERVICE_ID": f"agent-{node_id}",
+            "GLOWPLUG_STATE_DIR": str(folder / "state"),
+            "GLOWPLUG_SHM_DIR": str(self.shm_dir),
+            "GLOWPLUG_GPU_BUDGETS": "300MiB",
+            "GLOWPLUG_ENGINES": "emulated",
+            "GLOWPLUG_PORT": "0",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "",
+        }
+        self.env = {**os.environ, **infra.env, **own, **env}
+        self.store = RedisStore(infra.valkey.url)
+        self.bus = NatsBus(infra.nats.url, f"test-{node_id}")
+        self.facts: list[Event] = []
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "agent.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.agent"], env=self.env, stdout=log, stderr=log
+            )
+        return self.process
+
+    async def up(self) -> None:
+        """Start it and wait for its beat."""
+        began = time.time()
+        self.spawn()
+
+        async def beats() -> bool:
+            node = await self.node()
+            return node is not None and node.heartbeat_at > began
+
+        await eventually(beats, f"the agent beats; its log:\n{(self.folder / 'agent.log').read_text()[-2000:]}")
+
+    async def listen(self) -> None:
+        async def keep(event: Event) -> None:
+            self.facts.append(event)
+
+        await self.bus.connect()
+        await self.bus.subscribe([entity_facts("instance"), entity_facts("node")], keep, durable=f"t-{self.node_id}")
+
+    async def node(self) -> Node | None:
+        try:
+            raw = await self.store.get("nodes", self.node_id)
+        except StoreUnavailable:
+            return None
+        return from_json(raw, Node) if raw else None
+
+    async def instance(self, instance_id: str) -> Instance | None:
+        try:
+            raw = await self.store.get("instances", instance_id)
+        except StoreUnavailable:
+            return None
+        return from_json(raw, Instance) if raw else None
+
+    async def reaches(self, instance_id: str, state: InstanceState, above: int = 0) -> Instance:
+        async def look() -> Instance | None:
+            found = await self.instance(instance_id)
+            return found if found and found.state is state and found.revision > above else None
+
+        found: Instance = await eventually(look, f"{instance_id} is {state}")
+        return found
+
+    async def run_model(self, instance_id: str) -> Instance:
+        model = emulated_model()
+        write_weights(self.shm_dir, model, self.node_id)
+        await self.bus.publish(start_command(model, instance_id, node_id=self.node_id, epoch=2**62))
+        return await self.reaches(instance_id, InstanceState.READY)
+
+    def handles(self) -> dict[str, Any]:
+        path = self.folder / "state" / self.node_id / "agent.json"
+        found: dict[str, Any] = json.loads(path.read_bytes())["handles"]
+        return found
+
+    def kill_all(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        for handle in self.handles().values() if (self.folder / "state" / self.node_id / "agent.json").exists() else ():
+            if started_at(handle["pid"]) == handle["pid_started_at"]:
+                os.killpg(handle["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+async def agent(tmp_path: Path, infra: Infra, request: pytest.FixtureRequest) -> AsyncIterator[AgentProcess]:
+    node_id = request.node.name.removeprefix("test_").replace("_", "-")[:40]
+    agent = AgentProcess(tmp_path, infra, node_id)
+    await agent.listen()
+    await agent.up()
+    yield agent
+    agent.kill_all()
+    await agent.bus.close()
+    await agent.store.close()
+
+
+async def serves(instance: Instance) -> bool:
+    asked = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+    async with httpx.AsyncClient(timeout=20) as client:
+        return (await client.post(f"{instance.url}/v1/completions", json=asked)).status_code == 200
+
+
+async def test_kill_9_leaves_engines_and_takes_them_back(agent: AgentProcess) -> None:
+    before = await agent.run_model("i-1")
+    handle = agent.handles()["i-1"]
+    assert agent.process is not None
+    agent.process.kill()
+    agent.process.wait()
+    assert await serves(before)
+    await agent.up()
+    after = await agent.reaches("i-1", InstanceState.READY, above=before.revision)
+    assert after.url == before.url and agent.handles()["i-1"] == handle and await serves(after)
+    await agent.bus.publish(stop_command("i-1", node_id=agent.node_id, epoch=2**62))
+    await agent.reaches("i-1", InstanceState.STOPPED)
+    assert started_at(handle["pid"]) is None
+
+
+async def test_engine_dead_while_agent_was(agent: AgentProcess) -> None:
+    before = await agent.run_model("i-2")
+    assert agent.process is not None
+    agent.process.kill()
+    agent.process.wait()
+    os.killpg(agent.handles()["i-2"]["pid"], signal.SIGKILL)
+    await agent.up()
+    failed = await agent.reaches("i-2", InstanceState.FAILED, above=before.revision)
+    assert "while its agent was down" in failed.reason
+
+    async def is_free() -> bool:
+        node = await agent.node()
+        return node is not None and node.gpus[0].used_bytes == 0
+
+    await eventually(is_free, "its bytes are free")
+
+
+async def test_sigterm_stops_engines_and_leaves(agent: AgentProcess) -> None:
+    await agent.run_model("i-3")
+    pid = agent.handles()["i-3"]["pid"]
+    assert agent.process is not None
+    agent.process.terminate()
+    assert await asyncio.to_thread(agent.process.wait, 20) == 0
+    assert started_at(pid) is None and await agent.node() is None
+    await agent.reaches("i-3", InstanceState.STOPPED)
+
+    async def said() -> bool:
+        return any(e.type == "node.left" and e.data.node_id == agent.node_id for e in agent.facts)
+
+    await eventually(said, "node.left is told")
+
+
+async def test_second_agent_refuses(agent: AgentProcess) -> None:
+    second = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "services.agent"], env=agent.env, capture_output=True, timeout=30
+    )
+    assert second.returncode == 1
+    last = second.stderr.decode().strip().splitlines()[-1]
+    assert last.startswith("glowplug: ") and f"node {agent.node_id} has an agent already" in last
+    assert b"Traceback" not in second.stderr
+
+
+@pytest.fixture
+def servers(own_nats: NatsProcess, own_valkey: ValkeyProcess) -> Iterator[Infra]:
+    yield Infra(own_nats, own_valkey)
+
+
+async def test_outage_of_bus_and_store(tmp_path: Path, servers: Infra) -> None:
+    """The engine serves on; what happened meanwhile is in the store soon after it is back, even when it came empty."""
+    agent = AgentProcess(tmp_path, servers, "outage")
+    try:
+        await agent.listen()
+        await agent.up()
+        ready = await agent.run_model("i-4")
+        dead = await agent.run_model("i-5")
+        servers.nats.kill()
+        servers.valkey.kill()
+        os.killpg(agent.handles()["i-5"]["pid"], signal.SIGKILL)
+        assert await serves(ready)
+        for left in servers.valkey.folder.glob("appendonlydir/*"):
+            left.unlink()
+        servers.valkey.start()
+        servers.nats.start()
+        failed = await agent.reaches("i-5", InstanceState.FAILED, above=dead.revision)
+        again = await agent.reaches("i-4", InstanceState.READY)
+        assert again.url == ready.url and await serves(again) and failed.reason
+        await agent.bus.publish(stop_command("i-4", node_id="outage", epoch=2**62))
+        await agent.reaches("i-4", InstanceState.STOPPED)
+    finally:
+        agent.kill_all()
+        await agent.bus.close()
+        await agent.store.close()
