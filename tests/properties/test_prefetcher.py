@@ -1,0 +1,167 @@
+"""What must hold of a prefetcher whatever happens to it, in whatever order."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from glowplug.controllers.effects import Tick
+from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher_words import (
+    CANCELLED,
+    DropRegion,
+    FetchEnded,
+    FetchSized,
+    GrantRoom,
+    MarkFailed,
+    StartFetch,
+    StopFetch,
+)
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import WeightsRef
+from glowplug.events.commands import DropWeights, FetchWeights
+from glowplug.events.facts import InstanceReady, InstanceStopped
+from glowplug.policies.residency.lru import evict
+from tests.fleet_builder import an_event, an_instance
+
+CAPACITY = 100
+names = st.sampled_from("abcd")
+turns = st.integers(0, 1)
+instance_ids = st.sampled_from(["", "i-1", "i-2", "i-3"])
+
+
+class Prefetching(RuleBasedStateMachine):
+    """A shell that does what the controller says, and a world that asks, kills and fails at will. `disk` is what the
+    shell has granted and not removed: the bytes that are really taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        params = PrefetcherParams(capacity_bytes=CAPACITY, max_fetches=2, room_wait_s=5.0, hold_s=1e9)
+        self.brain = PrefetcherController("n", params, evict=evict, digest_of=lambda ref: ref.uri)
+        self.now_s = 0.0
+        self.disk: dict[str, int] = {}
+        self.complete: set[str] = set()
+        self.tasks: dict[str, bool] = {}  # digest -> has room
+        self.users: dict[str, str] = {}  # instance_id -> digest, from the command that asked
+        self.gone: set[str] = set()
+
+    def give(self, stimulus: Any) -> None:
+        self.now_s += 1.0
+        for effect in self.brain.handle(stimulus, self.now_s):
+            self.do(effect)
+        assert sum(self.disk.values()) <= CAPACITY
+
+    def do(self, effect: Any) -> None:
+        if isinstance(effect, StartFetch):
+            assert effect.digest not in self.tasks, "two fetches of one digest"
+            self.tasks[effect.digest] = False
+            assert len(self.tasks) <= 2
+        elif isinstance(effect, GrantRoom):
+            assert effect.digest in self.tasks
+            self.tasks[effect.digest] = True
+            self.disk[effect.digest] = effect.max_bytes
+        elif isinstance(effect, StopFetch):
+            self.end(effect.digest, CANCELLED, kept=False)
+        elif isinstance(effect, MarkFailed):
+            if not effect.keep:
+                self.disk.pop(effect.digest, None)
+                self.complete.discard(effect.digest)
+        elif isinstance(effect, DropRegion):
+            assert effect.digest not in self.tasks, "removed under a running fetch"
+            if effect.digest in self.complete:
+                users = [i for i, d in self.users.items() if d == effect.digest and i not in self.gone]
+                assert not users, f"{effect.digest} dropped while {users} use it"
+            self.disk.pop(effect.digest, None)
+            self.complete.discard(effect.digest)
+
+    def end(self, digest: str, code: str, *, kept: bool) -> None:
+        """A task is over; its outcome is heard after the effects at hand, as over a queue."""
+        if self.tasks.pop(digest, None) is None:
+            return
+        if not kept:
+            self.disk.pop(digest, None)
+        self.later.append(FetchEnded(digest=digest, num_bytes=self.disk.get(digest, 0), code=code, message=code))
+
+    @property
+    def later(self) -> list[FetchEnded]:
+        return self.__dict__.setdefault("_later", [])
+
+    @rule(name=names, instance_id=instance_ids, priority=st.integers(0, 3), ranged=st.booleans())
+    def ask(self, name: str, instance_id: str, priority: int, ranged: bool) -> None:
+        if instance_id and instance_id not in self.gone:
+            self.users[instance_id] = name
+        command = FetchWeights(
+            target="n",
+            model_key="m",
+            weights=WeightsRef(uri=name),
+            instance_id=instance_id,
+            priority=priority,
+            first_byte=2 if ranged else 0,
+            last_byte=5 if ranged else 0,
+        )
+        self.give(an_event(command, issuer="placer-1", epoch=1))
+
+    def turn(self, turn: int, has_room: bool) -> str:
+        """One of the running tasks, "" when there is none."""
+        some = sorted(name for name, room in self.tasks.items() if room is has_room)
+        return some[turn % len(some)] if some else ""
+
+    @rule(turn=turns, size=st.sampled_from([0, 20, 50, 50, 60, 60, 120]))
+    def size(self, turn: int, size: int) -> None:
+        if name := self.turn(turn, has_room=False):
+            self.give(FetchSized(name, size))
+
+    @rule(turn=turns)
+    def finish(self, turn: int) -> None:
+        if name := self.turn(turn, has_room=True):
+            job = self.brain.jobs[name]
+            whole = job.first_byte == 0
+            del self.tasks[name]
+            if whole:
+                self.complete.add(name)
+            self.give(FetchEnded(digest=name, num_bytes=self.disk[name], whole=whole))
+
+    @rule(turn=turns, has_room=st.booleans(), kept=st.booleans())
+    def fail(self, turn: int, has_room: bool, kept: bool) -> None:
+        if name := self.turn(turn, has_room):
+            self.end(name, "weights_unavailable", kept=kept)
+
+    @rule(name=names)
+    def drop(self, name: str) -> None:
+        self.give(an_event(DropWeights(target="n", digest=name, reason="r"), issuer="placer-1", epoch=1))
+
+    @rule(instance_id=instance_ids, ends=st.booleans())
+    def instance(self, instance_id: str, ends: bool) -> None:
+        if not instance_id or instance_id in self.gone:
+            return
+        if ends:
+            self.gone.add(instance_id)
+            stopped = an_instance(instance_id, state=InstanceState.STOPPED, gpu_id="n/0", revision=2)
+            self.give(an_event(InstanceStopped(instance=stopped)))
+        else:
+            self.give(an_event(InstanceReady(instance=an_instance(instance_id, gpu_id="n/0"))))
+
+    @rule()
+    def tick(self) -> None:
+        self.give(Tick())
+
+    @rule()
+    def hear(self) -> None:
+        while self.later:
+            self.give(self.later.pop(0))
+
+    @invariant()
+    def counted_bytes_cover_the_real_ones(self) -> None:
+        assert self.brain.cache.used_bytes <= CAPACITY
+        for digest, num_bytes in self.disk.items():
+            entry = self.brain.cache.entries.get(digest)
+            assert entry is not None and entry.num_bytes >= num_bytes, f"{digest} takes bytes nobody counts"
+
+    @invariant()
+    def every_complete_region_is_known(self) -> None:
+        assert {d for d, c in self.brain.cache.entries.items() if c.complete} <= self.complete
+
+
+Prefetching.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+test_prefetching = Prefetching.TestCase
