@@ -1,0 +1,133 @@
+"""The file contract between prefetcher and engines, from both sides."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from glowplug.domain.errors import InvalidModelFile
+from glowplug.domain.hardware import Link
+from glowplug.domain.model import WeightsRef
+from glowplug.weights.inventory import read_cached, read_inventory, read_links, write_links
+from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
+
+SHA = "ab" * 32
+
+
+def completed(region: Region, data: bytes = b"weights", path: str = "") -> RegionInfo:
+    region.begin()
+    region.blob.write_bytes(data)
+    info = RegionInfo(path=path or str(region.blob), num_bytes=len(data), sha256=SHA, source="file", seconds=0.1)
+    region.complete(info)
+    return info
+
+
+def test_digest_is_the_checksum_else_of_the_address() -> None:
+    assert region_digest(WeightsRef(uri="x", sha256=SHA.upper())) == SHA
+    assert region_digest(WeightsRef(uri="file:/w")) == hashlib.sha256(b"file:/w").hexdigest()
+
+
+@pytest.mark.parametrize("sha256", ["../x", "ab", SHA + "0", "zz" * 32])
+def test_a_checksum_that_is_none_is_refused(sha256: str) -> None:
+    with pytest.raises(InvalidModelFile):
+        region_digest(WeightsRef(uri="x", sha256=sha256))
+
+
+def test_the_life_of_a_region(tmp_path: Path) -> None:
+    region = Region.at(tmp_path, "node-1", SHA)
+    assert region.read_state().state is RegionState.ABSENT
+    region.begin()
+    region.set_watermark(3)
+    status = region.read_state()
+    assert (status.state, status.num_bytes_done) == (RegionState.FETCHING, 3)
+    assert (region.directory / "progress").read_bytes() == b"\x03" + b"\0" * 7
+    info = completed(region)
+    status = region.read_state()
+    assert (status.state, status.num_bytes_done, status.info) == (RegionState.COMPLETE, 7, info)
+    assert set(json.loads((region.directory / "complete.json").read_bytes())) == {
+        "path",
+        "num_bytes",
+        "sha256",
+        "source",
+        "seconds",
+    }
+    region.remove()
+    assert region.read_state().state is RegionState.ABSENT
+
+
+def test_a_failure_belongs_to_those_who_waited(tmp_path: Path) -> None:
+    region = Region.at(tmp_path, "node-1", SHA)
+    region.fail("weights_corrupt", "sha256 differs", failed_at=5.0, instance_ids=["i-1"])
+    failure = region.read_state("i-1").failure
+    assert failure and (failure.code, failure.message, failure.failed_at) == ("weights_corrupt", "sha256 differs", 5.0)
+    assert region.read_state("i-2").state is RegionState.ABSENT
+    assert region.read_state().state is RegionState.FAILED
+    region.begin()
+    assert region.read_state("i-1").state is RegionState.FETCHING
+
+
+def test_a_failure_of_nobody_is_everybodys(tmp_path: Path) -> None:
+    region = Region.at(tmp_path, "node-1", SHA)
+    (region.directory).mkdir(parents=True)
+    (region.directory / "failed.json").write_text('{"code": "no_space", "message": "full"}')
+    assert region.read_state("i-2").state is RegionState.FAILED
+
+
+@pytest.mark.parametrize("junk", [b"", b"{", b"[1]", b'{"path": 1, "other": 2}', b"\xff\xfe"])
+def test_half_written_files_are_no_completion(tmp_path: Path, junk: bytes) -> None:
+    region = Region.at(tmp_path, "node-1", SHA)
+    region.begin()
+    for name in ("complete.json", "meta.json", "models.json", "failed.json", "progress"):
+        (region.directory / name).write_bytes(junk)
+    assert region.read_state().state is not RegionState.COMPLETE
+    assert region.watermark() == 0
+    assert region.model_keys() == ()
+
+
+def test_uses_and_models_are_remembered(tmp_path: Path) -> None:
+    region = Region.at(tmp_path, "node-1", SHA)
+    region.touch(5.0)
+    region.add_model_key("early")  # no region yet: nothing to remember it in
+    completed(region)
+    region.touch(1234.5)
+    for key in ("b", "a", "", "a"):
+        region.add_model_key(key)
+    (cached,) = read_cached(tmp_path, "node-1")
+    assert (cached.digest, cached.num_bytes, cached.model_keys, cached.last_used_at) == (SHA, 7, ("a", "b"), 1234.5)
+
+
+def test_inventory_tells_whole_from_partial_from_rubbish(tmp_path: Path) -> None:
+    assert read_inventory(tmp_path, "node-1").complete == ()
+    whole, short, gone, partial, failed, empty = (Region.at(tmp_path, "node-1", c * 64) for c in "abcdef")
+    completed(whole)
+    completed(short)
+    short.blob.write_bytes(b"wei")
+    completed(gone)
+    gone.blob.unlink()
+    partial.begin()
+    partial.write_meta({"num_bytes": 10, "landed": [[0, 4], [6, 8]]})
+    failed.fail("no_space", "full", failed_at=1.0, instance_ids=["i-1"])
+    empty.begin()
+    found = read_inventory(tmp_path, "node-1")
+    assert [c.digest for c in found.complete] == [whole.digest]
+    assert [(p.digest, p.num_bytes, p.num_bytes_done) for p in found.partial] == [(partial.digest, 10, 6)]
+    assert found.failed == ("i-1",)
+    assert found.rubbish == (short.digest, gone.digest, empty.digest)
+
+
+def test_a_directory_of_files_counts_as_its_files(tmp_path: Path) -> None:
+    region = Region.at(tmp_path, "node-1", SHA)
+    (region.files / "sub").mkdir(parents=True)
+    (region.files / "config.json").write_bytes(b"{}")
+    (region.files / "sub/w").write_bytes(b"12345")
+    region.complete(RegionInfo(path=str(region.files), num_bytes=7, sha256=SHA, source="s3", seconds=0.1))
+    assert [c.num_bytes for c in read_cached(tmp_path, "node-1")] == [7]
+
+
+def test_links_are_told_by_file(tmp_path: Path) -> None:
+    assert read_links(tmp_path, "node-1") == ()
+    link = Link(link_id="node-1/nic", bytes_per_s=1e9, bytes_in_flight=5, num_transfers=1)
+    write_links(tmp_path, "node-1", [link])
+    assert read_links(tmp_path, "node-1") == (link,)
+    assert read_inventory(tmp_path, "node-1").rubbish == ()
