@@ -26,7 +26,7 @@ from glowplug.policies.scaling.reactive import ReactiveState
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerParams:
     repeat_s: float = 2.0  # an unanswered command is sent again after this
-    drain_grace_s: float = 300.0  # longest drain of an idle or unloaded instance: it ends hung engines, not slow answers
+    drain_grace_s: float = 300.0  # longest drain: it ends hung engines, not slow answers
     backoff_s: float = 0.5  # after a failed start; doubles with each, up to max_backoff_s
     max_backoff_s: float = 30.0
     orphan_s: float = 10.0  # instances of an unknown model are stopped after this
