@@ -53,6 +53,7 @@ class Shell:
         self._tick_s, self._resync_s, self._clock = tick_s, resync_s, clock
         self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
+        self._turn = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
         self.restored = False
 
     async def start(self) -> None:
@@ -81,7 +82,8 @@ class Shell:
         while True:
             stimulus, done = await self._inbox.get()
             try:
-                await self._handle(stimulus)
+                async with self._turn:
+                    await self._handle(stimulus)
             except Exception as error:
                 if done and not done.done():
                     done.set_exception(error)
@@ -147,7 +149,9 @@ class Shell:
             decision = effect.decision
             self.metrics.decisions.labels(decision.kind, decision.policy).inc()
             await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
-            await self.bus.publish(self.event(DecisionMade(decision=decision), effect.cause or event, traceparent))
+            cause = effect.cause or event
+            own = traceparent if cause is event else ""
+            await self.bus.publish(self.event(DecisionMade(decision=decision), cause, own))
         else:
             await self._executors[type(effect)](effect, event)
 
@@ -185,7 +189,8 @@ class Shell:
                         rows[key] = from_json(raw, cls)
                     except MalformedEvent as error:
                         log.warning("row %s of %s is not readable: %s", key, table, error)
-                await self.execute(self.controller.restore(table, rows, self._clock()))
+                async with self._turn:
+                    await self.execute(self.controller.restore(table, rows, self._clock()))
         except StoreUnavailable as error:
             self.metrics.store_connected.set(0)
             log.warning("store: %s", error)

@@ -1,0 +1,317 @@
+"""The shell: effects in order, refusals counted and survived, causes and traces passed on, tables read again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from glowplug.bus.memory_bus import MemoryBus
+from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
+from glowplug.controllers.fencing import Fence
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.hardware import Node
+from glowplug.events import Event
+from glowplug.events.commands import StopInstance
+from glowplug.events.envelope import to_json
+from glowplug.events.facts import NodeLeft
+from glowplug.runtime.shell import DECISIONS_LOG, Shell
+from glowplug.state.memory_store import MemoryStore
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
+
+PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+UNSAMPLED = PARENT[:-2] + "00"
+DECISION = DecisionRecord(
+    decision_id="d-1", kind="place", policy="first_fit", service="placer", reason="node-1 has room", made_at=9.0
+)
+
+
+@dataclass(frozen=True)
+class Own:
+    """An effect only this service knows."""
+
+    name: str
+
+
+@dataclass
+class FakeController:
+    """Answers each stimulus with what `script` says and remembers what it was told."""
+
+    script: Callable[[Any], list[Effect]] = lambda _: []
+    told: list[Any] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    restored: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    on_restore: list[Effect] = field(default_factory=list)
+    fence: Fence = field(default_factory=Fence)
+
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        self.told.append(stimulus)
+        self.times.append(now_s)
+        if isinstance(stimulus, Event) and stimulus.epoch:
+            self.fence.admit(stimulus)
+        return self.script(stimulus)
+
+    def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
+        self.restored.append((table, rows))
+        return self.on_restore
+
+
+class Stage:
+    """A shell on memory twins, with everything it did at hand."""
+
+    def __init__(self) -> None:
+        self.controller, self.bus, self.store = FakeController(), MemoryBus(), MemoryStore()
+        self.registry, self.exporter = CollectorRegistry(), InMemorySpanExporter()
+        self.tracing = Tracing("placer", "placer-1", exporter=self.exporter)
+        self.done: list[tuple[Own, Event | None]] = []
+        self.shell = Shell(
+            "placer",
+            "placer-1",
+            self.controller,
+            self.bus,
+            self.store,
+            self.tracing,
+            ShellMetrics("placer", self.registry),
+            epoch=5,
+            tables={"nodes": Node},
+            executors={Own: self.perform},
+            tick_s=0.01,
+            resync_s=0.01,
+            clock=lambda: 1000.5,
+        )
+
+    async def perform(self, effect: Own, event: Event | None) -> None:
+        self.done.append((effect, event))
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, {"service": "placer", **labels}) or 0.0
+
+    @property
+    def store_connected(self) -> float | None:
+        return self.registry.get_sample_value("glowplug_store_connected")
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    made = Stage()
+    yield made
+    await made.shell.stop()
+    made.tracing.shutdown()
+
+
+def a_fact(**more: Any) -> Event:
+    payload = NodeLeft(node_id="node-1", reason="silent")
+    return Event(event_id="e-1", type=payload.TYPE, occurred_at=1.0, issuer="agent-1", data=payload, **more)
+
+
+def a_command(epoch: int) -> Event:
+    payload = StopInstance(target="node-1", instance_id="i-1", reason="")
+    return Event(
+        event_id=f"c-{epoch}", type=payload.TYPE, occurred_at=1.0, issuer="placer-1", data=payload, epoch=epoch
+    )
+
+
+LEFT = NodeLeft(node_id="node-2", reason="told by the controller")
+STOP = StopInstance(target="node-2", instance_id="i-2", reason="told by the controller")
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+async def test_effects_are_performed_in_order(stage: Stage) -> None:
+    seen: list[str] = []
+
+    async def heard(event: Event) -> None:
+        seen.append(event.type)
+
+    async def perform(effect: Own, _: Event | None) -> None:
+        seen.append(effect.name)
+
+    stage.shell._executors[Own] = perform
+    await stage.bus.subscribe([">"], heard)
+    await stage.shell.execute([Own("1"), Publish(LEFT), Own("2"), Record(DECISION), Own("3")])
+    await until(lambda: len(seen) == 5)
+    assert [name for name in seen if name in "123"] == ["1", "2", "3"]
+    assert [e.type for e in stage.bus.broker.published] == ["node.left", "decision.made"]
+
+
+async def test_one_stimulus_is_over_before_the_next_begins(stage: Stage) -> None:
+    steps: list[str] = []
+
+    async def slow(effect: Own, _: Event | None) -> None:
+        steps.append(f"begin {effect.name}")
+        await asyncio.sleep(0.02)
+        steps.append(f"end {effect.name}")
+
+    stage.shell._executors[Own] = slow
+    stage.controller.script = lambda stimulus: [Own(stimulus)] if isinstance(stimulus, str) else []
+    stage.controller.on_restore = [Own("restore")]
+    await stage.shell.start()
+    await asyncio.gather(*(stage.shell.ask(name) for name in "abc"))
+    pairs = [tuple(steps[i : i + 2]) for i in range(0, len(steps) - 1, 2)]
+    assert pairs == [(f"begin {p[0].partition(' ')[2]}", f"end {p[0].partition(' ')[2]}") for p in pairs]
+    assert [s for s in steps if s.startswith("end") and "restore" not in s] == ["end a", "end b", "end c"]
+
+
+async def test_rows_are_written_and_removed(stage: Stage) -> None:
+    node = Node(node_id="node-1", gpus=(), engines=(), agent_url="")
+    await stage.shell.execute([Save("nodes", "node-1", node), Save("nodes", "node-2", node), Remove("nodes", "node-2")])
+    assert await stage.store.load("nodes") == {"node-1": to_json(node)}
+
+
+async def test_a_decision_is_kept_and_published_and_counted(stage: Stage) -> None:
+    await stage.shell.execute([Record(DECISION)])
+    assert await stage.store.tail(DECISIONS_LOG, 10) == [to_json(DECISION)]
+    assert [e.data.decision for e in stage.bus.broker.of_type("decision.made")] == [DECISION]
+    sample = stage.registry.get_sample_value("glowplug_decisions_total", {"kind": "place", "policy": "first_fit"})
+    assert sample == 1
+
+
+async def test_an_effect_of_the_services_own_is_given_its_event(stage: Stage) -> None:
+    event = a_fact()
+    stage.controller.script = lambda _: [Own("x")]
+    await stage.shell.start()
+    await stage.shell.on_event(event)
+    assert (Own("x"), event) in stage.done
+
+
+async def test_facts_carry_no_epoch_and_commands_carry_ours(stage: Stage) -> None:
+    await stage.shell.execute([Publish(LEFT), Publish(STOP)])
+    fact, command = stage.bus.broker.published
+    assert (fact.epoch, command.epoch) == (0, 5)
+    assert fact.event_id != command.event_id
+    assert {(e.issuer, e.occurred_at) for e in (fact, command)} == {("placer-1", 1000.5)}
+
+
+async def test_what_follows_from_an_event_names_it_and_continues_its_trace(stage: Stage) -> None:
+    stage.controller.script = lambda s: [Publish(STOP), Record(DECISION)] if isinstance(s, Event) else []
+    await stage.shell.start()
+    await stage.shell.on_event(a_fact(traceparent=PARENT))
+    stage.tracing.shutdown()
+    (span,) = stage.exporter.get_finished_spans()
+    assert span.name == "placer.node.left"
+    assert dict(span.attributes or {})["glowplug.decision_id"] == "d-1"
+    assert span.context is not None
+    for event in stage.bus.broker.published:
+        assert event.cause_id == "e-1"
+        assert event.traceparent.split("-")[1:3] == ["a" * 32, f"{span.context.span_id:016x}"]
+
+
+async def test_a_cause_given_with_the_effect_wins(stage: Stage) -> None:
+    """A pending placement is decided on another event, yet belongs to the request that asked for it."""
+    asked = a_fact(traceparent=PARENT)
+    other = Event(
+        **{n: getattr(asked, n) for n in asked.__slots__} | {"event_id": "e-2", "traceparent": PARENT.replace("a", "c")}
+    )
+    stage.controller.script = lambda s: [Publish(STOP, asked), Record(DECISION, asked)] if s == other else []
+    await stage.shell.start()
+    await stage.shell.on_event(other)
+    assert [(e.cause_id, e.traceparent) for e in stage.bus.broker.published] == [("e-1", PARENT)] * 2
+
+
+async def test_an_unsampled_trace_travels_without_a_span(stage: Stage) -> None:
+    stage.controller.script = lambda s: [Publish(STOP)] if isinstance(s, Event) else []
+    await stage.shell.start()
+    await stage.shell.on_event(a_fact(traceparent=UNSAMPLED))
+    stage.tracing.shutdown()
+    assert stage.exporter.get_finished_spans() == ()
+    assert [e.traceparent for e in stage.bus.broker.published] == [UNSAMPLED]
+
+
+async def test_an_event_without_effects_makes_no_span(stage: Stage) -> None:
+    await stage.shell.start()
+    await stage.shell.on_event(a_fact(traceparent=PARENT))
+    stage.tracing.shutdown()
+    assert stage.exporter.get_finished_spans() == ()
+
+
+async def test_a_stale_command_is_counted_and_acknowledged(stage: Stage) -> None:
+    stage.controller.script = lambda s: [Own(s.event_id)] if isinstance(s, Event) else []
+    await stage.shell.start()
+    for epoch in (5, 7, 6, 7):
+        await stage.shell.on_event(a_command(epoch))
+    assert [effect.name for effect, _ in stage.done] == ["c-5", "c-7", "c-7"]
+    assert stage.counted("glowplug_stale_commands_total") == 1
+
+
+async def test_a_bus_that_is_down_is_counted_and_the_rest_goes_on(stage: Stage) -> None:
+    stage.bus.broker.down = True
+    await stage.shell.execute([Publish(LEFT), Own("after"), Save("nodes", "n", 1)])
+    assert [effect.name for effect, _ in stage.done] == ["after"]
+    assert await stage.store.get("nodes", "n") == b"1"
+    assert stage.counted("glowplug_bus_publish_failures_total") == 1
+
+
+async def test_a_store_that_is_down_is_counted_and_the_rest_goes_on(stage: Stage) -> None:
+    stage.store.down = True
+    await stage.shell.execute([Save("nodes", "n", 1), Remove("nodes", "n"), Publish(LEFT)])
+    assert [e.type for e in stage.bus.broker.published] == ["node.left"]
+    assert stage.counted("glowplug_store_failures_total") == 2
+
+
+async def test_a_start_waits_for_the_store(stage: Stage) -> None:
+    stage.store.down = True
+    starting = asyncio.create_task(stage.shell.start())
+    await asyncio.sleep(0.05)
+    assert not stage.shell.restored
+    assert stage.controller.told == []
+    stage.store.down = False
+    await starting
+    assert stage.shell.restored
+    assert stage.controller.restored == [("nodes", {})]
+
+
+async def test_a_store_lost_later_stops_nothing(stage: Stage) -> None:
+    await stage.shell.start()
+    stage.store.down = True
+    before = len(stage.controller.told)
+    await until(lambda: stage.store_connected == 0.0 and len(stage.controller.told) > before + 2)
+    await stage.shell.on_event(a_fact())
+    assert a_fact() in stage.controller.told
+    stage.store.down = False
+    read = len(stage.controller.restored)
+    await until(lambda: len(stage.controller.restored) > read)
+
+
+async def test_tables_are_read_again_and_unreadable_rows_are_left_out(stage: Stage) -> None:
+    node = Node(node_id="node-1", gpus=(), engines=("llamacpp",), agent_url="http://a")
+    await stage.store.put("nodes", "node-1", to_json(node))
+    await stage.store.put("nodes", "node-2", b"{broken")
+    await stage.shell.start()
+    assert stage.controller.restored[0] == ("nodes", {"node-1": node})
+    await stage.store.put("nodes", "node-3", to_json(node))
+    await until(lambda: stage.controller.restored[-1][1].keys() == {"node-1", "node-3"})
+
+
+async def test_ticks_come_and_time_is_the_clocks(stage: Stage) -> None:
+    await stage.shell.start()
+    await until(lambda: stage.controller.told.count(Tick()) > 2)
+    assert set(stage.controller.times) == {1000.5}
+
+
+async def test_an_error_of_the_controller_reaches_who_asked_and_stops_nothing(stage: Stage) -> None:
+    def script(stimulus: Any) -> list[Effect]:
+        if stimulus == "bad":
+            raise KeyError("bad")
+        return [Own(stimulus)] if isinstance(stimulus, str) else []
+
+    stage.controller.script = script
+    await stage.shell.start()
+    with pytest.raises(KeyError):
+        await stage.shell.ask("bad")
+    await stage.shell.put("bad")
+    await stage.shell.ask("good")
+    assert [effect.name for effect, _ in stage.done] == ["good"]
+
+
+async def test_a_handled_event_is_counted_by_type(stage: Stage) -> None:
+    await stage.shell.start()
+    await stage.shell.on_event(a_fact())
+    assert stage.counted("glowplug_stimuli_total", type="node.left") == 1
