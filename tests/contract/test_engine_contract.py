@@ -156,7 +156,9 @@ async def test_a_stream_whose_client_leaves_is_cancelled(
 async def test_an_unstreamed_request_is_cancelled_where_the_engine_says_so(
     case: EngineCase, started: LoadReport, client: httpx.AsyncClient
 ) -> None:
-    waiting = asyncio.ensure_future(client.post("/v1/chat/completions", json=chat(**(LONG | {"max_tokens": 200}))))
+    waiting = asyncio.ensure_future(
+        client.post("/v1/chat/completions", json=chat(**(LONG | {"max_tokens": 200, "min_tokens": 200})))
+    )
     while await case.driver.num_in_flight(started.handle) == 0:
         await asyncio.sleep(0.02)
     waiting.cancel()

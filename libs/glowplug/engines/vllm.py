@@ -7,8 +7,11 @@ Parked, a start to the first token takes 2-4 s for SmolLM2 on two cores instead 
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from glowplug.engines.vllm_zygote import Zygote, default_dir
 _log = structlog.get_logger(__name__)
 _CORE_PATH = "/glowplug/core"  # answered by glowplug_vllm/plugin.py
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
+_GROUP_POLL_S = 0.05  # one look reads the whole process table
 _CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
 _NOT_A_CAUSE = "See root cause above"
 
@@ -47,7 +51,8 @@ class VllmDriver(HostedDriver):
 
     @cached_property
     def _zygote(self) -> Zygote:
-        directory = Path(self._settings.extra.get("vllm_parked_dir") or default_dir(self._interpreter))
+        default = default_dir(self._interpreter, vllm_env.version(self._interpreter))
+        directory = Path(self._settings.extra.get("vllm_parked_dir") or default)
         env = vllm_args.zygote_environment()
         return Zygote(self._interpreter, directory, env, self._settings.launch_timeout_s)
 
@@ -114,7 +119,7 @@ class VllmDriver(HostedDriver):
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         if not (weights_path / "config.json").is_file():
-            process.kill_group(handle.pid, handle.pid_started_at)
+            await self.stop(handle, 0.0)
             raise EngineFailed(f"{self.name} needs a directory with config.json and safetensors: {weights_path}")
         report = await super().load(handle, weights_path)
         if handle.data.get("parked"):
@@ -139,6 +144,18 @@ class VllmDriver(HostedDriver):
         if (silent_s := float(answer.get("silent_s", 0.0))) > self._hung_after_s:
             return Health(ok=False, reason=f"the engine core has not answered for {silent_s:.0f} s")
         return Health(ok=True)
+
+    async def stop(self, handle: EngineHandle, grace_s: float) -> None:
+        """As the port says. The whole group gets the grace: its last member frees what is in shared memory."""
+        pid, started_at = handle.pid, handle.pid_started_at
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
+        if grace_s > 0 and self.adopt(handle):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            while loop.time() < deadline and process.group_members(pid, started_at):
+                await asyncio.sleep(_GROUP_POLL_S)
+        await process.stop_group(pid, started_at, 0.0)
 
     async def _keep_tokenizer(self, directory: Path) -> None:
         await asyncio.sleep(_KEEP_DELAY_S)

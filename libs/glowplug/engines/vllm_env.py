@@ -30,9 +30,34 @@ def missing(python: Path) -> str:
         return "vLLM's CPU and CUDA builds run on Linux only; this node can use llamacpp"
     if not python.exists():
         return f"no vLLM environment: {python} does not exist ({INSTALL}, or set {ENV_VARIABLE})"
-    libraries = sorted((python.parent.parent / "lib").glob("python3*/site-packages"))
+    libraries = _libraries(python)
     if not any((library / "vllm" / "__init__.py").exists() for library in libraries):
         return f"vLLM is not installed in {python.parent.parent} ({INSTALL} goes on where it stopped)"
     if not any(library.glob("glowplug_vllm-*.dist-info") for library in libraries):
         return f"the plug-in glowplug-vllm is not installed in {python.parent.parent} ({INSTALL})"
     return ""
+
+
+def version(python: Path) -> str:
+    """Changes when vLLM or the plug-in is installed anew, or the plug-in of this checkout is edited.
+
+    A parked process of another version is left to those who hold it.
+    """
+    installed = [
+        d for lib in _libraries(python) for name in ("vllm", "glowplug_vllm") for d in lib.glob(f"{name}*-info")
+    ]
+    edited = (_CHECKOUT / "libs" / "glowplug_vllm").rglob("*.py")
+    return (
+        "/".join(sorted(d.name for d in installed)) + f"@{max((_mtime(p) for p in (*installed, *edited)), default=0)}"
+    )
+
+
+def _libraries(python: Path) -> list[Path]:
+    return sorted((python.parent.parent / "lib").glob("python3*/site-packages"))
+
+
+def _mtime(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0  # an editor's scratch file

@@ -26,9 +26,12 @@ _ANSWER_S = 30.0  # a zygote is busy for a second while it keeps a tokenizer
 _SOCKET, _LOG = "zygote.sock", "zygote.log"
 
 
-def default_dir(python: Path) -> Path:
-    """A directory that only this user can enter, one for each interpreter; short, since socket paths are limited."""
-    digest = hashlib.sha256(str(python).encode()).hexdigest()[:12]
+def default_dir(python: Path, version: str = "") -> Path:
+    """A directory that only this user can enter, one for each interpreter and `version` of what it would park.
+
+    Short, since the path of a socket is limited to about 100 characters.
+    """
+    digest = hashlib.sha256(f"{python} {version}".encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"glowplug-{os.getuid()}" / f"vllm-{digest}"
 
 

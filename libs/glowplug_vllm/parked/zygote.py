@@ -155,14 +155,21 @@ class Zygote:
         return {"ok": True}
 
     def _fork(self, question: Question) -> int:
+        """Answers when the fork leads its own session and has its own handlers: a signal sent to it now is not lost."""
+        own_session, tell = os.pipe()
         pid = os.fork()
         if pid:
+            os.close(tell)
+            os.read(own_session, 1)  # b"" when it has died already
+            os.close(own_session)
             self._servers[pid] = Path(question.run_dir)
             self._say(started=pid, run_dir=question.run_dir)
             return pid
         try:
             os.setsid()
             process.reset_signals()
+            os.close(own_session)
+            os.close(tell)
             self._selector.close()
             for held in (self._listener, self._wake, self._bell, *self._buffers):
                 held.close()
