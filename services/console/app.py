@@ -9,8 +9,8 @@ from typing import Final
 
 from fastapi import FastAPI
 from fastapi.responses import Response
-from glowplug.runtime.rest import make_app
 
+from glowplug.runtime.rest import make_app
 from services.console import fleet_api, receiver, trace_api
 from services.console.fleet_view import FleetView
 from services.console.metrics import ConsoleMetrics

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
-from glowplug.domain.errors import Contended
 from starlette.responses import Response
 
+from glowplug.domain.errors import Contended
 from services.console.fleet_view import FleetView
 from services.console.stream import Client, Hub, TooManyClients
 from services.console.trace_api import json_response

@@ -1,6 +1,7 @@
 """The rows of the fleet as the page and `glowplug top` read them: flat, small, JSON-ready. Times are epoch seconds."""
 
 import msgspec
+
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance
 

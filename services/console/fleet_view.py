@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+
 from glowplug.controllers.router_eta import Estimates
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
@@ -28,7 +29,6 @@ from glowplug.events.facts import (
     RequestRejected,
     RouterLoadReported,
 )
-
 from services.console import fleet_rows as rows
 
 NODE_LEASE_S: Final = 5.0  # silence after which a node is shown as lost

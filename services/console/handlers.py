@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from glowplug.bus.port import Bus
@@ -11,7 +12,6 @@ from glowplug.events import Event
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.subjects import FACTS, TELEMETRY
 from glowplug.state.port import Store, StoreUnavailable
-
 from services.console.app import Console
 from services.console.fleet_view import TABLES
 
@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 DECISIONS_LOG: Final = "decisions"
 DECISIONS_READ: Final = 100
+UNREADABLE_KEPT: Final = 256
 
 
 class Feed:
@@ -28,6 +29,7 @@ class Feed:
         self._console, self._bus, self._store, self._connect = console, bus, store, connect
         self._tasks: list[asyncio.Task[None]] = []
         self._dropped_told = 0
+        self._unreadable: deque[tuple[str, str]] = deque(maxlen=UNREADABLE_KEPT)
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(loop()) for loop in (self._listen, self._resync_loop, self._beat_loop)]
@@ -59,7 +61,7 @@ class Feed:
         try:
             for table, cls in TABLES.items():
                 raw_rows = await self._store.load(table)
-                view.restore(table, dict(_readable(table, raw_rows.items(), cls)), clock())
+                view.restore(table, dict(self._readable(table, raw_rows.items(), cls)), clock())
             tail = await self._store.tail(DECISIONS_LOG, DECISIONS_READ)
         except StoreUnavailable as error:
             if view.sources["store"].is_up:
@@ -67,8 +69,20 @@ class Feed:
             view.source("store", False, clock())
             return
         numbered = [(str(i), raw) for i, raw in enumerate(tail)]
-        view.restore_decisions([row for _, row in _readable(DECISIONS_LOG, numbered, DecisionRecord)])
+        view.restore_decisions([row for _, row in self._readable(DECISIONS_LOG, numbered, DecisionRecord)])
         view.source("store", True, clock())
+
+    def _readable(self, table: str, raw_rows: Iterable[tuple[str, bytes]], cls: type[Any]) -> list[tuple[str, Any]]:
+        """The rows that decode; each one that does not is logged once, not at every resync."""
+        rows = []
+        for key, raw in raw_rows:
+            try:
+                rows.append((key, from_json(raw, cls)))
+            except MalformedEvent as error:
+                if (table, key) not in self._unreadable:
+                    log.warning("row %s of %s is not readable: %s", key, table, error)
+                self._unreadable.append((table, key))
+        return rows
 
     async def _beat_loop(self) -> None:
         """The pulse of every page: what changed since the last one."""
@@ -85,13 +99,3 @@ class Feed:
             console.hub.flush(console.view.snapshot(now_s))
         console.metrics.stream_dropped.inc(console.hub.num_dropped - self._dropped_told)
         self._dropped_told = console.hub.num_dropped
-
-
-def _readable(table: str, raw_rows: Any, cls: type[Any]) -> Sequence[tuple[str, Any]]:
-    rows = []
-    for key, raw in raw_rows:
-        try:
-            rows.append((key, from_json(raw, cls)))
-        except MalformedEvent as error:
-            log.warning("row %s of %s is not readable: %s", key, table, error)
-    return rows

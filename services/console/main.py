@@ -3,7 +3,6 @@
 import asyncio
 
 from glowplug.runtime.service import World, run, serve_rest
-
 from services.console.app import Console, build_app
 from services.console.handlers import Feed
 from services.console.metrics import ConsoleMetrics

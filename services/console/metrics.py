@@ -1,7 +1,8 @@
 """What the console counts."""
 
-from glowplug.telemetry import semconv
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+
+from glowplug.telemetry import semconv
 
 
 class ConsoleMetrics:

@@ -1,7 +1,8 @@
 """Settings of the console."""
 
-from glowplug.runtime.settings import ServiceSettings
 from pydantic import Field
+
+from glowplug.runtime.settings import ServiceSettings
 
 
 class ConsoleSettings(ServiceSettings):

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
-from glowplug.domain.errors import NotFound
 
+from glowplug.domain.errors import NotFound
 from services.console import jaeger
 from services.console.trace_store import TraceStore, TraceSummary
 from services.console.waterfall import waterfall

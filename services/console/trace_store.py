@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
-from glowplug.telemetry import semconv
 
+from glowplug.telemetry import semconv
 from services.console.spans import Resource, Span
 
 TRACE_OVERHEAD_BYTES: Final = 2048  # dict, summary and ids of one trace, measured with tracemalloc and rounded up

@@ -8,8 +8,8 @@ Nothing is lost: every span of the trace is exactly one row.
 from collections.abc import Sequence
 
 import msgspec
-from glowplug.telemetry import semconv
 
+from glowplug.telemetry import semconv
 from services.console.spans import AttributeValue, Resource, Span
 from services.console.trace_store import TraceSummary
 

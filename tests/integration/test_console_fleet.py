@@ -149,7 +149,7 @@ async def real_console(nats_url: str, redis_url: str) -> AsyncIterator[Console]:
 async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, own_valkey: ValkeyProcess) -> None:
     async with real_console(own_nats.url, own_valkey.url) as console:
         writer, store = NatsBus(own_nats.url, "writer-1"), RedisStore(own_valkey.url)
-        await writer.connect()
+        await asyncio.wait_for(writer.connect(), PATIENCE_S)
         await until(lambda: all(s.is_up for s in console.view.sources.values()), "both sources")
         model, node = story.model("m1", "from-the-table", 10), story.node("node-9", time.time(), ())
         await store.put("models", "m1", to_json(model))
