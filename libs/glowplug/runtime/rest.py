@@ -1,6 +1,8 @@
 """The REST surface every service shares: health, metrics, OpenAI-shaped errors, the admin token."""
 
 import hmac
+import logging
+import math
 import uuid
 from collections.abc import Awaitable, Callable
 
@@ -14,6 +16,7 @@ from starlette.exceptions import HTTPException
 from glowplug import __version__
 from glowplug.domain.errors import GlowplugError, Unauthorized
 
+log = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False)
 
 
@@ -74,13 +77,20 @@ def _errors(app: FastAPI) -> None:
     @app.middleware("http")
     async def request_id(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         given = request.headers.get("x-request-id") or uuid.uuid4().hex
-        response = await call_next(request)
+        try:
+            response = await call_next(request)
+        except Exception:
+            log.exception("%s %s failed", request.method, request.url.path)
+            body = error_body("the service failed; its log says why", "server_error", "internal_error")
+            response = JSONResponse(body, status_code=500)
         response.headers["X-Request-Id"] = given[:128]
         return response
 
     @app.exception_handler(GlowplugError)
     async def typed(_: Request, error: GlowplugError) -> JSONResponse:
-        headers = {"Retry-After": str(max(1, round(error.retry_after_s)))} if error.retry_after_s is not None else {}
+        headers = (
+            {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))} if error.retry_after_s is not None else {}
+        )
         body = error_body(error.message, error.type, error.code, error.param)
         return JSONResponse(body, status_code=error.status, headers=headers)
 

@@ -1,0 +1,148 @@
+"""The REST surface every service shares: OpenAI-shaped errors, 400 for bad input, the admin token, request ids."""
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi import Depends
+from fastapi.testclient import TestClient
+from pydantic import BaseModel
+
+from glowplug.domain import errors
+from glowplug.runtime.rest import admin, make_app
+
+TYPED = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.GlowplugError)]
+
+
+class Body(BaseModel):
+    count: int
+
+
+class Stage:
+    """An app with some routes of a service's own."""
+
+    def __init__(self) -> None:
+        self.why_not_ready = ""
+        self.app = make_app(
+            "placer", "placer-1", ready=lambda: self.why_not_ready, policies=lambda: {"placement": "first_fit"}
+        )
+
+        @self.app.post("/v1/things", dependencies=[Depends(admin("secret"))])
+        async def things(body: Body) -> dict[str, int]:
+            return {"count": body.count}
+
+        @self.app.post("/v1/open", dependencies=[Depends(admin(""))])
+        async def open_() -> dict[str, int]:
+            return {}
+
+        @self.app.get("/v1/fail/{name}")
+        async def fail(name: str) -> None:
+            raise {cls.__name__: cls for cls in TYPED}[name]("why it failed", param="model", retry_after_s=2.6)
+
+        @self.app.get("/v1/crash")
+        async def crash() -> None:
+            raise ZeroDivisionError("secret detail")
+
+        self.client = TestClient(self.app, raise_server_exceptions=False)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    with made.client:
+        yield made
+
+
+@pytest.mark.parametrize("path", ["/health", "/live"])
+def test_a_living_service_says_who_it_is(stage: Stage, path: str) -> None:
+    answer = stage.client.get(path)
+    assert answer.status_code == 200
+    assert (answer.json()["service"], answer.json()["service_id"]) == ("placer", "placer-1")
+
+
+def test_readiness_says_why_not(stage: Stage) -> None:
+    assert stage.client.get("/ready").json() == {"ready": True, "reason": ""}
+    stage.why_not_ready = "no store"
+    answer = stage.client.get("/ready")
+    assert (answer.status_code, answer.json()) == (503, {"ready": False, "reason": "no store"})
+
+
+def test_metrics_are_prometheus_text(stage: Stage) -> None:
+    answer = stage.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "# HELP" in answer.text
+
+
+def test_policies_in_force_are_named(stage: Stage) -> None:
+    assert stage.client.get("/policies").json() == {"placement": "first_fit"}
+
+
+def test_openapi_is_published(stage: Stage) -> None:
+    paths = stage.client.get("/openapi.json").json()["paths"]
+    assert {"/health", "/live", "/ready", "/metrics", "/policies", "/v1/things"} <= paths.keys()
+
+
+@pytest.mark.parametrize("cls", TYPED, ids=lambda cls: cls.__name__)
+def test_a_typed_error_has_its_status_shape_and_retry(stage: Stage, cls: type[errors.GlowplugError]) -> None:
+    answer = stage.client.get(f"/v1/fail/{cls.__name__}")
+    assert answer.status_code == cls.status
+    assert answer.json() == {
+        "error": {"message": "why it failed", "type": cls.type, "param": "model", "code": cls.code}
+    }
+    assert answer.headers["retry-after"] == "3"
+
+
+AUTHORISED = {"Authorization": "Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'{"count": "many"}', b"{}", b"null", b'{"count": NaN}', b"\xff\xfe", b'{"count": 1e400}'],
+)
+def test_bad_input_is_400_in_openais_shape(stage: Stage, body: bytes) -> None:
+    headers = AUTHORISED | {"Content-Type": "application/json"}
+    answer = stage.client.post("/v1/things", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("given", [b"", b"Bearer wrong", b"Basic secret", b"Bearer \xe9", b"Bearer"])
+def test_without_the_admin_token_nothing_changes(stage: Stage, given: bytes) -> None:
+    answer = stage.client.post("/v1/things", json={"count": 1}, headers={b"authorization": given})
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_with_the_admin_token_it_does(stage: Stage) -> None:
+    assert stage.client.post("/v1/things", json={"count": 1}, headers=AUTHORISED).json() == {"count": 1}
+
+
+def test_where_no_token_is_set_none_is_asked_for(stage: Stage) -> None:
+    assert stage.client.post("/v1/open").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [("GET", "/nothing", 404, "not_found"), ("DELETE", "/health", 405, "method_not_allowed")],
+)
+def test_unknown_paths_and_verbs_have_the_same_shape(
+    stage: Stage, method: str, path: str, status: int, code: str
+) -> None:
+    answer = stage.client.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_a_crash_is_500_in_the_same_shape_and_tells_nothing(stage: Stage) -> None:
+    answer = stage.client.get("/v1/crash")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "secret detail" not in answer.text
+    assert answer.headers["x-request-id"]
+
+
+def test_the_request_id_comes_back_or_is_given(stage: Stage) -> None:
+    assert stage.client.get("/health", headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
+    given = {stage.client.get("/health").headers["x-request-id"] for _ in range(3)}
+    assert len(given) == 3
+    assert len(stage.client.get("/health", headers={"X-Request-Id": "x" * 999}).headers["x-request-id"]) == 128
+    assert stage.client.get("/nothing", headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
