@@ -22,7 +22,7 @@ from glowplug.cli.up import EngineOption, NodesOption, settings_of, wait_for_mod
 from glowplug.runtime.supervisor.fleet import Fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.run import run_fleet
-from glowplug.runtime.supervisor.samples import sample_files
+from glowplug.runtime.supervisor.samples import prepare, sample_files
 from glowplug.runtime.supervisor.statedir import StateDir
 
 KEEP_ALIVE_S = 4.0
@@ -79,6 +79,7 @@ def demo(
     """Cold request, warm request, a burst over more models than memory holds, idle back to zero."""
     folder = Path(tempfile.mkdtemp(prefix="gp-demo-"))
     settings = settings_of(folder, engine=engine, nodes=nodes, port_base=0, models_dir=folder / "models")
+    prepare(settings.engine)
     state = StateDir(settings.state_dir)
     state.lock(settings.min_free_bytes)
     assert settings.models_dir is not None

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from glowplug.domain.errors import GlowplugError, InvalidModelFile
 from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
+from glowplug.engines import vllm_sample
 from glowplug.engines.samples import sample_weights_path
 
 DEFAULT_KV_BYTES = 64 * 1024**2
@@ -138,9 +139,11 @@ def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
 
 
 def _sample(name: str) -> Path:
-    """The file of a sample model that an installed package brings."""
+    """The file (smollm2) or the Hugging Face directory (smollm2-hf) of the model that an installed package brings."""
+    if name == "smollm2-hf":
+        return vllm_sample.sample_dir()
     if name != "smollm2":
-        raise InvalidModelFile(f"weights: no sample named {name!r} (there is: smollm2)", param="weights")
+        raise InvalidModelFile(f"weights: no sample named {name!r} (there are smollm2, smollm2-hf)", param="weights")
     try:
         return sample_weights_path()
     except GlowplugError as error:

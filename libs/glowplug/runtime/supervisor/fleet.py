@@ -16,7 +16,7 @@ from glowplug.runtime.supervisor import embedded, plan, probe
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.output import Output
-from glowplug.runtime.supervisor.samples import place_samples
+from glowplug.runtime.supervisor.samples import place_samples, prepare
 from glowplug.runtime.supervisor.settings import FleetSettings
 from glowplug.runtime.supervisor.statedir import Secrets, StateDir
 from glowplug.runtime.supervisor.sweep import sweep
@@ -48,6 +48,7 @@ class Fleet:
         """Raises FleetError when anything cannot start; call `stop` then too."""
         probe.check_ports(self.settings.host, self.plan.ports())
         if self.settings.models_dir is None:
+            await asyncio.to_thread(prepare, self.settings.engine)
             place_samples(self.models_dir, self.settings.engine)
         servers = self._servers()
         self.shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

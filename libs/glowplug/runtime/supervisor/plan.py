@@ -16,7 +16,9 @@ DATA, CONSOLE, ROUTER, PREDICTOR, PLACER, AUTOSCALER, FIRST_NODE = 0, 1, 2, 3, 4
 # Not handed down: each process has its own, and a stray one from the person's shell would be shared by all.
 _PER_PROCESS = ("GLOWPLUG_PORT", "GLOWPLUG_DATA_PORT", "GLOWPLUG_SERVICE_ID", "GLOWPLUG_NODE_ID")
 # A laptop's "GPUs": budgets of host memory, small enough that the sample models compete. Emulated ones cost nothing.
-GPU_BUDGETS = {"llamacpp": "512MiB", "vllm": "3GiB", "emulated": "80GiB,80GiB,80GiB,80GiB"}
+GPU_BUDGETS = {"llamacpp": "512MiB", "vllm": "1536MiB", "emulated": "80GB"}
+
+HOST_CACHE_BYTES = 1 << 30  # per node, for weights in host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ def service_environment(
         "GLOWPLUG_SHM_DIR": str(shm_dir),
         "OTEL_EXPORTER_OTLP_ENDPOINT": settings.otlp_endpoint or plan.url(CONSOLE),
     }
+    env.setdefault("GLOWPLUG_HOST_CACHE_BYTES", str(HOST_CACHE_BYTES))
     env.setdefault("GLOWPLUG_GPU_BUDGETS", GPU_BUDGETS.get(settings.engine, GPU_BUDGETS["llamacpp"]))
     return env
 

@@ -1,10 +1,14 @@
 """The model files a fleet starts with: copied into the state directory once, so that a person may edit them."""
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import glowplug
-from glowplug.runtime.supervisor.errors import FleetError
+from glowplug.domain.errors import GlowplugError
+from glowplug.engines import vllm_env, vllm_sample
+from glowplug.engines.samples import sample_weights_path
+from glowplug.runtime.supervisor.errors import FleetError, NotInstalled
 from glowplug.runtime.supervisor.statedir import disk_errors
 
 
@@ -18,6 +22,24 @@ def sample_files(engine: str) -> list[Path]:
             return files
     known = sorted({folder.name for root in roots if root.is_dir() for folder in root.iterdir() if folder.is_dir()})
     raise FleetError(f"no sample models for engine {engine!r}: --engine is one of {', '.join(known) or '(none found)'}")
+
+
+def prepare(engine: str) -> None:
+    """Make sure that the sample models of `engine` can run. Raises NotInstalled saying what to install.
+
+    For vllm the first time converts the sample weights (about 20 s, told on stderr).
+    """
+    try:
+        if engine == "llamacpp":
+            if find_spec("xllamacpp") is None:
+                raise NotInstalled("the llama.cpp engine is not installed: pip install 'glowplug[llamacpp]'")
+            sample_weights_path()
+        elif engine == "vllm":
+            if reason := vllm_env.missing(vllm_env.interpreter()):
+                raise NotInstalled(reason)
+            vllm_sample.prepare()
+    except GlowplugError as error:
+        raise NotInstalled(error.message) from error
 
 
 def place_samples(models_dir: Path, engine: str) -> None:

@@ -3,7 +3,7 @@
 import ipaddress
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -14,7 +14,7 @@ class FleetSettings(BaseSettings):
 
     state_dir: Path = Path(".glowplug")
     engine: str = "llamacpp"  # which sample models are registered: llamacpp | vllm | emulated
-    nodes: int = Field(3, ge=1, le=64)
+    nodes: int = Field(3, ge=1, le=64)  # default with vllm: 1, since each node parks a process with vLLM imported
     port_base: int = Field(8000, ge=0, le=65000)
     host: str = "127.0.0.1"
     nats_url: str = ""  # empty: an embedded NATS server
@@ -34,6 +34,12 @@ class FleetSettings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _nodes_of_engine(self) -> "FleetSettings":
+        if self.engine == "vllm" and "nodes" not in self.model_fields_set:
+            self.nodes = 1
+        return self
 
     @property
     def is_loopback(self) -> bool:

@@ -112,7 +112,7 @@ def read_fleet(path: Path) -> dict[str, Any] | None:
         fleet: dict[str, Any] = json.loads((path / FLEET_FILE).read_text())
         process = psutil.Process(fleet["pid"])
         alive = abs(process.create_time() - fleet["pid_started_at"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
-    except (OSError, ValueError, KeyError, psutil.Error):
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
         return None
     return fleet if alive else None
 

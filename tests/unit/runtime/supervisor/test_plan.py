@@ -1,0 +1,89 @@
+"""Who is started with what."""
+
+from pathlib import Path
+
+import pytest
+
+from glowplug.runtime.supervisor import plan
+from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.statedir import Secrets
+
+SECRETS = Secrets("admin", "key", "bus")
+
+
+def make(tmp_path: Path, **fields: object) -> plan.Plan:
+    settings = FleetSettings(state_dir=tmp_path, **fields)  # type: ignore[arg-type]
+    return plan.Plan(settings, settings.port_base)
+
+
+def environment(made: plan.Plan) -> dict[str, str]:
+    return plan.service_environment(
+        made, SECRETS, nats_url="nats://n", redis_url="unix:///r", models_dir=Path("/m"), shm_dir=Path("/s")
+    )
+
+
+def test_every_port_of_the_contract_and_none_twice(tmp_path: Path) -> None:
+    made = make(tmp_path, port_base=8000, nodes=3)
+    ports = [port for port, _ in made.ports()]
+    assert sorted(ports) == [8000, 8001, 8002, 8003, 8004, 8005, 8010, 8011, 8012, 8013, 8014, 8015]
+    assert max(ports) < 8000 + made.num_ports
+    assert made.nodes()[2] == {
+        "node_id": "node-3",
+        "agent_url": "http://127.0.0.1:8014",
+        "prefetcher_url": "http://127.0.0.1:8015",
+    }
+
+
+def test_each_process_has_its_own_port_and_id(tmp_path: Path) -> None:
+    made = make(tmp_path, nodes=2)
+    specs = plan.services(made, environment(made))
+    assert [s.service for s in specs].count("agent") == 2
+    assert len({s.env["GLOWPLUG_PORT"] for s in specs}) == len(specs) == 9
+    assert len({s.env["GLOWPLUG_SERVICE_ID"] for s in specs}) == len(specs)
+    router = next(s for s in specs if s.service == "router")
+    assert router.env["GLOWPLUG_DATA_PORT"] == "8000"
+    assert router.argv()[1:] == ("-m", "services.router")
+    agents = {s.env["GLOWPLUG_NODE_ID"]: s.env["GLOWPLUG_PREFETCHER_URL"] for s in specs if s.service == "agent"}
+    assert agents == {"node-1": "http://127.0.0.1:8011", "node-2": "http://127.0.0.1:8013"}
+
+
+def test_stray_settings_of_one_process_are_not_shared_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOWPLUG_SERVICE_ID", "stray")
+    monkeypatch.setenv("GLOWPLUG_LOG_PROMPTS", "1")
+    made = make(tmp_path)
+    predictor = next(s for s in plan.services(made, environment(made)) if s.service == "predictor")
+    assert predictor.env["GLOWPLUG_SERVICE_ID"] == "predictor-1"
+    assert predictor.env["GLOWPLUG_LOG_PROMPTS"] == "1"
+    assert "GLOWPLUG_NODE_ID" not in predictor.env
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "enforced"),
+    [
+        ("127.0.0.1", "", ""),
+        ("::1", "", ""),
+        ("localhost", "", ""),
+        ("0.0.0.0", "", "key"),
+        ("10.0.0.5", "", "key"),
+        ("127.0.0.1", "mine", "mine"),
+        ("0.0.0.0", "mine", "mine"),
+    ],
+)
+def test_the_api_key_is_asked_for_beyond_loopback_or_when_set(
+    tmp_path: Path, host: str, given: str, enforced: str
+) -> None:
+    made = make(tmp_path, host=host, api_key=given)
+    assert environment(made)["GLOWPLUG_API_KEY"] == enforced
+    assert environment(made)["GLOWPLUG_ADMIN_TOKEN"] == "admin"
+
+
+def test_a_wildcard_host_is_reached_over_loopback(tmp_path: Path) -> None:
+    assert make(tmp_path, host="0.0.0.0").url(0) == "http://127.0.0.1:8000"
+    assert make(tmp_path, host="::").url(0) == "http://[::1]:8000"
+
+
+def test_traces_go_to_the_console_unless_sent_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert environment(make(tmp_path))["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:8001"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://elsewhere:4318")
+    assert environment(make(tmp_path))["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://elsewhere:4318"
