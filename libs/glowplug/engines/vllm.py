@@ -27,6 +27,7 @@ from glowplug.engines.vllm_zygote import Zygote, default_dir
 
 _log = structlog.get_logger(__name__)
 _CORE_PATH = "/glowplug/core"  # answered by glowplug_vllm/plugin.py
+_FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what a fleet has started
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
 _GROUP_POLL_S = 0.05  # one look reads the whole process table
 _CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
@@ -51,7 +52,9 @@ class VllmDriver(HostedDriver):
 
     @cached_property
     def _zygote(self) -> Zygote:
-        default = default_dir(self._interpreter, vllm_env.version(self._interpreter))
+        # A fork shows the environment its zygote was started with: what belongs to one fleet comes from its own zygote.
+        fleet = os.environ.get(_FLEET_MARK, "")
+        default = default_dir(self._interpreter, f"{vllm_env.version(self._interpreter)} {fleet}")
         directory = Path(self._settings.extra.get("vllm_parked_dir") or default)
         env = vllm_args.zygote_environment()
         return Zygote(self._interpreter, directory, env, self._settings.launch_timeout_s)

@@ -107,6 +107,7 @@ def service_environment(
         "OTEL_EXPORTER_OTLP_ENDPOINT": settings.otlp_endpoint or plan.url(CONSOLE),
     }
     env.setdefault("GLOWPLUG_HOST_CACHE_BYTES", str(HOST_CACHE_BYTES))
+    env.setdefault("GLOWPLUG_WARM_ENGINES", settings.engine)
     env.setdefault("GLOWPLUG_GPU_BUDGETS", GPU_BUDGETS.get(settings.engine, GPU_BUDGETS["llamacpp"]))
     return env
 
