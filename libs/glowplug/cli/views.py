@@ -23,6 +23,7 @@ def models(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption =
 
 
 def model_row(row: dict[str, Any]) -> tuple[object, ...]:
+    """One model as `glowplug models` shows it."""
     note = row["config_error"] or row["last_failure"]
     marks = [word for word, on in (("pinned", row["pinned"]), ("suspended", row["suspended"])) if on]
     where = ", ".join(sorted({i["gpu_id"] for i in row["instances"]})) or "-"
@@ -55,6 +56,7 @@ def instances(fleet: FleetClient, *, model: str = "", gone: bool = False) -> lis
 
 
 def instance_row(row: dict[str, Any]) -> tuple[object, ...]:
+    """One instance as `glowplug ps` shows it; what is emulated says so."""
     start = f"{row['ready_at'] - row['created_at']:.2f} s" if row["ready_at"] and row["created_at"] else "-"
     engine = f"{row['engine']} (emulated)" if row["emulated"] and row["engine"] != "emulated" else row["engine"]
     return (
@@ -81,6 +83,7 @@ NODE_HEADERS = ("gpu", "kind", "used", "total", "holders", "cached weights", "en
 
 
 def node_rows(node: dict[str, Any]) -> list[tuple[object, ...]]:
+    """One row per GPU of a node, as `glowplug nodes` shows it."""
     cached = f"{len(node['cached'])} ({size(sum(c['num_bytes'] for c in node['cached']))})" if node["cached"] else "-"
     rows: list[tuple[object, ...]] = []
     for gpu in node["gpus"]:

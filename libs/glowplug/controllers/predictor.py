@@ -47,6 +47,8 @@ class _Series:
 
 
 class PredictorController:
+    """Counts what happened, per model and window; its forecasts stay empty while no forecasting policy is in force."""
+
     def __init__(self, params: PredictorParams = PredictorParams()) -> None:
         self.params = params
         self.forecasts: dict[str, Forecast] = {}

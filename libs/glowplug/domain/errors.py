@@ -17,30 +17,44 @@ class GlowplugError(Exception):
 
 
 class BadRequest(GlowplugError):
+    """The request is not understood (400)."""
+
     status, type, code = 400, "invalid_request_error", "bad_request"
 
 
 class InvalidModelFile(BadRequest):
+    """A model file does not say what a model file must say; `message` names the field (400)."""
+
     code = "invalid_model_file"
 
 
 class Unauthorized(GlowplugError):
+    """The API key or admin token is missing or wrong (401)."""
+
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
 class ModelNotFound(GlowplugError):
+    """No model has this name or alias (404)."""
+
     status, type, code = 404, "invalid_request_error", "model_not_found"
 
 
 class NotFound(GlowplugError):
+    """No thing has this id (404)."""
+
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
 class Conflict(GlowplugError):
+    """It contradicts what is there (409)."""
+
     status, type, code = 409, "invalid_request_error", "conflict"
 
 
 class TooLarge(GlowplugError):
+    """More bytes than the bound (413)."""
+
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
@@ -57,6 +71,8 @@ class NoCapacity(GlowplugError):
 
 
 class EngineFailed(GlowplugError):
+    """The engine answered badly or not at all, and no other instance could be tried (502)."""
+
     status, type, code = 502, "server_error", "engine_failed"
 
 
@@ -67,6 +83,8 @@ class WeightsUnavailable(GlowplugError):
 
 
 class ChecksumMismatch(WeightsUnavailable):
+    """The bytes are not those the model names; they are never served."""
+
     code = "weights_corrupt"
 
 

@@ -5,6 +5,8 @@ from enum import StrEnum
 
 
 class InstanceState(StrEnum):
+    """Where an instance is: STARTING -> LOADING -> READY -> DRAINING -> STOPPED; SWAPPED_OUT, FAILED aside."""
+
     STARTING = "starting"  # accepted by the agent: memory granted, engine process on its way
     LOADING = "loading"  # engine process up, weights going in
     READY = "ready"

@@ -119,6 +119,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> Any:
 
 
 def main() -> int:
+    """Run the engine of one run directory (argv 1) until SIGTERM; 2 when there is no spec in it."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # drained before it is stopped; nothing to save
     run_dir = Path(sys.argv[1])
     spec = rendezvous.read(run_dir, rendezvous.SPEC)

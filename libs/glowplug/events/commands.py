@@ -83,6 +83,8 @@ class FetchWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropWeights:
+    """Placer or operator to prefetcher: let weights go, unless an engine is reading them."""
+
     TYPE: ClassVar[str] = "prefetcher.drop"
     target: str
     digest: str

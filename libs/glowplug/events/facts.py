@@ -29,6 +29,8 @@ class RequestWaiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRejected:
+    """A router has answered a request with an error of its own: bad, unknown, refused or out of room."""
+
     TYPE: ClassVar[str] = "request.rejected"
     TELEMETRY: ClassVar[bool] = True
     model_key: str
@@ -82,42 +84,56 @@ class ModelDeployed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUndeployed:
+    """A model was taken away; its instances drain and stop."""
+
     TYPE: ClassVar[str] = "model.undeployed"
     model_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStarting:
+    """An agent has granted the bytes; the engine process is on its way."""
+
     TYPE: ClassVar[str] = "instance.starting"
     instance: Instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceLoading:
+    """The engine process is up and weights go in."""
+
     TYPE: ClassVar[str] = "instance.loading"
     instance: Instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceReady:
+    """The instance answers at its `url`; routers may send it requests."""
+
     TYPE: ClassVar[str] = "instance.ready"
     instance: Instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDraining:
+    """The instance finishes what it has; routers send it nothing more."""
+
     TYPE: ClassVar[str] = "instance.draining"
     instance: Instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStopped:
+    """The engine is gone and its bytes are free, as was asked."""
+
     TYPE: ClassVar[str] = "instance.stopped"
     instance: Instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFailed:
+    """The engine did not come up or died; `code` says how, the instance's `reason` why."""
+
     TYPE: ClassVar[str] = "instance.failed"
     instance: Instance
     code: str = "engine_failed"
@@ -125,6 +141,8 @@ class InstanceFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFetched:
+    """A node has a model's weights, whole and checked, in host memory."""
+
     TYPE: ClassVar[str] = "weights.fetched"
     node_id: str
     model_key: str
@@ -136,6 +154,8 @@ class WeightsFetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFetchFailed:
+    """Weights could not be brought; nothing of them is served."""
+
     TYPE: ClassVar[str] = "weights.fetch_failed"
     node_id: str
     model_key: str
@@ -146,6 +166,8 @@ class WeightsFetchFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsEvicted:
+    """Weights left a node's host memory to make room or because they were dropped."""
+
     TYPE: ClassVar[str] = "weights.evicted"
     node_id: str
     digest: str
@@ -155,6 +177,8 @@ class WeightsEvicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsProgressed:
+    """How far a fetch has come."""
+
     TYPE: ClassVar[str] = "weights.progressed"
     TELEMETRY: ClassVar[bool] = True
     node_id: str
@@ -166,12 +190,16 @@ class WeightsProgressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
+    """A node is new, or back."""
+
     TYPE: ClassVar[str] = "node.joined"
     node: Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeft:
+    """A node has been silent for too long, or has said that it goes."""
+
     TYPE: ClassVar[str] = "node.left"
     node_id: str
     reason: str
@@ -188,12 +216,16 @@ class NodeBeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionMade:
+    """A controller decided; the record carries its inputs, rivals and reason."""
+
     TYPE: ClassVar[str] = "decision.made"
     decision: DecisionRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStarted:
+    """A service process has started, with the epoch its commands carry."""
+
     TYPE: ClassVar[str] = "service.started"
     service: str
     service_id: str

@@ -1,3 +1,5 @@
+"""Engine processes: started, found again, stopped for sure."""
+
 import os
 import signal
 import sys

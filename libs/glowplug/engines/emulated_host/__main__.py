@@ -17,6 +17,7 @@ from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES, C
 
 
 def configuration(spec: dict[str, Any]) -> EngineConfig:
+    """What the launch spec asks of the emulated engine."""
     args = spec["engine_args"]
     profile = PROFILES[args.get("profile", DEFAULT_PROFILE)]
     return EngineConfig(
@@ -78,6 +79,7 @@ async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: lis
 
 
 def main() -> int:
+    """Run the engine of one run directory (argv 1) until SIGTERM; 2 when there is no spec in it."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     run_dir = Path(sys.argv[1])
     spec = rendezvous.read(run_dir, rendezvous.SPEC)

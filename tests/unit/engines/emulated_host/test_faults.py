@@ -1,3 +1,5 @@
+"""Faults the emulated engine injects on request."""
+
 import pytest
 
 from glowplug.engines.emulated_host.faults import Faults, as_json, changed

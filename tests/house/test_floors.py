@@ -1,0 +1,43 @@
+"""The import floors, and the list of services they are kept for."""
+
+import tomllib
+from typing import Any
+
+import pytest
+from importlinter.cli import lint_imports
+
+from tests.house.tree import ROOT, SERVICES, files
+
+
+@pytest.fixture(scope="module")
+def contracts() -> list[dict[str, Any]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return list(project["tool"]["importlinter"]["contracts"])
+
+
+def test_nothing_imports_up_sideways_or_in_circles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    broken = lint_imports(no_cache=True)
+    assert broken == 0, capsys.readouterr().out[-3000:]
+
+
+def test_every_service_is_kept_apart_from_the_others(contracts: list[dict[str, Any]]) -> None:
+    (apart,) = (c for c in contracts if c["type"] == "independence")
+    found = {f.split("/")[1] for f in files() if f.startswith("services/") and f.count("/") > 1}
+    assert set(apart["modules"]) == {f"services.{name}" for name in found}
+    assert found == set(SERVICES)
+
+
+def test_the_brains_may_not_touch_the_world(contracts: list[dict[str, Any]]) -> None:
+    (brains,) = (c for c in contracts if c["type"] == "forbidden")
+    assert set(brains["source_modules"]) == {"glowplug.domain", "glowplug.policies", "glowplug.controllers"}
+    world = {"asyncio", "time", "random", "os", "socket", "logging", "nats", "redis", "fastapi"}
+    assert set(brains["forbidden_modules"]) >= world
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_package_has_the_files_each_has(service: str) -> None:
+    expected = {"__init__.py", "__main__.py", "main.py", "settings.py"}
+    assert expected <= {f.removeprefix(f"services/{service}/") for f in files()}

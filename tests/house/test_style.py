@@ -1,0 +1,150 @@
+"""The style of the house, file by file."""
+
+import ast
+import re
+
+import pytest
+
+from tests.house.tree import files, files_in, literals, python, text, tree
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 70
+SPEAKS_FOR_ITSELF_LINES = 12  # a definition this short may go without a docstring
+JUNK_ROOMS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+CODE = python("libs", "services", "tests", "bench", "deploy")
+
+
+def lines(node: Function | ast.ClassDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def functions(path: str) -> list[Function]:
+    return [n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_no_file_is_too_long() -> None:
+    long = {f: n for f in CODE if (n := text(f).count("\n")) > MAX_FILE_LINES}
+    assert not long
+
+
+def test_no_function_is_too_long() -> None:
+    long = [(f, n.name, lines(n)) for f in CODE for n in functions(f) if lines(n) > MAX_FUNCTION_LINES]
+    assert not long
+
+
+def test_no_room_is_a_junk_drawer() -> None:
+    named = [f for f in files() if {part.removesuffix(".py") for part in f.split("/")} & JUNK_ROOMS]
+    assert not named
+
+
+def test_no_error_is_passed_over_in_silence() -> None:
+    silent = [
+        (f, node.lineno)
+        for f in CODE
+        for node in ast.walk(tree(f))
+        if isinstance(node, ast.ExceptHandler) and all(isinstance(s, ast.Pass) for s in node.body)
+    ]
+    assert not silent
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    mute = [
+        f for f in python("libs", "services", "tests", "bench") if text(f).strip() and not ast.get_docstring(tree(f))
+    ]
+    assert not mute, mute
+
+
+def test_public_definitions_of_the_library_say_what_they_promise() -> None:
+    mute = [
+        (f, n.name)
+        for f in python("libs/glowplug")
+        for n in tree(f).body
+        if isinstance(n, Function | ast.ClassDef) and not n.name.startswith("_")
+        if lines(n) > SPEAKS_FOR_ITSELF_LINES and not ast.get_docstring(n)
+    ]
+    assert not mute, mute
+
+
+def test_every_class_and_event_on_the_type_pages_has_its_sentence() -> None:
+    pages = ["libs/glowplug/events/facts.py", "libs/glowplug/events/commands.py", *python("libs/glowplug/domain")]
+    mute = [
+        (f, n.name) for f in pages for n in tree(f).body if isinstance(n, ast.ClassDef) and not ast.get_docstring(n)
+    ]
+    assert not mute, mute
+
+
+def test_units_are_seconds_and_bytes() -> None:
+    """No field or argument of the contract is in milliseconds, minutes, kilobytes or megabytes."""
+    odd = re.compile(r"_(ms|millis|minutes|mins|kb|mb|gb|kib|mib|gib)$")
+    wrong = [
+        (f, node.target.id)
+        for f in python(
+            "libs/glowplug/domain", "libs/glowplug/events", "libs/glowplug/policies", "libs/glowplug/controllers"
+        )
+        for node in ast.walk(tree(f))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and odd.search(node.target.id)
+    ]
+    assert not wrong
+
+
+def test_subjects_are_built_in_one_place() -> None:
+    root = "glowplug" + ".v1"
+    built = [
+        (f, line)
+        for f in python("libs", "services", "bench")
+        for line, literal in literals(f)
+        if root in literal and f != "libs/glowplug/events/subjects.py"
+    ]
+    assert not built
+
+
+def test_metrics_are_named_in_one_place() -> None:
+    pattern = re.compile(r"glowplug_[a-z_]+")
+    packages = {"glowplug_vllm"}
+    named = [
+        (f, line, literal)
+        for f in python("libs/glowplug", "services")
+        for line, literal in literals(f)
+        if pattern.fullmatch(literal) and literal not in packages and f != "libs/glowplug/telemetry/semconv.py"
+    ]
+    assert not named
+
+
+def test_tests_patch_nothing_of_ours() -> None:
+    """Doubles are Memory* and Fake* adapters; a test that patches knows too much."""
+    patched = [
+        f for f in python("tests") if re.search(r"\bmock\.patch|MagicMock|mocker\b", text(f)) and "house" not in f
+    ]
+    assert not patched
+
+
+@pytest.mark.parametrize("path", [f for f in python("tests") if f.rpartition("/")[2].startswith("test_")])
+def test_every_test_asserts(path: str) -> None:
+    """A test asserts, expects an error, or hands over to a function that does."""
+    for node in functions(path):
+        if node.name.startswith("test_"):
+            source = ast.unparse(node)
+            assert re.search(
+                r"\bassert\b|\braises\(|\b(check|expect|assert|until|settle|hear|all_calls)\w*\(", source
+            ), node.name
+
+
+def test_nothing_in_the_tree_is_of_one_machine() -> None:
+    """No home directory, no path of a build machine, no registry's host."""
+    homes = re.compile(
+        r"/(?:home|Users)/[a-z][\w.-]*/|/root/|/work/|\bpypi\.org|files\.pythonhosted|registry\.npmjs|proxy\.golang"
+    )
+    told = [
+        (f, match.group())
+        for f in files()
+        if not f.startswith("tests/house/") and not f.endswith((".png", ".svg", ".ico", ".woff2"))
+        if (match := homes.search(text(f)))
+    ]
+    assert not told
+
+
+def test_shell_scripts_stop_at_the_first_error() -> None:
+    scripts = [f for f in files_in("deploy", "proto", ".ci") if text(f).startswith("#!/bin/sh")]
+    assert scripts
+    assert not [f for f in scripts if not re.search(r"^set -e?u", text(f), re.MULTILINE)]

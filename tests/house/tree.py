@@ -1,0 +1,58 @@
+"""The tree as the house tests see it: what git tracks or would track, parsed once."""
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console")
+
+
+@cache
+def files() -> tuple[str, ...]:
+    """Every file of the project, as a path from the root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    names = listed.stdout.decode().split("\0")
+    return tuple(sorted({name for name in names if name and (ROOT / name).is_file()}))
+
+
+def files_in(*rooms: str, suffix: str = "") -> list[str]:
+    """Files below the given folders."""
+    return [f for f in files() if f.endswith(suffix) and any(f.startswith(f"{room}/") for room in rooms)]
+
+
+def python(*rooms: str) -> list[str]:
+    return files_in(*rooms, suffix=".py")
+
+
+@cache
+def text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@cache
+def tree(path: str) -> ast.Module:
+    return ast.parse(text(path), path)
+
+
+def literals(path: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string in a module, those inside f-strings too, docstrings not."""
+    module = tree(path)
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = {_opening(n.body) for n in ast.walk(module) if isinstance(n, owners)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.lineno, node.value
+
+
+def _opening(body: list[ast.stmt]) -> int:
+    """The identity of the docstring a body opens with; 0 when it opens with something else."""
+    first = body[0] if body else None
+    return id(first.value) if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else 0
