@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from services.router import http_text
+from services.router import direct_write, http_text
 
 if TYPE_CHECKING:
     from services.router.proxy import DataPort
@@ -96,6 +96,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._fd = direct_write.file_number(self.transport)
         self.transport.set_write_buffer_limits(high=self.port.limits.write_buffer_bytes)
         self.port.opened(self)
 
@@ -184,7 +185,7 @@ class ClientConnection(asyncio.Protocol):
             if now.headers[b"expect"].lower() != b"100-continue":
                 self.refuse(417, "Only `Expect: 100-continue` is supported.", "bad_request")
             elif length != b"0" and self.exchange is None and not self._waiting:
-                self.transport.write(http_text.CONTINUE)
+                self.write(http_text.CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         if self.state != BODY:
@@ -219,8 +220,7 @@ class ClientConnection(asyncio.Protocol):
     # -- answers ------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(data)
+        direct_write.write(self.transport, self._fd, data)
 
     def respond(
         self,

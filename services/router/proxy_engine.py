@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from glowplug.domain.instance import Instance
+from services.router import direct_write
 from services.router.limits import Limits
 
 if TYPE_CHECKING:
@@ -64,13 +65,14 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._fd = direct_write.file_number(self.transport)
 
     def send(self, exchange: "Exchange") -> None:
         """Start one exchange on this idle connection."""
         self.exchange = exchange
         self.heard_at = time.monotonic()
         exchange.engine = self
-        self.transport.write(exchange.engine_request())
+        direct_write.write(self.transport, self._fd, exchange.engine_request())
         if exchange.client.write_paused:
             self.pause()
 
