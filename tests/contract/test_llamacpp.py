@@ -1,5 +1,7 @@
 """What is llama.cpp's own: embeddings on request, weights cut short, prompts that stay out of its log."""
 
+import asyncio
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,7 +10,7 @@ import httpx
 import pytest
 
 from glowplug.domain.errors import EngineFailed
-from tests.contract.engine_rig import EngineCase
+from tests.contract.engine_rig import EngineCase, until_idle
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
 
@@ -51,3 +53,18 @@ async def test_prompts_stay_out_of_the_log(case: EngineCase) -> None:
     assert "slots" in log
     assert "Zanzibar" not in log
     assert "Quokka" not in log
+
+
+async def test_an_unstreamed_request_is_dropped_although_its_count_is_asked_for_all_the_time(case: EngineCase) -> None:
+    report = await case.start(kv_bytes=0, context_tokens=8192, max_concurrency=1)
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+        asked = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 8000, "ignore_eos": True})
+        waiting = asyncio.ensure_future(asked)
+        while await case.driver.num_in_flight(report.handle) == 0:
+            assert not waiting.done()
+            await asyncio.sleep(0.02)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+    assert await until_idle(case, report.handle) == 0
+    assert "cancel task" in Path(report.handle.log_path).read_text()

@@ -1,6 +1,8 @@
 """llama.cpp as an engine: real tokens on any CPU, about a second after the process starts."""
 
+import asyncio
 import subprocess
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -8,10 +10,19 @@ from typing import Any
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.model import Model
 from glowplug.engines.hosted import HostedDriver
-from glowplug.engines.port import EngineCapabilities, LaunchRequest
+from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, LaunchRequest
 
 ENGINE_ARGS = frozenset({"n_threads", "n_ctx", "n_batch", "n_ubatch", "n_gpu_layers", "embeddings", "pooling"})
 _PROBE_TIMEOUT_S = 20.0
+_QUICK_S = 2.0  # how long after it was found busy an engine is asked as often as one likes
+_QUIET_S = 1.3  # afterwards at most so often: see LlamacppDriver.num_in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class _Busy:
+    since: float
+    asked_at: float
+    count: int
 
 
 class LlamacppDriver(HostedDriver):
@@ -21,6 +32,29 @@ class LlamacppDriver(HostedDriver):
     capabilities = EngineCapabilities(embeddings=True, cancels_unstreamed=False)
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        super().__init__(settings)
+        self._busy: dict[int, _Busy] = {}  # by pid
+
+    async def num_in_flight(self, handle: EngineHandle) -> int:
+        """llama.cpp looks for clients that left when its result queue has been silent for a second, and each answer
+        of /metrics passes through that queue: asked too often, it would never drop an unstreamed request. So an
+        engine that stays busy is left in peace between questions, and the last count, above 0, stands meanwhile."""
+        now_s, last = asyncio.get_running_loop().time(), self._busy.get(handle.pid)
+        is_fresh = last is not None and now_s - last.asked_at < _QUIET_S
+        if last and is_fresh and now_s - last.since > _QUICK_S and self.adopt(handle):
+            return last.count
+        count = await super().num_in_flight(handle)
+        if count:
+            self._busy[handle.pid] = _Busy(last.since if last else now_s, now_s, count)
+        else:
+            self._busy.pop(handle.pid, None)
+        return count
+
+    async def stop(self, handle: EngineHandle, grace_s: float) -> None:
+        self._busy.pop(handle.pid, None)
+        await super().stop(handle, grace_s)
 
     def unavailable(self) -> str:
         return super().unavailable() or self._missing_library

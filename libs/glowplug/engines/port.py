@@ -26,7 +26,7 @@ class EngineCapabilities:
     checkpoint: bool = False  # its process state can be saved and restored
     parked: bool = False  # starts from a process that has its libraries imported
     metrics: bool = False  # vLLM's metric names on /metrics
-    cancels_unstreamed: bool = True  # False: only a streamed request stops when its client leaves
+    cancels_unstreamed: bool = True  # False: at once only for streams; the others when the engine is quiet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
