@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from glowplug.controllers.prefetcher_words import (
     CANCELLED,
@@ -37,6 +38,7 @@ from glowplug.weights.region import Region
 from glowplug.weights.source import Source, SourceOptions
 from glowplug.weights.sources import open_source
 from services.prefetcher.metrics import PrefetcherMetrics
+from services.prefetcher.source_checks import SourceChecks
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class Fetcher:
         self._fetch_options, self._source_options, self._seed = fetch_options, source_options, seed
         self.link = LinkMeter(f"{node_id}/nic", link_bytes_per_s)
         self._running: dict[str, _Running] = {}
+        self._checks = SourceChecks(put, source_options)
 
     def executors(self) -> dict[type[Any], Executor]:
         return {
@@ -223,6 +226,8 @@ class Fetcher:
         self._metrics.hits.inc()
         region.touch(time.time())
         region.add_model_key(effect.want.model_key)
+        if not effect.want.weights.sha256:
+            self._checks.spawn(region, effect.want.weights.uri)
 
     async def _name(self, effect: NameRegion, _: Event | None) -> None:
         self.region(effect.digest).add_model_key(effect.model_key)
@@ -240,6 +245,14 @@ class Fetcher:
         if effect.evicted:
             self._metrics.evictions.inc()
         await asyncio.to_thread(self.region(effect.digest).remove)
+
+    def recheck(self) -> None:
+        """Compare cached files that no checksum pins with their source."""
+        for complete in sorted((self.shm_dir / self.node_id).glob("*/complete.json")):
+            region = Region(complete.parent)
+            meta = region.read_meta()
+            if meta.get("checked") is False and urlsplit(meta.get("source", "x:")).scheme in ("", "file"):
+                self._checks.spawn(region, meta["source"])
 
     async def report(self) -> None:
         """Tell the controller how far each fetch is, and the node's agent what is on the link."""
@@ -262,7 +275,7 @@ class Fetcher:
 
     async def close(self) -> None:
         """Stop every task; their regions stay to be resumed."""
-        tasks = [r.task for r in self._running.values() if r.task]
+        tasks = [*(r.task for r in self._running.values() if r.task), *self._checks.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

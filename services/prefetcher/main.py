@@ -68,7 +68,9 @@ async def serve(stopping: asyncio.Event) -> None:
         return made
 
     async def beside(shell: Shell) -> None:
-        await asyncio.gather(_forward(stimuli, shell), _report(fetcher, shell, metrics))
+        await asyncio.gather(
+            _forward(stimuli, shell), _report(fetcher, shell, metrics), _recheck(fetcher, settings.recheck_s)
+        )
 
     wiring = Wiring(
         tables={"models": Model, "instances": Instance},
@@ -94,6 +96,12 @@ async def _report(fetcher: Fetcher, shell: Shell, metrics: PrefetcherMetrics) ->
         metrics.cache_bytes.set(controller.cache.used_bytes)
         metrics.in_flight.set(len(controller.jobs))
         await asyncio.sleep(REPORT_S)
+
+
+async def _recheck(fetcher: Fetcher, every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        fetcher.recheck()
 
 
 def main() -> None:

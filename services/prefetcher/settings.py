@@ -32,6 +32,7 @@ class PrefetcherSettings(ServiceSettings):
     room_wait_s: float = Field(10.0, ge=0)  # how long a fetch waits for somebody to leave
     hold_s: float = Field(120.0, gt=0)
     heal_s: float = Field(2.0, gt=0)
+    recheck_s: float = Field(3.0, gt=0)  # how often files that no checksum pins are compared with their source
     s3_endpoint: str = ""
     s3_region: str = ""
     policy_residency: str = "lru"

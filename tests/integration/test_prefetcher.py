@@ -303,3 +303,26 @@ async def test_it_stops_clean_on_sigterm(prefetcher: Prefetcher) -> None:
     prefetcher.process.terminate()
     assert await asyncio.to_thread(prefetcher.process.wait, 10) == 0
     prefetcher.process = None
+
+
+@pytest.mark.parametrize("scheme", ["file", "http"])
+async def test_weights_that_were_mended_at_their_source_replace_the_copy(
+    prefetcher: Prefetcher, tmp_path: Path, scheme: str
+) -> None:
+    """Nothing pins them by checksum: an idle copy is compared with its source, by itself or at the next use."""
+    await prefetcher.start(recheck_s=0.2)
+    file = tmp_path / "w.gguf"
+    file.write_bytes(b"garbage")
+    with WeightServer(b"garbage") as server:
+        ref = WeightsRef(uri=str(file) if scheme == "file" else server.url)
+        await prefetcher.fetch(ref)
+        await prefetcher.until_state(ref, RegionState.COMPLETE)
+        file.write_bytes(DATA)
+        server.data, server.etag = DATA, '"v2"'
+        if scheme == "http":
+            await prefetcher.fetch(ref)
+        await prefetcher.until(lambda: prefetcher.heard("weights.evicted"))
+        assert prefetcher.heard("weights.evicted")[0].reason == "its source has changed"
+        await prefetcher.fetch(ref, "i-1")
+        status = await prefetcher.until_state(ref, RegionState.COMPLETE, "i-1")
+        assert status.info and status.info.sha256 == SHA

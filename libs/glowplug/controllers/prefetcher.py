@@ -27,6 +27,7 @@ from glowplug.controllers.prefetcher_words import (
     MarkFailed,
     NameRegion,
     RaiseUrgency,
+    RegionChanged,
     RegionLost,
     RegionsFound,
     Stage,
@@ -100,8 +101,8 @@ class PrefetcherController:
             return self._on_event(stimulus, now_s)
         if isinstance(stimulus, Tick):
             self.holds.expire(now_s)
-            healed = self._heal(now_s)
-            return [*healed, *self._shrink(now_s), *self._settle_room(now_s), *self._start_next(now_s)]
+            first = [*self._drop_stale(now_s), *self._heal(now_s)]
+            return [*first, *self._shrink(now_s), *self._settle_room(now_s), *self._start_next(now_s)]
         if isinstance(stimulus, FetchSized):
             return self._on_sized(stimulus, now_s)
         if isinstance(stimulus, FetchProgressed):
@@ -113,6 +114,10 @@ class PrefetcherController:
         if isinstance(stimulus, RegionLost):
             self.cache.entries.pop(stimulus.digest, None)
             return self._take(stimulus.want, stimulus.digest, now_s)
+        if isinstance(stimulus, RegionChanged):
+            if (entry := self.cache.entries.get(stimulus.digest)) is not None:
+                entry.stale = True
+            return self._drop_stale(now_s)
         if isinstance(stimulus, DropAsked):
             return self._on_drop_asked(stimulus, now_s)
         raise TypeError(f"the prefetcher knows no stimulus {type(stimulus).__name__}")
@@ -130,7 +135,8 @@ class PrefetcherController:
         data = event.data
         if isinstance(data, InstanceChange):
             self._on_instance(data.instance, now_s)
-            return self._settle_room(now_s) if data.instance.state.is_gone else []
+            gone = data.instance.state.is_gone
+            return [*self._drop_stale(now_s), *self._settle_room(now_s)] if gone else []
         if isinstance(data, ModelDeployed):
             self.holds.set_model(data.model)
         elif isinstance(data, ModelUndeployed):
@@ -339,10 +345,14 @@ class PrefetcherController:
             job.stage = Stage.STOPPING
             return [StopFetch(digest), *effects]
         if digest not in self.cache.entries or self.held(digest, now_s):
-            return []
+            return []  # in use
         entry = self.cache.entries.pop(digest)
         fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=entry.num_bytes, reason=reason)
         return [DropRegion(digest), Publish(fact, cause), *self._settle_room(now_s)]
+
+    def _drop_stale(self, now_s: float) -> list[Effect]:
+        stale = [c.digest for c in self.cache.entries.values() if c.stale]
+        return [e for digest in stale for e in self._drop(digest, "its source has changed", None, now_s)]
 
     def _on_drop_asked(self, asked: DropAsked, now_s: float) -> list[Effect]:
         if asked.digest not in self.cache.entries and asked.digest not in self.jobs:

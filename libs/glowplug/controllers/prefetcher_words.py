@@ -60,6 +60,13 @@ class RegionLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionChanged:
+    """The source of complete weights holds other bytes by now (only asked where no checksum pins them)."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class DropAsked:
     """A person asks for a drop. Raises NotFound or Conflict (in use)."""
 
@@ -203,3 +210,4 @@ class Cached:
     complete: bool
     last_used_at: float
     model_keys: set[str] = field(default_factory=set)
+    stale: bool = False  # its source has changed; dropped as soon as nobody uses it

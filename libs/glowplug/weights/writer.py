@@ -199,10 +199,19 @@ def resumable(meta: Mapping[str, Any], identity: Mapping[str, Any], info: Source
     return Intervals((int(first), int(last)) for first, last in meta.get("landed", ()))
 
 
+def is_unchanged(meta: Mapping[str, Any], info: SourceInfo) -> bool:
+    """Whether a source still holds what was fetched, as far as sizes and validators tell."""
+    return bool(meta.get("files") == _files(info))
+
+
+def _files(info: SourceInfo) -> list[list[str | int]]:
+    return [[f.path, f.num_bytes, f.validator] for f in info.files]
+
+
 def _identity(ref: WeightsRef, info: SourceInfo) -> dict[str, Any]:
     return {
         "uri_sha256": hashlib.sha256(ref.uri.encode()).hexdigest(),
         "source": redacted(ref.uri),
         "checked": bool(ref.sha256),
-        "files": [[f.path, f.num_bytes, f.validator] for f in info.files],
+        "files": _files(info),
     }

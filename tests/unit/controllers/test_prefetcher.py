@@ -17,6 +17,7 @@ from glowplug.controllers.prefetcher_words import (
     MarkFailed,
     NameRegion,
     RaiseUrgency,
+    RegionChanged,
     RegionLost,
     RegionsFound,
     StartFetch,
@@ -325,3 +326,15 @@ def test_a_bad_checksum_in_a_command_is_answered_not_raised() -> None:
 
 def test_a_fetch_nobody_knows_is_stopped() -> None:
     assert controller().handle(FetchSized("d", 1), 1.0) == [StopFetch("d")]
+
+
+def test_weights_whose_source_changed_leave_as_soon_as_nobody_uses_them() -> None:
+    brain = controller()
+    bring(brain, A, 60, 1.0, "i-1")
+    bring(brain, B, 30, 1.0)
+    assert kinds(brain.handle(RegionChanged(region_digest(B)), 2.0)) == ["DropRegion", "weights.evicted"]
+    assert brain.handle(RegionChanged(region_digest(A)), 2.0) == []
+    gone = an_instance("i-1", state=InstanceState.FAILED, revision=2)
+    effects = brain.handle(an_event(InstanceStopped(instance=gone)), 3.0)
+    assert only(effects, Publish).payload.reason == "its source has changed"
+    assert brain.cache.used_bytes == 0
