@@ -29,7 +29,7 @@ class Field:
 
 def fields(cls: type[Any]) -> list[Field]:
     """The fields of a dataclass, in order."""
-    comments, hints = _comments(cls), typing.get_type_hints(cls)
+    comments, hints = comments_of(cls), typing.get_type_hints(cls)
     return [Field(f.name, hints[f.name], _default(f), comments.get(f.name, "")) for f in dataclasses.fields(cls)]
 
 
@@ -45,7 +45,7 @@ def _default(field: "dataclasses.Field[Any]") -> str:
     return f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
 
 
-def _comments(cls: type[Any]) -> dict[str, str]:
+def comments_of(cls: type[Any]) -> dict[str, str]:
     """Field name -> the comment that ends its line."""
     source = inspect.getsource(cls)
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)

@@ -11,18 +11,18 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="GLOWPLUG_", extra="ignore", populate_by_name=True)
 
-    service_id: str = ""
-    host: str = "127.0.0.1"
+    service_id: str = ""  # empty: "<service>-1"
+    host: str = "127.0.0.1"  # address the ports listen on
     port: int = Field(0, ge=0, le=65535)  # admin REST; 0 lets the kernel choose
     nats_url: str = "nats://127.0.0.1:4222"
-    nats_replicas: int = Field(1, ge=1, le=5)
-    redis_url: str = "redis://127.0.0.1:6379/0"
-    state_dir: Path = Path(".glowplug")
-    admin_token: str = ""
-    api_key: str = ""
+    nats_replicas: int = Field(1, ge=1, le=5)  # copies of each stream in a NATS cluster
+    redis_url: str = "redis://127.0.0.1:6379/0"  # or unix:///path/to/socket
+    state_dir: Path = Path(".glowplug")  # what the process keeps on disk
+    admin_token: str = ""  # asked of every changing call of the admin port; empty: none is asked
+    api_key: str = ""  # asked of every call of the data port; empty: none is asked
     log_level: str = "INFO"
-    log_json: bool = False
-    log_prompts: bool = False
+    log_json: bool = False  # one JSON object per line instead of text
+    log_prompts: bool = False  # the console keeps message texts that spans bring with them
     otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
     tick_s: float = Field(0.5, gt=0)  # how often a controller sees time pass
     resync_s: float = Field(2.0, gt=0)  # how often tables are read again

@@ -1,0 +1,136 @@
+"""Docs describe the present: generated pages are current, links lead somewhere, variables exist on both sides."""
+
+import ast
+import importlib.util
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from glowplug.events import document as events_document
+from glowplug.telemetry import document as metrics_document
+from tests.house.tree import ROOT, files, files_in, python, text, tree
+
+PAGES = [f for f in files() if f.endswith(".md") and "/" not in f] + files_in("docs", suffix=".md")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+VARIABLE = re.compile(r"\bGLOWPLUG_[A-Z0-9_]*[A-Z0-9]\b")
+NO_VARIABLES = {"GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS", "GLOWPLUG_POLICY"}  # two streams and a prefix
+
+
+@pytest.fixture(scope="module")
+def configuration() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("configuration", ROOT / "docs/configuration.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_events_is_current() -> None:
+    assert text("docs/events.md") == events_document.document(), events_document.__doc__
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    assert text("docs/metrics.md") == metrics_document.document(), metrics_document.__doc__
+
+
+def test_the_page_of_settings_is_current(configuration: ModuleType) -> None:
+    assert text("docs/configuration.md") == configuration.document(), configuration.__doc__
+
+
+def test_no_settings_class_is_left_out(configuration: ModuleType) -> None:
+    written = {cls.__name__ for cls in configuration.classes().values()}
+    defined = {
+        node.name
+        for f in python("libs/glowplug", "services")
+        for node in ast.walk(tree(f))
+        if isinstance(node, ast.ClassDef) and any("Settings" in ast.unparse(base) for base in node.bases)
+    }
+    assert defined == written
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for target in LINK.findall(re.sub(r"```.*?```", "", text(page), flags=re.DOTALL)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (ROOT / page).parent / path if path else ROOT / page
+        assert found.exists(), f"{page} -> {target}"
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found.read_text(encoding="utf-8")), f"{page} -> {target}"
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors a page's headings get."""
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+def test_variables_in_code_and_docs_are_the_ones_on_the_page() -> None:
+    page = set(VARIABLE.findall(text("docs/configuration.md")))
+    urls = {f"GLOWPLUG_{s}_URL" for s in ("ROUTER", "AUTOSCALER", "PLACER", "PREDICTOR", "CONSOLE", "DATA")}
+    rooms = ("libs", "services", "tests", "bench", "deploy", "docs", "scenarios")
+    used = {
+        (f, name)
+        for f in [*files_in(*rooms), *PAGES, "Makefile", ".ci/run"]
+        if not f.startswith("tests/house/") and f.rpartition(".")[2] not in ("png", "svg", "ico", "woff2")
+        for name in VARIABLE.findall(text(f))
+    }
+    assert {(f, name) for f, name in used if name not in page | urls | NO_VARIABLES} == set()
+
+
+def test_every_verb_of_the_makefile_is_explained() -> None:
+    made = text("Makefile")
+    targets = re.findall(r"^([a-z][a-z-]*):", made, re.MULTILINE)
+    assert {"help", "install", "up", "down", "demo", "test", "check", "lint", "types", "proto", "sim", "bench"} <= set(
+        targets
+    )
+    assert [t for t in targets if not re.search(rf"^{t}:.*## \S", made, re.MULTILINE)] == []
+
+
+def test_verbs_the_docs_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", text("Makefile"), re.MULTILINE))
+    named = {(p, verb) for p in PAGES for verb in re.findall(r"`make ([a-z-]+)", text(p))}
+    assert {(p, verb) for p, verb in named if verb not in targets} == set()
+
+
+def test_paths_the_docs_name_exist() -> None:
+    rooms = r"(?:libs|services|tests|proto|docs|deploy|bench|scenarios)"
+    named = {(p, path) for p in PAGES for path in re.findall(rf"`({rooms}/[\w./-]+)`", text(p))}
+    assert {(p, path) for p, path in named if not (ROOT / path).exists()} == set()
+
+
+def metric_uses() -> dict[str, set[str]]:
+    """Constant of semconv.py -> the instruments it names in the code."""
+    kinds = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "summary": "summary"}
+    found: dict[str, set[str]] = {}
+    for f in python("libs/glowplug", "services"):
+        for node in ast.walk(tree(f)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("semconv"):
+                found.setdefault(node.attr, set())
+            if isinstance(node, ast.Call) and node.args and "semconv." in ast.unparse(node.args[0]):
+                kind = kinds.get(ast.unparse(node.func).rpartition(".")[2].lower())
+                name = ast.unparse(node.args[0]).rpartition(".")[2]
+                found.setdefault(name, set()).update({kind} if kind else set())
+    return found
+
+
+def metrics() -> list[Any]:
+    return [name for name in metrics_document.names() if name.section.startswith("Metrics:")]
+
+
+def test_every_metric_on_the_page_is_measured_and_of_its_kind() -> None:
+    uses = metric_uses()
+    assert [m.constant for m in metrics() if m.constant not in uses] == []
+    wrong = [(m.value, uses[m.constant]) for m in metrics() if uses[m.constant] - {metrics_document.kind(m.value)}]
+    assert wrong == []
+
+
+def test_metric_names_carry_their_unit() -> None:
+    values = [m.value for m in metrics()]
+    assert len(values) == len(set(values))
+    assert [v for v in values if not v.startswith("glowplug_")] == []
+    assert [v for v in values if re.search(r"_(ms|kb|mb|gb|count|time|latency)$", v)] == []
