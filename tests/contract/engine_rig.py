@@ -20,7 +20,7 @@ ENGINES = (
     pytest.param("vllm", marks=pytest.mark.vllm),
 )
 _ENGINE_ARGS: dict[str, dict[str, object]] = {
-    "emulated": {"time_scale": 20.0, "launch_s": 1.0},
+    "emulated": {"time_scale": 5.0, "launch_s": 1.0},
     "llamacpp": {},
     "vllm": {},
 }

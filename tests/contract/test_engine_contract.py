@@ -45,7 +45,8 @@ async def started(case: EngineCase) -> LoadReport:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(started: LoadReport) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=started.handle.url, timeout=60) as client:
+    no_reuse = httpx.Limits(max_keepalive_connections=0)  # engines close idle connections when they like
+    async with httpx.AsyncClient(base_url=started.handle.url, timeout=60, limits=no_reuse) as client:
         yield client
 
 
