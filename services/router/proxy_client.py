@@ -96,7 +96,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        self._fd = direct_write.file_number(self.transport)
+        self._write = direct_write.writer(self.transport)
         self.transport.set_write_buffer_limits(high=self.port.limits.write_buffer_bytes)
         self.port.opened(self)
 
@@ -220,7 +220,7 @@ class ClientConnection(asyncio.Protocol):
     # -- answers ------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        direct_write.write(self.transport, self._fd, data)
+        self._write(data)
 
     def respond(
         self,

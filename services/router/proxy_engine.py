@@ -47,8 +47,9 @@ class EngineConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.heard_at = 0.0
         self.paused = False
-        self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # called by the parser, once per chunk
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
@@ -65,14 +66,14 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        self._fd = direct_write.file_number(self.transport)
+        self._write = direct_write.writer(self.transport)
 
     def send(self, exchange: "Exchange") -> None:
         """Start one exchange on this idle connection."""
         self.exchange = exchange
         self.heard_at = time.monotonic()
         exchange.engine = self
-        direct_write.write(self.transport, self._fd, exchange.engine_request())
+        self._write(exchange.engine_request())
         if exchange.client.write_paused:
             self.pause()
 
@@ -87,9 +88,12 @@ class EngineConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._lose(f"the engine's answer is not HTTP: {error}")
             return
+        pieces = self._pieces
+        if exchange.is_flowing and not self._complete and len(pieces) == 1:
+            exchange.pass_on(pieces.pop())
+            return
         if not self.has_head:
             return
-        pieces = self._pieces
         if not pieces:
             body = b""
         else:
@@ -175,9 +179,6 @@ class EngineConnection(asyncio.Protocol):
         self.has_head = self.status >= 200
         if self.status in (204, 304):
             self.length, self.is_framed = None, True
-
-    def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         if self.has_head:

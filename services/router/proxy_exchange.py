@@ -48,6 +48,7 @@ class Exchange:
         "first_byte",
         "head_sent",
         "instance",
+        "is_flowing",
         "is_sse",
         "keep_alive",
         "model",
@@ -78,7 +79,7 @@ class Exchange:
         self.instance: Instance | None = None
         self.trace: RequestTrace | None = None
         self.traceparent = ""
-        self.done = self.cold = self.head_sent = self.started = self.is_sse = False
+        self.done = self.cold = self.head_sent = self.started = self.is_sse = self.is_flowing = False
         self.status = self.num_attempts = self.num_events = 0
         self.error_code = ""
         self.dispatched = self.first_byte = self.ended = self.queue_s = self.router_s = 0.0
@@ -165,6 +166,16 @@ class Exchange:
         """Whether a connection made for this attempt is still of use."""
         return not self.done and self.num_attempts == attempt and self.engine is None
 
+    def pass_on(self, body: bytes) -> None:
+        """The way of nearly every chunk: one read from the engine, whole SSE events, in a stream that has begun."""
+        if not body.endswith(EVENT_ENDS):
+            self.is_flowing = False
+            self._continue(body, False)
+            return
+        self._previous, self._last = self._last, body
+        self.num_events += body.count(b"data: {")
+        self.client.write(b"%x\r\n%b\r\n" % (len(body), body))
+
     def engine_data(self, engine: "EngineConnection", body: bytes, complete: bool) -> None:
         """Part of the answer: the head is complete. Written to the client in one go."""
         out = b""
@@ -173,6 +184,9 @@ class Exchange:
                 return
             self.started, self.first_byte = True, _monotonic()
             out = self._begin(engine)
+        self._continue(body, complete, out)
+
+    def _continue(self, body: bytes, complete: bool, out: bytes = b"") -> None:
         if body:
             self._previous, self._last = self._last, body
             if self.is_sse:
@@ -193,6 +207,7 @@ class Exchange:
                 out += http_text.LAST_CHUNK
         if out:
             self.client.write(out)
+        self.is_flowing = self.is_sse and self.chunked and self._collected is None and not self._kept
 
     def _begin(self, engine: "EngineConnection") -> bytes:
         """The head of the answer; b"" when the client has one since it was held."""
