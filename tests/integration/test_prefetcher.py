@@ -1,20 +1,24 @@
 """The prefetcher as a process: real NATS and Valkey, real servers of weights, kill -9 midway."""
 
 import asyncio
+import gzip
 import hashlib
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from glowplug.bus.nats_bus import NatsBus
 from glowplug.domain.instance import InstanceState
@@ -326,3 +330,38 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
         await prefetcher.fetch(ref, "i-1")
         status = await prefetcher.until_state(ref, RegionState.COMPLETE, "i-1")
         assert status.info and status.info.sha256 == SHA
+
+
+async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -> None:
+    received: list[Any] = []
+
+    class Sink(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            raw = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+            for resource in ExportTraceServiceRequest.FromString(raw).resource_spans:
+                received.extend(span for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    sink = ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    threading.Thread(target=sink.serve_forever, args=(0.02,), daemon=True).start()
+    prefetcher.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{sink.server_address[1]}"
+    await prefetcher.start()
+    with WeightServer(DATA, cuts=[100_000]) as server:
+        ref = WeightsRef(uri=server.url + "?X-Signature=secret", sha256=SHA)
+        await prefetcher.fetch(ref, "i-1")
+        await prefetcher.until_state(ref, RegionState.COMPLETE)
+        await prefetcher.until(lambda: [s for s in received if s.name == "weights.fetch"])
+    sink.shutdown()
+    (span,) = [s for s in received if s.name == "weights.fetch"]
+    assert span.trace_id.hex() == "a" * 32
+    found = {a.key: a.value for a in span.attributes}
+    assert found["glowplug.bytes"].int_value == len(DATA)
+    assert found["glowplug.source"].string_value == "http"
+    assert found["glowplug.retries"].int_value == 1
+    assert found["glowplug.instance_id"].string_value == "i-1"
+    assert not any("secret" in str(s) for s in received)
