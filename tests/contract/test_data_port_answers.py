@@ -6,7 +6,17 @@ import json
 from openai import AsyncOpenAI
 
 from glowplug.telemetry.semconv import HEADER_EMULATED
-from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, an_instance, chat, stream_three
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Served,
+    a_model,
+    a_rig,
+    an_instance,
+    chat,
+    event_loop_policy,  # noqa: F401
+    stream_three,
+)
 
 
 async def test_a_stream_passes_through_whole() -> None:

@@ -6,7 +6,12 @@ import json
 import pytest
 
 from services.router.limits import Limits
-from tests.contract.data_port_rig import Answer, a_rig, chat
+from tests.contract.data_port_rig import (
+    Answer,
+    a_rig,
+    chat,
+    event_loop_policy,  # noqa: F401
+)
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
 

@@ -8,7 +8,15 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from services.router.limits import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Served, a_rig, an_instance, chat
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Served,
+    a_rig,
+    an_instance,
+    chat,
+    event_loop_policy,  # noqa: F401
+)
 
 
 def free_port() -> int:

@@ -6,7 +6,16 @@ import json
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from services.router.limits import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, an_instance, chat
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Served,
+    a_model,
+    a_rig,
+    an_instance,
+    chat,
+    event_loop_policy,  # noqa: F401
+)
 
 QUICK = Limits(keepalive_after_s=0.02, keepalive_every_s=0.02)
 
