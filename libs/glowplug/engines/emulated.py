@@ -9,7 +9,7 @@ from glowplug.engines.emulated_host.profiles import PROFILES
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineCapabilities, LaunchRequest
 
-_NUMBERS = frozenset({"time_scale", "launch_s", "load_bytes_per_s", "warmup_s"})
+_NUMBERS = frozenset({"time_scale", "launch_s", "fetch_bytes_per_s", "load_bytes_per_s", "warmup_s"})
 _WHOLE = frozenset({"seed", "max_num_batched_tokens"})
 _POSITIVE = frozenset({"time_scale", "load_bytes_per_s", "max_num_batched_tokens"})
 ENGINE_ARGS = _NUMBERS | _WHOLE | {"profile", "faults"}

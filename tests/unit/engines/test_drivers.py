@@ -70,3 +70,15 @@ async def test_a_startup_failure_made_by_hand_is_the_reason(tmp_path: Path) -> N
     with pytest.raises(EngineFailed, match="no such GPU"):
         await made.load(handle, weights)
     assert not made.adopt(handle)
+
+
+async def test_a_modelled_network_overlaps_the_launch_and_ends_before_the_load(tmp_path: Path) -> None:
+    made = driver("emulated", EngineSettings(emulated_time_scale=100.0))
+    handle = await made.launch(a_request("emulated", tmp_path, launch_s=1.0, fetch_bytes_per_s=0.02))  # one byte: 50 s
+    try:
+        phases = {phase.name.value: phase for phase in (await made.load(handle, tmp_path)).phases}
+    finally:
+        await made.stop(handle, grace_s=5.0)
+    assert phases["fetch"].actual_s >= 0.5
+    assert phases["fetch"].started_at == phases["launch"].started_at
+    assert phases["fetch"].ended_at <= phases["load"].started_at

@@ -44,6 +44,10 @@ def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults
     sleep_until(spec["launched_at"] + launch_s / scale)
     launched_at = time.time()
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
+    fetched: list[list[Any]] = []
+    if fetch_rate := args.get("fetch_bytes_per_s", ColdStart().fetch_bytes_per_s):
+        sleep_until(spec["launched_at"] + config.weights_bytes / fetch_rate / scale)
+        fetched = [["fetch", spec["launched_at"], time.time()]]
     load_at = time.time()
     if not weights.exists():
         raise FileNotFoundError(f"no weights at {weights}")
@@ -55,6 +59,7 @@ def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults
     warmup_at = time.time()
     sleep_until(warmup_at + args.get("warmup_s", ColdStart().warmup_s) / scale)
     return [
+        *fetched,
         ["launch", spec["launched_at"], launched_at],
         ["load", load_at, warmup_at],
         ["warmup", warmup_at, time.time()],

@@ -62,5 +62,6 @@ class ColdStart:
     SwapServeLLM (7 to 13.5 GB/s measured from host memory to a GPU)."""
 
     launch_s: float = 2.0
+    fetch_bytes_per_s: float = 0.0  # a modelled network, for models without a weight file; 0: already in host memory
     load_bytes_per_s: float = 10e9
     warmup_s: float = 0.5
