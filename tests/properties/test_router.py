@@ -1,0 +1,212 @@
+"""Whatever happens in whatever order: each request ends once, in order, never beyond an instance's room."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from glowplug.controllers.effects import Tick
+from glowplug.controllers.router import RouterController, RouterParams
+from glowplug.controllers.router_words import (
+    ClientLeft,
+    Dispatch,
+    DispatchFailed,
+    Hold,
+    Reject,
+    RequestArrived,
+    RequestEnded,
+)
+from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.events import Event, facts
+from glowplug.policies.registry import ROOMS
+
+FACTS: dict[InstanceState, Callable[..., Any]] = {
+    InstanceState.STARTING: facts.InstanceStarting,
+    InstanceState.LOADING: facts.InstanceLoading,
+    InstanceState.READY: facts.InstanceReady,
+    InstanceState.DRAINING: facts.InstanceDraining,
+    InstanceState.STOPPED: facts.InstanceStopped,
+    InstanceState.FAILED: facts.InstanceFailed,
+}
+KEYS, INSTANCES = ("a", "b"), ("a-1", "a-2", "b-1", "b-2")
+WORKER = Worker(worker_id="w", node_id="n", gpu_id="n/0", num_bytes=1)
+
+
+def a_model(key: str, revision: int, max_queue: int) -> Model:
+    return Model(
+        name=key,
+        key=key,
+        engine="e",
+        weights=WeightsRef(uri="file:///w"),
+        weights_bytes=1,
+        kv_bytes=1,
+        max_queue=max_queue,
+        max_wait_s=5.0,
+        revision=revision,
+    )
+
+
+class Router(RuleBasedStateMachine):
+    """The world keeps its own account of every request and instance, and holds the controller to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.controller = RouterController(RouterParams(quarantine_s=0.5))
+        self.now_s, self.ticket, self.revision = 1000.0, 0, 10
+        self.held: dict[str, list[int]] = {key: [] for key in KEYS}  # tickets, oldest first
+        self.running: dict[int, str] = {}  # ticket -> instance_id
+        self.model_of: dict[int, str] = {}
+        self.ended: set[int] = set()
+        self.state: dict[str, Instance] = {}
+        self.controller.restore("models", {key: a_model(key, 1, 6) for key in KEYS}, self.now_s)
+
+    def tell(self, stimulus: Any) -> None:
+        self.check(self.controller.handle(stimulus, self.now_s))
+
+    def check(self, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                self.check_dispatch(effect)
+            elif isinstance(effect, Reject):
+                self.end(effect.ticket)
+            elif isinstance(effect, Hold):
+                key = self.model_of[effect.ticket]
+                if effect.ticket not in self.held[key]:
+                    self.held[key] = sorted([*self.held[key], effect.ticket])
+
+    def check_dispatch(self, effect: Dispatch) -> None:
+        ticket, key = effect.ticket, self.model_of[effect.ticket]
+        known = self.state[effect.instance.instance_id]
+        assert ticket not in self.ended and ticket not in self.running
+        assert known.state is InstanceState.READY and known.model_key == key
+        taken = sum(1 for i in self.running.values() if i == known.instance_id)
+        assert taken < known.max_concurrency, "more than the instance takes"
+        waiting = self.held[key]
+        assert not waiting or waiting[0] == ticket or ticket < waiting[0], "somebody was overtaken"
+        if ticket in waiting:
+            waiting.remove(ticket)
+        self.running[ticket] = known.instance_id
+
+    def end(self, ticket: int) -> None:
+        assert ticket not in self.ended, "ended twice"
+        self.ended.add(ticket)
+        self.running.pop(ticket, None)
+        waiting = self.held[self.model_of[ticket]]
+        if ticket in waiting:
+            waiting.remove(ticket)
+
+    @rule(key=st.sampled_from(KEYS))
+    def arrive(self, key: str) -> None:
+        self.ticket += 1
+        self.model_of[self.ticket] = key
+        self.tell(RequestArrived(self.ticket, key, f"r-{self.ticket}"))
+        assert self.ticket in self.ended or self.ticket in self.running or self.ticket in self.held[key]
+
+    @rule(
+        instance_id=st.sampled_from(INSTANCES),
+        state=st.sampled_from(list(FACTS)),
+        room=st.integers(1, 3),
+        stale=st.booleans(),
+    )
+    def instance_changes(self, instance_id: str, state: InstanceState, room: int, stale: bool) -> None:
+        """Facts with old revisions are part of life, and change nothing."""
+        self.revision += 1
+        made = Instance(
+            instance_id=instance_id,
+            model_key=instance_id[0],
+            engine="e",
+            state=state,
+            workers=(WORKER,),
+            url="http://x:1",
+            max_concurrency=room,
+            revision=1 if stale and instance_id in self.state else self.revision,
+        )
+        if made.revision == self.revision:
+            self.state[instance_id] = made
+        data = FACTS[state](instance=made)
+        self.tell(Event(event_id="e", type=data.TYPE, occurred_at=self.now_s, issuer="t", data=data))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.running)))
+        self.end(ticket)
+        self.tell(RequestEnded(ticket, 1.0))
+
+    @precondition(lambda self: self.model_of)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        alive = sorted(set(self.model_of) - self.ended)
+        if alive:
+            ticket = data.draw(st.sampled_from(alive))
+            self.end(ticket)
+            self.tell(ClientLeft(ticket))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), reached=st.booleans())
+    def engine_fails(self, data: st.DataObject, reached: bool) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.running)))
+        del self.running[ticket]
+        key = self.model_of[ticket]
+        self.held[key] = sorted([*self.held[key], ticket])
+        self.tell(DispatchFailed(ticket, reached, "died"))
+
+    @rule(seconds=st.sampled_from([0.1, 0.6, 3.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.tell(Tick())
+        for tickets in self.held.values():
+            assert all(self.controller.requests[t].arrived_at > self.now_s - 5.0 for t in tickets)
+
+    @rule(data=st.data())
+    def the_store_is_read(self, data: st.DataObject) -> None:
+        rows = {i: made for i, made in self.state.items() if not made.state.is_gone}
+        self.check(self.controller.restore("instances", rows, self.now_s))
+
+    @invariant()
+    def books_agree(self) -> None:
+        loads = self.controller.loads()
+        for key in KEYS:
+            load = loads.get(key)
+            if load is not None:
+                mine = [t for t in self.running if self.model_of[t] == key]
+                assert load.num_waiting == len(self.held[key])
+                assert load.num_in_flight == len(mine)
+        for instance_id, count in self.controller.in_flight.items():
+            assert count == sum(1 for i in self.running.values() if i == instance_id) > 0
+
+    def teardown(self) -> None:
+        """When time runs out for everybody and the engines are done, nobody is left."""
+        for ticket in sorted(self.running):
+            self.end(ticket)
+            self.tell(RequestEnded(ticket))
+        while self.running:
+            ticket = next(iter(self.running))
+            self.end(ticket)
+            self.tell(RequestEnded(ticket))
+        self.now_s += 6.0
+        self.tell(Tick())
+        while self.running:
+            ticket = next(iter(self.running))
+            self.end(ticket)
+            self.tell(RequestEnded(ticket))
+        assert self.ended == set(self.model_of) and not self.controller.requests
+
+
+TestRouter = Router.TestCase
+TestRouter.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def test_every_routing_policy_is_driven_by_the_same_machine() -> None:
+    """No policy chooses an instance that is full or unknown, for any counts."""
+    from glowplug.domain.snapshot import Target
+
+    for route in ROOMS["routing"].values():
+        for counts in ((0, 0), (2, 0), (0, 2), (2, 2), (1, 2)):
+            targets = [Target(f"i-{n}", count, 2) for n, count in enumerate(counts)]
+            chosen = route(targets, None, "i-0").instance_id
+            assert (chosen == "") == all(c >= 2 for c in counts)
+            assert not chosen or counts[int(chosen[2:])] < 2
