@@ -134,8 +134,11 @@ class Fetch:
         try:
             sha256 = await self._transfer(writer)
         finally:
-            if self.region.directory.is_dir():
-                writer.save()
+            try:
+                if self.region.directory.is_dir():
+                    writer.save()
+            except OSError as error:  # full memory: less will be resumed
+                log.warning("cannot write down what landed of %s: %s", self.region.digest[:12], error)
             writer.close()
         if sha256 is None:
             return None

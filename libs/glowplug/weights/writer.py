@@ -15,6 +15,7 @@ from glowplug.weights.intervals import Intervals
 from glowplug.weights.region import Region
 from glowplug.weights.source import UNKNOWN_BYTES, SourceFile, SourceInfo, redacted
 
+SAVE_EVERY_BYTES = 8 << 20  # what a killed fetch may have to bring again
 _FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
@@ -32,6 +33,7 @@ class RegionWriter:
         self.grown = asyncio.Event()  # set when the watermark moved
         self._identity = _identity(ref, info)
         self._max_bytes = max_bytes
+        self._num_bytes_unsaved = 0
         self._starts: list[int] = []
         self._fds: list[int] = []
         position = 0
@@ -85,15 +87,18 @@ class RegionWriter:
         if end > self._max_bytes:
             raise NoSpace(f"the source goes on past the {self._max_bytes} bytes of room")
         index = self.file_at(offset)
+        before = self.landed.prefix_end
         try:
             os.pwrite(self._fds[index], chunk, offset - self._starts[index])
+            self.landed.add(offset, end)
+            if self.landed.prefix_end > before:
+                self.region.set_watermark(self.landed.prefix_end)
+                self.grown.set()
+            self._num_bytes_unsaved += len(chunk)
+            if self._num_bytes_unsaved >= SAVE_EVERY_BYTES:
+                self.save()
         except OSError as error:
             raise self._translated(error) from error
-        before = self.landed.prefix_end
-        self.landed.add(offset, end)
-        if self.landed.prefix_end > before:
-            self.region.set_watermark(self.landed.prefix_end)
-            self.grown.set()
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Landed bytes, not across a file's end. Blocking: runs in a thread."""
@@ -119,6 +124,7 @@ class RegionWriter:
 
     def save(self) -> None:
         """Write down which bytes landed, so that a killed fetch resumes."""
+        self._num_bytes_unsaved = 0
         self.region.write_meta({**self._identity, "num_bytes": self.num_bytes, "landed": self.landed.as_list()})
 
     def _path(self, file: SourceFile) -> Path:

@@ -14,6 +14,7 @@ from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceOptions
 from glowplug.weights.sources import open_source
+from glowplug.weights.writer import SAVE_EVERY_BYTES
 from tests.weight_servers import WeightServer
 
 DATA = random.Random(7).randbytes(1_500_001)
@@ -243,3 +244,19 @@ async def test_unknown_size_is_bounded_by_the_room(tmp_path: Path) -> None:
         fetch._on_sized = little
         with pytest.raises(NoSpace, match="100000 bytes of room"):
             await fetch.run()
+
+
+async def test_a_killed_fetch_has_written_down_what_landed_in_unfinished_parts(tmp_path: Path) -> None:
+    """Nothing is saved on the way out of a killed process: the list in meta.json is what counts."""
+    data = random.Random(9).randbytes(3 * SAVE_EVERY_BYTES)
+    with WeightServer(data, step_s=0.001) as server:
+        fetch = make(WeightsRef(uri=server.url), tmp_path, FetchOptions(part_bytes=len(data), max_parts=1))
+        task = asyncio.create_task(fetch.run())
+        while not (landed := fetch.region.read_meta().get("landed")):
+            await asyncio.sleep(0.002)
+        assert not task.done()
+        ((first, last),) = landed
+        assert first == 0 and SAVE_EVERY_BYTES <= last < len(data)
+        assert fetch.region.blob.read_bytes()[:last] == data[:last]
+        task.cancel()
+        await asyncio.wait([task])
