@@ -55,8 +55,8 @@ format: $(DEV_STAMP) ## put the code into shape
 types: $(DEV_STAMP) ## strict types
 	@$(BIN)/mypy $(TYPED)
 
-proto: $(DEV_STAMP) ## lint the wire contract and hold the event classes against it
-	@$(BIN)/buf lint proto
+proto: $(DEV_STAMP) ## lint the wire contract, refuse what breaks readers, hold the event classes against it
+	@BUF=$(wildcard $(BIN)/buf) sh proto/check.sh
 	@$(PYTEST) tests/contract/test_proto.py
 
 sim: ## run scenarios in the simulator (comes with the papers' policies; today: its seed in the tests)
