@@ -176,9 +176,9 @@ class Fetcher:
                 self._metrics.fetch_s.labels(scheme).observe(now_s - running.started_at)
         if end.code:
             self._metrics.failures.labels(end.code).inc()
-        log.info(
-            "fetch of %s for %s: %s", effect.digest[:12], effect.model_key, end.message or f"{end.num_bytes} bytes"
-        )
+        fetched, resumed = (fetch.num_bytes_fetched, fetch.num_bytes_resumed) if fetch else (0, 0)
+        said = end.message or f"{end.num_bytes} bytes ({fetched} fetched, {resumed} resumed) in {end.seconds:.2f} s"
+        log.info("fetch of %s for %s: %s", effect.digest[:12], effect.model_key, said)
         if effect.cause is not None and effect.cause.traceparent:
             self._tracing.record(
                 "weights.fetch",
