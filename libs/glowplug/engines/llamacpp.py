@@ -72,7 +72,7 @@ class LlamacppDriver(HostedDriver):
         return "" if asked.returncode == 0 else f"{missing} in {self._python}"
 
     def host_footprint(self, model: Model) -> int:
-        return 160 << 20  # interpreter, library and compute buffers of a small model, measured
+        return 80 << 20  # interpreter, library and compute buffers of a small model, measured
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         if unknown := sorted(set(request.model.engine_args) - ENGINE_ARGS):

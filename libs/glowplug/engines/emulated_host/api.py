@@ -129,7 +129,7 @@ class Api:
     def _admitted(self, request: Request) -> dict[str, Any]:
         """The body, unless this request is one that must fail (X-Return-Error, failure_rate)."""
         if told := request.headers.get("x-return-error"):
-            status = int(told) if told.isdigit() and 400 <= int(told) <= 599 else 500
+            status = int(told) if told.isdecimal() and 400 <= int(told) <= 599 else 500
             raise ApiError(status, f"injected error {status}", type="injected_error", code="injected")
         faults = self._engine.faults
         if faults.failure_rate and self._engine.chance.random() < faults.failure_rate:
