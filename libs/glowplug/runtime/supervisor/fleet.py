@@ -33,7 +33,7 @@ class Fleet:
         self.settings, self.output, self.state = settings, output, state
         self.children: list[Child] = []
         self.secrets: Secrets = state.secrets(admin_token=settings.admin_token, api_key=settings.api_key)
-        base = settings.port_base or probe.free_block(settings.host, plan.num_ports(settings.nodes), os.getpid() * 32)
+        base = settings.port_base or probe.free_block(settings.host, plan.num_ports(settings.nodes), os.getpid() * 37)
         self.plan = plan.Plan(settings, base)
         self.started_at = time.time()
         self.phase = "starting"  # starting | ready | stopping

@@ -12,7 +12,7 @@ import psutil
 from glowplug.runtime.supervisor.errors import PortInUse
 
 PROBE_TIMEOUT_S = 2.0
-_FREE_FROM, _FREE_TO = 21000, 60000
+_FREE_FROM, _FREE_TO = 10000, 32000  # below the ports that Linux gives to outgoing connections
 
 
 async def http_status(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> int:
