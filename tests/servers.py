@@ -2,9 +2,12 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,3 +117,24 @@ class Infra:
     def env(self) -> dict[str, str]:
         """What a service process needs in its environment to find them."""
         return {"GLOWPLUG_NATS_URL": self.nats.url, "GLOWPLUG_REDIS_URL": self.valkey.url}
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def until_answers(url: str, process: subprocess.Popen[bytes], log: Path, within_s: float = 40.0) -> None:
+    """Wait until `url` answers 200. Raises ServerFailed with the end of the process's log."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.05)
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise ServerFailed(f"{url} does not answer:\n{log.read_text(errors='replace')[-3000:]}")
