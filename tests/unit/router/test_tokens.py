@@ -1,0 +1,24 @@
+"""Token counts out of the last bytes of an answer."""
+
+from services.router.tokens import count
+
+
+def test_usage_wins_over_timings() -> None:
+    tail = b'{"timings":{"prompt_n":1,"predicted_n":2},"usage":{"prompt_tokens":24,"completion_tokens":8}}'
+    assert count(tail, 3) == (24, 8, True)
+
+
+def test_timings_add_what_the_cache_spared() -> None:
+    assert count(b'data: {"timings":{"cache_n":23,"prompt_n":1,"predicted_n":8}}\n\n', 9) == (24, 8, True)
+
+
+def test_a_null_usage_is_none() -> None:
+    assert count(b'data: {"usage":null,"choices":[]}\n\ndata: [DONE]\n\n', 5) == (0, 5, False)
+
+
+def test_embeddings_have_no_response_tokens() -> None:
+    assert count(b'"usage": {"prompt_tokens": 5, "total_tokens": 5}}', 0) == (5, 0, True)
+
+
+def test_responses_api_names() -> None:
+    assert count(b'"usage":{"input_tokens":3,"output_tokens":4}', 0) == (3, 4, True)
