@@ -6,6 +6,7 @@ from typing import Any
 
 from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
 from glowplug.controllers.prefetcher_words import RegionsFound
+from glowplug.domain.errors import NoSpace
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events.subjects import commands_to, entity_facts
@@ -37,7 +38,10 @@ async def serve(stopping: asyncio.Event) -> None:
     settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
     service = ControlService(World.open("prefetcher", settings))
     metrics = PrefetcherMetrics()
-    capacity_bytes = settings.capacity_bytes()
+    try:
+        capacity_bytes = settings.capacity_bytes()
+    except NoSpace as error:
+        raise SystemExit(f"glowplug: {error}") from error
     metrics.capacity_bytes.set(capacity_bytes)
     stimuli: asyncio.Queue[Any] = asyncio.Queue()
     fetcher = Fetcher(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from glowplug.domain.errors import NoSpace
 from glowplug.runtime.settings import ServiceSettings
 from glowplug.weights.fetch import FetchOptions
 from glowplug.weights.source import SourceOptions
@@ -57,7 +58,10 @@ class PrefetcherSettings(ServiceSettings):
         )
 
     def capacity_bytes(self) -> int:
-        """The setting, bounded by what the file system under `shm_dir` could ever hold."""
-        self.shm_dir.mkdir(parents=True, exist_ok=True)
-        stat = os.statvfs(self.shm_dir)
+        """The setting, bounded by what the file system under `shm_dir` could ever hold. Raises NoSpace."""
+        try:
+            self.shm_dir.mkdir(parents=True, exist_ok=True)
+            stat = os.statvfs(self.shm_dir)
+        except OSError as error:
+            raise NoSpace(f"cannot keep weights in GLOWPLUG_SHM_DIR={self.shm_dir}: {error.strerror}") from error
         return min(self.host_cache_bytes, int(stat.f_blocks * stat.f_frsize * USABLE_RATIO))

@@ -162,7 +162,7 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
     )
     (cached,) = read_cached(prefetcher.shm_dir, prefetcher.node_id)
     assert (cached.digest, cached.num_bytes, cached.model_keys) == (SHA, len(DATA), ("one", "two"))
-    assert read_links(prefetcher.shm_dir, prefetcher.node_id)[0].bytes_in_flight == 0
+    await prefetcher.until(lambda: read_links(prefetcher.shm_dir, prefetcher.node_id)[0].bytes_in_flight == 0)
     body = prefetcher.get("/v1/cache").json()
     assert body["used_bytes"] == len(DATA) and body["data"][0]["model_keys"] == ["one", "two"]
     metrics = prefetcher.get("/metrics").text
@@ -365,3 +365,14 @@ async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -
     assert found["glowplug.retries"].int_value == 1
     assert found["glowplug.instance_id"].string_value == "i-1"
     assert not any("secret" in str(s) for s in received)
+
+
+async def test_no_directory_for_weights_is_one_clear_line(prefetcher: Prefetcher, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    env = {**os.environ, **prefetcher.env, "GLOWPLUG_SHM_DIR": str(tmp_path / "file/shm")}
+    argv = [sys.executable, "-m", "services.prefetcher"]
+    run = await asyncio.to_thread(subprocess.run, argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert run.returncode != 0
+    assert run.stderr.splitlines()[-1] == (
+        f"glowplug: cannot keep weights in GLOWPLUG_SHM_DIR={tmp_path / 'file/shm'}: Not a directory"
+    )

@@ -25,6 +25,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.domain.model import WeightsRef
 
@@ -205,11 +207,10 @@ class Region:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _read_info(self) -> RegionInfo | None:
-        raw = _read_json(self._complete)
         try:
-            return RegionInfo(**raw) if raw else None
-        except TypeError:
-            return None  # written by another version: not ours to trust, so it is fetched again
+            return msgspec.json.decode(self._complete.read_bytes(), type=RegionInfo)
+        except (OSError, msgspec.DecodeError):
+            return None  # absent, torn or of another version: nothing to trust
 
     def _read_failure(self) -> RegionFailure | None:
         raw = _read_json(self._failed)

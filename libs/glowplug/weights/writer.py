@@ -4,6 +4,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,7 +76,8 @@ class RegionWriter:
         if file.num_bytes:
             try:
                 os.ftruncate(fd, file.num_bytes)
-                os.posix_fallocate(fd, 0, file.num_bytes)
+                if sys.platform == "linux":  # elsewhere a full memory is noticed when the bytes land
+                    os.posix_fallocate(fd, 0, file.num_bytes)
             except OSError:
                 os.close(fd)
                 raise
