@@ -29,8 +29,19 @@ class FleetClient:
         """Decoded JSON of a GET. Raises CliError."""
         return self.call("GET", service, path, params={k: v for k, v in params.items() if v not in ("", None)})
 
+    def get_text(self, service: str, path: str, **params: Any) -> str:
+        """A GET whose answer is plain text. Raises CliError."""
+        return self._ask("GET", service, path, params=params).text
+
     def call(self, method: str, service: str, path: str, **kwargs: Any) -> Any:
-        """Decoded JSON of any call, with the admin token. Raises CliError with the message the service gave."""
+        """Decoded JSON of any call. Raises CliError with the message the service gave."""
+        try:
+            return self._ask(method, service, path, **kwargs).json()
+        except ValueError as error:
+            raise CliError(f"{service} answered {path} with something that is no JSON") from error
+
+    def _ask(self, method: str, service: str, path: str, **kwargs: Any) -> httpx.Response:
+        """With the admin token."""
         headers = {"Authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
         url = f"{self.url(service)}{path}"
         try:
@@ -39,7 +50,7 @@ class FleetClient:
             raise CliError(f"{service} at {self.url(service)} does not answer: {error}") from error
         if response.is_error:
             raise CliError(error_message(response))
-        return response.json()
+        return response
 
     def url(self, service: str) -> str:
         if service not in self.urls:

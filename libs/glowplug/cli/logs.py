@@ -102,6 +102,5 @@ def _log_lines(fleet: FleetClient, row: dict[str, Any], lines: int) -> list[str]
     if node_id not in nodes:
         raise CliError(f"node {node_id}, where {row['instance_id']} ran, has left")
     agent = FleetClient(urls={"agent": nodes[node_id]}, admin_token=fleet.admin_token)
-    value = agent.get("agent", f"/v1/instances/{segment(row['instance_id'])}/logs", lines=lines)
-    text = value.get("lines", value.get("log", "")) if isinstance(value, dict) else value
-    return list(text) if isinstance(text, list) else str(text).splitlines()[-lines:]
+    path = f"/v1/instances/{segment(row['instance_id'])}/logs"
+    return agent.get_text("agent", path, lines=lines).splitlines()[-lines:]
