@@ -1,0 +1,113 @@
+"""Facts doubled, reordered, delayed or lost: once the table has been read, every reader knows the same.
+
+Commands of replaced controllers: refused whatever the order they come in.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.controllers.fencing import Fence
+from glowplug.controllers.router_fleet import Fleet
+from glowplug.controllers.views import InstanceView, NodeView
+from glowplug.domain.errors import StaleEpoch
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.events.commands import StopInstance
+from glowplug.events.envelope import Event
+from tests.fleet_builder import a_node, an_event, an_instance
+
+LIFE = [
+    InstanceState.STARTING,
+    InstanceState.LOADING,
+    InstanceState.READY,
+    InstanceState.DRAINING,
+    InstanceState.READY,
+    InstanceState.DRAINING,
+]
+IDS = ("i-1", "i-2", "i-3")
+
+
+def life_of(instance_id: str) -> list[Instance]:
+    """Every row its agent writes of one instance, in order."""
+    return [
+        replace(
+            an_instance(instance_id, state=state, revision=n), url="http://e" if state is InstanceState.READY else ""
+        )
+        for n, state in enumerate(LIFE, 1)
+    ]
+
+
+rows = [row for instance_id in IDS for row in life_of(instance_id)]
+deliveries = st.lists(st.sampled_from(rows), max_size=60)  # any order, any number of times, some never
+
+
+@given(deliveries)
+def test_an_instance_view_ends_where_the_table_is(delivered: list[Instance]) -> None:
+    view = InstanceView()
+    for at, row in enumerate(delivered):
+        view.apply(row, float(at))
+        assert view.by_id[row.instance_id].revision >= row.revision
+    final = {i: life_of(i)[-1] for i in IDS}
+    view.restore(final, 100.0)
+    assert view.by_id == final
+    assert view.of("m") == final
+
+
+@given(deliveries)
+def test_the_routers_tables_end_where_the_table_is(delivered: list[Instance]) -> None:
+    fleet = Fleet()
+    for row in delivered:
+        fleet.put_instance(row)
+    final = {i: life_of(i)[-1] for i in IDS}
+    for row in final.values():
+        fleet.put_instance(row)
+    assert fleet.instances == final
+    assert fleet.ready("m") == []
+
+
+@given(deliveries, st.sampled_from([InstanceState.STOPPED, InstanceState.FAILED]))
+def test_an_instance_that_is_gone_does_not_come_back(delivered: list[Instance], end: InstanceState) -> None:
+    fleet = Fleet()
+    fleet.put_instance(an_instance("i-1", state=end, revision=99))
+    for row in delivered:
+        fleet.put_instance(row)
+    assert "i-1" not in fleet.instances
+
+
+@given(st.permutations(range(1, 8)), st.data())
+def test_a_node_view_keeps_the_newest(order: list[int], data: st.DataObject) -> None:
+    view, seen = NodeView(lease_s=8.0), 0
+    for at, revision in enumerate([r for r in order for _ in range(data.draw(st.integers(0, 2)))]):
+        view.apply(a_node(revision=revision), float(at))
+        seen = max(seen, revision)
+        assert view.by_id["node-1"].revision == seen
+
+
+def command(issuer: str, epoch: int) -> Event:
+    return an_event(StopInstance(target="node-1", instance_id="i", reason=""), issuer=issuer, epoch=epoch)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["placer-1", "placer-2", "autoscaler-1"]), st.integers(1, 6)), max_size=40))
+def test_once_a_newer_holder_of_a_role_has_spoken_an_older_one_is_refused(sent: list[tuple[str, int]]) -> None:
+    fence = Fence()
+    highest: dict[str, int] = {}
+    for issuer, epoch in sent:
+        role = issuer.partition("-")[0]
+        if epoch < highest.get(role, 0):
+            with pytest.raises(StaleEpoch):
+                fence.admit(command(issuer, epoch))
+        else:
+            fence.admit(command(issuer, epoch))
+            highest[role] = epoch
+
+
+@given(st.lists(st.integers(1, 9), min_size=1))
+def test_a_fence_remembered_over_a_restart_refuses_the_same(epochs: list[int]) -> None:
+    fence = Fence()
+    for epoch in sorted(epochs):
+        fence.admit(command("placer-1", epoch))
+    again = Fence(fence.seen)
+    with pytest.raises(StaleEpoch):
+        again.admit(command("placer-2", max(epochs) - 1))
