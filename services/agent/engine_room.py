@@ -108,6 +108,14 @@ class EngineRoom:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
+    async def end_all(self) -> None:
+        """Kill whatever outlived the drain (the store was away, a stop took too long). Their ends are told by the
+        next agent of this node."""
+        for handle in self._state.handles.values():
+            if handle.engine in self._drivers and self._is_alive(handle):
+                log.warning("engine %s is killed: it outlived its drain", handle.instance_id)
+                await self._driver(handle).stop(handle, 0.0)
+
     def _begin(self, instance_id: str, kind: str, body: Coroutine[Any, Any, None]) -> None:
         """Run `body` beside the shell, unless the same is under way already."""
         key = (instance_id, kind)

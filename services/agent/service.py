@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from glowplug.bus.port import Bus
 from glowplug.controllers.agent import NODES
 from glowplug.controllers.agent_words import NodeStopping, Recalled, Surroundings
-from glowplug.controllers.effects import Publish, Remove
+from glowplug.controllers.effects import Publish, Remove, Tick
 from glowplug.engines.port import EngineDriver
 from glowplug.events.facts import NodeJoined, NodeLeft
 from glowplug.memory.discovery import discover
@@ -29,6 +29,7 @@ from services.agent.state_file import NodeLock, StateFile
 from services.agent.telemetry import NodeCollector, StartReporter
 
 log = logging.getLogger(__name__)
+CONNECT_S = 2.0
 STOP_MARGIN_S = 2.0  # beyond drain and SIGTERM grace, for the kernel to free what a large engine held
 
 
@@ -106,11 +107,20 @@ class AgentService:
         warmed = [driver for driver in self._drivers.values() if self.settings.warms(driver.name)]
         bodies = (self._join(), self._look_around(), *(self._warm(driver) for driver in warmed))
         self._tasks = [asyncio.create_task(body) for body in bodies]
+        for task in self._tasks:
+            task.add_done_callback(_log_fault)
 
     async def _join(self) -> None:
-        await self.shell.start()
-        if self._connect is not None:
-            await self._connect()
+        connecting = asyncio.ensure_future(self._connect()) if self._connect is not None else None
+        if connecting is not None:
+            await asyncio.wait([connecting], timeout=CONNECT_S)  # a bus that is down must not keep engines unattended
+        try:
+            await self.shell.start()
+            if connecting is not None:
+                await connecting
+        finally:
+            if connecting is not None:
+                connecting.cancel()
         node_id = self.settings.node
         await self._bus.subscribe(handlers.commands(node_id), self.shell.on_event, durable=f"agent-{node_id}")
         await self.shell.execute([Publish(NodeJoined(node=self.controller.node(time.time())))])
@@ -153,6 +163,8 @@ class AgentService:
             left = NodeLeft(node_id=settings.node, reason="the agent was asked to stop")
             await self.shell.execute([Publish(left), Remove(NODES, settings.node)])
         await self.room.close()
+        if is_final:
+            await self.room.end_all()
         for driver in self._drivers.values():
             with contextlib.suppress(OSError):
                 await driver.close()
@@ -165,6 +177,14 @@ class AgentService:
         await asyncio.sleep(0)
         while time.monotonic() < deadline and (self.shell.restored and not self._has_stopped()):
             await asyncio.sleep(0.02)
+        with contextlib.suppress(TimeoutError):  # what was decided last is also said and saved before the shell ends
+            await asyncio.wait_for(self.shell.ask(Tick()), STOP_MARGIN_S if self.shell.restored else 0)
 
     def _has_stopped(self) -> bool:
         return self.controller.is_stopping and self.controller.num_living == 0
+
+
+def _log_fault(task: asyncio.Task[None]) -> None:
+    """A part of the agent that ends by a fault of ours is never silent; /ready tells when it was the joining."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a part of the agent ended", exc_info=error)

@@ -228,6 +228,16 @@ async def test_stop_drains_and_leaves(rig: AgentRig) -> None:
     await rig.start()
 
 
+async def test_stop_leaves_no_engine_even_when_the_drain_is_cut(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path, drain_s=0.0, stop_grace_s=0.0)
+    await rig.start()
+    await started(rig)
+    pid = rig.handle("i-1")["pid"]
+    rig.service.shell.restored = False  # as if the store had never answered
+    await rig.service.stop()
+    assert started_at(pid) is None
+
+
 async def test_engines_may_be_left(rig: AgentRig) -> None:
     await started(rig)
     pid = rig.handle("i-1")["pid"]

@@ -41,7 +41,7 @@ from glowplug.memory.ledger import ByteLedger
 from tests.fleet_builder import MIB, a_model, an_event
 
 NODE = "node-1"
-PARAMS = AgentParams(start_deadline_s=20, keep_gone_s=60, stop_retry_s=2)
+PARAMS = AgentParams(start_deadline_s=20, keep_gone_s=60, stop_retry_s=2, max_tick_gap_s=1000)
 ENGINES = {"emulated": EngineKind(name="emulated", emulated=True)}
 ids = st.sampled_from([f"i-{n}" for n in range(6)])
 gpus = st.integers(0, 1)

@@ -72,6 +72,7 @@ class AgentController:
         self._surroundings = Surroundings()
         self._stopping = ""
         self._beat_at, self._node_revision = 0.0, 0
+        self._ticked_at = 0.0
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -252,6 +253,10 @@ class AgentController:
             self._life.recall(turn, holding, is_living=instance_id in living)
 
     def _tick(self, turn: Turn) -> None:
+        gap_s, self._ticked_at = turn.now_s - (self._ticked_at or turn.now_s), turn.now_s
+        if not 0 <= gap_s <= self.params.max_tick_gap_s:
+            for holding in list(self.holdings.values()):
+                self._life.shift(turn, holding, gap_s)
         for instance_id, holding in list(self.holdings.items()):
             state = holding.instance.state
             if holding.is_stopping:
@@ -287,7 +292,9 @@ class AgentController:
             instance_id = holding.instance.instance_id
             del self.holdings[instance_id]
             turn.is_dirty = True
-            turn.ask(ForgetEngine(instance_id), Remove(INSTANCES, instance_id))
+            turn.ask(ForgetEngine(instance_id))
+            if not holding.is_lost:
+                turn.ask(Remove(INSTANCES, instance_id))
 
     def _beat(self, turn: Turn) -> None:
         self._beat_at, self._node_revision = turn.now_s, max(self._node_revision + 1, int(turn.now_s * 1000))
@@ -302,17 +309,28 @@ class AgentController:
             return []
         turn = Turn(now_s, self.holdings)
         for instance_id, holding in list(self.holdings.items()):
-            row = rows.get(instance_id)
-            if row is None or row.revision < holding.instance.revision:
-                turn.ask(Save(INSTANCES, instance_id, holding.instance))
-            elif row.revision > holding.instance.revision:
-                ahead = replace(holding.instance, revision=row.revision)
-                turn.tell(replace(holding, instance=ahead), reason="the store was ahead of this agent's memory")
+            if not holding.is_lost:
+                self._compare(turn, holding, rows.get(instance_id))
         for instance_id, row in rows.items():
             if instance_id not in self.holdings and row.workers and row.node_id == self.node_id:
                 self._disown(turn, row)
         remember = [Remember(self.memory())] if turn.is_dirty else []
         return [*remember, *turn.in_order()]
+
+    def _compare(self, turn: Turn, holding: Holding, row: Instance | None) -> None:
+        """Heal one row. A row that says otherwise at our revision or above (a placer gave us up) is overtaken."""
+        mine = holding.instance
+        if row is None:
+            turn.ask(Save(INSTANCES, mine.instance_id, mine))
+            return
+        is_theirs = row.node_id != self.node_id
+        if is_theirs and row.created_at > mine.created_at:
+            self._life.lose(turn, holding)
+        elif is_theirs or row.revision > mine.revision or (row.revision == mine.revision and row.state != mine.state):
+            ahead = replace(mine, revision=max(row.revision, mine.revision))
+            turn.tell(replace(holding, instance=ahead), reason=f"the store knew it as {row.state}")
+        elif row.revision < mine.revision:
+            turn.ask(Save(INSTANCES, mine.instance_id, mine))
 
     def _disown(self, turn: Turn, row: Instance) -> None:
         """End a row of this node that its agent knows nothing of (its memory was lost); remove it in time."""

@@ -158,6 +158,23 @@ class Lifecycle:
         if holding.is_stopping and turn.now_s - holding.stop_asked_at >= self.params.stop_retry_s:
             self._stop(turn, holding, 0.0)
 
+    def lose(self, turn: Turn, holding: Holding) -> None:
+        """Give up an instance that another node runs by now: its row and its facts are theirs, so nothing is told."""
+        instance = replace(holding.instance, state=InstanceState.STOPPED, changed_at=turn.now_s, reason="moved away")
+        holding = turn.keep(replace(holding, instance=instance, is_lost=True))
+        if holding.is_granted and not holding.is_stopping:
+            self._stop(turn, holding, 0.0)
+
+    def shift(self, turn: Turn, holding: Holding, by_s: float) -> None:
+        """Move every wait by a jump of the clock, so that none ends early and none lasts for ever."""
+        turn.holdings[holding.instance.instance_id] = replace(
+            holding,
+            deadline_at=holding.deadline_at + by_s,
+            quiet_until=holding.quiet_until + by_s,
+            stop_asked_at=holding.stop_asked_at + by_s,
+            health_asked_at=holding.health_asked_at + by_s,
+        )
+
     def _stop(self, turn: Turn, holding: Holding, grace_s: float) -> None:
         turn.ask(StopEngine(holding.instance.instance_id, grace_s))
         turn.keep(replace(holding, is_stopping=True, stop_asked_at=turn.now_s + grace_s))

@@ -50,6 +50,7 @@ class AgentParams:
     health_every_s: float = 1.0
     health_misses: int = 3
     keep_gone_s: float = 180.0  # longer than a command lives on the bus
+    max_tick_gap_s: float = 5.0  # a longer time between two ticks is a jump of the clock, or a machine that slept
     ewma_weight: float = 0.3  # of the newest start, in the predictions
 
 
@@ -248,6 +249,7 @@ class Holding:
     quiet_until: float = 0.0
     is_stopping: bool = False  # a StopEngine is out
     stop_asked_at: float = 0.0
+    is_lost: bool = False  # another node was given this instance later: it is theirs
     is_restarting: bool = False  # its engine goes, then the same start begins again
     num_misses: int = 0
     health_asked_at: float = 0.0

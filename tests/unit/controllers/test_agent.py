@@ -45,7 +45,13 @@ from tests.fleet_builder import MIB, a_model, an_event, an_instance
 
 NODE = "node-1"
 PARAMS = AgentParams(
-    start_deadline_s=60, drain_quiet_s=0.3, stop_grace_s=5, health_every_s=1, health_misses=3, keep_gone_s=180
+    start_deadline_s=60,
+    drain_quiet_s=0.3,
+    stop_grace_s=5,
+    health_every_s=1,
+    health_misses=3,
+    keep_gone_s=180,
+    max_tick_gap_s=1000,
 )
 T = TypeVar("T")
 
@@ -492,6 +498,15 @@ def test_store_that_is_ahead_is_overtaken() -> None:
     assert instance(agent).revision == 41 and told(effects) == ["instance.ready"] and of(Remember, effects)
 
 
+def test_node_given_up_too_early_is_taken_back() -> None:
+    """A placer that missed the beats of a restarting agent has failed its instances, at the revision just told."""
+    agent, _ = recalled(ready(make()).memory(), {"i-1"})
+    told_dead = replace(instance(agent), state=InstanceState.FAILED, reason="its node has left")
+    effects = agent.restore("instances", {"i-1": told_dead}, 51.0)
+    (saved,) = of(Save, effects)
+    assert told(effects) == ["instance.ready"] and saved.value.revision == told_dead.revision + 1
+
+
 def test_rows_of_this_node_that_nobody_knows_are_ended_then_removed() -> None:
     agent = make()
     row = an_instance("i-7", gpu_id=f"{NODE}/0", revision=3)
@@ -509,3 +524,38 @@ def test_outcomes_of_unknown_instances_are_ignored() -> None:
     agent = make()
     agent.handle(Tick(), 1.0)
     assert agent.handle(EngineGone("i-404"), 1.1) == [] and agent.handle(InFlight("i-404", 0), 1.2) == []
+
+
+@pytest.mark.parametrize("jump_s", [300.0, -300.0])
+def test_clock_jump_neither_ends_nor_stretches_a_wait(jump_s: float) -> None:
+    agent = ready(make())
+    agent.params = agent._life.params = replace(PARAMS, max_tick_gap_s=5)
+    agent.handle(stop(grace_s=10), 20.0)
+    agent.handle(Tick(), 20.1)
+    effects = agent.handle(Tick(), 20.2 + jump_s)
+    assert not of(StopEngine, effects) and not of(CountInFlight, effects)
+    assert of(CheckHealth, agent.handle(Tick(), 21.4 + jump_s))
+    for tenth in range(14, 102):
+        effects = agent.handle(Tick(), 20.1 + tenth / 10 + jump_s)
+        if of(StopEngine, effects):
+            break
+    assert tenth in (100, 101)
+
+
+def test_instance_given_to_another_node_later_is_theirs() -> None:
+    agent = ready(make())
+    theirs = an_instance("i-1", gpu_id="node-2/0", created_at=15.0, revision=1)
+    effects = agent.restore("instances", {"i-1": theirs}, 20.0)
+    assert of(StopEngine, effects) and not told(effects) and not of(Save, effects)
+    assert not told(agent.handle(EngineGone("i-1"), 21.0)) and used(agent) == 0
+    assert not agent.restore("instances", {"i-1": theirs}, 22.0)
+    effects = agent.handle(Tick(), 500.0)
+    assert of(ForgetEngine, effects) and not of(Remove, effects)
+
+
+def test_instance_given_to_this_node_later_is_ours() -> None:
+    agent = ready(make())
+    theirs = an_instance("i-1", gpu_id="node-2/0", created_at=5.0, revision=9)
+    effects = agent.restore("instances", {"i-1": theirs}, 20.0)
+    (saved,) = of(Save, effects)
+    assert saved.value.node_id == NODE and saved.value.revision == 10 and told(effects) == ["instance.ready"]
