@@ -39,6 +39,7 @@ DECISIONS_KEPT: Final = 200
 TOMBSTONES_KEPT: Final = 4096
 MODELS_REMEMBERED: Final = 4096  # of which the last start and failure are kept
 
+_HEALTHY: Final = (InstanceState.READY, InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.SWAPPED_OUT)
 TABLES: Final[Mapping[str, type[Any]]] = {"models": Model, "instances": Instance, "nodes": Node}
 
 
@@ -171,6 +172,8 @@ class FleetView:
         if instance.state is InstanceState.FAILED:
             failure = rows.Failure(key, instance.changed_at, instance.reason)
             _remember(self._failures, instance.model_key, failure)
+        elif instance.state in _HEALTHY:
+            self._forgive(instance)
         if instance.state.is_gone:
             self.instances.pop(key, None)
             self._gone[key] = instance.revision
@@ -178,6 +181,12 @@ class FleetView:
                 del self._gone[next(iter(self._gone))]
         else:
             self.instances[key] = instance
+
+    def _forgive(self, instance: Instance) -> None:
+        """An instance that works, or ended as asked, after a failure of the same model makes the failure history."""
+        failure = self._failures.get(instance.model_key)
+        if failure and instance.changed_at >= failure.failed_at:
+            del self._failures[instance.model_key]
 
     def _learn_start(self, instance: Instance) -> None:
         self._estimates.learn_start(instance)
@@ -212,8 +221,6 @@ class FleetView:
         num_ready = sum(i.state is InstanceState.READY for i in mine)
         num_waiting = load.num_waiting if load else 0
         failure, start = self._failures.get(model.key), self._starts.get(model.key)
-        if failure and start and start.ready_at >= failure.failed_at:
-            failure = None
         coming = [i for i in mine if i.state.is_coming]
         eta_s = 0.0 if num_ready else self._estimates.start_left_s(model.key, coming, now_s)
         return rows.ModelRow(

@@ -149,8 +149,10 @@ class TraceStore:
             line.services = tuple(sorted((*line.services, service)))
         line.is_cold = line.is_cold or span.attribute(semconv.ATTR_PHASE) is not None
         line.is_emulated = line.is_emulated or span.attribute(semconv.ATTR_EMULATED) is True
-        line.model = line.model or str(span.attribute(semconv.ATTR_MODEL) or "")
         request_id = str(span.attribute(semconv.ATTR_REQUEST_ID) or "")[:MAX_REQUEST_ID_CHARS]
+        model = str(span.attribute(semconv.ATTR_MODEL) or "")
+        if model and (not line.model or (request_id and not line.request_ids)):
+            line.model = model  # a request's own model before those that made room for it
         if request_id and request_id not in line.request_ids and len(line.request_ids) < MAX_REQUEST_IDS:
             line.request_ids = (*line.request_ids, request_id)
             self._by_request[request_id] = line.trace_id

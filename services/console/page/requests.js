@@ -11,6 +11,11 @@ export function requestRows(body, requests) {
   keyed(body, rows, (row) => row.request_id ?? "", requestRow);
 }
 
+function result(row) {
+  if (row.status === 499) return badge("499", "warn", "The client left before the answer was whole");
+  return badge(row.code || String(row.status), row.status >= 400 ? "bad" : "quiet", row.code ? String(row.status) : null);
+}
+
 function requestRow(row) {
   if (row.nothing) return h("tr", null, h("td", { colspan: String(REQUEST_COLUMNS.length) }, empty(row.nothing)));
   const failed = row.status >= 400;
@@ -21,7 +26,7 @@ function requestRow(row) {
     { class: failed ? "failed" : null },
     h("td", { class: "num" }, clock(row.finished_at)),
     h("td", { class: "name" }, h("span", null, live.model(row.model_key)?.name ?? row.model_key), emulated(row.emulated)),
-    h("td", null, badge(row.code || String(row.status), failed ? "bad" : "quiet"), row.cold ? badge("cold start", "cold") : null),
+    h("td", null, result(row), row.cold ? badge("cold start", "cold") : null),
     h("td", { class: "num" }, time(row.queue_s)),
     h("td", { class: "num strong" }, time(row.ttft_s)),
     h("td", { class: "num" }, time(row.e2e_s)),

@@ -78,6 +78,9 @@ def test_a_start_after_a_failure_clears_it() -> None:
     view.take(story.fact(InstanceFailed(instance=failed), NOW + 5), NOW + 5)
     failure = row(view, "broken").failure
     assert failure is not None and failure.reason == "killed"
+    stopped = story.instance("i-new", "broken", "node-3", InstanceState.STOPPED, NOW + 9, revision=7)
+    view.take(story.fact(InstanceStopped(instance=stopped), NOW + 9), NOW + 9)
+    assert row(view, "broken").state == "cold"
 
 
 def test_a_silent_node_is_lost_and_comes_back() -> None:

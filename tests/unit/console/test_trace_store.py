@@ -2,6 +2,8 @@
 
 import tracemalloc
 
+import msgspec
+
 from services.console import otlp
 from services.console.spans import Resource, Span
 from services.console.trace_store import TraceStore
@@ -94,6 +96,20 @@ def test_what_it_counts_is_what_it_costs() -> None:
     tracemalloc.stop()
     assert used <= store.num_bytes
     assert store.num_spans == 200 * 15
+
+
+def test_the_model_is_that_of_the_request() -> None:
+    """Stopping another model to make room is part of the trace, but not what it is about."""
+    store = TraceStore()
+    victim = about(span(1, 5, parent=1), model="victim")
+    add(store, victim, about(span(1, 1, request_id="r"), model="wanted"))
+    add(store, about(span(1, 6, parent=1), model="victim-2"))
+    summary = store.summary("1")
+    assert summary is not None and summary.model == "wanted"
+
+
+def about(one: Span, *, model: str) -> Span:
+    return msgspec.structs.replace(one, attributes=(*one.attributes, ("glowplug.model", model)))
 
 
 def test_summary_of_a_whole_story() -> None:
