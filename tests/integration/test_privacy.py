@@ -78,7 +78,7 @@ async def everything(router: RouterProcess, valkey: ValkeyProcess, state_dir: Pa
     redis = Redis.from_url(valkey.url, decode_responses=True)
     for name in map(str, await redis.keys("*")):
         kind = await redis.type(name)
-        rows = {"hash": redis.hgetall, "string": redis.get}.get(kind)
+        rows = {"hash": redis.hgetall, "string": redis.get}.get(str(kind))
         found[name] = str(await rows(name) if rows else await redis.lrange(name, 0, -1))
     await redis.aclose()
     return found
