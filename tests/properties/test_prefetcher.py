@@ -122,10 +122,10 @@ class Prefetching(RuleBasedStateMachine):
                 self.complete.add(name)
             self.give(FetchEnded(digest=name, num_bytes=self.disk[name], whole=whole))
 
-    @rule(turn=turns, has_room=st.booleans(), kept=st.booleans())
-    def fail(self, turn: int, has_room: bool, kept: bool) -> None:
+    @rule(turn=turns, has_room=st.booleans(), how=st.sampled_from(["kept", "lost", "no_space"]))
+    def fail(self, turn: int, has_room: bool, how: str) -> None:
         if name := self.turn(turn, has_room):
-            self.end(name, "weights_unavailable", kept=kept)
+            self.end(name, "no_space" if how == "no_space" else "weights_unavailable", kept=how == "kept")
 
     @rule(name=names)
     def drop(self, name: str) -> None:

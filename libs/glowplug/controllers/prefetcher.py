@@ -267,6 +267,17 @@ class PrefetcherController:
         wants, job.wants = job.wants, []
         return [StopFetch(job.digest), *self._refuse(job.digest, wants, NoSpace.code, message, keep=False)]
 
+    def _squeeze(self, job: FetchJob, now_s: float) -> list[Effect]:
+        """Host memory is fuller than the cache knows (others use it too): let idle weights go and try once more."""
+        if job.is_squeezed or not job.wants:
+            return []
+        job.is_squeezed = True
+        decision = self.cache.free_up(job.num_bytes, lambda digest: self.held(digest, now_s))
+        if decision.victims:
+            job.stage = Stage.QUEUED
+            self.jobs[job.digest] = job
+        return self.cache.evict(decision, job.wants[0], now_s)
+
     def _shrink(self, now_s: float) -> list[Effect]:
         return self.cache.evict(self.cache.shrink(lambda digest: self.held(digest, now_s)), None, now_s)
 
@@ -293,6 +304,8 @@ class PrefetcherController:
         self.cache.settle(end.digest, end.num_bytes, end.whole, now_s)
         if end.whole:
             effects = self._answer(job, end)
+        elif end.code == NoSpace.code and (freed := self._squeeze(job, now_s)):
+            effects = freed
         elif end.code and end.code != CANCELLED:
             effects = self._refuse(end.digest, job.wants, end.code, end.message, keep=end.num_bytes > 0)
         else:

@@ -66,6 +66,11 @@ class HostCache:
         """Who leaves when more is there than the capacity (which may have been lowered since)."""
         return self._evict(self._residents(held), self.used_bytes - self.capacity_bytes)
 
+    def free_up(self, num_bytes: int, held: Held) -> EvictDecision:
+        """As much of `num_bytes` as those who may leave hold."""
+        residents = self._residents(held)
+        return self._evict(residents, min(num_bytes, sum(r.num_bytes for r in residents if not r.held)))
+
     def evict(self, decision: EvictDecision, want: Want | None, now_s: float) -> list[Effect]:
         """Carry out a decision for the sake of `want`."""
         if not decision.victims:

@@ -191,6 +191,7 @@ class FetchJob:
     room_asked_at: float = 0.0
     num_bytes: int = 0
     num_bytes_done: int = 0
+    is_squeezed: bool = False  # idle weights have left for it already because memory was fuller than it seemed
 
     @property
     def urgency(self) -> int:

@@ -338,3 +338,17 @@ def test_weights_whose_source_changed_leave_as_soon_as_nobody_uses_them() -> Non
     effects = brain.handle(an_event(InstanceStopped(instance=gone)), 3.0)
     assert only(effects, Publish).payload.reason == "its source has changed"
     assert brain.cache.used_bytes == 0
+
+
+def test_memory_fuller_than_it_seems_makes_idle_weights_leave_once() -> None:
+    brain, digest = controller(), region_digest(A)
+    bring(brain, B, 30, 1.0)
+    bring(brain, C, 20, 1.0, "i-c")
+    brain.handle(fetch(A, "i-1"), 2.0)
+    brain.handle(FetchSized(digest, 40), 2.0)
+    full = FetchEnded(digest=digest, num_bytes=0, code="no_space", message="host memory is full")
+    effects = brain.handle(full, 2.1)
+    assert kinds(effects) == ["DropRegion", "weights.evicted", "Record", "StartFetch"]
+    assert only(effects, DropRegion).digest == region_digest(B)
+    brain.handle(FetchSized(digest, 40), 2.2)
+    assert kinds(brain.handle(full, 2.3)) == ["MarkFailed", "weights.fetch_failed"]
