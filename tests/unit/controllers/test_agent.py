@@ -1,20 +1,15 @@
 """The agent's controller: each transition, and commands that come twice, late, stale or in the wrong order."""
 
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from glowplug.controllers.agent import AgentController
 from glowplug.controllers.agent_words import (
-    AgentMemory,
-    AgentParams,
     AwaitWeights,
     CheckHealth,
     CountInFlight,
     EngineExited,
     EngineGone,
-    EngineKind,
     EngineLaunched,
     EngineReady,
     EngineStartFailed,
@@ -24,7 +19,6 @@ from glowplug.controllers.agent_words import (
     LaunchEngine,
     LoadEngine,
     NodeStopping,
-    Recalled,
     Remember,
     ReportStart,
     StopAsked,
@@ -33,91 +27,12 @@ from glowplug.controllers.agent_words import (
     WeightsComplete,
     WeightsFailed,
 )
-from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
+from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
-from glowplug.domain.hardware import CachedWeights, Gpu
-from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
-from glowplug.domain.model import Model
-from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
-from glowplug.events.envelope import Event
-from glowplug.memory.ledger import ByteLedger
-from tests.fleet_builder import MIB, a_model, an_event, an_instance
-
-NODE = "node-1"
-PARAMS = AgentParams(
-    start_deadline_s=60,
-    drain_quiet_s=0.3,
-    stop_grace_s=5,
-    health_every_s=1,
-    health_misses=3,
-    keep_gone_s=180,
-    max_tick_gap_s=1000,
-)
-T = TypeVar("T")
-
-
-def make(memory: AgentMemory | None = None, *, mib: int = 300) -> AgentController:
-    ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/0", total_bytes=mib * MIB)])
-    engines = {
-        "emulated": EngineKind(name="emulated", emulated=True),
-        "vllm": EngineKind(name="vllm", unavailable="no vLLM here"),
-    }
-    return AgentController(NODE, ledger, engines, params=PARAMS, memory=memory, agent_url="http://a")
-
-
-def start(instance_id: str = "i-1", *, mib: int = 100, epoch: int = 1, **fields: Any) -> Event:
-    model: Model = fields.pop("model", None) or a_model(mib=mib)
-    worker = Worker(worker_id=f"{instance_id}-0", node_id=NODE, gpu_id=f"{NODE}/0", num_bytes=model.memory_bytes)
-    given: dict[str, Any] = {"target": NODE, "workers": (worker,), "decision_id": "d-1"}
-    command = StartInstance(instance_id=instance_id, model=model, **(given | fields))
-    return an_event(command, issuer="placer-1", epoch=epoch, traceparent="tp")
-
-
-def stop(instance_id: str = "i-1", *, grace_s: float = 30.0, epoch: int = 1) -> Event:
-    command = StopInstance(target=NODE, instance_id=instance_id, reason="idle", grace_s=grace_s)
-    return an_event(command, issuer="autoscaler-1", epoch=epoch)
-
-
-def resume(instance_id: str = "i-1") -> Event:
-    return an_event(
-        ResumeInstance(target=NODE, instance_id=instance_id, reason="wanted"), issuer="autoscaler-1", epoch=1
-    )
-
-
-def of(kind: type[T], effects: list[Effect]) -> list[T]:
-    return [e for e in effects if isinstance(e, kind)]
-
-
-def told(effects: list[Effect]) -> list[str]:
-    """Types of the instance facts among `effects`."""
-    return [e.payload.TYPE for e in of(Publish, effects) if e.payload.TYPE.startswith("instance.")]
-
-
-def code(effects: list[Effect]) -> str:
-    (only,) = [e.payload for e in of(Publish, effects) if e.payload.TYPE == "instance.failed"]
-    found: str = only.code
-    return found
-
-
-def instance(agent: AgentController, instance_id: str = "i-1") -> Instance:
-    return agent.holdings[instance_id].instance
-
-
-def used(agent: AgentController) -> int:
-    return agent.ledger.gpus[0].used_bytes // MIB
-
-
-def ready(agent: AgentController, now_s: float = 10.0) -> AgentController:
-    """i-1 through its whole start, READY three seconds after `now_s`."""
-    agent.handle(start(), now_s)
-    agent.handle(EngineLaunched("i-1"), now_s + 0.5)
-    agent.handle(WeightsComplete("i-1", "/w"), now_s + 2)
-    phases = (
-        Phase(name=PhaseName.LAUNCH, started_at=now_s, ended_at=now_s + 0.5),
-        Phase(name=PhaseName.LOAD, started_at=now_s + 2, ended_at=now_s + 3),
-    )
-    agent.handle(EngineReady("i-1", "http://e:1", phases), now_s + 3)
-    return agent
+from glowplug.domain.hardware import CachedWeights
+from glowplug.domain.instance import InstanceState, Phase, PhaseName, Worker
+from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, resume, start, stop, told, used
+from tests.fleet_builder import a_model
 
 
 def test_start_grants_first_then_launches_while_weights_come() -> None:
@@ -421,141 +336,3 @@ def test_stopping_node_drains_all_and_starts_none() -> None:
 def test_operator_stops_an_instance() -> None:
     effects = ready(make()).handle(StopAsked("i-1", "operator", 0.0), 20.0)
     assert of(StopEngine, effects) and told(effects) == ["instance.draining"]
-
-
-def recalled(memory: AgentMemory, living: set[str], now_s: float = 50.0) -> tuple[AgentController, list[Effect]]:
-    agent = make(memory)
-    return agent, agent.handle(Recalled(frozenset(living)), now_s)
-
-
-def test_living_engine_is_taken_back_as_it_was() -> None:
-    before = ready(make())
-    agent, effects = recalled(before.memory(), {"i-1"})
-    now = instance(agent)
-    assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and used(agent) == 100
-    assert now.revision == instance(before).revision + 1 and not of(StopEngine, effects)
-    assert agent.history.predicted_s("m", PhaseName.LOAD) == 1.0
-
-
-def test_engine_that_died_meanwhile_is_failed() -> None:
-    agent, effects = recalled(ready(make()).memory(), set())
-    assert code(effects) == "engine_failed" and of(StopEngine, effects)
-    agent.handle(EngineGone("i-1"), 51.0)
-    assert used(agent) == 0
-
-
-def test_start_under_way_begins_again() -> None:
-    before = make()
-    before.handle(start(), 10.0)
-    before.handle(EngineLaunched("i-1"), 11.0)
-    agent, effects = recalled(before.memory(), {"i-1"})
-    assert of(StopEngine, effects) == [StopEngine("i-1", 0.0)] and told(effects) == ["instance.starting"]
-    effects = agent.handle(EngineGone("i-1"), 51.0)
-    assert of(LaunchEngine, effects) and of(AwaitWeights, effects)[0].deadline_at == 110.0 and used(agent) == 100
-    agent.handle(WeightsComplete("i-1", "/w"), 52.0)
-    agent.handle(EngineLaunched("i-1"), 53.0)
-    agent.handle(EngineReady("i-1", "u"), 54.0)
-    assert instance(agent).state is InstanceState.READY
-
-
-def test_drain_goes_on_over_a_restart() -> None:
-    before = ready(make())
-    before.handle(stop(), 20.0)
-    agent, effects = recalled(before.memory(), {"i-1"}, 21.0)
-    assert told(effects) == ["instance.draining"]
-    agent.handle(InFlight("i-1", 0), 22.0)
-    assert told(agent.handle(EngineGone("i-1"), 23.0)) == ["instance.stopped"]
-
-
-def test_stop_under_way_is_asked_again_after_a_restart() -> None:
-    before = ready(make())
-    before.handle(stop(grace_s=0), 20.0)
-    agent, effects = recalled(before.memory(), {"i-1"})
-    assert of(StopEngine, effects) and used(agent) == 100
-    assert told(agent.handle(EngineGone("i-1"), 51.0)) == ["instance.stopped"] and used(agent) == 0
-
-
-def test_gpu_that_became_too_small_fails_what_does_not_fit() -> None:
-    agent = make(ready(make()).memory(), mib=50)
-    effects = agent.handle(Recalled(frozenset({"i-1"})), 50.0)
-    assert code(effects) == "out_of_memory" and of(StopEngine, effects) and used(agent) == 0
-    agent.handle(EngineGone("i-1"), 51.0)
-    assert agent.num_living == 0
-
-
-def test_store_is_healed_where_it_is_behind() -> None:
-    agent = ready(make())
-    current = instance(agent)
-    assert of(Save, agent.restore("instances", {}, 20.0)) == [Save("instances", "i-1", current)]
-    behind = {"i-1": replace(current, revision=1)}
-    assert of(Save, agent.restore("instances", behind, 21.0)) == [Save("instances", "i-1", current)]
-    assert not agent.restore("instances", {"i-1": current}, 22.0)
-
-
-def test_store_that_is_ahead_is_overtaken() -> None:
-    agent = ready(make())
-    effects = agent.restore("instances", {"i-1": replace(instance(agent), revision=40)}, 20.0)
-    assert instance(agent).revision == 41 and told(effects) == ["instance.ready"] and of(Remember, effects)
-
-
-def test_node_given_up_too_early_is_taken_back() -> None:
-    """A placer that missed the beats of a restarting agent has failed its instances, at the revision just told."""
-    agent, _ = recalled(ready(make()).memory(), {"i-1"})
-    told_dead = replace(instance(agent), state=InstanceState.FAILED, reason="its node has left")
-    effects = agent.restore("instances", {"i-1": told_dead}, 51.0)
-    (saved,) = of(Save, effects)
-    assert told(effects) == ["instance.ready"] and saved.value.revision == told_dead.revision + 1
-
-
-def test_rows_of_this_node_that_nobody_knows_are_ended_then_removed() -> None:
-    agent = make()
-    row = an_instance("i-7", gpu_id=f"{NODE}/0", revision=3)
-    other = an_instance("i-8", gpu_id="node-2/0")
-    effects = agent.restore("instances", {"i-7": row, "i-8": other}, 20.0)
-    (saved,) = of(Save, effects)
-    assert (
-        saved.value.state is InstanceState.FAILED and saved.value.revision == 4 and told(effects) == ["instance.failed"]
-    )
-    assert not agent.restore("instances", {"i-7": saved.value}, 30.0)
-    assert agent.restore("instances", {"i-7": saved.value}, 200.0) == [Remove("instances", "i-7")]
-
-
-def test_outcomes_of_unknown_instances_are_ignored() -> None:
-    agent = make()
-    agent.handle(Tick(), 1.0)
-    assert agent.handle(EngineGone("i-404"), 1.1) == [] and agent.handle(InFlight("i-404", 0), 1.2) == []
-
-
-@pytest.mark.parametrize("jump_s", [300.0, -300.0])
-def test_clock_jump_neither_ends_nor_stretches_a_wait(jump_s: float) -> None:
-    agent = ready(make())
-    agent.params = agent._life.params = replace(PARAMS, max_tick_gap_s=5)
-    agent.handle(stop(grace_s=10), 20.0)
-    agent.handle(Tick(), 20.1)
-    effects = agent.handle(Tick(), 20.2 + jump_s)
-    assert not of(StopEngine, effects) and not of(CountInFlight, effects)
-    assert of(CheckHealth, agent.handle(Tick(), 21.4 + jump_s))
-    for tenth in range(14, 102):
-        effects = agent.handle(Tick(), 20.1 + tenth / 10 + jump_s)
-        if of(StopEngine, effects):
-            break
-    assert tenth in (100, 101)
-
-
-def test_instance_given_to_another_node_later_is_theirs() -> None:
-    agent = ready(make())
-    theirs = an_instance("i-1", gpu_id="node-2/0", created_at=15.0, revision=1)
-    effects = agent.restore("instances", {"i-1": theirs}, 20.0)
-    assert of(StopEngine, effects) and not told(effects) and not of(Save, effects)
-    assert not told(agent.handle(EngineGone("i-1"), 21.0)) and used(agent) == 0
-    assert not agent.restore("instances", {"i-1": theirs}, 22.0)
-    effects = agent.handle(Tick(), 500.0)
-    assert of(ForgetEngine, effects) and not of(Remove, effects)
-
-
-def test_instance_given_to_this_node_later_is_ours() -> None:
-    agent = ready(make())
-    theirs = an_instance("i-1", gpu_id="node-2/0", created_at=5.0, revision=9)
-    effects = agent.restore("instances", {"i-1": theirs}, 20.0)
-    (saved,) = of(Save, effects)
-    assert saved.value.node_id == NODE and saved.value.revision == 10 and told(effects) == ["instance.ready"]

@@ -1,0 +1,103 @@
+"""One agent's controller, what it is sent and what it answers, in short words."""
+
+from typing import Any, TypeVar
+
+from glowplug.controllers.agent import AgentController
+from glowplug.controllers.agent_words import (
+    AgentMemory,
+    AgentParams,
+    EngineKind,
+    EngineLaunched,
+    EngineReady,
+    Recalled,
+    WeightsComplete,
+)
+from glowplug.controllers.effects import Effect, Publish
+from glowplug.domain.hardware import Gpu
+from glowplug.domain.instance import Instance, Phase, PhaseName, Worker
+from glowplug.domain.model import Model
+from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
+from glowplug.events.envelope import Event
+from glowplug.memory.ledger import ByteLedger
+from tests.fleet_builder import MIB, a_model, an_event
+
+NODE = "node-1"
+PARAMS = AgentParams(
+    start_deadline_s=60,
+    drain_quiet_s=0.3,
+    stop_grace_s=5,
+    health_every_s=1,
+    health_misses=3,
+    keep_gone_s=180,
+    max_tick_gap_s=1000,
+)
+T = TypeVar("T")
+
+
+def make(memory: AgentMemory | None = None, *, mib: int = 300) -> AgentController:
+    ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/0", total_bytes=mib * MIB)])
+    engines = {
+        "emulated": EngineKind(name="emulated", emulated=True),
+        "vllm": EngineKind(name="vllm", unavailable="no vLLM here"),
+    }
+    return AgentController(NODE, ledger, engines, params=PARAMS, memory=memory, agent_url="http://a")
+
+
+def start(instance_id: str = "i-1", *, mib: int = 100, epoch: int = 1, **fields: Any) -> Event:
+    model: Model = fields.pop("model", None) or a_model(mib=mib)
+    worker = Worker(worker_id=f"{instance_id}-0", node_id=NODE, gpu_id=f"{NODE}/0", num_bytes=model.memory_bytes)
+    given: dict[str, Any] = {"target": NODE, "workers": (worker,), "decision_id": "d-1"}
+    command = StartInstance(instance_id=instance_id, model=model, **(given | fields))
+    return an_event(command, issuer="placer-1", epoch=epoch, traceparent="tp")
+
+
+def stop(instance_id: str = "i-1", *, grace_s: float = 30.0, epoch: int = 1) -> Event:
+    command = StopInstance(target=NODE, instance_id=instance_id, reason="idle", grace_s=grace_s)
+    return an_event(command, issuer="autoscaler-1", epoch=epoch)
+
+
+def resume(instance_id: str = "i-1") -> Event:
+    return an_event(
+        ResumeInstance(target=NODE, instance_id=instance_id, reason="wanted"), issuer="autoscaler-1", epoch=1
+    )
+
+
+def of(kind: type[T], effects: list[Effect]) -> list[T]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def told(effects: list[Effect]) -> list[str]:
+    """Types of the instance facts among `effects`."""
+    return [e.payload.TYPE for e in of(Publish, effects) if e.payload.TYPE.startswith("instance.")]
+
+
+def code(effects: list[Effect]) -> str:
+    (only,) = [e.payload for e in of(Publish, effects) if e.payload.TYPE == "instance.failed"]
+    found: str = only.code
+    return found
+
+
+def instance(agent: AgentController, instance_id: str = "i-1") -> Instance:
+    return agent.holdings[instance_id].instance
+
+
+def used(agent: AgentController) -> int:
+    return agent.ledger.gpus[0].used_bytes // MIB
+
+
+def ready(agent: AgentController, now_s: float = 10.0) -> AgentController:
+    """i-1 through its whole start, READY three seconds after `now_s`."""
+    agent.handle(start(), now_s)
+    agent.handle(EngineLaunched("i-1"), now_s + 0.5)
+    agent.handle(WeightsComplete("i-1", "/w"), now_s + 2)
+    phases = (
+        Phase(name=PhaseName.LAUNCH, started_at=now_s, ended_at=now_s + 0.5),
+        Phase(name=PhaseName.LOAD, started_at=now_s + 2, ended_at=now_s + 3),
+    )
+    agent.handle(EngineReady("i-1", "http://e:1", phases), now_s + 3)
+    return agent
+
+
+def recalled(memory: AgentMemory, living: set[str], now_s: float = 50.0) -> tuple[AgentController, list[Effect]]:
+    agent = make(memory)
+    return agent, agent.handle(Recalled(frozenset(living)), now_s)
