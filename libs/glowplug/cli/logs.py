@@ -103,4 +103,4 @@ def _log_lines(fleet: FleetClient, row: dict[str, Any], lines: int) -> list[str]
         raise CliError(f"node {node_id}, where {row['instance_id']} ran, has left")
     agent = FleetClient(urls={"agent": nodes[node_id]}, admin_token=fleet.admin_token)
     path = f"/v1/instances/{segment(row['instance_id'])}/logs"
-    return agent.get_text("agent", path, lines=lines).splitlines()[-lines:]
+    return agent.get_text("agent", path, tail=lines).splitlines()[-lines:]
