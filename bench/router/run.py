@@ -3,8 +3,8 @@
     python bench/router/run.py [--rounds 3] [--seconds 5] [--only-router]
 
 Both stand in front of the same mock engine and under the same load generator, in turns, on the same machine: the proxy
-alone on core 0; mock, load generator and bus on core 1. The router is the service as it is (`python -m services.router`)
-with routing, metrics, request ids, request facts and load reports on, and with traces at their default rate.
+alone on core 0; mock, load generator and bus on core 1. The router is the service as it is
+(`python -m services.router`) with routing, metrics, request ids, request facts and load reports on, and with traces at their default rate.
 CPU is what the kernel counts for the process (/proc/PID/schedstat). Results: results/router.{md,csv,svg}.
 Wants cc and, for the comparison, nginx (Debian package `nginx`; installed through apt when run as root).
 """
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.runtime.supervisor.embedded import find_nats, find_valkey
@@ -298,8 +299,8 @@ def report(proxies: list[Proxy], out: Path, args: argparse.Namespace) -> str:
     lines = [
         "# The data port beside nginx",
         "",
-        f"`python bench/router/run.py --rounds {args.rounds} --seconds {args.seconds:g}`; medians of {args.rounds} rounds, "
-        "in turns on one machine, the proxy pinned to core 0. Engine and load are mocks.",
+        f"`python bench/router/run.py --rounds {args.rounds} --seconds {args.seconds:g}`; "
+        f"medians of {args.rounds} rounds, in turns on one machine, the proxy pinned to core 0. Engine and load are mocks.",
         "",
         "| proxy | CPU us/request | CPU us/chunk | added TTFT p50 / p99 us | open streams | errors | cores then |",
         "|---|---|---|---|---|---|---|",
@@ -314,7 +315,9 @@ def report(proxies: list[Proxy], out: Path, args: argparse.Namespace) -> str:
     if "nginx" in rows:
         request, chunk = ours.request_us / rows["nginx"].request_us, ours.chunk_us / rows["nginx"].chunk_us
         lines.append(f"Per request {request:.1f} x nginx (target at most {REQUEST_TARGET:g}), per chunk {chunk:.2f} x")
-        lines[-1] += f" (target at most {CHUNK_TARGET:g}); {ours.open_errors} errors with {ours.most_open} open streams."
+        lines[-1] += (
+            f" (target at most {CHUNK_TARGET:g}); {ours.open_errors} errors with {ours.most_open} open streams."
+        )
     else:
         lines.append("nginx is not on this machine: no ratios.")
     out.mkdir(exist_ok=True)

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from glowplug.policies.decisions import EvictDecision
 from glowplug.policies.residency import lru
 from glowplug.policies.residency.resident import Resident
-from hypothesis import given
-from hypothesis import strategies as st
 
 POLICIES: list[Callable[..., EvictDecision]] = [lru.evict]
 

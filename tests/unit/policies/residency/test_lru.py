@@ -1,6 +1,7 @@
 """mCache, evaluation baselines: LRU removes the least recently used item when the cache is full."""
 
 import pytest
+
 from glowplug.policies.residency.lru import LruParams, evict
 from glowplug.policies.residency.resident import Resident
 

@@ -1,6 +1,7 @@
 """The three routing baselines: whom they choose, that they skip full instances, that ties break by id."""
 
 import pytest
+
 from glowplug.domain.snapshot import Target
 from glowplug.policies.routing import least_loaded, minimum_use, round_robin
 
