@@ -4,7 +4,8 @@
 
 Both stand in front of the same mock engine and under the same load generator, in turns, on the same machine: the proxy
 alone on core 0; mock, load generator and bus on core 1. The router is the service as it is
-(`python -m services.router`) with routing, metrics, request ids, request facts and load reports on, and with traces at their default rate.
+(`python -m services.router`) with routing, metrics, request ids, request facts and load reports on, and with traces at
+their default rate.
 CPU is what the kernel counts for the process (/proc/PID/schedstat). Results: results/router.{md,csv,svg}.
 Wants cc and, for the comparison, nginx (Debian package `nginx`; installed through apt when run as root).
 """
@@ -300,7 +301,8 @@ def report(proxies: list[Proxy], out: Path, args: argparse.Namespace) -> str:
         "# The data port beside nginx",
         "",
         f"`python bench/router/run.py --rounds {args.rounds} --seconds {args.seconds:g}`; "
-        f"medians of {args.rounds} rounds, in turns on one machine, the proxy pinned to core 0. Engine and load are mocks.",
+        f"medians of {args.rounds} rounds, in turns on one machine, the proxy pinned to core 0. "
+        "Engine and load are mocks.",
         "",
         "| proxy | CPU us/request | CPU us/chunk | added TTFT p50 / p99 us | open streams | errors | cores then |",
         "|---|---|---|---|---|---|---|",
