@@ -1,0 +1,124 @@
+"""A real local fleet of processes for end-to-end and chaos tests: started through the command a person types."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+EMULATED = """
+name: {name}
+engine: emulated
+weights_bytes: 1GiB
+kv_bytes: 1GiB
+max_concurrency: 64
+max_queue: 1000
+keep_alive_s: {keep_alive_s}
+max_wait_s: 60
+engine_args: {{profile: "llama-2-7b/h800"}}
+"""
+
+
+def wait_until(what: str, check: Callable[[], Any], timeout_s: float = 60.0, every_s: float = 0.1) -> Any:
+    """The first truthy answer of `check`; fails naming `what` and the last answer."""
+    deadline = time.monotonic() + timeout_s
+    last: Any = None
+    while time.monotonic() < deadline:
+        try:
+            last = check()
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            last = error
+        else:
+            if last:
+                return last
+        time.sleep(every_s)
+    raise AssertionError(f"{what}: not within {timeout_s:g} s; last saw {last!r}")
+
+
+@dataclass
+class Fleet:
+    """One fleet in `state_dir`. `models_dir` is watched by its autoscaler."""
+
+    state_dir: Path
+    models_dir: Path
+    env: dict[str, str]
+
+    @classmethod
+    def start(
+        cls, root: Path, models: dict[str, str], *, engine: str = "emulated", nodes: int = 2, **env: str
+    ) -> "Fleet":
+        models_dir = root / "models"
+        models_dir.mkdir(parents=True)
+        for name, text in models.items():
+            (models_dir / f"{name}.yaml").write_text(text)
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("GLOWPLUG_", "OTEL_"))}
+        fleet = cls(
+            root / "state",
+            models_dir,
+            inherited | {"GLOWPLUG_MODELS_DIR": str(models_dir), "GLOWPLUG_READY_TIMEOUT_S": "120"} | env,
+        )
+        done = fleet.cli("up", "-d", "-q", "--engine", engine, "--nodes", str(nodes), "--port-base", "0")
+        assert done.returncode == 0, done.stdout + done.stderr
+        wait_until("models registered", lambda: len(fleet.models()) == len(models))
+        return fleet
+
+    def cli(self, *args: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+        """Run `glowplug ARGS` against this fleet."""
+        command = [sys.executable, "-m", "glowplug.cli.main", *args]
+        env = self.env | {"GLOWPLUG_STATE_DIR": str(self.state_dir)}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.state_dir / "fleet.json").read_text())
+        return found
+
+    def url(self, name: str) -> str:
+        return str(self.document["urls"][name])
+
+    @property
+    def admin(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.document['admin_token']}"}
+
+    def process(self, name: str) -> dict[str, Any]:
+        """The row of one process, by name or by the service it is."""
+        rows: list[dict[str, Any]] = self.document["processes"]
+        return next(p for p in rows if name in (p["name"], p["service"]))
+
+    def models(self) -> list[dict[str, Any]]:
+        data: list[dict[str, Any]] = httpx.get(self.url("data") + "/v1/models").json()["data"]
+        return data
+
+    def model(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{self.url('autoscaler')}/v1/models/{name}").json()
+        return found
+
+    def instances(self, model: str = "") -> list[dict[str, Any]]:
+        data: list[dict[str, Any]] = httpx.get(self.url("placer") + "/v1/instances", params={"model": model}).json()[
+            "data"
+        ]
+        return data
+
+    def chat(self, model: str, *, max_tokens: int = 8, timeout_s: float = 90.0, **fields: Any) -> httpx.Response:
+        body = {"model": model, "max_tokens": max_tokens, "messages": [{"role": "user", "content": "hello"}]} | fields
+        return httpx.post(self.url("data") + "/v1/chat/completions", json=body, timeout=timeout_s)
+
+    def ready(self) -> bool:
+        """Whether every process is ready by its own word."""
+        rows = self.document["processes"]
+        return all(p["state"] == "ready" for p in rows) and all(
+            httpx.get(p["url"] + "/ready", timeout=2).status_code == 200 for p in rows if p["url"]
+        )
+
+    def logs(self, name: str, lines: int = 60) -> str:
+        path = self.state_dir / "logs" / f"{name}.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "(no log)"
+
+    def stop(self) -> None:
+        self.cli("down")
