@@ -1,0 +1,60 @@
+"""The agent's memory on disk: whole or absent, never half; and one agent per node."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from glowplug.controllers.agent_words import AgentMemory
+from glowplug.engines.port import EngineHandle
+from services.agent.state_file import NodeLock, NodeTaken, StateFile
+from tests.agent_steps import make, ready
+
+HANDLE = EngineHandle(
+    engine="emulated", instance_id="i-1", pid=7, pid_started_at=1.5, run_dir="/r", log_path="/l", data={"a": "b"}
+)
+
+
+def test_memory_and_handles_come_back(tmp_path: Path) -> None:
+    memory = ready(make()).memory()
+    first = StateFile(tmp_path / "agent.json")
+    first.remember(memory)
+    first.put_handle(HANDLE)
+    again = StateFile(tmp_path / "agent.json")
+    assert again.memory == memory and again.handles == {"i-1": HANDLE}
+    again.drop_handle("i-1")
+    assert StateFile(tmp_path / "agent.json").handles == {}
+
+
+def test_two_files_share_nothing(tmp_path: Path) -> None:
+    StateFile(tmp_path / "a.json").put_handle(HANDLE)
+    assert StateFile(tmp_path / "b.json").handles == {} and StateFile(tmp_path / "b.json").memory == AgentMemory()
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"memory": 7}', b'{"handles": {"i": {}}}', b"\xff\x00"])
+def test_unreadable_memory_counts_as_none(tmp_path: Path, raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "agent.json").write_bytes(raw)
+    assert StateFile(tmp_path / "agent.json").memory == AgentMemory()
+    assert "not readable" in caplog.text
+
+
+def test_disk_that_takes_nothing_is_said_once_and_harms_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "agent.tmp").mkdir()  # a directory where the scratch file goes: every write fails
+    state = StateFile(tmp_path / "agent.json")
+    state.put_handle(HANDLE)
+    state.remember(AgentMemory())
+    assert state.handles == {"i-1": HANDLE} and state.failure
+    assert caplog.text.count("cannot write the agent's memory") == 1
+    (tmp_path / "agent.tmp").rmdir()
+    state.remember(AgentMemory())
+    assert not state.failure and StateFile(tmp_path / "agent.json").handles == {"i-1": HANDLE}
+
+
+def test_lock_names_its_owner_and_is_free_after(tmp_path: Path) -> None:
+    lock = NodeLock(tmp_path, "node-1")
+    with pytest.raises(NodeTaken, match=f"node node-1 has an agent already \\(pid {os.getpid()}"):
+        NodeLock(tmp_path, "node-1")
+    lock.release()
+    NodeLock(tmp_path, "node-1").release()
