@@ -138,3 +138,18 @@ async def test_a_stream_that_vanishes_under_a_living_server_is_made_again(rig: R
     command = stop(node)
     await retried(lambda: bus.publish(command), BusUnavailable)
     assert await ear.hear(1) == [command]
+
+
+async def test_a_frozen_server_is_refused_within_the_timeout_and_used_again(own_nats: NatsProcess, rig: Rig) -> None:
+    bus, ear, node = await rig.client(), Ear(), name()
+    await bus.subscribe([commands_of(node)], ear, durable=name())
+    assert own_nats.process is not None
+    own_nats.process.send_signal(signal.SIGSTOP)
+    lost_to_the_caller, after = stop(node, "i-1"), stop(node, "i-2")
+    with pytest.raises(BusUnavailable):
+        await bus.publish(lost_to_the_caller)
+    own_nats.process.send_signal(signal.SIGCONT)
+    await retried(lambda: bus.publish(lost_to_the_caller), BusUnavailable)  # taken twice by the server, heard once
+    await bus.publish(after)
+    await ear.until(lambda: after.event_id in ear.ids)
+    assert ear.ids == [lost_to_the_caller.event_id, after.event_id]
