@@ -151,8 +151,7 @@ class Exchange:
     def engine_request(self) -> bytes:
         """The request as the engine gets it: same target, headers and body; ours are the hop, the id and the trace."""
         request = self.request
-        if not self.num_attempts > 1:
-            self.router_s = max(_monotonic() - self.arrived - self.queue_s, 0.0)
+        self.router_s = max(_monotonic() - self.arrived - self.queue_s, 0.0)
         return b"POST %b HTTP/1.1\r\n%bx-request-id: %b\r\ntraceparent: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             request.target,
             request.passed_headers(),

@@ -150,6 +150,7 @@ class RouterController:
         self.in_flight[instance.instance_id] = self.in_flight.get(instance.instance_id, 0) + 1
         queue.num_running += 1
         queue.last_instance_id = instance.instance_id
+        request.cold = request.cold or instance.ready_at > request.arrived_at  # it waited while this one started
         return Dispatch(request.ticket, instance, now_s - request.arrived_at, request.cold)
 
     def _pick(self, model_key: str, queue: ModelQueue, now_s: float) -> Instance | None:

@@ -122,6 +122,15 @@ def test_a_released_request_says_that_it_was_cold_and_how_long_it_waited() -> No
     assert (effect.cold, effect.held_s) == (True, 2.0)
 
 
+def test_a_request_whose_engine_died_and_that_waited_for_the_next_was_cold_too() -> None:
+    run = Run()
+    run.handle(ready(instance()))
+    run.arrive()
+    run.handle(DispatchFailed(1, False, "refused"))
+    [effect] = run.handle(ready(instance("i-2", ready_at=NOW + 3.0)), 3.0)
+    assert (effect.instance.instance_id, effect.cold) == ("i-2", True)
+
+
 def test_nobody_overtakes_those_who_wait() -> None:
     run = Run()
     run.handle(ready(instance(max_concurrency=1)))
