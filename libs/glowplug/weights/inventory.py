@@ -101,16 +101,16 @@ def _complete(region: Region) -> CachedWeights | None:
 
 def _partial(region: Region) -> PartialWeights | None:
     meta = region.read_meta()
-    landed = meta.get("landed") or []
-    if not landed:
-        return None
+    landed, num_bytes = meta.get("landed") or [], int(meta.get("num_bytes", 0))
+    if not landed or not num_bytes:
+        return None  # nothing to go on from: a source of unknown size has no ranges
     try:
         changed_at = region.directory.stat().st_mtime
     except OSError:
         return None
     return PartialWeights(
         digest=region.digest,
-        num_bytes=int(meta.get("num_bytes", 0)),
+        num_bytes=num_bytes,
         num_bytes_done=sum(last - first for first, last in landed),
         changed_at=changed_at,
     )

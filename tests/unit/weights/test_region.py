@@ -109,6 +109,7 @@ def test_inventory_tells_whole_from_partial_from_rubbish(tmp_path: Path) -> None
     partial.write_meta({"num_bytes": 10, "landed": [[0, 4], [6, 8]]})
     failed.fail("no_space", "full", failed_at=1.0, instance_ids=["i-1"])
     empty.begin()
+    empty.write_meta({"num_bytes": 0, "landed": [[0, 4]]})
     found = read_inventory(tmp_path, "node-1")
     assert [c.digest for c in found.complete] == [whole.digest]
     assert [(p.digest, p.num_bytes, p.num_bytes_done) for p in found.partial] == [(partial.digest, 10, 6)]
