@@ -127,6 +127,7 @@ def test_a_request_whose_engine_died_and_that_waited_for_the_next_was_cold_too()
     run.handle(ready(instance()))
     run.arrive()
     run.handle(DispatchFailed(1, False, "refused"))
+    run.handle(failed(instance(state=InstanceState.FAILED, revision=2), "engine_failed"))
     [effect] = run.handle(ready(instance("i-2", ready_at=NOW + 3.0)), 3.0)
     assert (effect.instance.instance_id, effect.cold) == ("i-2", True)
 
