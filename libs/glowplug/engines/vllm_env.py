@@ -33,7 +33,7 @@ def missing(python: Path) -> str:
     libraries = _libraries(python)
     if not any((library / "vllm" / "__init__.py").exists() for library in libraries):
         return f"vLLM is not installed in {python.parent.parent} ({INSTALL} goes on where it stopped)"
-    if not any(library.glob("glowplug_vllm-*.dist-info") for library in libraries):
+    if not any(found for library in libraries for found in library.glob("glowplug_vllm-*.dist-info")):
         return f"the plug-in glowplug-vllm is not installed in {python.parent.parent} ({INSTALL})"
     return ""
 

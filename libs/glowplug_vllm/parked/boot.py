@@ -53,14 +53,9 @@ def assert_no_cuda() -> None:
 
 
 def become(question: Question, serve: server.Serve, is_cpu: bool) -> NoReturn:
-    """Set the process up as `exec` would have left it, serve, and end with the server's status."""
+    """Serve in this fork, and end with the server's status."""
     code = 1
     try:
-        for name, value in question.env.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if not is_cpu else "spawn"  # the CPU platform insists
         # One tracker for each server, owned by the API server. Started later it is the engine core's child, vLLM ends
         # it on shutdown, and two shared-memory segments of every server stay behind.

@@ -177,6 +177,11 @@ class Zygote:
                 file.close()
             process.redirect_output(Path(question.log))
             os.chdir(question.run_dir)
+            for name, value in question.env.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
             self._boot(question)
         except BaseException:  # noqa: BLE001 (in the fork: whatever happens, this must not run the zygote's loop)
             traceback.print_exc()

@@ -1,0 +1,52 @@
+"""The watch on the engine core: one question at a time, silence measured from the oldest open one."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from glowplug_vllm import plugin, rundir
+
+
+async def test_a_core_that_answers_is_not_silent() -> None:
+    asked = 0
+
+    async def answer() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    watch = plugin.CoreWatch(answer)
+    assert [await watch.silent_s(), await watch.silent_s()] == [0.0, 0.0]
+    assert asked == 2
+
+
+async def test_silence_grows_from_the_first_unanswered_question_and_ends_with_its_answer() -> None:
+    gate = asyncio.Event()
+    watch = plugin.CoreWatch(gate.wait)
+    first = await watch.silent_s()
+    second = await watch.silent_s()
+    assert 0 < first < second
+    gate.set()
+    assert await watch.silent_s() == 0.0
+
+
+async def test_a_dead_core_raises_what_it_raised_and_is_asked_again() -> None:
+    async def dead() -> bool:
+        raise RuntimeError("EngineDeadError")
+
+    watch = plugin.CoreWatch(dead)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="EngineDeadError"):
+            await watch.silent_s()
+
+
+async def test_ready_is_announced_once_the_port_accepts(tmp_path: Path) -> None:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    await plugin.announce(plugin.Start(tmp_path, 1.0, 2.0, 3.0), port)
+    server.close()
+    ready = rundir.read(tmp_path, rundir.READY)
+    assert ready["port"] == port
+    assert [phase[:2] for phase in ready["phases"][:2]] == [["launch", 1.0], ["load", 3.0]]
+    assert ready["phases"][0][2] == 2.0

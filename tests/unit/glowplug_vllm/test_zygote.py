@@ -1,0 +1,194 @@
+"""The zygote's loop with a stand-in for vLLM: real forks, a real socket."""
+
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glowplug_vllm.parked import protocol, zygote
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pidfd")
+
+# A server that writes its environment, then ends with the status it was told, or waits for a signal.
+SCRIPT = textwrap.dedent("""
+    import json, os, pathlib, signal, sys
+    from glowplug_vllm.parked import zygote
+
+    def boot(question):
+        links = [pathlib.Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        fds = [os.readlink(link) for link in links if link.is_symlink()]
+        print("serving", flush=True)
+        told = {"pgid": os.getpgid(0), "cwd": os.getcwd(), "fds": fds, "env": dict(os.environ)}
+        part = pathlib.Path("told.part")
+        part.write_text(json.dumps(told))
+        part.rename("told.json")
+        if (status := question.env.get("STATUS")) is not None:
+            os._exit(int(status))
+        signal.pause()
+
+    path = pathlib.Path(sys.argv[1])
+    with zygote.lock(path) as held:
+        zygote.Zygote(path, boot, keep=lambda p: p.exists(), linger_s=float(sys.argv[2]), inherited=(held,)).run()
+""")
+
+
+class Parked:
+    def __init__(self, folder: Path, linger_s: float = 60.0) -> None:
+        self.folder = folder
+        self.path = folder / "z.sock"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(self.path), str(linger_s)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(zygote.__file__).parents[2])},
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.out = self.process.stdout
+        assert "parked" in json.loads(self.out.readline())
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        return protocol.ask(self.path, question)
+
+    def start(self, name: str, **env: str | None) -> int:
+        run_dir = self.folder / name
+        run_dir.mkdir()
+        return int(self.ask(op="start", run_dir=str(run_dir), log=str(run_dir / "log"), env=env)["pid"])
+
+    def told(self, name: str) -> dict[str, Any]:
+        return dict(self._file(name, "told.json"))
+
+    def exit_of(self, name: str) -> int:
+        return int(self._file(name, "exit.json")["code"])
+
+    def _file(self, name: str, file: str) -> Any:
+        path = self.folder / name / file
+        while not path.exists():
+            assert self.process.poll() is None, "the zygote has ended"
+            select.select([], [], [], 0.01)
+        return json.loads(path.read_text())
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.out.close()
+
+
+@pytest.fixture
+def parked(tmp_path: Path) -> Iterator[Parked]:
+    zygote_process = Parked(tmp_path)
+    yield zygote_process
+    for told in tmp_path.glob("*/told.json"):
+        pid = json.loads(told.read_text())["pgid"]
+        if (told.parent / "exit.json").exists():
+            continue
+        os.kill(pid, signal.SIGKILL)
+    zygote_process.end()
+
+
+def test_a_server_leads_its_own_session_in_its_run_directory_with_its_environment(parked: Parked) -> None:
+    pid = parked.start("a", COLOUR="red", HOME=None)
+    told = parked.told("a")
+    assert told["pgid"] == pid
+    assert told["cwd"] == str(parked.folder / "a")
+    assert told["env"]["COLOUR"] == "red"
+    assert "HOME" not in told["env"]
+    assert (parked.folder / "a" / "log").read_text() == "serving\n"
+
+
+def test_a_server_holds_neither_the_socket_nor_the_lock_of_the_zygote(parked: Parked) -> None:
+    parked.start("a")
+    held = parked.told("a")["fds"]
+    assert not [name for name in held if name.startswith("socket:") or name.endswith(".lock")]
+
+
+def test_the_exit_status_is_reported_and_the_zygote_lives_on(parked: Parked) -> None:
+    parked.start("a", STATUS="7")
+    assert parked.exit_of("a") == 7
+    killed = parked.start("b")
+    parked.told("b")
+    os.kill(killed, signal.SIGKILL)
+    assert parked.exit_of("b") == -signal.SIGKILL
+    assert parked.ask(op="hello")["num_servers"] == 0
+
+
+def test_a_signal_sent_as_soon_as_the_pid_is_known_is_not_lost(parked: Parked) -> None:
+    pid = parked.start("a")
+    os.kill(pid, signal.SIGTERM)
+    assert parked.exit_of("a") == -signal.SIGTERM
+
+
+def test_only_the_owner_may_open_the_socket(parked: Parked) -> None:
+    assert stat.S_IMODE(parked.path.stat().st_mode) == 0o600
+
+
+def test_bad_lines_are_answered_and_change_nothing(parked: Parked) -> None:
+    assert "op must be one of" in parked.ask(op="dance")["error"]
+    assert not parked.ask(op="start", run_dir="rel", log="/l")["ok"]
+    assert parked.ask(op="keep", tokenizer=str(parked.folder)) == {"ok": True, "kept": True}
+    assert parked.ask(op="hello")["ok"]
+
+
+def test_an_endless_line_is_cut_off(parked: Parked) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(parked.path))
+        with pytest.raises(OSError):
+            for _ in range(64):
+                connection.sendall(b"x" * protocol.MAX_LINE_BYTES)
+    assert parked.ask(op="hello")["ok"]
+
+
+def test_servers_live_on_when_the_zygote_is_stopped(parked: Parked) -> None:
+    pid = parked.start("a")
+    parked.told("a")
+    assert parked.ask(op="stop") == {"ok": True}
+    assert parked.process.wait(20) == 0
+    assert not parked.path.exists()
+    os.kill(pid, 0)
+    os.kill(pid, signal.SIGKILL)
+    (parked.folder / "a" / "exit.json").write_text("{}")
+
+
+def lease(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+    connection.sendall(protocol.encode({"op": "lease"}))
+    assert connection.recv(100) == b'{"ok":true}\n'
+    return connection
+
+
+def test_the_last_lease_given_back_ends_it(parked: Parked) -> None:
+    first, second = lease(parked.path), lease(parked.path)
+    for connection in (first, second):
+        assert parked.process.poll() is None
+        connection.sendall(protocol.encode({"op": "release"}))
+        connection.recv(100)
+        connection.close()
+    assert parked.process.wait(20) == 0
+
+
+def test_a_broken_lease_leaves_it_a_while_and_a_new_one_keeps_it(tmp_path: Path) -> None:
+    short = Parked(tmp_path, linger_s=3.0)
+    try:
+        lease(short.path).close()
+        again = lease(short.path)
+        assert short.ask(op="hello")["num_leases"] == 1
+        again.close()
+        assert short.process.wait(30) == 0
+    finally:
+        short.end()
+
+
+def test_two_cannot_park_at_one_socket(parked: Parked) -> None:
+    with pytest.raises(zygote.AlreadyParked):
+        zygote.lock(parked.path)
