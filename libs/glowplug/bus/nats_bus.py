@@ -230,6 +230,8 @@ class NatsBus:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self._nc.options:
+            return  # never connected: there is nothing to close
         with contextlib.suppress(*REFUSED):
             await asyncio.wait_for(self._nc.drain() if self.connected else self._nc.close(), CLOSE_S)
 
