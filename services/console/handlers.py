@@ -12,6 +12,7 @@ from glowplug.events import Event
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.subjects import FACTS, TELEMETRY
 from glowplug.state.port import Store, StoreUnavailable
+from glowplug.telemetry.metrics import ShellMetrics
 from services.console.app import Console
 from services.console.fleet_view import TABLES
 
@@ -25,8 +26,16 @@ UNREADABLE_KEPT: Final = 256
 class Feed:
     """Keeps a console's view fresh. `connect` waits for the bus; the store is asked again every `resync_s`."""
 
-    def __init__(self, console: Console, bus: Bus, store: Store, connect: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        console: Console,
+        bus: Bus,
+        store: Store,
+        connect: Callable[[], Awaitable[None]],
+        health: ShellMetrics | None = None,
+    ) -> None:
         self._console, self._bus, self._store, self._connect = console, bus, store, connect
+        self._health = health
         self._tasks: list[asyncio.Task[None]] = []
         self._dropped_told = 0
         self._unreadable: deque[tuple[str, str]] = deque(maxlen=UNREADABLE_KEPT)
@@ -94,6 +103,9 @@ class Feed:
         console = self._console
         now_s = console.clock()
         console.view.source("bus", self._bus.connected, now_s)
+        if self._health:
+            self._health.bus_connected.set(self._bus.connected)
+            self._health.store_connected.set(console.view.sources["store"].is_up)
         console.metrics.stream_clients.set(len(console.hub.clients))
         if console.hub.clients:
             console.hub.flush(console.view.snapshot(now_s))

@@ -14,7 +14,7 @@ async def serve(stopping: asyncio.Event) -> None:
     settings = ConsoleSettings()
     world = World.open("console", settings)
     console = Console(settings, ConsoleMetrics())
-    feed = Feed(console, world.bus, world.store, world.bus.connect)
+    feed = Feed(console, world.bus, world.store, world.bus.connect, world.metrics)
     server, _ = await serve_rest(build_app(console), settings)
     feed.start()
     waiter = asyncio.create_task(stopping.wait())

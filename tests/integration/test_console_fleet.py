@@ -180,3 +180,9 @@ async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, o
         await heard(beat, lambda: console.view._seen_at["node-9"] > seen_before, "telemetry after the restart")
         await writer.close()
         await store.close()
+
+
+async def test_a_bus_that_was_never_reached_is_closed_without_a_word() -> None:
+    bus = NatsBus("nats://127.0.0.1:1", "console-1")
+    await bus.close()
+    assert not bus.connected

@@ -172,7 +172,8 @@ function instanceChip(id) {
 function coldStart(start) {
   if (!start) return h("span", { class: "zero" }, "–");
   const whole = Math.max(start.seconds, ...start.phases.map((phase) => phase.offset_s + phase.duration_s), 1e-9);
-  const title = start.phases.map((phase) => `${phase.name} ${seconds(phase.duration_s)}`).join(" · ");
+  const stages = start.phases.map((phase) => `${phase.name} ${seconds(phase.duration_s)}`);
+  const title = [`ready at ${clock(start.ready_at)}`, ...stages].join(" · ");
   const lanes = inLanes(start.phases);
   const bars = lanes.flatMap((lane, i) =>
     lane.map((phase) => {
@@ -186,7 +187,6 @@ function coldStart(start) {
     { class: "cold-start", title, "aria-label": `${seconds(start.seconds)}: ${title}`, role: "img" },
     h("b", null, seconds(start.seconds)),
     h("span", { class: "phases" }, bars),
-    h("small", null, clock(start.ready_at)),
   );
 }
 

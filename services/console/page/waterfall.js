@@ -105,7 +105,7 @@ export class Waterfall {
         h("b", null, ownName(row)),
         row.is_error ? h("span", { class: "mark", "aria-hidden": "true" }, "!") : null,
         row.phase ? badge(row.phase, `phase-name ${row.phase}`) : null,
-        row.is_orphan ? badge("parent missing", "warn") : null,
+        row.is_orphan ? badge("orphan", "warn", "Its parent is not here") : null,
         h("small", null, plainService(row.service)),
       ),
       h(
