@@ -1,0 +1,14 @@
+"""Golden scripts of the control plane: a changed line is a changed behaviour (see control.py)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.golden.control import SCRIPTS, played
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_script_gives_its_trace(path: Path) -> None:
+    script = path.read_text(encoding="utf-8")
+    assert "----" in script
+    assert played(script) == script, "read the diff; if it is right: python -m tests.golden.control"
