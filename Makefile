@@ -47,7 +47,7 @@ check: $(DEV_STAMP) lint types ## what must hold before a commit: format, lint, 
 lint: $(DEV_STAMP) ## format, lint and the import floors, changing nothing
 	@$(BIN)/ruff format --check -q . || { echo "run: make format"; exit 1; }
 	@$(BIN)/ruff check -q .
-	@PYTHONPATH=libs:. $(BIN)/lint-imports --no-timing >/tmp/.glowplug-lint-$$$$ 2>&1 || { cat /tmp/.glowplug-lint-$$$$; rm -f /tmp/.glowplug-lint-$$$$; exit 1; }; rm -f /tmp/.glowplug-lint-$$$$
+	@PYTHONPATH=libs:. $(BIN)/lint-imports >/tmp/.glowplug-lint-$$$$ 2>&1 || { cat /tmp/.glowplug-lint-$$$$; rm -f /tmp/.glowplug-lint-$$$$; exit 1; }; rm -f /tmp/.glowplug-lint-$$$$
 
 format: $(DEV_STAMP) ## put the code into shape
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
