@@ -124,10 +124,10 @@ class Fetcher:
         finally:
             if source is not None:
                 await source.close()
-        self._observe(running, end, scheme)
         if self._running.get(effect.digest) is running:
             del self._running[effect.digest]
-        await self._put(end)
+        await self._put(end)  # before anything that only watches: a fetch whose end is not told blocks its digest
+        self._observe(running, end, scheme)
 
     def _fetch(self, running: _Running, source: Source) -> Fetch:
         effect = running.effect
