@@ -1,0 +1,227 @@
+"""One command from nothing to streamed tokens: the real fleet, real llama.cpp, the official client."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from glowplug.runtime.supervisor.sweep import processes_of
+
+pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(300)]
+GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
+WAIT_S = 60.0
+
+
+def glowplug(state: Path, *argv: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """One command against the fleet of `state`."""
+    full = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")} | env
+    ended = subprocess.run(
+        [*GLOWPLUG, argv[0], "--state-dir", str(state), *argv[1:]],
+        capture_output=True,
+        text=True,
+        env=full,
+        timeout=240,
+    )
+    assert not check or ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+def as_json(state: Path, *argv: str) -> Any:
+    return json.loads(glowplug(state, *argv, "--output", "json").stdout)
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def state() -> Iterator[Path]:
+    """A running fleet's state directory."""
+    with tempfile.TemporaryDirectory(prefix="gp-e2e-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "s"
+        try:
+            said = glowplug(path, "up", "--detach", "--port-base", "0").stdout
+            assert "curl -N http://127.0.0.1:" in said
+            yield path
+        finally:
+            glowplug(path, "down", check=False)
+            assert not processes_of(path)
+
+
+@pytest.fixture(scope="module")
+def fleet(state: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((state / "fleet.json").read_text())
+    return document
+
+
+def test_everything_is_ready_within_its_memory(state: Path) -> None:
+    value = as_json(state, "status")
+    assert {p["state"] for p in value["processes"]} == {"ready"}
+    services = [p["service"] for p in value["processes"]]
+    assert sorted(set(services)) == sorted(
+        ["nats", "valkey", "router", "predictor", "placer", "autoscaler", "console", "agent", "prefetcher"]
+    )
+    assert services.count("agent") == services.count("prefetcher") == 3
+    assert 0 < value["memory_bytes"] < 1.2e9
+
+
+def test_cold_then_warm_through_the_official_client(state: Path, fleet: dict[str, Any]) -> None:
+    client = openai.OpenAI(base_url=f"{fleet['urls']['data']}/v1", api_key="none on loopback", max_retries=0)
+    assert {"smol-chat", "smol-poet"} <= {model.id for model in client.models.list()}
+    for _ in ("cold", "warm"):
+        stream = client.chat.completions.create(
+            model="smol-chat",
+            messages=[{"role": "user", "content": "Why is the sky blue?"}],
+            max_tokens=12,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = list(stream)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert chunks[-1].usage and chunks[-1].usage.completion_tokens > 0
+    assert any(row["model_key"] == "smol-chat" for row in as_json(state, "ps"))
+
+
+def test_a_request_is_explained_and_traced(state: Path, fleet: dict[str, Any]) -> None:
+    answer = as_json(state, "run", "smol-brief", "Say yes.", "--max-tokens", "4")
+    assert answer["text"]
+    assert set(answer["timings_s"]) >= {"queue", "router"}
+    why = as_json(state, "why", answer["request_id"])
+    assert why["request"]["status"] == 200
+    kinds = {decision["kind"] for decision in why["decisions"]}
+    assert {"scale", "place"} <= kinds
+    placed = next(d for d in why["decisions"] if d["kind"] == "place")
+    assert placed["inputs"] and placed["rivals"] and placed["reason"]
+    assert "decided to place by" in glowplug(state, "why", "smol-brief").stdout
+    services = {"glowplug-router", "glowplug-autoscaler", "glowplug-placer", "glowplug-agent"}
+
+    def joined() -> bool:
+        traces = httpx.get(f"{fleet['urls']['console']}/api/traces", params={"limit": 50}, trust_env=False).json()
+        return any(
+            services <= {process["serviceName"] for process in trace["processes"].values()} for trace in traces["data"]
+        )
+
+    until(joined, "no trace joins router, autoscaler, placer and agent")
+
+
+def test_models_nodes_logs_tap_and_top_show_the_fleet(state: Path) -> None:
+    assert {row["name"] for row in as_json(state, "models")["data"]} >= {"smol-chat", "smol-pirate"}
+    assert len(as_json(state, "nodes")) == 3
+    assert "node-1/0" in glowplug(state, "top", "--once").stdout
+    assert glowplug(state, "logs", "placer-1").stdout
+    assert glowplug(state, "logs", "smol-brief").stdout
+    events = glowplug(state, "tap", "--plane", "tel", "--type", "node.beat", "-n", "2", "--output", "json").stdout
+    assert [json.loads(line)["type"] for line in events.splitlines()] == ["node.beat"] * 2
+
+
+def test_load_pin_unload_and_drain(state: Path) -> None:
+    def state_of(name: str) -> str:
+        return next(str(row["state"]) for row in as_json(state, "models")["data"] if row["name"] == name)
+
+    glowplug(state, "load", "smol-brief")
+    until(lambda: state_of("smol-brief") == "hot", "never loaded")
+    glowplug(state, "unload", "smol-brief")
+    until(lambda: state_of("smol-brief") == "cold", "never unloaded")
+    glowplug(state, "drain", "smol-brief")
+    refused = glowplug(state, "run", "smol-brief", "hello", check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("glowplug: ")
+    glowplug(state, "load", "smol-brief")
+    until(lambda: state_of("smol-brief") == "hot", "never lifted")
+
+
+def test_deploy_undeploy_and_a_bad_file(state: Path, tmp_path: Path) -> None:
+    good = tmp_path / "mine.yaml"
+    good.write_text("name: mine\nengine: llamacpp\nweights: sample:smollm2\nkv_bytes: 64MiB\n")
+    glowplug(state, "deploy", str(good))
+    assert as_json(state, "run", "mine", "Say yes.", "--max-tokens", "4")["text"]
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(good.read_text() + "kv_bites: 3\n")
+    refused = glowplug(state, "deploy", str(bad), check=False)
+    assert refused.returncode == 1
+    assert "kv_bites" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    glowplug(state, "undeploy", "mine")
+    gone = glowplug(state, "run", "mine", "hello", check=False)
+    assert gone.returncode == 1 and "model_not_found" in gone.stderr
+
+
+def test_a_second_up_says_who_has_the_directory(state: Path, fleet: dict[str, Any]) -> None:
+    for extra in ((), ("--detach",)):
+        refused = glowplug(state, "up", "--port-base", "0", *extra, check=False)
+        assert refused.returncode == 4
+        assert f"pid {fleet['pid']}" in refused.stderr
+
+
+def test_writing_needs_the_admin_token(fleet: dict[str, Any]) -> None:
+    url = f"{fleet['urls']['autoscaler']}/v1/models/smol-chat/unload"
+    refused = httpx.post(url, trust_env=False)
+    assert refused.status_code == 401
+    assert refused.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize("service", ["autoscaler", "placer", "predictor", "console", "prefetcher", "agent", "router"])
+def test_a_killed_service_comes_back(state: Path, service: str) -> None:
+    before = next(p for p in as_json(state, "status")["processes"] if p["service"] == service)
+    os.kill(before["pid"], signal.SIGKILL)
+
+    def whole() -> bool:
+        ended = glowplug(state, "status", "--output", "json", check=False)
+        processes = json.loads(ended.stdout)["processes"]
+        now = next(p for p in processes if p["name"] == before["name"])
+        return now["restarts"] == before["restarts"] + 1 and all(p["state"] == "ready" for p in processes)
+
+    until(whole, f"{service} did not come back")
+    assert as_json(state, "run", "smol-chat", "Say yes.", "--max-tokens", "4")["text"]
+
+
+def test_a_taken_port_is_one_line_and_nothing_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = glowplug(tmp_path / "s", "up", "--port-base", str(port), check=False)
+    assert refused.returncode == 4
+    assert str(port) in refused.stderr and "--port-base" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert not processes_of(tmp_path / "s")
+
+
+def test_no_room_on_the_disk_is_one_line(tmp_path: Path) -> None:
+    refused = glowplug(tmp_path / "s", "up", check=False, GLOWPLUG_MIN_FREE_BYTES=str(1 << 60))
+    assert refused.returncode == 1
+    assert "MiB free" in refused.stderr and len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_without_a_fleet_every_command_says_so(tmp_path: Path) -> None:
+    for argv in (("status",), ("models",), ("ps",), ("why", "x"), ("run", "x", "y"), ("tap",), ("logs", "x")):
+        refused = glowplug(tmp_path, *argv, check=False)
+        assert refused.returncode == 3, argv
+        assert "glowplug up" in refused.stderr
+
+
+def test_a_killed_supervisor_leaves_engines_that_down_ends(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="gp-e2e-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "s"
+        glowplug(path, "up", "--detach", "--port-base", "0", "--nodes", "1")
+        assert as_json(path, "run", "smol-chat", "Say yes.", "--max-tokens", "4")["text"]
+        fleet = json.loads((path / "fleet.json").read_text())
+        psutil.Process(fleet["pid"]).kill()
+        services = {p["pid"] for p in fleet["processes"]}
+        until(lambda: not any(psutil.pid_exists(pid) for pid in services), "a service outlived its supervisor")
+        glowplug(path, "down")
+        assert not processes_of(path)
