@@ -20,7 +20,7 @@ from glowplug.runtime.shell import Shell
 from glowplug.state.port import Store
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
-from glowplug.weights.inventory import read_cached
+from glowplug.weights.inventory import read_cached, read_links
 from services.agent import handlers
 from services.agent.engine_room import EngineRoom
 from services.agent.orphans import kill_orphans
@@ -129,12 +129,13 @@ class AgentService:
         log.info("node %s joined: %s", node_id, ", ".join(sorted(self._drivers)) or "no engine can start here")
 
     async def _look_around(self) -> None:
-        """What the prefetcher has in host memory goes out with the beats."""
+        """What the prefetcher has in host memory and on its links goes out with the beats."""
         before: Surroundings | None = None
         while True:
-            cached = await asyncio.to_thread(read_cached, self.settings.shm_dir.absolute(), self.settings.node)
+            where = (self.settings.shm_dir.absolute(), self.settings.node)
             around = Surroundings(
-                cached=cached,
+                cached=await asyncio.to_thread(read_cached, *where),
+                links=await asyncio.to_thread(read_links, *where),
                 host_cache_bytes=self.settings.host_cache_bytes,
                 prefetcher_url=self.settings.prefetcher_url,
             )

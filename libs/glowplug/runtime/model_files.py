@@ -98,7 +98,7 @@ class ModelFile(_Strict):
         weights = _resolve(
             self.weights if isinstance(self.weights, WeightsFile) else WeightsFile(uri=self.weights), base
         )
-        weights_bytes = self.weights_bytes or weights.num_bytes
+        weights_bytes = self.weights_bytes or weights.num_bytes or _size(weights.uri)
         if not weights_bytes and weights.uri.startswith("file:"):
             raise InvalidModelFile(f"weights: cannot read {weights.uri.removeprefix('file:')}", param="weights")
         if not weights_bytes:
@@ -120,7 +120,7 @@ class ModelFile(_Strict):
 
 
 def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
-    uri, num_bytes = weights.uri, weights.num_bytes
+    uri = weights.uri
     if uri.startswith("sample:"):
         path: Path | None = _sample(uri.removeprefix("sample:"))
     elif uri.startswith("file:"):
@@ -133,9 +133,7 @@ def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
         path = path.expanduser()
         path = path if path.is_absolute() or base is None else base / path
         uri = f"file:{path}"
-        if not num_bytes:
-            num_bytes = _size(path)
-    return WeightsRef(uri=uri, num_bytes=num_bytes, sha256=weights.sha256.lower())
+    return WeightsRef(uri=uri, num_bytes=weights.num_bytes, sha256=weights.sha256.lower())
 
 
 def _sample(name: str) -> Path:
@@ -150,13 +148,17 @@ def _sample(name: str) -> Path:
         raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
 
 
-def _size(path: Path) -> int:
+def _size(uri: str) -> int:
+    """Bytes of a local file or directory now; 0 when it cannot be read. Not a promise: the file may be replaced."""
+    if not uri.startswith("file:"):
+        return 0
+    path = Path(uri.removeprefix("file:"))
     try:
         if path.is_dir():
             return sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         return path.stat().st_size
     except OSError:
-        return 0  # told when it is fetched, with the reason on the model
+        return 0
 
 
 def parse(data: Any, source: str, base: Path | None = None) -> Model:
