@@ -85,7 +85,8 @@ class RouterController:
         if table == "models":
             for model in rows.values():
                 effects += self._model_changed(model, now_s)
-            for key in self.fleet.absent("models", self.fleet.models, rows, now_s):
+            # A table without one model is a store that lost its rows: undeploying the last model is told by its fact.
+            for key in self.fleet.absent("models", self.fleet.models, rows, now_s) if rows else ():
                 effects += self._model_dropped(key, now_s)
         elif table == "instances":
             for instance in rows.values():

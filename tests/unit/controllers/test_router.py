@@ -298,6 +298,16 @@ def test_a_row_missing_from_the_store_is_dropped_only_after_the_grace() -> None:
     assert run.controller.fleet.temperature("m") is Temperature.HOT
 
 
+def test_an_emptied_store_takes_no_model_away_but_a_missing_row_does() -> None:
+    run = Run(model("m"), model("n"))
+    for after_s in (0.0, 60.0):
+        run.controller.restore("models", {}, NOW + after_s)
+    assert run.controller.fleet.lookup("m") and run.controller.fleet.lookup("n")
+    for after_s in (60.0, 71.0):
+        run.controller.restore("models", {"m": model("m")}, NOW + after_s)
+    assert run.controller.fleet.lookup("m") and run.controller.fleet.lookup("n") is None
+
+
 def test_a_router_that_stops_takes_nothing_new() -> None:
     run = Run()
     run.handle(ready(instance()))
