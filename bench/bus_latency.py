@@ -1,4 +1,4 @@
-"""How long an event takes from publish to handler on the embedded NATS: `python -m bench.bus_latency`.
+"""How long an event takes from publish to handler on the embedded NATS: `make bench BENCH=bus_latency`.
 
 JetStream stores on file and syncs every write (`sync_interval: always`), as the local fleet runs it. One process
 publishes and hears, one event at a time; so a row is publish + store + deliver + decode.
