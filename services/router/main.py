@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 
 from glowplug.controllers.router import RouterController
 from glowplug.runtime.service import World, announce, listen, run, serve_rest
@@ -18,11 +19,13 @@ from services.router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 GC_EVERY_ALLOCATIONS = 20_000
+SPARE_FILES = 256
 
 
 async def serve(stopping: asyncio.Event) -> None:
     settings = RouterSettings()
     world = World.open("router", settings)
+    raise_file_limit(settings.max_connections)
     metrics = RouterMetrics()
     desk = Desk(RouterController(settings.params()))
     shell = RouterShell(world, settings, desk)
@@ -64,6 +67,19 @@ async def serve(stopping: asyncio.Event) -> None:
     await world.bus.close()
     await world.store.close()
     await asyncio.to_thread(world.tracing.shutdown)
+
+
+def raise_file_limit(num_connections: int) -> None:
+    """Two descriptors per connection (client and engine) and some: the soft limit of a shell is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * num_connections + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            log.warning(
+                "only %d open files are allowed; %d connections would want %d", allowed, num_connections, wanted
+            )
 
 
 def settle_memory() -> None:
