@@ -4,6 +4,7 @@ parked/           one process with vLLM imported; a server is a fork of it
 server.py         one vLLM server that waits for its weights: `python -m glowplug_vllm.server RUN_DIR`
 plugin.py         loaded by vLLM: tells the agent the port, and whether the engine core still answers
 chat_template.py  the model's template with a default system prompt
+weights_check.py  broken files named before vLLM trips over them
 convert_gguf.py   a GGUF file re-saved as a directory that vLLM can load
 """
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glowplug_vllm import chat_template, plugin, rundir
+from glowplug_vllm import chat_template, plugin, rundir, weights_check
 
 _ENTRY_POINT_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.io_processor_plugins")
 _OUR_PLUGIN = "glowplug"
@@ -89,6 +89,7 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         plugin.START = plugin.Start(run_dir, spec["launched_at"], imported_at, time.time())
         allow_our_endpoint()
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override --kv-cache-memory-bytes
+        weights_check.check(weights)
         argv = arguments(spec, weights, run_dir)
         sys.argv = ["vllm", *argv]
         serve.run(serve.parse(argv))

@@ -1,0 +1,193 @@
+"""A real vLLM beyond the contract: parked and plain starts, what is said of a bad one, cores that die or hang.
+
+The calls every engine must answer are in tests/contract/test_engine_contract.py. Needs `make vllm-env`.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+
+from glowplug.domain.errors import EngineFailed
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.engines import vllm_env, vllm_sample
+from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
+from glowplug.engines.vllm import VllmDriver
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+
+
+@dataclass
+class Lane:
+    """One driver with a zygote of its own, and the directory of its engines."""
+
+    folder: Path
+    driver: VllmDriver
+    weights: Path
+
+    def request(self, **engine_args: Any) -> LaunchRequest:
+        run_dir = Path(tempfile.mkdtemp(dir=self.folder))
+        model = Model(
+            name="smol",
+            key="smol",
+            engine="vllm",
+            weights=WeightsRef(uri=f"file:{self.weights}"),
+            weights_bytes=270_000_000,
+            kv_bytes=128 << 20,
+            context_tokens=512,
+            engine_args=engine_args,
+        )
+        log = run_dir / "engine.log"
+        return LaunchRequest(instance_id=run_dir.name, model=model, num_bytes=0, run_dir=run_dir, log_path=log)
+
+    async def start(self, **engine_args: Any) -> LoadReport:
+        return await self.driver.load(await self.driver.launch(self.request(**engine_args)), self.weights)
+
+    def settings(self, **extra: Any) -> EngineSettings:
+        return EngineSettings(launch_timeout_s=200.0, extra={"vllm_parked_dir": str(self.folder / "z"), **extra})
+
+    async def zygote(self) -> psutil.Process:
+        await self.driver._zygote.ensure()
+        return psutil.Process((await self.driver._zygote._ask({"op": "hello"}))["pid"])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lane() -> AsyncIterator[Lane]:
+    if reason := vllm_env.missing(vllm_env.interpreter()):
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="gp-vllm-") as folder:
+        lane = Lane(Path(folder), VllmDriver(), vllm_sample.prepare())
+        lane.driver = VllmDriver(lane.settings(vllm_hung_after_s=2.0))
+        yield lane
+        await lane.driver.close()
+
+
+async def say(url: str) -> str:
+    body = {"model": "smol", "max_tokens": 6, "temperature": 0, "messages": [{"role": "user", "content": "Hello"}]}
+    async with httpx.AsyncClient(timeout=120) as client:
+        answer = await client.post(f"{url}/v1/chat/completions", json=body)
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def core_of(handle: EngineHandle) -> psutil.Process:
+    return next(p for p in psutil.Process(handle.pid).children(recursive=True) if "EngineCore" in p.name())
+
+
+async def eventually(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not holds():
+            await asyncio.sleep(0.05)
+    assert holds(), what
+
+
+async def until_unhealthy(lane: Lane, handle: EngineHandle) -> str:
+    async with asyncio.timeout(60):
+        while (health := await lane.driver.health(handle)).ok:
+            await asyncio.sleep(0.1)
+    return health.reason
+
+
+async def test_a_parked_server_is_a_fork_of_the_zygote_and_says_what_a_plain_one_says(lane: Lane) -> None:
+    parked = await lane.start(num_threads=1)
+    zygote = await lane.zygote()
+    assert psutil.Process(parked.handle.pid).ppid() == zygote.pid
+    said = await say(parked.handle.url)
+    await lane.driver.stop(parked.handle, 10.0)
+    plain = await lane.start(num_threads=1, parked=False)
+    assert psutil.Process(plain.handle.pid).ppid() != zygote.pid
+    assert await say(plain.handle.url) == said
+    await lane.driver.stop(plain.handle, 10.0)
+
+
+async def test_a_flag_vllm_does_not_know_is_named_and_the_zygote_lives_on(lane: Lane) -> None:
+    zygote = await lane.zygote()
+    with pytest.raises(EngineFailed, match=r"unrecognized arguments: --no-such-flag 3"):
+        await lane.start(no_such_flag=3)
+    assert zygote.is_running()
+
+
+async def test_weights_that_are_broken_are_named_as_the_cause(lane: Lane) -> None:
+    broken = lane.folder / "broken"
+    broken.mkdir()
+    for file in lane.weights.iterdir():
+        if file.name != "model.safetensors":
+            (broken / file.name).write_bytes(file.read_bytes())
+    whole = (lane.weights / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[:-1000])
+    handle = await lane.driver.launch(lane.request())
+    with pytest.raises(EngineFailed, match=r"model\.safetensors has \d+ bytes, its header promises"):
+        await lane.driver.load(handle, broken)
+    assert not lane.driver.adopt(handle)
+
+
+async def test_the_exit_status_is_left_in_the_run_directory(lane: Lane) -> None:
+    request = lane.request(no_such_flag=1)
+    with pytest.raises(EngineFailed):
+        await lane.driver.load(await lane.driver.launch(request), lane.weights)
+    exit_file = request.run_dir / "exit.json"
+    await eventually(exit_file.exists, "the zygote reports the end")
+    assert json.loads(exit_file.read_text())["code"] != 0
+
+
+async def test_a_dead_engine_core_is_noticed(lane: Lane) -> None:
+    handle = (await lane.start()).handle
+    core_of(handle).kill()
+    assert await until_unhealthy(lane, handle)
+    await lane.driver.stop(handle, 5.0)
+
+
+async def test_a_hung_engine_core_is_noticed_though_the_server_answers(lane: Lane) -> None:
+    handle = (await lane.start()).handle
+    core_of(handle).suspend()
+    assert "has not answered for" in await until_unhealthy(lane, handle)
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"{handle.url}/health")).status_code == 200  # what vLLM itself says
+    await lane.driver.stop(handle, 0.5)
+    assert not lane.driver.adopt(handle)
+
+
+async def test_a_killed_api_server_takes_its_engine_along(lane: Lane) -> None:
+    handle = (await lane.start()).handle
+    core = core_of(handle)
+    os.kill(handle.pid, signal.SIGKILL)
+    await eventually(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE, "the core ends too")
+    await lane.driver.stop(handle, 0.0)
+
+
+async def test_a_stop_leaves_no_shared_memory_of_a_worker_behind(lane: Lane) -> None:
+    def segments() -> set[str]:
+        return {path.name for path in Path("/dev/shm").glob("psm_*")}
+
+    before = segments()
+    handle = (await lane.start(distributed_executor_backend="mp")).handle
+    made = segments() - before
+    assert made, "the worker's message queues are segments"
+    await lane.driver.stop(handle, 15.0)
+    await eventually(lambda: not (made & segments()), "the segments are gone")
+
+
+async def test_servers_outlive_their_zygote_and_another_driver_parks_anew(lane: Lane) -> None:
+    handle = (await lane.start()).handle
+    zygote = await lane.zygote()
+    zygote.kill()
+    await eventually(lambda: not zygote.is_running() or zygote.status() == psutil.STATUS_ZOMBIE, "it is gone")
+    assert (await lane.driver.health(handle)).ok
+    assert await say(handle.url)
+    later = VllmDriver(lane.settings())
+    again = EngineHandle.from_json(handle.to_json())
+    assert later.adopt(again)
+    await later.stop(again, 10.0)
+    parked = await later.load(await later.launch(lane.request()), lane.weights)
+    assert parked.handle.data["parked"] == "true"
+    await later.stop(parked.handle, 10.0)
+    await later.close()
