@@ -172,7 +172,10 @@ class Shell:
         while True:
             await asyncio.sleep(self._tick_s)
             self.metrics.bus_connected.set(self.bus.connected)
-            await self.put(Tick())
+            try:
+                await self.ask(Tick())  # one at a time: a slow world does not pile up ticks
+            except Exception:
+                log.exception("%s failed on Tick", self.service)
 
     async def _resync_loop(self) -> None:
         while True:

@@ -296,6 +296,28 @@ async def test_ticks_come_and_time_is_the_clocks(stage: Stage) -> None:
     assert set(stage.controller.times) == {1000.5}
 
 
+async def test_ticks_do_not_pile_up_behind_a_slow_world(stage: Stage) -> None:
+    async def slow(_: Own, __: Event | None) -> None:
+        await asyncio.sleep(0.3)
+
+    stage.shell._executors[Own] = slow
+    stage.controller.script = lambda s: [Own("x")] if s == "slow" else []
+    await stage.shell.start()
+    await stage.shell.put("slow")
+    await stage.shell.ask("next")
+    assert stage.controller.told[stage.controller.told.index("slow") + 1 :].count(Tick()) <= 1
+
+
+async def test_a_tick_that_fails_is_followed_by_the_next(stage: Stage) -> None:
+    def script(stimulus: Any) -> list[Effect]:
+        raise KeyError("always")
+
+    stage.controller.script = script
+    await stage.shell.start()
+    await until(lambda: stage.controller.told.count(Tick()) > 2)
+    assert stage.shell.restored
+
+
 async def test_an_error_of_the_controller_reaches_who_asked_and_stops_nothing(stage: Stage) -> None:
     def script(stimulus: Any) -> list[Effect]:
         if stimulus == "bad":
