@@ -89,6 +89,8 @@ def zygote_environment() -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # A thread that waits gives its core away. Spinning, two engines on two cores hold each other up tenfold.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "PYTHONUNBUFFERED": "1",
     }
 
