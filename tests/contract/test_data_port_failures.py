@@ -259,6 +259,24 @@ async def test_a_client_that_never_reads_is_dropped() -> None:
         await asyncio.wait_for(engine.served[0].left.wait(), 5)
 
 
+async def test_many_clients_that_do_not_read_cost_little_and_harm_nobody() -> None:
+    async def flood(served: Served) -> None:
+        await served.sse_head()
+        while not served.left.is_set():
+            await served.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
+
+    async with a_rig() as rig:
+        await rig.engine(flood, max_concurrency=100)
+        slow = [await rig.client() for _ in range(40)]
+        for client in slow:
+            await client.send(chat(stream=True))
+        await rig.until(lambda: sum(c.write_paused for c in rig.port.connections) == 40)
+        buffered = sum(c.transport.get_write_buffer_size() for c in rig.port.connections)
+        assert buffered < 40 * 600_000
+        models = await rig.ask(b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n")
+        assert models.status == 200
+
+
 async def test_draining_finishes_streams_and_refuses_what_comes() -> None:
     gate = asyncio.Event()
 

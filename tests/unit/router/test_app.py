@@ -1,0 +1,52 @@
+"""The router's own REST: queue and requests, behind the admin token, errors in OpenAI's shape."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from glowplug.controllers.router import RouterController
+from glowplug.controllers.router_words import RequestArrived
+from services.router.app import make
+from services.router.desk import Desk
+from services.router.ledger import Ledger
+from services.router.metrics import RouterMetrics
+from services.router.settings import RouterSettings
+from tests.contract.data_port_rig import a_model
+
+TOKEN = {"authorization": "Bearer secret"}
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    desk = Desk(RouterController())
+    desk.restore("models", {"m": a_model()})
+    desk.controller.handle(RequestArrived(1, "m", "r-1"), desk.clock())
+    ledger = Ledger("router-1", desk, RouterMetrics(CollectorRegistry()), lambda effect: None, 10)
+    app = make(RouterSettings(service_id="router-1", admin_token="secret"), desk, ledger)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as made:
+        yield made
+
+
+async def test_the_queue_shows_depth_and_eta(client: httpx.AsyncClient) -> None:
+    [row] = (await client.get("/v1/queue", headers=TOKEN)).json()["data"]
+    assert (row["model"], row["state"], row["num_waiting"], row["max_queue"]) == ("m", "cold", 1, 256)
+    assert row["eta_s"] > 0 and row["oldest_waiting_s"] >= 0
+
+
+async def test_without_the_token_it_is_401(client: httpx.AsyncClient) -> None:
+    for path in ("/v1/queue", "/v1/requests"):
+        answer = await client.get(path)
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_a_bad_limit_is_400_naming_it(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/requests?limit=0", headers=TOKEN)
+    assert answer.status_code == 400 and "limit" in answer.json()["error"]["message"]
+
+
+async def test_policy_health_and_openapi(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/policies")).json() == {"routing": "least_loaded"}
+    assert (await client.get("/ready")).status_code == 200
+    assert {"/v1/queue", "/v1/requests"} <= set((await client.get("/openapi.json")).json()["paths"])
