@@ -63,6 +63,15 @@ def test_every_link_leads_somewhere(page: str) -> None:
             assert anchor in anchors(found.read_text(encoding="utf-8")), f"{page} -> {target}"
 
 
+def test_every_page_is_reached_from_another() -> None:
+    linked = set()
+    for page in PAGES:
+        for target in LINK.findall(text(page)):
+            path = (ROOT / page).parent / target.partition("#")[0]
+            linked |= {path.resolve()} if "://" not in target and path.exists() else set()
+    assert [p for p in PAGES if p != "README.md" and (ROOT / p).resolve() not in linked] == []
+
+
 def anchors(page: str) -> set[str]:
     """The anchors a page's headings get."""
     headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
