@@ -1,0 +1,109 @@
+"""Filters of tap, the text of why, rows of the demo, new lines of a log, and the errors of a missing fleet."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glowplug.cli import logs, tap, why
+from glowplug.cli.client import connect
+from glowplug.cli.demo import HEADERS, Row, write_models
+from glowplug.cli.options import NoFleet
+from glowplug.cli.stream import Answer
+from glowplug.runtime import model_files
+
+READY = "glowplug.v1.evt.instance.ready.qwen.i-1"
+PLACE = "glowplug.v1.cmd.placer.place.any"
+
+
+@pytest.mark.parametrize(
+    ("given", "subject", "data", "shown"),
+    [
+        ({}, READY, {}, True),
+        ({"types": ("instance.ready",)}, READY, {}, True),
+        ({"types": ("instance.",)}, READY, {}, True),
+        ({"types": ("instance.failed",)}, READY, {}, False),
+        ({"model": "qwen"}, READY, {}, True),
+        ({"model": "llama"}, READY, {}, False),
+        ({"model": "qwen"}, PLACE, {"model": {"key": "qwen"}}, True),
+        ({"entity": "placer"}, PLACE, {}, True),
+        ({"entity": "instance"}, PLACE, {}, False),
+        ({"entity_id": "i-1"}, READY, {}, True),
+        ({"entity_id": "i-2"}, PLACE, {"instance_id": "i-2"}, True),
+        ({}, "somebody.else", {}, False),
+    ],
+)
+def test_tap_shows_what_was_asked_for(given: dict[str, Any], subject: str, data: dict[str, Any], shown: bool) -> None:
+    filters: dict[str, Any] = {"types": (), "model": "", "entity": "", "entity_id": ""} | given
+    assert tap._filter(**filters)(subject, {"data": data}) is shown
+
+
+def test_tap_lines_tell_who_said_what_about_whom() -> None:
+    event = {
+        "type": "instance.ready",
+        "issuer": "agent-1",
+        "occurred_at": 1.5,
+        "data": {"instance": {"instance_id": "i-1", "model_key": "qwen", "state": "ready"}},
+    }
+    line = tap._line(READY, event, b"")
+    assert "evt instance.ready" in line and "agent-1" in line and "instance_id=i-1 model_key=qwen state=ready" in line
+    assert json.loads(tap._json(READY, event, b""))["subject"] == READY
+
+
+def test_why_shows_rule_reason_inputs_and_rivals() -> None:
+    text = why.decision_text(
+        {
+            "decision_id": "d-1",
+            "made_at": 0.0,
+            "service": "placer",
+            "kind": "place",
+            "policy": "first_fit",
+            "reason": "first GPU with room",
+            "gpu_id": "node-1/0",
+            "inputs": {"need_bytes": 5},
+            "rivals": [{"name": "node-2/0", "score": 3.0, "why": "too small"}],
+        }
+    )
+    for word in ("placer decided to place by first_fit: first GPU with room", "need_bytes  5", "node-2/0", "too small"):
+        assert word in text
+
+
+def test_a_log_that_moved_on_shows_only_what_is_new() -> None:
+    assert logs._fresh([], ["a", "b"]) == ["a", "b"]
+    assert logs._fresh(["a", "b"], ["b", "c"]) == ["c"]
+    assert logs._fresh(["a", "b"], ["a", "b"]) == []
+    assert logs._fresh(["a"], ["x", "y"]) == ["x", "y"]
+
+
+def test_a_demo_row_says_where_the_time_went_and_that_an_engine_is_emulated() -> None:
+    answer = Answer(text="hi", ttft_s=2.5, total_s=3.0, timings_s={"queue": 2.0, "load": 1.0, "router": 0.1})
+    row = Row.of("cold", "m", "llamacpp", answer)
+    assert row.prefill_s == pytest.approx(0.4)
+    cells = dict(zip(HEADERS, row.cells(), strict=True))
+    assert (cells["queue"], cells["load"], cells["fetch"], cells["result"]) == ("2.000 s", "1.000 s", "-", "ok")
+    assert "EMULATED" in Row.of("cold", "m", "emulated", answer).engine
+    assert Row.of("cold", "m", "llamacpp", Answer()).error
+
+
+def test_demo_models_are_valid_and_fall_asleep_soon(tmp_path: Path) -> None:
+    write_models(tmp_path / "models", "emulated")
+    models = [m for file in (tmp_path / "models").iterdir() for m in model_files.load(file)]
+    assert len(models) >= 6
+    assert all(0 < m.keep_alive_s < 10 and not m.preload for m in models)
+
+
+def test_no_fleet_names_the_directory_and_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOWPLUG_DATA_URL", raising=False)
+    with pytest.raises(NoFleet, match="glowplug up") as refused:
+        connect(tmp_path)
+    assert str(tmp_path) in str(refused.value)
+    assert refused.value.exit_code == 3
+
+
+def test_a_fleet_elsewhere_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOWPLUG_AUTOSCALER_URL", "http://far:8005/")
+    monkeypatch.setenv("GLOWPLUG_ADMIN_TOKEN", "t")
+    fleet = connect(tmp_path)
+    assert fleet.url("autoscaler") == "http://far:8005"
+    assert fleet.admin_token == "t"
