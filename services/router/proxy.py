@@ -144,32 +144,34 @@ class DataPort:
         parsed.ticket = next(self._tickets)
         parsed.request_id = ids.request_id(parsed.headers.get(b"x-request-id"), parsed.ticket)
 
-    def take(self, client: ClientConnection, parsed: Parsed) -> None:
-        """One complete request, none other being answered on its connection."""
+    def take(self, client: ClientConnection, parsed: Parsed) -> bool:
+        """One complete request, none other being answered on its connection. True when an exchange now has it, and
+        its body counts as buffered until that is over."""
         if parsed.path not in READERS or parsed.method != b"POST":
             self._local(client, parsed)
-            return
+            return False
         if self._expected and not self._may(parsed):
             self._unauthorized(client, parsed)
-            return
+            return False
         if self.draining:
             message = "This router is stopping."
             self._refuse(client, parsed, 503, message, "router_stopping", "service_unavailable", retry_after_s=1.0)
-            return
+            return False
         try:
             name, stream = read_body(parsed.path, parsed.body)
         except BadRequest as error:
             self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
-            return
+            return False
         model = self.desk.lookup(name)
         if model is None:
             message = f"The model `{name[:200]}` does not exist."
             self._refuse(client, parsed, 404, message, "model_not_found", param="model")
-            return
+            return False
         exchange = Exchange(self, client, parsed, model, stream)
         self._trace(exchange, parsed)
         client.exchange = exchange
         self.desk.arrive(exchange)
+        return True
 
     def _trace(self, exchange: Exchange, parsed: Parsed) -> None:
         """Join the client's trace or begin one; unsampled requests only carry a context on."""
@@ -229,6 +231,7 @@ class DataPort:
 
     def ended(self, exchange: Exchange, *, left: bool) -> None:
         """The books of one request: counted, told, and its place given to the next."""
+        self.buffered_bytes -= len(exchange.body)
         self.metrics.finished(exchange)
         self._on_finished(exchange)
         if left:

@@ -129,7 +129,9 @@ class ClientConnection(asyncio.Protocol):
     def _advance(self) -> None:
         """Take the next complete requests while none is being answered."""
         while self._waiting and self.exchange is None and not self.transport.is_closing():
-            self.port.take(self, self._waiting.popleft())
+            parsed = self._waiting.popleft()
+            if not self.port.take(self, parsed):
+                self.port.buffered_bytes -= len(parsed.body)
         full = len(self._waiting) >= self.port.limits.num_pipelined
         if full != self._reads_paused and not self.transport.is_closing():
             self._reads_paused = full
@@ -140,6 +142,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        self.port.buffered_bytes -= sum(len(parsed.body) for parsed in self._waiting)
         self._waiting.clear()
         self._forget_body()
         exchange, self.exchange = self.exchange, None
@@ -203,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
             return
         now, chunks = self._now, self._chunks
         now.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        self._forget_body()
+        self._body_bytes, self._chunks = 0, []  # counted on in `now.body`, until its request is over
         now.method = self._parser.get_method()
         now.keep_alive = now.is_http11 and self._parser.should_keep_alive()
         now.complete, now.complete_at = _monotonic(), _epoch()

@@ -200,3 +200,17 @@ async def test_undeploying_a_model_answers_its_waiters() -> None:
         rig.desk.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
         answer = await client.answer()
     assert (answer.status, answer.code) == (404, "model_not_found")
+
+
+async def test_bodies_of_held_requests_count_against_what_the_process_may_hold() -> None:
+    big = b'{"model":"m","messages":[],"pad":"%b"}' % (b"x" * 600)
+    async with a_rig(Limits(buffered_bytes=1000)) as rig:
+        client = await rig.client()
+        await client.send(chat(body=big))
+        await rig.until(lambda: rig.num_held == 1)
+        refused = await rig.ask(chat(body=big))
+        assert (refused.status, refused.code) == (503, "overloaded")
+        client.close()
+        await rig.until(lambda: rig.port.buffered_bytes == 0)
+        await rig.engine()
+        assert (await rig.ask(chat(body=big))).status == 200
