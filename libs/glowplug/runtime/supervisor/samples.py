@@ -1,6 +1,7 @@
 """The model files a fleet starts with: copied into the state directory once, so that a person may edit them."""
 
 import shutil
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from glowplug.runtime.supervisor.statedir import disk_errors
 def sample_files(engine: str) -> list[Path]:
     """The sample model files of one engine. Raises FleetError naming the engines that have some."""
     package = Path(glowplug.__file__).parent
-    roots = (package.parents[1] / "deploy" / "models", package / "_models")
+    roots = (
+        package.parents[1] / "deploy" / "models",
+        Path(sysconfig.get_path("data")) / "share" / "glowplug" / "models",
+    )
     for root in roots:
         files = sorted((root / engine).glob("*.yaml"))
         if files:
