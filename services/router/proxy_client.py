@@ -96,7 +96,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        self._write = direct_write.writer(self.transport)
+        self.write: direct_write.Write = direct_write.writer(self.transport)
         self.transport.set_write_buffer_limits(high=self.port.limits.write_buffer_bytes)
         self.port.opened(self)
 
@@ -221,9 +221,6 @@ class ClientConnection(asyncio.Protocol):
         self._chunks = []
 
     # -- answers ------------------------------------------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:
-        self._write(data)
 
     def respond(
         self,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from services.router.proxy_exchange import Exchange
 
 log = logging.getLogger(__name__)
+_monotonic = time.monotonic
 # Hop-by-hop, or written by the router itself.
 _DROPPED = frozenset(
     (
@@ -50,6 +51,7 @@ class EngineConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append  # called by the parser, once per chunk
         self._parser = httptools.HttpResponseParser(self)
+        self._feed = self._parser.feed_data
         self._reset()
 
     def _reset(self) -> None:
@@ -82,9 +84,9 @@ class EngineConnection(asyncio.Protocol):
         if exchange is None:
             self.transport.abort()
             return
-        self.heard_at = time.monotonic()
+        self.heard_at = _monotonic()
         try:
-            self._parser.feed_data(data)
+            self._feed(data)
         except httptools.HttpParserError as error:
             self._lose(f"the engine's answer is not HTTP: {error}")
             return

@@ -36,7 +36,7 @@ class RouterSettings(ServiceSettings):
     requests_kept: int = Field(500, ge=0)  # finished ones, for /v1/requests
     outbox_limit: int = Field(10_000, ge=1)  # events waiting for the bus
     load_every_s: float = Field(0.5, gt=0)
-    load_soonest_s: float = Field(0.1, gt=0)  # changes closer together are one report
+    load_soonest_s: float = Field(0.2, gt=0)  # changes closer together are one report
 
     def limits(self) -> Limits:
         return Limits(
