@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 DECISIONS_LOG: Final = "decisions"
 DECISIONS_READ: Final = 100
 UNREADABLE_KEPT: Final = 256
+STOP_ROUNDS: Final = 20
+STOP_ROUND_S: Final = 0.1
 
 
 class Feed:
@@ -44,11 +46,17 @@ class Feed:
         self._tasks = [asyncio.create_task(loop()) for loop in (self._listen, self._resync_loop, self._beat_loop)]
 
     async def stop(self) -> None:
-        """Let every page go, then end the loops."""
+        """Let every page go, then end the loops. A client library may swallow one cancellation (`wait_for` does when
+        its time is up at the same moment), so those that go on are cancelled again."""
         self._console.hub.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        pending = set(self._tasks)
+        for _ in range(STOP_ROUNDS):
+            if not pending:
+                return
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=STOP_ROUND_S)
+        log.warning("%d loops did not end", len(pending))
 
     async def _listen(self) -> None:
         """Core subscriptions: a reader that shows the present has no use for yesterday's facts."""

@@ -10,9 +10,11 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
+from glowplug.bus.memory_bus import MemoryBus
 from glowplug.bus.nats_bus import NatsBus
 from glowplug.events.envelope import to_json
 from glowplug.events.facts import ModelDeployed, NodeBeat
+from glowplug.state.memory_store import MemoryStore
 from glowplug.state.redis_store import RedisStore
 from services.console.app import PAGE_HEADERS, Console, build_app
 from services.console.handlers import Feed
@@ -186,3 +188,24 @@ async def test_a_bus_that_was_never_reached_is_closed_without_a_word() -> None:
     bus = NatsBus("nats://127.0.0.1:1", "console-1")
     await bus.close()
     assert not bus.connected
+
+
+async def test_stopping_ends_even_when_a_cancellation_is_swallowed() -> None:
+    """asyncio.wait_for of Python 3.11 can lose one; a bus that cannot be reached is where that happens."""
+    swallowed = []
+
+    async def stubborn() -> None:
+        while len(swallowed) < 2:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                swallowed.append(True)
+        await asyncio.sleep(60)
+
+    console = Console(ConsoleSettings(), ConsoleMetrics(CollectorRegistry()))
+    feed = Feed(console, MemoryBus(), MemoryStore(), stubborn)
+    feed.start()
+    await asyncio.sleep(0.01)
+    await asyncio.wait_for(feed.stop(), PATIENCE_S)
+    assert len(swallowed) == 2
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
