@@ -18,6 +18,7 @@ _PER_PROCESS = ("GLOWPLUG_PORT", "GLOWPLUG_DATA_PORT", "GLOWPLUG_SERVICE_ID", "G
 # A laptop's "GPUs": budgets of host memory, small enough that the sample models compete. Emulated ones cost nothing.
 GPU_BUDGETS = {"llamacpp": "512MiB", "vllm": "1536MiB", "emulated": "80GB"}
 
+LOOPBACK = "127.0.0.1"
 HOST_CACHE_BYTES = 1 << 30  # per node, for weights in host memory
 
 
@@ -29,9 +30,14 @@ class Plan:
     settings: FleetSettings
     port_base: int
 
+    def host(self, offset: int) -> str:
+        """What listens beyond loopback is what clients and browsers need; the control plane of one machine stays in."""
+        return self.settings.host if offset in (DATA, CONSOLE, ROUTER) else LOOPBACK
+
     def url(self, offset: int) -> str:
         """Where a process of this machine reaches it: a wildcard address is no destination."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.settings.host, self.settings.host)
+        bound = self.host(offset)
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(bound, bound)
         host = f"[{host}]" if ":" in host and not host.startswith("[") else host
         return f"http://{host}:{self.port_base + offset}"
 
@@ -126,7 +132,12 @@ def services(plan: Plan, env: Mapping[str, str]) -> list[ChildSpec]:
         async def is_ready(_pid: int) -> bool:
             return await http_status(f"{url}/ready") == 200
 
-        own = {"GLOWPLUG_SERVICE_ID": name, "GLOWPLUG_PORT": str(plan.port_base + offset), **extra}
+        own = {
+            "GLOWPLUG_HOST": plan.host(offset),
+            "GLOWPLUG_SERVICE_ID": name,
+            "GLOWPLUG_PORT": str(plan.port_base + offset),
+            **extra,
+        }
         argv = (sys.executable, "-m", f"services.{service}")
         return ChildSpec(
             name=name, argv=lambda: argv, env={**env, **own}, is_ready=is_ready, tier=1, service=service, url=url

@@ -82,6 +82,13 @@ def test_a_wildcard_host_is_reached_over_loopback(tmp_path: Path) -> None:
     assert make(tmp_path, host="::").url(0) == "http://[::1]:8000"
 
 
+def test_only_the_edge_listens_beyond_loopback(tmp_path: Path) -> None:
+    made = make(tmp_path, host="0.0.0.0", nodes=1)
+    hosts = {s.service: s.env["GLOWPLUG_HOST"] for s in plan.services(made, environment(made))}
+    assert {name for name, host in hosts.items() if host == "0.0.0.0"} == {"router", "console"}
+    assert set(hosts.values()) == {"0.0.0.0", "127.0.0.1"}
+
+
 def test_traces_go_to_the_console_unless_sent_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert environment(make(tmp_path))["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:8001"
