@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOpti
 from glowplug.cli.show import age, emit, size
 from glowplug.runtime.supervisor import footprint
 from glowplug.runtime.supervisor.errors import AlreadyRunning
-from glowplug.runtime.supervisor.fleet import Fleet
+from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.run import run_fleet
@@ -184,6 +185,7 @@ def _sweep_left_over(settings: FleetSettings) -> None:
     state.lock()
     try:
         left = sweep(settings.state_dir)
+        shutil.rmtree(settings.shm_dir or default_shm_dir(settings.state_dir), ignore_errors=True)
         state.remove_fleet()
     finally:
         state.unlock()

@@ -41,7 +41,7 @@ class Fleet:
         self._valkey: embedded.EmbeddedValkey | None = None
         self._changed = asyncio.Event()
         self._saver: asyncio.Task[None] | None = None
-        self.shm_dir = settings.shm_dir or _shm_dir(state)
+        self.shm_dir = settings.shm_dir or default_shm_dir(state.path)
         self.models_dir = settings.models_dir or state.path / "models" / settings.engine
 
     async def start(self) -> None:
@@ -190,10 +190,10 @@ def _tail(child: Child) -> str:
     return "; its last lines:\n" + "\n".join(f"    {line}" for line in lines) if lines else "; it wrote nothing"
 
 
-def _shm_dir(state: StateDir) -> Path:
+def default_shm_dir(state_dir: Path) -> Path:
     """Host memory for weights: /dev/shm when it has room, else a directory of the state directory."""
     shm = Path("/dev/shm")
     if shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= SHM_NEEDED_BYTES:
-        name = hashlib.sha256(str(state.path).encode()).hexdigest()[:12]
+        name = hashlib.sha256(str(state_dir).encode()).hexdigest()[:12]
         return shm / f"glowplug-{os.getuid()}-{name}"
-    return state.path / "shm"
+    return state_dir / "shm"
