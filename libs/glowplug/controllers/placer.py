@@ -28,7 +28,7 @@ from glowplug.policies.decisions import EvictDecision, PlaceDecision
 class PlacerParams:
     node_lease_s: float = 8.0  # a node silent for this long has left
     repeat_s: float = 2.0  # a start of which no fact has come is sent again after this
-    give_up_s: float = 15.0  # ... and placed anew after this
+    give_up_s: float = 8.0  # ... and placed anew after this, on another node where there is one
     impossible_s: float = 3.0  # how long a placement that no GPU could hold waits for nodes to join
     evict_grace_s: float = 30.0  # longest drain of a victim
     min_residency_s: float = 1.0  # a READY instance stays at least this long
@@ -50,7 +50,7 @@ class _Placement:
     asked_victims_at: float = float("-inf")
     started_at: float = 0.0
     sent_at: float = 0.0
-    last_reason: str = ""
+    silent: tuple[str, ...] = ()  # nodes whose agents did not answer a start of it
 
     @property
     def command(self) -> PlaceInstance:
@@ -229,7 +229,8 @@ class PlacerController:
 
     def _try(self, placement: _Placement, now_s: float) -> list[Effect]:
         command, room = placement.command, self._room(now_s, placement.command.instance_id)
-        decision = self._place(command.model, room.nodes, room.reserved)
+        heard = [n for n in room.nodes if n.node_id not in placement.silent] or room.nodes
+        decision = self._place(command.model, heard, room.reserved)
         if decision.gpu_id:
             return self._start(placement, decision, now_s)
         waited = now_s - placement.received_at
@@ -299,6 +300,7 @@ class PlacerController:
         node_gone = placement.node_id not in {n.node_id for n in self.nodes.alive(now_s)}
         if node_gone or now_s - placement.started_at > self._params.give_up_s:
             stop = self._stop(placement.node_id, placement.command.instance_id, "placed anew", 0.0)
+            placement.silent += (placement.node_id,)
             placement.gpu_id = placement.node_id = ""
             placement.sent_at = placement.started_at = 0.0
             placement.victims = ()
