@@ -18,6 +18,10 @@ def fact(data: object, number: int = 0) -> Event:
     return Event(event_id=f"e-{id(data)}-{number}", type=data.TYPE, occurred_at=0.0, issuer="t", data=data)  # type: ignore[attr-defined]
 
 
+def _loads(event: Event) -> dict[str, object]:
+    return getattr(event.data, "loads", {})
+
+
 async def test_tables_serve_and_outlive_the_store_the_bus_and_a_restart(
     own_nats: NatsProcess, own_valkey: ValkeyProcess, tmp_path: Path
 ) -> None:
@@ -82,6 +86,9 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
         assert [row["num_waiting"] for row in queue if row["model_key"] == "held-one"] == [1]
         live = (await client.get(f"{router.admin_url}/v1/requests")).json()["data"]
         assert (live[0]["request_id"], live[0]["state"]) == ("r-1", "held")
+        async with asyncio.timeout(10):
+            while not any(e.data.loads["held-one"].num_waiting for e in heard if "held-one" in _loads(e)):
+                await asyncio.sleep(0.02)
         await bus.publish(fact(InstanceReady(instance=an_instance("i-h", engine.url, model_key="held-one"))))
         answer = await asked
         assert answer.status_code == 200 and "fetch;dur=" in answer.headers["server-timing"]
@@ -98,7 +105,6 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
     assert waiting.traceparent[3:35] == trace[3:35] and waiting.traceparent[36:52] != trace[36:52]
     finished = next(e for e in heard if e.type == "request.finished")
     assert finished.data.cold and finished.data.status == 200 and finished.data.instance_id == "i-h"
-    assert any(e.data.loads["held-one"].num_waiting for e in heard if "held-one" in getattr(e.data, "loads", {}))
     await bus.close()
     await engine.stop()
 
