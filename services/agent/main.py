@@ -26,11 +26,7 @@ async def serve(stopping: asyncio.Event) -> None:
     await service.start(url)
     await stopping.wait()
     await service.stop()
-    server.cancel()
-    await server
-    await world.bus.close()
-    await world.store.close()
-    await asyncio.to_thread(world.tracing.shutdown)
+    await world.close(server)
     await asyncio.to_thread(engine_tracing.shutdown)
 
 

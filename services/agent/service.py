@@ -17,6 +17,7 @@ from glowplug.events.facts import NodeJoined, NodeLeft
 from glowplug.memory.discovery import discover
 from glowplug.runtime.service import announce
 from glowplug.runtime.shell import Shell
+from glowplug.runtime.tasks import end
 from glowplug.state.port import Store
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
@@ -156,9 +157,7 @@ class AgentService:
         is_final = settings.engines_on_stop == "stop"
         if is_final:
             await self._stop_engines()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         await self.shell.stop()
         if is_final:
             left = NodeLeft(node_id=settings.node, reason="the agent was asked to stop")

@@ -11,6 +11,7 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.events import Event
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.subjects import FACTS, TELEMETRY
+from glowplug.runtime.tasks import end
 from glowplug.state.port import Store, StoreUnavailable
 from glowplug.telemetry.metrics import ShellMetrics
 from services.console.app import Console
@@ -21,8 +22,6 @@ log = logging.getLogger(__name__)
 DECISIONS_LOG: Final = "decisions"
 DECISIONS_READ: Final = 100
 UNREADABLE_KEPT: Final = 256
-STOP_ROUNDS: Final = 20
-STOP_ROUND_S: Final = 0.1
 
 
 class Feed:
@@ -46,17 +45,9 @@ class Feed:
         self._tasks = [asyncio.create_task(loop()) for loop in (self._listen, self._resync_loop, self._beat_loop)]
 
     async def stop(self) -> None:
-        """Let every page go, then end the loops. A client library may swallow one cancellation (`wait_for` does when
-        its time is up at the same moment), so those that go on are cancelled again."""
+        """Let every page go, then end the loops."""
         self._console.hub.close()
-        pending = set(self._tasks)
-        for _ in range(STOP_ROUNDS):
-            if not pending:
-                return
-            for task in pending:
-                task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=STOP_ROUND_S)
-        log.warning("%d loops did not end", len(pending))
+        await end(self._tasks)
 
     async def _listen(self) -> None:
         """Core subscriptions: a reader that shows the present has no use for yesterday's facts."""

@@ -20,11 +20,7 @@ async def serve(stopping: asyncio.Event) -> None:
     waiter = asyncio.create_task(stopping.wait())
     await asyncio.wait({waiter, server}, return_when=asyncio.FIRST_COMPLETED)
     await feed.stop()
-    for task in (waiter, server):
-        task.cancel()
-    await asyncio.gather(waiter, server, return_exceptions=True)
-    await world.bus.close()
-    await world.store.close()
+    await world.close(waiter, server)
 
 
 def main() -> None:

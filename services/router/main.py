@@ -1,7 +1,6 @@
 """Start one router: the data port first, from the copy of the tables if need be, then bus and store beside it."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import resource
@@ -60,13 +59,7 @@ async def serve(stopping: asyncio.Event) -> None:
     log.info("draining: %d requests here", len(desk.exchanges))
     await port.drain(settings.drain_s, keep_listening=not settings.reuse_port)
     await shell.stop()
-    for task in (*beside, server):
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    await world.bus.close()
-    await world.store.close()
-    await asyncio.to_thread(world.tracing.shutdown)
+    await world.close(*beside, server)
 
 
 def raise_file_limit(num_connections: int) -> None:

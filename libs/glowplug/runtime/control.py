@@ -1,7 +1,6 @@
 """One control service, whole: REST first, then bus, store and epoch, then its controller's shell, until stopped."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +53,8 @@ class ControlService:
         world, settings = self.world, self.world.settings
         server, url = await serve_rest(app, settings)
         connecting = asyncio.create_task(self._connect(make_controller, wiring))
-        await asyncio.wait([connecting, asyncio.create_task(stopping.wait())], return_when=asyncio.FIRST_COMPLETED)
+        stop_asked = asyncio.create_task(stopping.wait())
+        await asyncio.wait([connecting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         beside: asyncio.Task[Any] | None = None
         if connecting.done():
             shell = connecting.result()
@@ -63,14 +63,7 @@ class ControlService:
             beside = asyncio.create_task(background(shell)) if background else None
             await stopping.wait()
             await shell.stop()
-        for task in (connecting, beside, server):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        await world.bus.close()
-        await world.store.close()
-        await asyncio.to_thread(world.tracing.shutdown)
+        await world.close(connecting, beside, server, stop_asked)
 
     async def _connect(self, make_controller: Callable[[int], Controller], wiring: Wiring) -> Shell:
         world, settings = self.world, self.world.settings

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from glowplug.bus.nats_bus import NatsBus
 from glowplug.events.facts import ServiceStarted
 from glowplug.runtime.settings import ServiceSettings
 from glowplug.runtime.shell import Shell
+from glowplug.runtime.tasks import end
 from glowplug.state.port import StoreUnavailable
 from glowplug.state.redis_store import RedisStore
 from glowplug.telemetry import logs
@@ -79,6 +81,13 @@ class World:
             except StoreUnavailable as error:
                 log.warning("waiting for the store: %s", error)
                 await asyncio.sleep(0.2)
+
+    async def close(self, *tasks: "asyncio.Task[Any] | None") -> None:
+        """End what runs beside the service, then the bus, the store and, with what is left to send, the traces."""
+        await end(tasks)
+        await self.bus.close()
+        await self.store.close()
+        await asyncio.to_thread(self.tracing.shutdown)
 
 
 async def announce(shell: Shell, url: str) -> None:

@@ -14,6 +14,7 @@ from glowplug.domain.errors import StaleEpoch
 from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS, MalformedEvent, from_json, to_json
 from glowplug.events.facts import DecisionMade
+from glowplug.runtime.tasks import end
 from glowplug.state.port import Store, StoreUnavailable
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import ShellMetrics
@@ -203,9 +204,7 @@ class Shell:
         return True
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
 
 
 def _name(effect: Effect) -> str:
