@@ -25,14 +25,6 @@ def _is_number(text: str) -> bool:
     return text.split(" ")[0].rstrip("s%").replace(".", "", 1).replace("-", "", 1).isdigit() or text in ("", "-")
 
 
-def size(num_bytes: float) -> str:
-    """'512 MiB'."""
-    for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if num_bytes >= step:
-            return f"{num_bytes / step:.1f} {unit}" if num_bytes < 10 * step else f"{num_bytes / step:.0f} {unit}"
-    return f"{num_bytes:.0f} B"
-
-
 def age(seconds: float) -> str:
     """'45s', '12m', '3h', '2d'."""
     seconds = max(0.0, seconds)

@@ -10,8 +10,9 @@ import typer
 
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
-from glowplug.cli.show import size, table
+from glowplug.cli.show import table
 from glowplug.cli.views import INSTANCE_HEADERS, MODEL_HEADERS, instance_row, instances, model_row
+from glowplug.domain.units import show_bytes
 
 BAR = 24
 
@@ -53,7 +54,8 @@ def screen(value: dict[str, Any]) -> str:
             used = sum(grant["num_bytes"] for grant in gpu["grants"])
             filled = round(BAR * used / gpu["total_bytes"]) if gpu["total_bytes"] else 0
             bars.append(
-                f"{gpu['gpu_id']:<12} [{'#' * filled}{'.' * (BAR - filled)}] {size(used)} / {size(gpu['total_bytes'])}"
+                f"{gpu['gpu_id']:<12} [{'#' * filled}{'.' * (BAR - filled)}] "
+                f"{show_bytes(used)} / {show_bytes(gpu['total_bytes'])}"
             )
     parts = [
         time.strftime("%H:%M:%S", time.localtime(value["at"])) + "  Ctrl-C ends",

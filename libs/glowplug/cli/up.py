@@ -16,7 +16,8 @@ import typer
 
 from glowplug.cli.client import connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
-from glowplug.cli.show import age, emit, size
+from glowplug.cli.show import age, emit
+from glowplug.domain.units import show_bytes
 from glowplug.runtime.supervisor import footprint
 from glowplug.runtime.supervisor.errors import AlreadyRunning
 from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir
@@ -214,14 +215,14 @@ def status(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption =
         "processes": processes,
     }
     rows = [
-        (p["name"], p["state"], p["pid"] or "-", p["restarts"], size(p["memory_bytes"]), p["url"] or "-")
+        (p["name"], p["state"], p["pid"] or "-", p["restarts"], show_bytes(p["memory_bytes"]), p["url"] or "-")
         for p in processes
     ]
     emit(output, value, ("process", "state", "pid", "restarts", "memory", "url"), rows)
     if output is Format.TABLE:
         typer.echo(
-            f"\n{fleet['phase']}, up {age(value['uptime_s'])}, {size(total)} without engines, "
-            f"{len(engines)} engine process(es) with {size(value['engine_memory_bytes'])}\n"
+            f"\n{fleet['phase']}, up {age(value['uptime_s'])}, {show_bytes(total)} without engines, "
+            f"{len(engines)} engine process(es) with {show_bytes(value['engine_memory_bytes'])}\n"
             f"console {fleet['urls']['console']}   API {fleet['urls']['data']}/v1   logs {fleet['log_dir']}"
         )
     raise typer.Exit(0 if all(p["state"] == "ready" for p in processes) else 1)

@@ -7,7 +7,8 @@ import typer
 
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
-from glowplug.cli.show import age, emit, size
+from glowplug.cli.show import age, emit
+from glowplug.domain.units import show_bytes
 
 MODEL_HEADERS = ("model", "engine", "state", "waiting", "running", "memory", "where", "note")
 INSTANCE_HEADERS = ("instance", "model", "engine", "state", "gpu", "memory", "age", "start", "url")
@@ -33,7 +34,7 @@ def model_row(row: dict[str, Any]) -> tuple[object, ...]:
         row["state"],
         row["num_waiting"],
         row["num_in_flight"],
-        size(row["memory_bytes"]),
+        show_bytes(row["memory_bytes"]),
         where,
         " ".join([*marks, note.splitlines()[0] if note else ""]).strip() or "-",
     )
@@ -65,7 +66,7 @@ def instance_row(row: dict[str, Any]) -> tuple[object, ...]:
         engine,
         row["state"],
         ", ".join(w["gpu_id"] for w in row["workers"]),
-        size(sum(w["num_bytes"] for w in row["workers"])),
+        show_bytes(sum(w["num_bytes"] for w in row["workers"])),
         age(time.time() - row["created_at"]),
         start,
         row["url"] or "-",
@@ -84,7 +85,9 @@ NODE_HEADERS = ("gpu", "kind", "used", "total", "holders", "cached weights", "en
 
 def node_rows(node: dict[str, Any]) -> list[tuple[object, ...]]:
     """One row per GPU of a node, as `glowplug nodes` shows it."""
-    cached = f"{len(node['cached'])} ({size(sum(c['num_bytes'] for c in node['cached']))})" if node["cached"] else "-"
+    cached = (
+        f"{len(node['cached'])} ({show_bytes(sum(c['num_bytes'] for c in node['cached']))})" if node["cached"] else "-"
+    )
     rows: list[tuple[object, ...]] = []
     for gpu in node["gpus"]:
         holders = sorted({grant["holder"] for grant in gpu["grants"]})
@@ -92,8 +95,8 @@ def node_rows(node: dict[str, Any]) -> list[tuple[object, ...]]:
             (
                 gpu["gpu_id"],
                 gpu["kind"],
-                size(sum(grant["num_bytes"] for grant in gpu["grants"])),
-                size(gpu["total_bytes"]),
+                show_bytes(sum(grant["num_bytes"] for grant in gpu["grants"])),
+                show_bytes(gpu["total_bytes"]),
                 ", ".join(holders) or "-",
                 cached,
                 ", ".join(node["engines"]),

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 from glowplug.domain.hardware import Gpu
-from glowplug.memory.sizes import parse_bytes
+from glowplug.domain.units import parse_bytes
 
 HOST, CUDA = "host", "cuda"
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import Gpu, GpuRole, Grant, GrantOwner
+from glowplug.domain.units import show_bytes
 
 
 def grant(gpu: Gpu, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> Gpu:
@@ -23,7 +24,8 @@ def grant(gpu: Gpu, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> Gp
     wanted = sum(bytes_by_owner.values())
     if wanted > gpu.free_bytes:
         raise OutOfMemory(
-            f"{gpu.gpu_id} has {gpu.free_bytes} of {gpu.total_bytes} bytes free, {holder} needs {wanted}",
+            f"{gpu.gpu_id} has {show_bytes(gpu.free_bytes)} of {show_bytes(gpu.total_bytes)} free, "
+            f"{holder} needs {show_bytes(wanted)}",
             param="gpu_id",
         )
     new = tuple(Grant(holder=holder, owner=o, num_bytes=n) for o, n in bytes_by_owner.items() if n)

@@ -3,7 +3,7 @@
 Unknown keys are refused. Sizes may be written "300MiB", durations "30s" or "5m".
 """
 
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,40 +12,23 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from glowplug.domain.errors import GlowplugError, InvalidModelFile
 from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
+from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.engines import vllm_sample
 from glowplug.engines.samples import sample_weights_path
 
 DEFAULT_KV_BYTES = 64 * 1024**2
 MAX_FILE_BYTES = 1024**2
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
-_QUANTITY = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
-def _quantity(value: Any, units: dict[str, Any], kind: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = _QUANTITY.fullmatch(value)
-    if not match or match[2].lower() not in units:
-        raise ValueError(
-            f"{value!r} is no {kind}; write a number or one of the units {', '.join(u for u in units if u)}"
-        )
-    return float(match[1]) * units[match[2].lower()]
+def _written(parse: Callable[[str], Any], accepted: Any) -> BeforeValidator:
+    """Text goes through `parse`; numbers pass as they are."""
+    return BeforeValidator(
+        lambda value: parse(value) if isinstance(value, str) else value, json_schema_input_type=accepted
+    )
 
 
-def parse_bytes(value: Any) -> Any:
-    """ "300MiB" -> 314572800; numbers pass through."""
-    number = _quantity(value, _UNITS, "size")
-    return int(number) if isinstance(value, str) else number
-
-
-def parse_seconds(value: Any) -> Any:
-    """ "5m" -> 300.0; numbers pass through."""
-    return _quantity(value, _SECONDS, "duration")
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str)]
+Bytes = Annotated[int, _written(parse_bytes, int | str)]
+Seconds = Annotated[float, _written(parse_seconds, float | str)]
 
 
 class _Strict(BaseModel):

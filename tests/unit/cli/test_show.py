@@ -5,7 +5,7 @@ import json
 import pytest
 
 from glowplug.cli.options import Format
-from glowplug.cli.show import age, emit, seconds, size, table
+from glowplug.cli.show import age, emit, seconds, table
 
 
 def test_columns_line_up_and_numbers_stand_right() -> None:
@@ -15,13 +15,6 @@ def test_columns_line_up_and_numbers_stand_right() -> None:
 
 def test_a_table_without_rows_is_its_header() -> None:
     assert table(("name",), []) == "NAME"
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "shown"), [(0, "0 B"), (1023, "1023 B"), (1 << 20, "1.0 MiB"), (700 << 20, "700 MiB")]
-)
-def test_sizes(num_bytes: int, shown: str) -> None:
-    assert size(num_bytes) == shown
 
 
 @pytest.mark.parametrize(("passed", "shown"), [(-3, "0s"), (59, "59s"), (150, "2m"), (7200, "2h"), (200_000, "2d")])

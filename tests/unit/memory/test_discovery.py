@@ -7,7 +7,6 @@ import pytest
 
 from glowplug.memory import discovery
 from glowplug.memory.discovery import HardwareUnavailable, cuda_gpus, discover, host_gpus
-from glowplug.memory.sizes import parse_bytes
 
 GIB = 1 << 30
 
@@ -38,27 +37,6 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, index: int) -> Any:
         total, free = self.memories[index]
         return SimpleNamespace(total=total, free=free)
-
-
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [
-        ("1GiB", GIB),
-        ("700MiB", 700 << 20),
-        ("1.5GB", 1_500_000_000),
-        ("512", 512),
-        (" 2 g ", 2 * GIB),
-        ("80 KiB", 81920),
-    ],
-)
-def test_sizes(text: str, num_bytes: int) -> None:
-    assert parse_bytes(text) == num_bytes
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 zib", "1e9", "nan", "1GiBs"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="not a size"):
-        parse_bytes(text)
 
 
 def test_host_budgets_become_gpus() -> None:

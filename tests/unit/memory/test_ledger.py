@@ -17,7 +17,7 @@ def test_grant_names_holder_and_owner() -> None:
 
 
 def test_grant_is_all_or_nothing() -> None:
-    with pytest.raises(OutOfMemory, match="100 of 100 bytes free, i-1 needs 101"):
+    with pytest.raises(OutOfMemory, match="100 B of 100 B free, i-1 needs 101 B"):
         grant(GPU, "i-1", {GrantOwner.WEIGHTS: 90, GrantOwner.KV: 11})
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
+from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision
 
 
@@ -42,13 +43,13 @@ def place(
             elif node.draining:
                 why = "node is draining"
             else:
-                why = "has room too" if fits else f"{free} bytes free, {need} needed"
+                why = "has room too" if fits else f"{show_bytes(free)} free, {show_bytes(need)} needed"
             rivals.append(Rival(name=gpu.gpu_id, score=float(free), why=why))
     listed = tuple(rivals[: params.max_rivals])
     if chosen is None:
-        reason = f"no GPU has {need} bytes free" if possible else _impossible(model, nodes, need)
+        reason = f"no GPU has {show_bytes(need)} free" if possible else _impossible(model, nodes, need)
         return PlaceDecision(possible=possible, num_bytes=need, reason=reason, rivals=listed)
-    reason = f"first GPU with {need} bytes free"
+    reason = f"first GPU with {show_bytes(need)} free"
     return PlaceDecision(node_id=chosen.node_id, gpu_id=chosen.gpu_id, num_bytes=need, reason=reason, rivals=listed)
 
 
@@ -58,4 +59,4 @@ def _impossible(model: Model, nodes: Sequence[Node], need: int) -> str:
     if not any(model.engine in n.engines for n in nodes):
         return f"no node can start engine {model.engine}"
     largest = max((g.total_bytes for n in nodes if model.engine in n.engines for g in n.gpus), default=0)
-    return f"{need} bytes needed, the largest GPU has {largest}"
+    return f"{show_bytes(need)} needed, the largest GPU has {show_bytes(largest)}"

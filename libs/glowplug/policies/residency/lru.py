@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glowplug.domain.decision import Rival
+from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import EvictDecision
 from glowplug.policies.residency.resident import Resident
 
@@ -33,7 +34,8 @@ def evict(residents: Iterable[Resident], need_bytes: int, params: LruParams = Lr
     free_to_go = [r for r in everybody if not r.held and r.num_bytes > 0]
     could_free = sum(r.num_bytes for r in free_to_go)
     if could_free < need_bytes:
-        reason = f"{need_bytes} bytes needed, {could_free} could be freed by {len(free_to_go)} of {len(everybody)}"
+        some = f"{show_bytes(could_free)} could be freed by {len(free_to_go)} of {len(everybody)}"
+        reason = f"{show_bytes(need_bytes)} needed, {some}"
         return EvictDecision(reason=reason, rivals=_rivals(everybody, frozenset()))
     victims = _first_enough(free_to_go, need_bytes)
     if params.spare:
@@ -43,7 +45,8 @@ def evict(residents: Iterable[Resident], need_bytes: int, params: LruParams = Lr
     return EvictDecision(
         victims=names,
         freed_bytes=freed,
-        reason=f"least recently used of {len(free_to_go)}: {len(names)} free {freed} of {need_bytes} bytes needed",
+        reason=f"least recently used of {len(free_to_go)}: {len(names)} free {show_bytes(freed)}, "
+        f"{show_bytes(need_bytes)} needed",
         rivals=_rivals(everybody, frozenset(names)),
     )
 

@@ -26,7 +26,7 @@ def test_not_enough_evicts_nobody() -> None:
     decision = evict([resident("a", 10, 1), resident("b", 10, 2, held="in use")], 11)
     assert decision.victims == ()
     assert decision.freed_bytes == 0
-    assert "11 bytes needed, 10 could be freed" in decision.reason
+    assert "11 B needed, 10 B could be freed" in decision.reason
 
 
 def test_priority_goes_before_age_and_name_breaks_ties() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.memory.sizes import parse_bytes
+from glowplug.domain.units import parse_bytes
 from glowplug.runtime import model_files
 from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.plan import GPU_BUDGETS
