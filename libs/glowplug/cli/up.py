@@ -13,13 +13,15 @@ from typing import Annotated, Any
 import httpx
 import psutil
 import typer
+from pydantic import ValidationError
 
 from glowplug.cli.client import connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
 from glowplug.cli.show import age, emit
 from glowplug.domain.units import show_bytes
+from glowplug.runtime.settings import explain
 from glowplug.runtime.supervisor import footprint
-from glowplug.runtime.supervisor.errors import AlreadyRunning
+from glowplug.runtime.supervisor.errors import AlreadyRunning, WrongSetting
 from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
@@ -42,8 +44,11 @@ PortOption = Annotated[
 
 
 def settings_of(state_dir: Path, **given: Any) -> FleetSettings:
-    """Command line over environment over defaults."""
-    return FleetSettings(state_dir=state_dir, **{key: value for key, value in given.items() if value is not None})
+    """Command line over environment over defaults. Raises WrongSetting."""
+    try:
+        return FleetSettings(state_dir=state_dir, **{key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise WrongSetting(explain(error)) from error
 
 
 def up(

@@ -11,11 +11,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from glowplug import __version__
 from glowplug.bus.nats_bus import NatsBus
 from glowplug.events.facts import ServiceStarted
-from glowplug.runtime.settings import ServiceSettings
+from glowplug.runtime.settings import ServiceSettings, explain
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end
 from glowplug.state.port import StoreUnavailable
@@ -121,7 +122,8 @@ async def _run_server(server: uvicorn.Server, sock: socket.socket) -> None:
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `main(stopping)` on uvloop; SIGTERM and SIGINT set `stopping`. A taken port ends with one clear line."""
+    """Run `main(stopping)` on uvloop; SIGTERM and SIGINT set `stopping`. A taken port and a wrong setting
+    end with one clear line."""
     try:
         import uvloop
 
@@ -141,3 +143,5 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
             runner.run(body())
         except PortTaken as error:
             raise SystemExit(f"glowplug: {error}") from error
+        except ValidationError as error:
+            raise SystemExit(f"glowplug: {explain(error)}") from error

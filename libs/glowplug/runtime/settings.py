@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -27,3 +27,13 @@ class ServiceSettings(BaseSettings):
     tick_s: float = Field(0.5, gt=0)  # how often a controller sees time pass
     resync_s: float = Field(2.0, gt=0)  # how often tables are read again
     drain_s: float = Field(10.0, ge=0)  # how long a stopping service finishes what it has
+
+
+def explain(error: ValidationError) -> str:
+    """One line that names the first wrong setting as its owner writes it: `GLOWPLUG_PORT: Input should be ...`."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return message
+    name = str(first["loc"][0])
+    return f"{name if name.isupper() else 'GLOWPLUG_' + name.upper()}: {message}, not {first.get('input')!r}"

@@ -21,3 +21,9 @@ class PortInUse(FleetError):
 
 class NotInstalled(FleetError):
     """A program the fleet needs is missing or too old."""
+
+
+class WrongSetting(FleetError):
+    """A setting is out of its range."""
+
+    exit_code = 2

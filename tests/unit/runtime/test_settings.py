@@ -1,0 +1,49 @@
+"""A wrong setting is one line that names it, for a service and for the fleet."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from glowplug.cli.up import settings_of
+from glowplug.runtime.settings import ServiceSettings, explain
+from glowplug.runtime.supervisor.errors import WrongSetting
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("GLOWPLUG_PORT", "abc"), ("GLOWPLUG_PORT", "70000"), ("GLOWPLUG_TICK_S", "-1")]
+)
+def test_a_service_setting_is_named_as_its_owner_writes_it(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError) as raised:
+        ServiceSettings()
+    line = explain(raised.value)
+    assert line.startswith(f"{name}: ") and repr(value) in line and "\n" not in line
+
+
+def test_the_fleet_refuses_a_wrong_setting_with_the_usage_exit_code(monkeypatch, tmp_path):
+    monkeypatch.setenv("GLOWPLUG_RESTART_MAX_S", "soon")
+    with pytest.raises(WrongSetting, match="GLOWPLUG_RESTART_MAX_S") as raised:
+        settings_of(tmp_path)
+    assert raised.value.exit_code == 2
+
+
+def test_devices_of_one_machine_belong_to_one_node(monkeypatch, tmp_path):
+    monkeypatch.setenv("GLOWPLUG_GPU_KIND", "cuda")
+    with pytest.raises(WrongSetting, match="--nodes 1"):
+        settings_of(tmp_path, nodes=3)
+    assert settings_of(tmp_path, nodes=1).gpu_kind == "cuda"
+
+
+def test_a_service_process_ends_with_that_line_and_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "services.placer"],
+        env={"PATH": "/usr/bin", "GLOWPLUG_PORT": "abc"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("glowplug: GLOWPLUG_PORT: ") and "Traceback" not in done.stderr
