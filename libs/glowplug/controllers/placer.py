@@ -12,13 +12,14 @@ from typing import Any
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.fencing import Fence
 from glowplug.controllers.naming import Ids
+from glowplug.controllers.placer_orders import Placement, record, refused, start_commands
 from glowplug.controllers.placer_room import Room
 from glowplug.controllers.views import InstanceView, LoadView, NodeView
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.events.commands import CancelPlacement, FetchWeights, PlaceInstance, StartInstance, StopInstance
+from glowplug.events.commands import CancelPlacement, PlaceInstance, StopInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed, ModelDeployed, NodeBeat, NodeJoined, NodeLeft, RouterLoadReported
 from glowplug.policies.decisions import EvictDecision, PlaceDecision
@@ -37,27 +38,6 @@ class PlacerParams:
     settle_s: float = 3.0  # after start, time for nodes and routers to speak before anybody is evicted or given up
 
 
-@dataclass(slots=True)
-class _Placement:
-    """One instance being placed. `gpu_id` set: bytes are reserved there. `sent_at` set: the start has been sent."""
-
-    event: Event
-    received_at: float
-    gpu_id: str = ""
-    node_id: str = ""
-    decision_id: str = ""
-    victims: tuple[str, ...] = ()
-    asked_victims_at: float = float("-inf")
-    started_at: float = 0.0
-    sent_at: float = 0.0
-    silent: tuple[str, ...] = ()  # nodes whose agents did not answer a start of it
-
-    @property
-    def command(self) -> PlaceInstance:
-        command: PlaceInstance = self.event.data
-        return command
-
-
 class PlacerController:
     """`place` and `evict` are policies of the rooms "placement" and "residency"."""
 
@@ -72,7 +52,7 @@ class PlacerController:
         self._place, self._evict, self.policies, self._params = place, evict, policies, params
         self._ids, self._fence = Ids(epoch), Fence()
         self.nodes, self.instances, self.loads = NodeView(params.node_lease_s), InstanceView(), LoadView()
-        self.placements: dict[str, _Placement] = {}
+        self.placements: dict[str, Placement] = {}
         self.models: dict[str, Model] = {}
         self._cordoned: set[str] = set()
         self._born_at: float | None = None
@@ -130,7 +110,7 @@ class PlacerController:
             if not self.placements[instance_id].sent_at:
                 del self.placements[instance_id]
         if command.instance_id not in self.placements and command.instance_id not in self.instances.by_id:
-            self.placements[command.instance_id] = _Placement(event, now_s)
+            self.placements[command.instance_id] = Placement(event, now_s)
 
     def _settle(self, instance: Instance) -> None:
         """The agent has spoken of it: its ledger holds the bytes (or is done with them)."""
@@ -140,7 +120,7 @@ class PlacerController:
         placement = self.placements.pop(command.instance_id, None)
         if placement is None or not placement.sent_at:
             return []
-        return [self._stop(placement.node_id, command.instance_id, command.reason, 0.0)]
+        return [Publish(_stop(placement.node_id, command.instance_id, command.reason, 0.0))]
 
     # nodes
 
@@ -181,7 +161,7 @@ class PlacerController:
         if not cordon.cordoned:
             return self._work(now_s)
         return [
-            self._stop(i.node_id, i.instance_id, "its node is being drained", self._params.evict_grace_s)
+            Publish(_stop(i.node_id, i.instance_id, "its node is being drained", self._params.evict_grace_s))
             for i in self.instances.by_id.values()
             if i.node_id == cordon.node_id and not i.state.is_gone
         ]
@@ -227,7 +207,7 @@ class PlacerController:
                     return {grant.holder for grant in gpu.grants}
         return set()
 
-    def _try(self, placement: _Placement, now_s: float) -> list[Effect]:
+    def _try(self, placement: Placement, now_s: float) -> list[Effect]:
         command, room = placement.command, self._room(now_s, placement.command.instance_id)
         heard = [n for n in room.nodes if n.node_id not in placement.silent] or room.nodes
         decision = self._place(command.model, heard, room.reserved)
@@ -249,124 +229,61 @@ class PlacerController:
         gpu_id, eviction = chosen
         return self._evict_for(placement, gpu_id, eviction, now_s)
 
-    def _evict_for(self, placement: _Placement, gpu_id: str, eviction: EvictDecision, now_s: float) -> list[Effect]:
+    def _evict_for(self, placement: Placement, gpu_id: str, eviction: EvictDecision, now_s: float) -> list[Effect]:
         placement.gpu_id, placement.victims, placement.asked_victims_at = gpu_id, eviction.victims, now_s
         placement.node_id = gpu_id.rpartition("/")[0]
-        name = placement.command.model.name
-        record = self._record(placement, "evict", self.policies["residency"], eviction.reason, eviction.rivals, now_s)
-        record = replace(record, chosen=", ".join(eviction.victims) or "wait for a drain under way", gpu_id=gpu_id)
-        stops = [Publish(self._stop_command(v, f"evicted for {name}"), placement.event) for v in eviction.victims]
-        return [Record(record, placement.event), *stops]
+        chosen = ", ".join(eviction.victims) or "wait for a drain under way"
+        decided = self._record(placement, "evict", eviction.reason, eviction.rivals, now_s, chosen)
+        why = f"evicted for {placement.command.model.name}"
+        nodes = {victim: self.instances.by_id[victim].node_id for victim in eviction.victims}
+        stops = [_stop(node, victim, why, self._params.evict_grace_s) for victim, node in nodes.items()]
+        return [Record(decided, placement.event), *(Publish(stop, placement.event) for stop in stops)]
 
-    def _start(self, placement: _Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
+    def _start(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
         placement.gpu_id, placement.node_id = decision.gpu_id, decision.node_id
         placement.started_at = placement.sent_at = now_s
-        record = self._record(placement, "place", self.policies["placement"], decision.reason, decision.rivals, now_s)
-        record = replace(record, chosen=decision.gpu_id, node_id=decision.node_id, gpu_id=decision.gpu_id)
-        placement.decision_id = record.decision_id
-        return [Record(record, placement.event), *self._commands(placement, now_s)]
+        decided = self._record(placement, "place", decision.reason, decision.rivals, now_s, decision.gpu_id)
+        placement.decision_id = decided.decision_id
+        return [Record(decided, placement.event), *self._orders(placement)]
 
-    def _commands(self, placement: _Placement, now_s: float) -> list[Effect]:
-        command, model = placement.command, placement.command.model
-        worker = Worker(
-            worker_id=f"{command.instance_id}-0",
-            node_id=placement.node_id,
-            gpu_id=placement.gpu_id,
-            num_bytes=model.memory_bytes,
-        )
-        decide = Phase(name=PhaseName.DECIDE, started_at=command.wanted_at, ended_at=placement.started_at)
-        start = StartInstance(
-            target=placement.node_id,
-            instance_id=command.instance_id,
-            model=model,
-            workers=(worker,),
-            decision_id=placement.decision_id,
-            phases=(decide,),
-        )
-        effects: list[Effect] = []
-        if model.weights.uri:
-            fetch = FetchWeights(
-                target=placement.node_id,
-                model_key=model.key,
-                weights=model.weights,
-                instance_id=command.instance_id,
-                priority=model.priority,
-            )
-            effects.append(Publish(fetch, placement.event))
-        return [*effects, Publish(start, placement.event)]
+    def _orders(self, placement: Placement) -> list[Effect]:
+        return [Publish(command, placement.event) for command in start_commands(placement)]
 
-    def _sent(self, placement: _Placement, now_s: float) -> list[Effect]:
+    def _sent(self, placement: Placement, now_s: float) -> list[Effect]:
         """A start of which the agent has not spoken yet: ask again, in the end somewhere else."""
         node_gone = placement.node_id not in {n.node_id for n in self.nodes.alive(now_s)}
         if node_gone or now_s - placement.started_at > self._params.give_up_s:
-            stop = self._stop(placement.node_id, placement.command.instance_id, "placed anew", 0.0)
-            placement.silent += (placement.node_id,)
-            placement.gpu_id = placement.node_id = ""
-            placement.sent_at = placement.started_at = 0.0
-            placement.victims = ()
-            return [stop]
+            stop = _stop(placement.node_id, placement.command.instance_id, "placed anew", 0.0)
+            placement.start_over()
+            return [Publish(stop)]
         if now_s - placement.sent_at >= self._params.repeat_s:
             placement.sent_at = now_s
-            return self._commands(placement, now_s)
+            return self._orders(placement)
         return []
 
-    def _refuse(self, placement: _Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
-        """No GPU could ever hold it: say so as a failed start, so that whoever waits is answered."""
-        command, model = placement.command, placement.command.model
-        del self.placements[command.instance_id]
-        record = self._record(placement, "refuse", self.policies["placement"], decision.reason, decision.rivals, now_s)
-        nowhere = Worker(worker_id=f"{command.instance_id}-0", node_id="", gpu_id="", num_bytes=model.memory_bytes)
-        failed = Instance(
-            instance_id=command.instance_id,
-            model_key=model.key,
-            engine=model.engine,
-            state=InstanceState.FAILED,
-            workers=(nowhere,),
-            created_at=command.wanted_at,
-            changed_at=now_s,
-            reason=decision.reason,
-            decision_id=record.decision_id,
-        )
-        cause = placement.event
-        return [Record(record, cause), Publish(InstanceFailed(instance=failed, code="no_capacity"), cause)]
-
-    def _stop(self, node_id: str, instance_id: str, reason: str, grace_s: float) -> Publish:
-        return Publish(StopInstance(target=node_id, instance_id=instance_id, reason=reason, grace_s=grace_s))
-
-    def _stop_command(self, instance_id: str, reason: str) -> StopInstance:
-        node_id = self.instances.by_id[instance_id].node_id
-        grace_s = self._params.evict_grace_s
-        return StopInstance(target=node_id, instance_id=instance_id, reason=reason, grace_s=grace_s)
+    def _refuse(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
+        """No GPU could ever hold it: say so as a failed start."""
+        del self.placements[placement.command.instance_id]
+        decided = self._record(placement, "refuse", decision.reason, decision.rivals, now_s)
+        failed = refused(placement, decision.reason, decided.decision_id, now_s)
+        fact = InstanceFailed(instance=failed, code="no_capacity")
+        return [Record(decided, placement.event), Publish(fact, placement.event)]
 
     def _record(
         self,
-        placement: _Placement,
+        placement: Placement,
         kind: str,
-        policy: str,
         reason: str,
         rivals: tuple[Rival, ...],
         now_s: float,
+        chosen: str = "",
     ) -> DecisionRecord:
-        command = placement.command
-        return DecisionRecord(
-            decision_id=self._ids.next("d"),
-            kind=kind,
-            policy=policy,
-            service="placer",
-            reason=reason,
-            made_at=now_s,
-            model_key=command.model.key,
-            instance_id=command.instance_id,
-            inputs={
-                "need_bytes": command.model.memory_bytes,
-                "waited_s": round(now_s - command.wanted_at, 4),
-                "engine": command.model.engine,
-                "asked_because": command.reason,
-            },
-            rivals=rivals,
-            cause_id=placement.event.event_id,
-            traceparent=placement.event.traceparent,
-        )
+        policy = self.policies["residency" if kind == "evict" else "placement"]
+        return record(placement, self._ids.next("d"), kind, policy, reason, now_s, rivals=rivals, chosen=chosen)
+
+
+def _stop(node_id: str, instance_id: str, reason: str, grace_s: float) -> StopInstance:
+    return StopInstance(target=node_id, instance_id=instance_id, reason=reason, grace_s=grace_s)
 
 
 @dataclass(frozen=True, slots=True)
