@@ -40,7 +40,7 @@ demo: $(LOCAL_STAMP) ## the whole story without a person: cold, warm, burst, idl
 	@$(BIN)/glowplug demo --engine $(ENGINE) $(ARGS)
 
 test: $(DEV_STAMP) ## every test; the vLLM lane too with VLLM=1 (make vllm-env first)
-	@$(PYTEST) $(if $(VLLM),,-m "not vllm") $(ARGS) tests
+	@$(PYTEST) $(if $(VLLM),,-m "not vllm") $(ARGS)
 
 check: $(DEV_STAMP) lint types ## what must hold before a commit: format, lint, types, floors, house, unit, golden
 	@$(PYTEST) -m "not fleet and not vllm and not llamacpp" $(wildcard tests/house tests/unit tests/golden)
