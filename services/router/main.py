@@ -7,6 +7,7 @@ import resource
 
 from glowplug.controllers.router import RouterController
 from glowplug.runtime.service import World, announce, listen, run, serve_rest
+from glowplug.runtime.tasks import essential
 from services.router.app import make
 from services.router.desk import Desk
 from services.router.handlers import RouterShell, listen_to_facts
@@ -46,11 +47,11 @@ async def serve(stopping: asyncio.Event) -> None:
     await port.serve(sock)
     await shell.start()
     beside = [
-        asyncio.create_task(job)
-        for job in (
-            outbox.run(),
-            ledger.report_loads(settings.load_soonest_s, settings.load_every_s),
-            _follow(world, shell, url),
+        essential(asyncio.create_task(job, name=name), stopping)
+        for name, job in (
+            ("the outbox", outbox.run()),
+            ("reporting loads", ledger.report_loads(settings.load_soonest_s, settings.load_every_s)),
+            ("following the fleet", _follow(world, shell, url)),
         )
     ]
     settle_memory()

@@ -43,6 +43,9 @@ class _Lane:
                 except BusUnavailable as error:
                     self._metrics.dropped.inc()
                     log.debug("not published: %s", error)
+                except Exception:  # one event that cannot be sent must not hold up those behind it
+                    self._metrics.dropped.inc()
+                    log.exception("%s cannot be published", effect.payload.TYPE)
 
 
 class Outbox:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from glowplug.controllers.port import Controller
 from glowplug.runtime.service import World, announce, serve_rest
 from glowplug.runtime.shell import Executor, Shell
+from glowplug.runtime.tasks import essential
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,10 @@ class ControlService:
         wiring: Wiring,
         background: Callable[[Shell], Any] | None = None,
     ) -> None:
-        """Serve until `stopping`. `background(shell)` is a coroutine that runs beside it."""
+        """Serve until `stopping`. `background(shell)` is a coroutine run beside it, whose error ends the service."""
         world, settings = self.world, self.world.settings
         server, url = await serve_rest(app, settings)
+        essential(server, stopping)
         connecting = asyncio.create_task(self._connect(make_controller, wiring))
         stop_asked = asyncio.create_task(stopping.wait())
         await asyncio.wait([connecting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
@@ -60,7 +62,8 @@ class ControlService:
             shell = connecting.result()
             await announce(shell, url)
             log.info("ready at %s", url)
-            beside = asyncio.create_task(background(shell)) if background else None
+            if background is not None:
+                beside = essential(asyncio.create_task(background(shell), name=f"{world.service} background"), stopping)
             await stopping.wait()
             await shell.stop()
         await world.close(connecting, beside, server, stop_asked)

@@ -181,7 +181,10 @@ class Shell:
     async def _resync_loop(self) -> None:
         while True:
             await asyncio.sleep(self._resync_s)
-            await self._resync()
+            try:
+                await self._resync()
+            except Exception:  # one bad reading must not be the last
+                log.exception("%s failed on reading its tables", self.service)
 
     async def _resync(self) -> bool:
         """Level-triggered: whatever messages were lost, the tables tell."""

@@ -1,4 +1,4 @@
-"""Ending background tasks for sure."""
+"""Background tasks: ended for sure, and never missed in silence."""
 
 import asyncio
 import logging
@@ -20,3 +20,15 @@ async def end(tasks: Iterable["asyncio.Task[Any] | None"]) -> None:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=ROUND_S)
     log.warning("%d tasks did not end", len(pending))
+
+
+def essential(task: "asyncio.Task[Any]", stopping: asyncio.Event) -> "asyncio.Task[Any]":
+    """A part its service is nothing without: when it ends by an error the service stops, to be started again whole."""
+
+    def ended(done: "asyncio.Task[Any]") -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.critical("%s ended; the service stops", done.get_name(), exc_info=error)
+            stopping.set()
+
+    task.add_done_callback(ended)
+    return task

@@ -52,3 +52,21 @@ async def test_a_bus_that_is_down_costs_only_the_events() -> None:
     broker = MemoryBroker(down=True)
     metrics = await drained(broker, 3, 100)
     assert broker.published == [] and metrics.dropped._value.get() == 3
+
+
+async def test_an_event_that_cannot_be_sent_does_not_hold_up_the_next() -> None:
+    broker, metrics = MemoryBroker(), RouterMetrics(CollectorRegistry())
+
+    def wrap_but_one(payload: Any, cause: Event | None) -> Event:
+        if payload.request_id == "r-0":
+            raise ValueError("no subject can carry it")
+        return wrap(payload, cause)
+
+    outbox = Outbox(MemoryBus(broker), wrap_but_one, metrics, 100)
+    outbox.put(rejected(0))
+    outbox.put(rejected(1))
+    running = asyncio.create_task(outbox.run())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    running.cancel()
+    assert [e.event_id for e in broker.published] == ["r-1"] and metrics.dropped._value.get() == 1

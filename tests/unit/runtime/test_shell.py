@@ -290,6 +290,19 @@ async def test_tables_are_read_again_and_unreadable_rows_are_left_out(stage: Sta
     await until(lambda: stage.controller.restored[-1][1].keys() == {"node-1", "node-3"})
 
 
+async def test_a_reading_of_the_tables_that_fails_is_followed_by_the_next(stage: Stage) -> None:
+    await stage.shell.start()
+    reads = 0
+
+    def restore(table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
+        nonlocal reads
+        reads += 1
+        raise KeyError(table)
+
+    stage.controller.restore = restore  # type: ignore[method-assign]
+    await until(lambda: reads >= 3)
+
+
 async def test_ticks_come_and_time_is_the_clocks(stage: Stage) -> None:
     await stage.shell.start()
     await until(lambda: stage.controller.told.count(Tick()) > 2)
