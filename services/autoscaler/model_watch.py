@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from glowplug.controllers.autoscaler import AutoscalerController
@@ -42,7 +43,8 @@ class ModelWatch:
         for name, stamp in stamps.items():
             if self._seen.get(name) != stamp:
                 self._seen[name] = stamp
-                await self._take(shell, controller, files[name])
+                if not await self._take(shell, controller, files[name], stamps):
+                    del self._seen[name]  # asked again: what stands in its way may change or go
         for key, model in list(controller.models.items()):
             if self._is_ours(model.source) and model.source not in stamps:
                 await self._tell(shell, model.source, Undeploy(key))
@@ -53,23 +55,35 @@ class ModelWatch:
     def _is_ours(self, source: str) -> bool:
         return bool(source) and Path(source).parent == self._directory
 
-    async def _take(self, shell: Shell, controller: AutoscalerController, path: Path) -> None:
+    async def _take(self, shell: Shell, controller: AutoscalerController, path: Path, present: Collection[str]) -> bool:
+        """Put a file in force. False when a name in it belongs to another model or file."""
         try:
             models = model_files.load(path)
         except GlowplugError as error:
-            self.errors[str(path)] = error.message
-            log.error("model file kept out: %s", error.message)
-            return
-        self.errors.pop(str(path), None)
+            self._keep_out(path, error.message)
+            return True
         for model in models:
-            await self._tell(shell, str(path), Deploy(model=model))
+            known = controller.models.get(model.key)
+            if known is not None and known.source != str(path) and known.source in present:
+                self._keep_out(path, f"name: model {model.name!r} comes from {Path(known.source).name} already")
+                return False
+        done = [await self._tell(shell, str(path), Deploy(model=model)) for model in models]
         declared = {m.key for m in models}
         for key in [k for k, m in controller.models.items() if m.source == str(path) and k not in declared]:
             await self._tell(shell, str(path), Undeploy(key))
+        if all(done):
+            self.errors.pop(str(path), None)
+        return all(done)
 
-    async def _tell(self, shell: Shell, source: str, request: Deploy | Undeploy) -> None:
+    def _keep_out(self, path: Path, reason: str) -> None:
+        if self.errors.get(str(path)) != reason:
+            log.error("model file %s kept out: %s", path, reason)
+        self.errors[str(path)] = reason
+
+    async def _tell(self, shell: Shell, source: str, request: Deploy | Undeploy) -> bool:
         try:
             await shell.ask(request)
         except GlowplugError as error:
-            self.errors[source] = error.message
-            log.error("model file %s: %s", source, error.message)
+            self._keep_out(Path(source), error.message)
+            return False
+        return True

@@ -81,6 +81,36 @@ async def test_two_files_that_claim_one_name_conflict_and_the_first_stays(shell,
     await watch.poll(shell)
     assert set(models(shell)) == {"one"}
     assert "belongs to model 'one'" in watch.errors[str(tmp_path / "b.yaml")]
+    (tmp_path / "a.yaml").unlink()
+    await watch.poll(shell)
+    await watch.poll(shell)
+    assert set(models(shell)) == {"other"} and watch.errors == {}
+
+
+async def test_a_second_file_of_a_model_is_kept_out_and_its_removal_takes_nothing_along(shell, tmp_path):
+    watch, copy = ModelWatch(tmp_path, 1.0), tmp_path / "b.yaml"
+    write(tmp_path / "a.yaml", ONE.format(keep=5))
+    write(copy, ONE.format(keep=9))
+    await watch.poll(shell)
+    assert models(shell)["one"].keep_alive_s == 5
+    assert "comes from a.yaml already" in watch.errors[str(copy)]
+    copy.unlink()
+    await watch.poll(shell)
+    assert set(models(shell)) == {"one"} and watch.errors == {}
+
+
+async def test_a_renamed_file_keeps_its_model_and_a_copy_takes_over_from_a_removed_one(shell, tmp_path):
+    watch, path = ModelWatch(tmp_path, 1.0), tmp_path / "a.yaml"
+    write(path, ONE.format(keep=5))
+    await watch.poll(shell)
+    path.rename(tmp_path / "b.yaml")
+    await watch.poll(shell)
+    assert models(shell)["one"].source == str(tmp_path / "b.yaml")
+    write(tmp_path / "c.yaml", ONE.format(keep=9))
+    await watch.poll(shell)
+    (tmp_path / "b.yaml").unlink()
+    await watch.poll(shell)
+    assert models(shell)["one"].keep_alive_s == 9 and watch.errors == {}
 
 
 async def test_models_of_a_file_removed_while_nobody_watched_are_undeployed(shell, tmp_path):
