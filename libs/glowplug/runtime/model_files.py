@@ -151,27 +151,34 @@ def parse(data: Any, source: str, base: Path | None = None) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise InvalidModelFile(f"{where}: {first['msg']}", param=where) from error
+        message = "there is no such key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise InvalidModelFile(f"{where}: {message.removeprefix('Value error, ')}", param=where) from error
 
 
 def load(path: Path) -> list[Model]:
-    """Every model of one YAML file (documents separated by ---). Raises InvalidModelFile."""
+    """Every model of one YAML file (documents separated by ---). Raises InvalidModelFile, whose message leaves the
+    name of the file to whoever reports it."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidModelFile(f"{path.name}: larger than {MAX_FILE_BYTES} bytes")
+            raise InvalidModelFile(f"larger than {MAX_FILE_BYTES} bytes")
         documents = [d for d in yaml.safe_load_all(path.read_text("utf-8")) if d is not None]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise InvalidModelFile(f"{path.name}: {str(error).splitlines()[0]}") from error
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise InvalidModelFile(f"{line}{error.problem or error.context}") from error
+    except OSError as error:
+        raise InvalidModelFile(f"cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise InvalidModelFile(str(error).splitlines()[0]) from error
     if not documents:
-        raise InvalidModelFile(f"{path.name}: no model in it")
+        raise InvalidModelFile("no model in it")
     for document in documents:
         if not isinstance(document, dict):
-            raise InvalidModelFile(f"{path.name}: a model is a mapping, not {type(document).__name__}")
+            raise InvalidModelFile(f"a model is a mapping, not {type(document).__name__}")
     models = [parse(document, str(path), path.parent) for document in documents]
     keys = [m.key for m in models]
     twice = next((k for k in keys if keys.count(k) > 1), "")
     if twice:
-        raise InvalidModelFile(f"{path.name}: model {twice!r} stands in it twice", param="name")
+        raise InvalidModelFile(f"model {twice!r} stands in it twice", param="name")
     return models
 
 

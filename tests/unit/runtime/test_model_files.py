@@ -43,10 +43,10 @@ def test_a_relative_path_is_taken_from_the_file_and_gives_the_size(tmp_path):
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        (GOOD + "keepalive: 3\n", "keepalive"),
+        (GOOD + "keepalive: 3\n", "keepalive: there is no such key"),
         ("engine: emulated\nweights_bytes: 1\n", "name"),
         (GOOD.replace("emulated", "tensorrt"), "engine"),
-        (GOOD.replace("300MiB", "300 parsecs"), "weights_bytes"),
+        (GOOD.replace("300MiB", "300 parsecs"), "^weights_bytes: not a size"),
         (GOOD.replace("300MiB", "-1"), "weights_bytes"),
         (GOOD.replace("64MiB", ".nan"), "kv_bytes"),
         (GOOD + "max_concurrency: 0\n", "max_concurrency"),
@@ -59,7 +59,7 @@ def test_a_relative_path_is_taken_from_the_file_and_gives_the_size(tmp_path):
         ("name: a\nengine: llamacpp\nweights: 'sample:gpt9'\n", "gpt9"),
         ("- 1\n- 2\n", "mapping"),
         ("", "no model"),
-        ("a: [unclosed", "model.yaml"),
+        ("a: 1\nb: [unclosed\n", "line 3: expected"),
         (GOOD + "---" + GOOD, "twice"),
     ],
 )
