@@ -60,9 +60,11 @@ class AutoscalerController:
         self.instances, self.loads = InstanceView(), LoadView()
         self._pending: dict[str, _Pending] = {}
         self._stopping: dict[str, float] = {}  # instance_id -> when its stop was last sent
+        self._unloaded: set[str] = set()  # instance_ids an operator sent away: what they still stream is no demand
         self._asked: dict[str, float] = {}  # model_key -> when an operator asked for it
         self._waiting: dict[str, Event] = {}  # model_key -> the request that waits, for the trace
         self._unknown_since: dict[str, float] = {}  # model_key of instances without a model
+        self._undeployed: dict[str, int] = {}  # model_key -> revision it left with, until its row has left too
         self._failures: dict[str, tuple[int, float]] = {}  # model_key -> consecutive failures, not before
 
     # stimuli
@@ -71,6 +73,8 @@ class AutoscalerController:
         """Facts, telemetry, operator requests (raise ModelNotFound, Conflict) and ticks."""
         if isinstance(stimulus, Tick):
             self.loads.expire(now_s)
+            self._unknown_since = {k: at for k, at in self._unknown_since.items() if self.instances.of(k)}
+            self._stopping = {i: at for i, at in self._stopping.items() if i in self.instances.by_id}
             keys = sorted({*self.models, *self.instances.model_keys})
             return [effect for key in keys for effect in self._balance(key, now_s)]
         if isinstance(stimulus, Event):
@@ -78,15 +82,22 @@ class AutoscalerController:
         return self._on_operator(stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Tables `models` (once, at the start: ours) and `instances`; a lost row of `models` is written again."""
+        """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`."""
         if table == "models":
-            for key, model in rows.items():
-                if key not in self.models or model.revision > self.models[key].revision:
-                    self.models[key] = model
-            return [Save("models", key, model) for key, model in self.models.items() if key not in rows]
+            return self._restore_models(rows)
         for instance in self.instances.restore(rows, now_s):
             self._noticed(instance, now_s)
         return []
+
+    def _restore_models(self, rows: dict[str, Model]) -> list[Effect]:
+        """`rows` may have been read before the latest change here was written."""
+        self._undeployed = {key: revision for key, revision in self._undeployed.items() if key in rows}
+        left = [key for key, revision in self._undeployed.items() if rows[key].revision <= revision]
+        for key, model in rows.items():
+            if key not in left and (key not in self.models or model.revision > self.models[key].revision):
+                self.models[key] = model
+        lost = [Save("models", key, model) for key, model in self.models.items() if key not in rows]
+        return [*lost, *(Remove("models", key) for key in left if key not in self.models)]
 
     def _on_event(self, event: Event, now_s: float) -> list[Effect]:
         data = event.data
@@ -94,6 +105,8 @@ class AutoscalerController:
             self.loads.apply(data, now_s)
             return []
         if isinstance(data, RequestWaiting):
+            if data.model_key not in self.models or now_s > data.deadline_at:
+                return []  # a late fact: that request has been answered long ago
             self._waiting[data.model_key] = event
             return self._balance(data.model_key, now_s, waiting=data.num_waiting)
         instance = getattr(data, "instance", None)
@@ -112,11 +125,13 @@ class AutoscalerController:
             self._waiting.pop(instance.model_key, None)
         if instance.state.is_gone:
             self._stopping.pop(instance.instance_id, None)
+            self._unloaded.discard(instance.instance_id)
 
     def _failed(self, instance: Instance, now_s: float) -> None:
         count = self._failures.get(instance.model_key, (0, 0.0))[0] + 1
         pause = min(self._params.backoff_s * 2 ** (count - 1), self._params.max_backoff_s)
-        self._failures[instance.model_key] = (count, now_s + pause)
+        if instance.model_key in self.models:
+            self._failures[instance.model_key] = (count, now_s + pause)
         self._asked.pop(instance.model_key, None)
 
     # operator
@@ -128,17 +143,19 @@ class AutoscalerController:
         if model is None:
             raise ModelNotFound(f"no model {request.model_key!r} is deployed", param="model")
         if isinstance(request, operator.Undeploy):
-            del self.models[model.key]
+            self._forget(model)
             stops = self._stop_all(model.key, "undeployed", now_s)
             return [*stops, Remove("models", model.key), Publish(ModelUndeployed(model_key=model.key))]
         if isinstance(request, operator.Load):
             self._asked[model.key] = now_s
             self._failures.pop(model.key, None)
+            self._unloaded -= set(self.instances.of(model.key))
             self.loads.touch(model.key, now_s)
             lifted = self._change(model, now_s, suspended=False) if model.suspended else []
             return [*lifted, *self._balance(model.key, now_s)]
         if isinstance(request, operator.Unload):
             self._asked.pop(model.key, None)
+            self._unloaded |= {i for i, row in self.instances.of(model.key).items() if not row.state.is_gone}
             return self._stop_all(model.key, "unloaded by its operator", now_s)
         if isinstance(request, operator.Suspend):
             self._asked.pop(model.key, None)
@@ -162,7 +179,8 @@ class AutoscalerController:
             model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned)
             if replace(model, revision=known.revision) == known:
                 return []
-        model = replace(model, revision=max(int(now_s * 1000), known.revision + 1 if known else 0))
+        last = known.revision if known else self._undeployed.pop(model.key, -1)
+        model = replace(model, revision=max(int(now_s * 1000), last + 1))
         self.models[model.key] = model
         self._unknown_since.pop(model.key, None)
         if model.preload and known is None:
@@ -175,6 +193,13 @@ class AutoscalerController:
         changed = replace(model, revision=max(int(now_s * 1000), model.revision + 1), **fields)
         self.models[model.key] = changed
         return [Save("models", model.key, changed), Publish(ModelDeployed(model=changed))]
+
+    def _forget(self, model: Model) -> None:
+        del self.models[model.key]
+        self._undeployed[model.key] = model.revision
+        for kept in (self._asked, self._waiting, self._failures):
+            kept.pop(model.key, None)
+        self.loads.forget(model.key)
 
     def _stop_all(self, model_key: str, reason: str, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -196,15 +221,20 @@ class AutoscalerController:
         load = self.loads.of(model_key)
         if waiting > load.num_waiting:
             load = replace(load, num_waiting=waiting, last_active_at=now_s)
+        mine = self.instances.of(model_key)
+        if any(i.state is InstanceState.READY for i in mine.values()):
+            self._asked.pop(model_key, None)
         if model_key in self._asked and not load.num_waiting:
             load = replace(load, num_waiting=1)
+        if leaving := sum(load.in_flight_by_instance.get(i, 0) for i in self._unloaded):
+            load = replace(load, num_in_flight=max(0, load.num_in_flight - leaving))
         coming = [p for p in self._pending.values() if p.model_key == model_key]
-        mine = self.instances.of(model_key)
         snapshot = FleetSnapshot(now_s=now_s, models=self.models, nodes={}, instances=mine, loads={model_key: load})
         decision, self._state = self._scale(snapshot, model, self._state)
         num_running = len([i for i in snapshot.instances_of(model_key) if i.state is not InstanceState.DRAINING])
         missing = decision.num_wanted - num_running - len(coming)
-        resume = [i for i in decision.resume if i in self._stopping and not model.suspended][: max(0, missing)]
+        back = [i for i in decision.resume if i in self._stopping and i not in self._unloaded and not model.suspended]
+        resume = back[: max(0, missing)]
         effects = self._resume(decision, resume, now_s)
         effects += self._add(model, decision, missing - len(resume), load, now_s)
         if missing < 0 and not load.num_waiting:

@@ -123,6 +123,19 @@ def test_load_and_unload():
     assert stop.instance_id == command.instance_id
 
 
+def test_what_an_unloaded_instance_still_streams_brings_nothing_back_but_a_new_request_does():
+    controller = autoscaler(a_model())
+    controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 1.0)
+    busy = ModelLoad(num_in_flight=1, last_active_at=2.0, in_flight_by_instance={"i-1": 1})
+    controller.handle(load_report(m=busy), 2.0)
+    assert published(controller.handle(operator.Unload("m"), 2.0), StopInstance)
+    draining = an_instance("i-1", state=InstanceState.DRAINING, revision=2)
+    effects = controller.handle(an_event(InstanceDraining(instance=draining)), 2.1) + controller.handle(Tick(), 2.5)
+    assert published(effects, ResumeInstance) == published(effects, PlaceInstance) == []
+    effects = controller.handle(waiting(), 2.6)
+    assert published(effects, ResumeInstance) == [] and len(published(effects, PlaceInstance)) == 1
+
+
 def test_a_drained_model_starts_nothing_until_loaded():
     controller = autoscaler(a_model())
     (saved,) = [e.value for e in controller.handle(operator.Suspend("m"), 1.0) if isinstance(e, Save)]
@@ -173,3 +186,58 @@ def test_preload_asks_for_an_instance_when_deployed():
     controller = autoscaler()
     effects = controller.handle(operator.Deploy(model=a_model(preload=True)), 1.0)
     assert len(published(effects, PlaceInstance)) == 1
+
+
+def test_a_load_of_a_hot_model_does_not_keep_it_for_ever():
+    controller = autoscaler(a_model())
+    controller.handle(an_event(InstanceReady(instance=an_instance(ready_at=1.0))), 1.0)
+    controller.handle(operator.Load("m"), 2.0)
+    controller.handle(load_report(), 100.0)
+    (stop,) = published(controller.handle(Tick(), 100.0), StopInstance)
+    assert "idle" in stop.reason
+
+
+def test_rows_read_before_an_undeploy_was_written_do_not_bring_the_model_back():
+    controller = autoscaler(a_model())
+    rows = dict(controller.models)
+    controller.handle(operator.Undeploy("m"), 1.0)
+    assert controller.restore("models", rows, 1.1) == [Remove("models", "m")]
+    assert controller.restore("models", {}, 3.0) == []
+    assert controller.models == {}
+
+
+def test_an_undeploy_that_the_store_refused_is_written_later():
+    controller = autoscaler(a_model())
+    rows = dict(controller.models)
+    controller.handle(operator.Undeploy("m"), 1.0)
+    for now_s in (3.0, 5.0):
+        assert controller.restore("models", rows, now_s) == [Remove("models", "m")]
+
+
+def test_a_model_deployed_again_is_newer_than_the_one_that_left():
+    controller = autoscaler(a_model())
+    rows = dict(controller.models)
+    controller.handle(operator.Undeploy("m"), 0.0)
+    controller.handle(operator.Deploy(model=a_model()), 0.0)
+    assert controller.models["m"].revision > rows["m"].revision
+    assert controller.restore("models", rows, 0.1) == []
+
+
+def test_a_waiting_request_of_the_past_starts_nothing():
+    fact_is_over_at = waiting().data.deadline_at
+    assert published(autoscaler(a_model()).handle(waiting(), fact_is_over_at + 1.0), PlaceInstance) == []
+
+
+def test_nothing_is_kept_of_a_model_that_was_undeployed():
+    controller = autoscaler(a_model())
+    controller.handle(waiting(), 1.0)
+    failed = an_instance(state=InstanceState.FAILED)
+    controller.handle(an_event(InstanceFailed(instance=failed, code="engine_failed")), 2.0)
+    controller.handle(operator.Load("m"), 3.0)
+    controller.handle(operator.Undeploy("m"), 4.0)
+    controller.handle(an_event(InstanceFailed(instance=failed, code="engine_failed")), 4.5)
+    controller.restore("models", {}, 5.0)
+    controller.restore("instances", {}, 60.0)
+    controller.handle(Tick(), 61.0)
+    kept = {name: held for name, held in vars(controller).items() if isinstance(held, dict) and held}
+    assert kept == {} and controller.loads.of("m").last_active_at == 0.0
