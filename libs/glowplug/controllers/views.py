@@ -112,6 +112,10 @@ class LoadView:
         """Count something else than a request as activity."""
         self._last_active[model_key] = max(now_s, self._last_active.get(model_key, 0.0))
 
+    def forget(self, model_key: str) -> None:
+        """Drop what is kept of a model that is no more."""
+        self._last_active.pop(model_key, None)
+
     def is_fresh(self, now_s: float) -> bool:
         """Whether any router has spoken lately; without, nothing may be called idle."""
         return any(now_s - at <= LOAD_STALE_S for at, _ in self._by_router.values())
