@@ -45,7 +45,7 @@ def one(fleet: Fleet, name: str) -> tuple[float, Ledger]:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="glowplug-recovery-") as folder:
         models = {"warm": EMULATED.format(name="warm", keep_alive_s=-1)}
-        fleet = Fleet.start(Path(folder), models, GLOWPLUG_EMULATED_TIME_SCALE="4")
+        fleet = Fleet.start(Path(folder), models)
         try:
             fleet.chat("warm")
             print(f"cores {os.cpu_count()}, load {os.getloadavg()[0]:.1f}; 10 streams a second, emulated engine\n")

@@ -79,21 +79,20 @@ async def stream(client: httpx.AsyncClient, url: str, model: str, request_id: st
 
 
 async def under_load(url: str, models: list[str], seconds: float, per_second: float, harm) -> Ledger:
-    """Requests at a steady rate for `seconds`; `harm()` once a quarter of the time is over."""
+    """Requests at a steady rate for `seconds`; `harm()` beside them once a quarter of the time is over."""
     ledger, tasks = Ledger(), []
     limits = httpx.Limits(max_connections=500, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=90, limits=limits) as client:
         names = itertools.cycle(models)
-        started, harmed = time.monotonic(), False
+        started, harming = time.monotonic(), None
         for n in itertools.count():
             if time.monotonic() - started > seconds:
                 break
-            if not harmed and time.monotonic() - started > seconds / 4:
-                harmed = True
-                await asyncio.to_thread(harm)
+            if harming is None and time.monotonic() - started > seconds / 4:
+                harming = asyncio.create_task(asyncio.to_thread(harm))
             tasks.append(asyncio.create_task(stream(client, url, next(names), f"r{n}", ledger)))
             await asyncio.sleep(1 / per_second)
-        await asyncio.wait_for(asyncio.gather(*tasks), 120)
+        await asyncio.wait_for(asyncio.gather(*tasks, harming or asyncio.sleep(0)), 120)
     return ledger
 
 
