@@ -13,7 +13,7 @@ from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, 
 from glowplug.controllers.fencing import Fence
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.placer_orders import Placement, record, refused, start_commands
-from glowplug.controllers.placer_room import Room
+from glowplug.controllers.placer_room import Room, on_gpus
 from glowplug.controllers.views import InstanceView, LoadView, NodeView
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
@@ -68,7 +68,10 @@ class PlacerController:
             return self._empty_node(stimulus, now_s)
         data = stimulus.data
         if isinstance(data, NodeBeat | NodeJoined):
+            known = self.nodes.by_id.get(data.node.node_id)
             self.nodes.apply(data.node, now_s)
+            if known is not None and _offers(known) == _offers(data.node):
+                return []  # most beats: nothing could be placed that could not before
         elif isinstance(data, ModelDeployed):
             self.models[data.model.key] = data.model
         elif isinstance(data, NodeLeft):
@@ -179,36 +182,38 @@ class PlacerController:
         order = sorted(
             self.placements.values(), key=lambda p: (-p.command.model.priority, p.received_at, p.command.instance_id)
         )
+        granted = {(gpu.gpu_id, g.holder) for n in self.nodes.by_id.values() for gpu in n.gpus for g in gpu.grants}
+        reserved: dict[str, int] = {}
+
+        def promise(placement: Placement, sign: int) -> None:
+            """Bytes of a placement that its GPU's ledger does not show yet, put in or taken out of `reserved`."""
+            if placement.gpu_id and (placement.gpu_id, placement.command.instance_id) not in granted:
+                num_bytes = sign * placement.command.model.memory_bytes
+                reserved[placement.gpu_id] = reserved.get(placement.gpu_id, 0) + num_bytes
+
         for placement in order:
-            effects += self._sent(placement, now_s) if placement.sent_at else self._try(placement, now_s)
+            promise(placement, 1)
+        room = self._room(now_s, reserved)
+        for placement in order:
+            promise(placement, -1)
+            effects += self._sent(placement, room) if placement.sent_at else self._try(placement, room)
+            if placement.command.instance_id in self.placements:
+                promise(placement, 1)
         return effects
 
-    def _room(self, now_s: float, without: str) -> Room:
-        reserved: dict[str, int] = {}
-        for other in self.placements.values():
-            if other.gpu_id and other.command.instance_id != without:
-                held = other.command.instance_id in self._granted(other.gpu_id)
-                if not held:
-                    reserved[other.gpu_id] = reserved.get(other.gpu_id, 0) + other.command.model.memory_bytes
+    def _room(self, now_s: float, reserved: dict[str, int]) -> Room:
         return Room(
             now_s=now_s,
             nodes=self.view(now_s),
             reserved=reserved,
-            instances=self.instances.by_id,
+            by_gpu=on_gpus(self.instances.by_id.values()),
             models=self.models,
             loads=self.loads,
             min_residency_s=self._params.min_residency_s,
         )
 
-    def _granted(self, gpu_id: str) -> set[str]:
-        for node in self.nodes.by_id.values():
-            for gpu in node.gpus:
-                if gpu.gpu_id == gpu_id:
-                    return {grant.holder for grant in gpu.grants}
-        return set()
-
-    def _try(self, placement: Placement, now_s: float) -> list[Effect]:
-        command, room = placement.command, self._room(now_s, placement.command.instance_id)
+    def _try(self, placement: Placement, room: Room) -> list[Effect]:
+        command, now_s = placement.command, room.now_s
         heard = [n for n in room.nodes if n.node_id not in placement.silent] or room.nodes
         decision = self._place(command.model, heard, room.reserved)
         if decision.gpu_id:
@@ -249,9 +254,10 @@ class PlacerController:
     def _orders(self, placement: Placement) -> list[Effect]:
         return [Publish(command, placement.event) for command in start_commands(placement)]
 
-    def _sent(self, placement: Placement, now_s: float) -> list[Effect]:
+    def _sent(self, placement: Placement, room: Room) -> list[Effect]:
         """A start of which the agent has not spoken yet: ask again, in the end somewhere else."""
-        node_gone = placement.node_id not in {n.node_id for n in self.nodes.alive(now_s)}
+        now_s = room.now_s
+        node_gone = not self.nodes.is_alive(placement.node_id, now_s)
         if node_gone or now_s - placement.started_at > self._params.give_up_s:
             stop = _stop(placement.node_id, placement.command.instance_id, "placed anew", 0.0)
             placement.start_over()
@@ -280,6 +286,10 @@ class PlacerController:
     ) -> DecisionRecord:
         policy = self.policies["residency" if kind == "evict" else "placement"]
         return record(placement, self._ids.next("d"), kind, policy, reason, now_s, rivals=rivals, chosen=chosen)
+
+
+def _offers(node: Node) -> tuple[object, ...]:
+    return node.gpus, node.engines, node.draining
 
 
 def _stop(node_id: str, instance_id: str, reason: str, grace_s: float) -> StopInstance:

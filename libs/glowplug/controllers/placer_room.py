@@ -1,6 +1,6 @@
 """Who could make room for an instance, and on which GPU that costs least."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from glowplug.controllers.views import LoadView
@@ -11,6 +11,15 @@ from glowplug.policies.decisions import EvictDecision
 from glowplug.policies.residency.resident import Resident
 
 
+def on_gpus(instances: Iterable[Instance]) -> dict[str, list[Instance]]:
+    """gpu_id -> the instances there that are not gone."""
+    found: dict[str, list[Instance]] = {}
+    for instance in instances:
+        if not instance.state.is_gone:
+            found.setdefault(instance.gpu_id, []).append(instance)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """A view of the fleet's bytes. `reserved`: gpu_id -> bytes promised to other placements."""
@@ -18,7 +27,7 @@ class Room:
     now_s: float
     nodes: list[Node]
     reserved: Mapping[str, int]
-    instances: Mapping[str, Instance]
+    by_gpu: Mapping[str, list[Instance]]  # those that are not gone
     models: Mapping[str, Model]
     loads: LoadView
     min_residency_s: float
@@ -38,7 +47,8 @@ class Room:
                 decision = self._on(gpu, model, evict, busy_may_go)
                 if decision is None:
                     continue
-                newest = max((self._used_at(self.instances[v]) for v in decision.victims), default=0.0)
+                victims = [i for i in self.by_gpu.get(gpu.gpu_id, ()) if i.instance_id in decision.victims]
+                newest = max((self._used_at(i) for i in victims), default=0.0)
                 cost = (len(decision.victims), newest, gpu.gpu_id)
                 if best is None or cost < best[0]:
                     best = (cost, gpu.gpu_id, decision)
@@ -47,7 +57,7 @@ class Room:
     def _on(self, gpu: Gpu, model: Model, evict: Callable[..., EvictDecision], busy: bool) -> EvictDecision | None:
         if gpu.total_bytes < model.memory_bytes:
             return None
-        here = [i for i in self.instances.values() if i.gpu_id == gpu.gpu_id and not i.state.is_gone]
+        here = self.by_gpu.get(gpu.gpu_id, [])
         leaving = sum(i.workers[0].num_bytes for i in here if i.state is InstanceState.DRAINING)
         need = model.memory_bytes - (gpu.free_bytes - self.reserved.get(gpu.gpu_id, 0)) - leaving
         if need <= 0:

@@ -81,7 +81,10 @@ class NodeView:
         return True
 
     def alive(self, now_s: float) -> list[Node]:
-        return [n for n in self.by_id.values() if now_s - self._moved_at[n.node_id] <= self._lease_s]
+        return [n for n in self.by_id.values() if self.is_alive(n.node_id, now_s)]
+
+    def is_alive(self, node_id: str, now_s: float) -> bool:
+        return now_s - self._moved_at.get(node_id, float("-inf")) <= self._lease_s
 
     def expire(self, now_s: float) -> list[Node]:
         """Take out and return the nodes whose lease has run out."""

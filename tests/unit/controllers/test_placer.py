@@ -1,5 +1,7 @@
 """The placer: where an instance goes, and who makes room."""
 
+from dataclasses import replace
+
 import pytest
 
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
@@ -76,8 +78,10 @@ def test_the_same_command_twice_starts_once():
 def test_a_start_of_which_nothing_is_heard_is_sent_again_then_placed_anew():
     controller = placer(a_node())
     controller.handle(asked(a_model()), 5.0)
-    assert len(payloads(beat(controller, 7.5, a_node(revision=2)), StartInstance)) == 1
-    (stop,) = payloads(beat(controller, 20.5, a_node(revision=3)), StopInstance)
+    beat(controller, 7.0, a_node(revision=2))
+    assert len(payloads(controller.handle(Tick(), 7.5), StartInstance)) == 1
+    beat(controller, 14.0, a_node(revision=3))
+    (stop,) = payloads(controller.handle(Tick(), 20.5), StopInstance)
     assert stop.reason == "placed anew"
     assert len(payloads(controller.handle(Tick(), 21.0), StartInstance)) == 1
 
@@ -131,7 +135,8 @@ def test_after_a_fair_wait_even_a_busy_instance_is_drained():
     controller.handle(asked(a_model("b", mib=150)), 10.1)
     controller.handle(load_report(a=busy), 15.0)
     newer = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=7)
-    (stop,) = payloads(beat(controller, 15.2, newer), StopInstance)
+    beat(controller, 15.1, newer)
+    (stop,) = payloads(controller.handle(Tick(), 15.2), StopInstance)
     assert stop.instance_id == "i-1" and stop.grace_s > 0
 
 
@@ -148,7 +153,8 @@ def test_a_drain_under_way_is_waited_for_instead_of_evicting_more():
 def test_an_impossible_placement_is_answered_as_a_failed_start():
     controller = placer(a_node(gpus_mib=(200,)))
     controller.handle(asked(a_model(mib=500)), 5.0)
-    (failed,) = payloads(beat(controller, 9.0, a_node(gpus_mib=(200,), revision=2)), InstanceFailed)
+    beat(controller, 8.9, a_node(gpus_mib=(200,), revision=2))
+    (failed,) = payloads(controller.handle(Tick(), 9.0), InstanceFailed)
     assert failed.code == "no_capacity" and "largest GPU" in failed.instance.reason
     assert controller.placements == {}
 
@@ -210,3 +216,28 @@ def test_more_important_models_are_placed_first():
     controller.handle(asked(a_model("high", mib=100, priority=9), "i-high"), 5.1)
     effects = beat(controller, 5.2, a_node(gpus_mib=(100,), revision=2))
     assert [s.instance_id for s in payloads(effects, StartInstance)] == ["i-high"]
+
+
+def test_a_beat_that_offers_nothing_new_is_not_worth_deciding_on():
+    asked_for = []
+
+    def counted(model, nodes, reserved):
+        asked_for.append(model.key)
+        return place(model, nodes, reserved)
+
+    full = a_node(gpus_mib=(100,), grants={0: [("x", 100)]}, revision=1)
+    controller = PlacerController(counted, evict, {"placement": "first_fit", "residency": "lru"}, epoch=3)
+    beat(controller, 5.0, full)
+    controller.handle(asked(a_model(mib=100)), 5.1)
+    assert len(asked_for) == 1
+    for revision in range(2, 10):
+        beat(controller, 5.1 + revision / 100, replace(full, revision=revision, heartbeat_at=float(revision)))
+    assert len(asked_for) == 1
+    assert len(payloads(beat(controller, 6.0, a_node(gpus_mib=(100,), revision=10)), StartInstance)) == 1
+
+
+def test_placements_of_one_pass_do_not_promise_the_same_bytes_twice():
+    controller = placer(a_node(gpus_mib=(300,), grants={0: [("x", 300)]}))
+    for number in range(4):
+        controller.handle(asked(a_model(f"m{number}", mib=100), f"i-{number}"), 5.0)
+    assert len(payloads(beat(controller, 5.5, a_node(revision=2)), StartInstance)) == 3

@@ -30,6 +30,8 @@ def place(
     possible = False
     chosen: PlaceDecision | None = None
     for node in sorted(nodes, key=lambda n: n.node_id):
+        if chosen is not None and len(rivals) >= params.max_rivals:
+            break
         if model.engine not in node.engines:
             rivals.append(Rival(name=node.node_id, score=0.0, why=f"cannot start engine {model.engine}"))
             continue
@@ -37,6 +39,8 @@ def place(
             free = gpu.free_bytes - reserved.get(gpu.gpu_id, 0)
             possible = possible or gpu.total_bytes >= need
             fits = free >= need
+            if len(rivals) >= params.max_rivals and (chosen is not None or not fits or node.draining):
+                continue  # nothing to choose, and no place left to name it
             if fits and chosen is None and not node.draining:
                 chosen = PlaceDecision(node_id=node.node_id, gpu_id=gpu.gpu_id, num_bytes=need)
                 why = "first with room"
