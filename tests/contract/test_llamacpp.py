@@ -39,8 +39,9 @@ async def test_weights_cut_short_are_never_served(case: EngineCase) -> None:
         cut = case.folder / "cut.gguf"
         cut.write_bytes(whole.read(20_000_000))
     handle = await case.launch()
-    with pytest.raises(EngineFailed, match=r"cut\.gguf"):
+    with pytest.raises(EngineFailed, match=r"cut\.gguf is cut short") as failure:
         await case.driver.load(handle, cut)
+    assert failure.value.code == "weights_corrupt"
     assert not case.driver.adopt(handle)
 
 

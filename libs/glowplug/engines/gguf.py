@@ -3,6 +3,7 @@
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
 """
 
+import math
 import struct
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
@@ -10,6 +11,9 @@ from pathlib import Path
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_ALIGNMENT = 32  # of the tensors, unless general.alignment says otherwise
+_BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36)}
+_BLOCKS |= {10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 30: (1, 2)}
 _KV_ELEMENT_BYTES = 2  # f16, llama.cpp's default for both halves of the cache
 
 Scalar = int | float | bool | str
@@ -28,15 +32,20 @@ class GgufFacts:
 
 
 def read_facts(path: Path) -> GgufFacts:
-    """Read the metadata. Raises InvalidGguf, or OSError when the file cannot be opened."""
+    """Read the metadata. Raises InvalidGguf, for a file that was cut short too, or OSError when it cannot be opened."""
+    if path.is_dir():
+        raise InvalidGguf("they are a directory, and llama.cpp reads one GGUF file")
     with path.open("rb") as file:
         if not path.stat().st_size:
             raise InvalidGguf(f"{path.name} is empty")
         with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             try:
-                values = _read_values(data)
+                values, at, num_tensors = _read_values(data)
+                num_bytes = _end_of_tensors(data, at, num_tensors, int(values.get("general.alignment") or _ALIGNMENT))
             except (InvalidGguf, struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
                 raise InvalidGguf(f"{path.name}: metadata cannot be read: {error}") from error
+            if num_bytes > len(data):
+                raise InvalidGguf(f"{path.name} is cut short: {len(data)} bytes of {num_bytes}")
     architecture = str(values.get("general.architecture", ""))
 
     def number(key: str) -> int:
@@ -55,11 +64,11 @@ def read_facts(path: Path) -> GgufFacts:
     )
 
 
-def _read_values(data: mmap) -> dict[str, Scalar]:
-    """All scalar and string values; arrays are stepped over."""
+def _read_values(data: mmap) -> tuple[dict[str, Scalar], int, int]:
+    """All scalar and string values (arrays are stepped over), where they end, and how many tensors follow."""
     if data[:4] != b"GGUF":
         raise InvalidGguf("not a GGUF file")
-    version, _num_tensors, num_values = struct.unpack_from("<IQQ", data, 4)
+    version, num_tensors, num_values = struct.unpack_from("<IQQ", data, 4)
     if version not in (2, 3):
         raise InvalidGguf(f"GGUF version {version} is not supported")
     values: dict[str, Scalar] = {}
@@ -75,7 +84,20 @@ def _read_values(data: mmap) -> dict[str, Scalar]:
         else:
             (values[key],) = struct.unpack_from("<" + _SCALARS[kind], data, at)
             at += struct.calcsize(_SCALARS[kind])
-    return values
+    return values, at, num_tensors
+
+
+def _end_of_tensors(data: mmap, at: int, num_tensors: int, alignment: int) -> int:
+    """Bytes a whole file has at least: the end of its last tensor (its start, when the type of numbers is unknown)."""
+    end = 0
+    for _ in range(num_tensors):
+        _, at = _string(data, at)
+        (num_dimensions,) = struct.unpack_from("<I", data, at)
+        *shape, kind, offset = struct.unpack_from(f"<{num_dimensions}QIQ", data, at + 4)
+        at += 4 + 8 * num_dimensions + 12
+        block, block_bytes = _BLOCKS.get(kind, (1, 0))
+        end = max(end, offset + math.prod(shape) // block * block_bytes)
+    return -(-at // alignment) * alignment + end if num_tensors else at
 
 
 def _string(data: mmap, at: int) -> tuple[str, int]:

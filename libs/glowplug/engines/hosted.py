@@ -105,7 +105,9 @@ class HostedDriver:
             if (ready := rendezvous.read(run_dir, rendezvous.READY)) is not None and alive:
                 return ready
             if (failed := rendezvous.read(run_dir, rendezvous.FAILED)) is not None:
-                raise self._failure(handle, failed["message"])
+                error = self._failure(handle, failed["message"])
+                error.code = failed.get("code", error.code)
+                raise error
             if not alive:
                 raise self._failure(handle, "the process ended before it was ready")
             if asyncio.get_running_loop().time() > deadline:

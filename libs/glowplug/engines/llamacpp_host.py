@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 
 import xllamacpp
 
+from glowplug.domain.errors import ChecksumMismatch
 from glowplug.engines import rendezvous
-from glowplug.engines.gguf import GgufFacts, read_facts
+from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
 
 _WARMUP_TIMEOUT_S = 120
 _MIN_CONTEXT_TOKENS = 256
@@ -128,6 +129,10 @@ def main() -> int:
         return 2
     try:
         server = bring_up(run_dir, spec)
+    except InvalidGguf as error:  # another start would read the same bytes
+        failed = {"message": f"the weights cannot be served: {error}", "code": ChecksumMismatch.code}
+        rendezvous.write(run_dir, rendezvous.FAILED, failed)
+        return 1
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told the reason and the process ends
         rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})
         return 1

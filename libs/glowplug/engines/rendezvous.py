@@ -3,7 +3,7 @@
     spec.json    driver -> host  what to serve, written before the process starts
     go.json      driver -> host  {"path"}: the weights are complete
     ready.json   host -> driver  {"port", "phases": [[name, started_at, ended_at], ...]}
-    failed.json  host -> driver  {"message"}
+    failed.json  host -> driver  {"message", "code" where waiting for another start would not help}
 
 Files, not pipes: either side may be killed and come back, and saying a thing twice is harmless.
 Standard library only, since engine processes import it.

@@ -87,6 +87,22 @@ def test_facts_of_a_gguf_file(tmp_path: Path) -> None:
     assert facts.chat_template == "{{ x }}"
 
 
+def test_a_gguf_file_cut_within_its_tensors_says_how_much_is_missing(tmp_path: Path) -> None:
+    q4_1_and_float32 = (
+        _text("a") + struct.pack("<IQQIQ", 2, 64, 2, 3, 0) + _text("b") + struct.pack("<IQIQ", 1, 8, 0, 96)
+    )
+    head = b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + q4_1_and_float32
+    whole = head + bytes(-len(head) % 32) + bytes(96 + 32)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(whole)
+    assert read_facts(path).architecture == ""
+    path.write_bytes(whole[:-1])
+    with pytest.raises(InvalidGguf, match=f"cut short: {len(whole) - 1} bytes of {len(whole)}"):
+        read_facts(path)
+    with pytest.raises(InvalidGguf, match="directory"):
+        read_facts(tmp_path)
+
+
 def test_every_cut_of_a_gguf_file_is_refused_or_read_and_never_crashes(tmp_path: Path) -> None:
     whole = a_gguf(tmp_path / "m.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
