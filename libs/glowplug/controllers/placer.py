@@ -35,6 +35,8 @@ class PlacerParams:
     min_residency_s: float = 1.0  # a READY instance stays at least this long
     fair_wait_s: float = 5.0  # after this wait a busy instance may be drained for a waiting one
     bury_s: float = 300.0  # rows of instances on a node that left are kept this long
+    forget_s: float = 10.0  # a placement that nobody repeats (the autoscaler does each 2 s) is wanted no more
+    max_tick_gap_s: float = 3.0  # a longer one was our pause or a jump of the clock, not the silence of the nodes
     settle_s: float = 3.0  # after start, time for nodes and routers to speak before anybody is evicted or given up
 
 
@@ -56,12 +58,15 @@ class PlacerController:
         self.models: dict[str, Model] = {}
         self._cordoned: set[str] = set()
         self._born_at: float | None = None
+        self._ticked_at: float | None = None
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         """Commands (StaleEpoch when fenced off), facts, telemetry and ticks."""
         self._born_at = now_s if self._born_at is None else self._born_at
         if isinstance(stimulus, Tick):
+            self._mind_the_gap(now_s)
             self.loads.expire(now_s)
+            self._drop_unasked(now_s)
             return [*self._expire_nodes(now_s), *self._bury(now_s), *self._work(now_s)]
         if isinstance(stimulus, Cordon):
             (self._cordoned.add if stimulus.cordoned else self._cordoned.discard)(stimulus.node_id)
@@ -104,6 +109,21 @@ class PlacerController:
                 self._settle(instance)
         return []
 
+    def _mind_the_gap(self, now_s: float) -> None:
+        gap_s = now_s - (now_s if self._ticked_at is None else self._ticked_at)
+        self._ticked_at = now_s
+        if not 0 <= gap_s <= self._params.max_tick_gap_s:
+            self.nodes.shift(gap_s)
+            self._born_at = now_s if self._born_at is None else self._born_at + gap_s
+            for placement in self.placements.values():
+                placement.shift(gap_s)
+
+    def _drop_unasked(self, now_s: float) -> None:
+        """What is not on its way yet and not asked for any more: its cancel was lost, or its autoscaler."""
+        for instance_id, placement in list(self.placements.items()):
+            if not placement.sent_at and now_s - placement.asked_at > self._params.forget_s:
+                del self.placements[instance_id]
+
     def _take(self, event: Event, now_s: float) -> None:
         command: PlaceInstance = event.data
         stale = [
@@ -112,11 +132,14 @@ class PlacerController:
         for instance_id in stale:  # asked for by an autoscaler that has since been restarted and asks anew
             if not self.placements[instance_id].sent_at:
                 del self.placements[instance_id]
-        if command.instance_id not in self.placements and command.instance_id not in self.instances.by_id:
-            self.placements[command.instance_id] = Placement(event, now_s)
+        known = self.placements.get(command.instance_id)
+        if known is not None:
+            known.asked_at = now_s
+        elif command.instance_id not in self.instances.by_id:
+            self.placements[command.instance_id] = Placement(event, now_s, now_s)
 
     def _settle(self, instance: Instance) -> None:
-        """The agent has spoken of it: its ledger holds the bytes (or is done with them)."""
+        """The agent has spoken of it: its ledger holds the bytes (or is done with them), seen by us or not yet."""
         self.placements.pop(instance.instance_id, None)
 
     def _cancel(self, command: CancelPlacement, now_s: float) -> list[Effect]:
@@ -184,6 +207,11 @@ class PlacerController:
         )
         granted = {(gpu.gpu_id, g.holder) for n in self.nodes.by_id.values() for gpu in n.gpus for g in gpu.grants}
         reserved: dict[str, int] = {}
+        for instance in self.instances.by_id.values():  # the fact of a start may be here before the beat that shows it
+            is_held = not instance.state.is_gone and instance.state is not InstanceState.DRAINING
+            if is_held and (instance.gpu_id, instance.instance_id) not in granted:
+                num_bytes = sum(worker.num_bytes for worker in instance.workers)
+                reserved[instance.gpu_id] = reserved.get(instance.gpu_id, 0) + num_bytes
 
         def promise(placement: Placement, sign: int) -> None:
             """Bytes of a placement that its GPU's ledger does not show yet, put in or taken out of `reserved`."""

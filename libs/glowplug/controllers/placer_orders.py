@@ -16,6 +16,7 @@ class Placement:
 
     event: Event
     received_at: float
+    asked_at: float  # when it was last asked for
     gpu_id: str = ""
     node_id: str = ""
     decision_id: str = ""
@@ -29,6 +30,15 @@ class Placement:
     def command(self) -> PlaceInstance:
         command: PlaceInstance = self.event.data
         return command
+
+    def shift(self, by_s: float) -> None:
+        """Move every wait by a jump of the clock."""
+        self.received_at += by_s
+        self.asked_at += by_s
+        self.asked_victims_at += by_s
+        if self.sent_at:
+            self.sent_at += by_s
+            self.started_at += by_s
 
     def start_over(self) -> None:
         """Its agent does not answer: forget the place, and remember whose silence it was."""

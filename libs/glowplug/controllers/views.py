@@ -93,6 +93,10 @@ class NodeView:
             self.forget(node.node_id)
         return gone
 
+    def shift(self, by_s: float) -> None:
+        """Move every lease by a jump of our clock, or by a time in which we did not listen."""
+        self._moved_at = {node_id: at + by_s for node_id, at in self._moved_at.items()}
+
     def forget(self, node_id: str) -> None:
         self.by_id.pop(node_id, None)
         self._moved_at.pop(node_id, None)

@@ -33,6 +33,11 @@ def beat(controller, now_s, *nodes):
     return effects
 
 
+def ticks(controller, since_s, until_s):
+    """Half a second apart; the first is half a second after `since_s`."""
+    return [e for n in range(int(since_s * 2) + 1, int(until_s * 2) + 1) for e in controller.handle(Tick(), n / 2)]
+
+
 def asked(model, instance_id="i-new", epoch=1, wanted_at=9.0):
     command = PlaceInstance(instance_id=instance_id, model=model, reason="1 waiting", wanted_at=wanted_at)
     return an_event(command, issuer="autoscaler-1", epoch=epoch)
@@ -69,6 +74,17 @@ def test_bytes_promised_but_not_yet_granted_are_reserved():
     assert payloads(controller.handle(asked(a_model("n", mib=100), "i-2"), 5.0), StartInstance) == []
 
 
+def test_bytes_of_a_start_whose_beat_is_still_to_come_are_not_given_twice():
+    controller = placer(a_node(gpus_mib=(150,)))
+    controller.handle(asked(a_model(mib=100), "i-1"), 5.0)
+    starting = an_instance("i-1", state=InstanceState.STARTING, mib=100)
+    controller.handle(an_event(InstanceStarting(instance=starting)), 5.1)
+    assert payloads(controller.handle(asked(a_model("n", mib=100), "i-2"), 5.2), StartInstance) == []
+    beat(controller, 5.3, a_node(gpus_mib=(150,), revision=2, grants={0: [("i-1", 100)]}))
+    (start,) = payloads(controller.handle(asked(a_model("o", mib=50), "i-3"), 5.4), StartInstance)
+    assert start.instance_id == "i-3", "what the beat shows is not counted again"
+
+
 def test_the_same_command_twice_starts_once():
     controller = placer(a_node())
     controller.handle(asked(a_model()), 5.0)
@@ -77,13 +93,14 @@ def test_the_same_command_twice_starts_once():
 
 def test_a_start_of_which_nothing_is_heard_is_sent_again_then_placed_anew():
     controller = placer(a_node())
+    ticks(controller, 0, 5)
     controller.handle(asked(a_model()), 5.0)
     beat(controller, 7.0, a_node(revision=2))
-    assert len(payloads(controller.handle(Tick(), 7.5), StartInstance)) == 1
-    beat(controller, 14.0, a_node(revision=3))
-    (stop,) = payloads(controller.handle(Tick(), 20.5), StopInstance)
+    assert len(payloads(ticks(controller, 5, 7.5), StartInstance)) == 1
+    beat(controller, 13.0, a_node(revision=3))
+    (stop,) = payloads(ticks(controller, 7.5, 13.5), StopInstance)
     assert stop.reason == "placed anew"
-    assert len(payloads(controller.handle(Tick(), 21.0), StartInstance)) == 1
+    assert len(payloads(controller.handle(Tick(), 14.0), StartInstance)) == 1
 
 
 def full_fleet(**fields):
@@ -132,8 +149,10 @@ def test_after_a_fair_wait_even_a_busy_instance_is_drained():
     controller = full_fleet()
     busy = ModelLoad(num_in_flight=1, in_flight_by_instance={"i-1": 1})
     controller.handle(load_report(a=busy), 10.0)
+    ticks(controller, 9.5, 10)
     controller.handle(asked(a_model("b", mib=150)), 10.1)
     controller.handle(load_report(a=busy), 15.0)
+    assert payloads(ticks(controller, 10, 15), StopInstance) == []
     newer = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=7)
     beat(controller, 15.1, newer)
     (stop,) = payloads(controller.handle(Tick(), 15.2), StopInstance)
@@ -152,9 +171,11 @@ def test_a_drain_under_way_is_waited_for_instead_of_evicting_more():
 
 def test_an_impossible_placement_is_answered_as_a_failed_start():
     controller = placer(a_node(gpus_mib=(200,)))
+    ticks(controller, 0, 5)
     controller.handle(asked(a_model(mib=500)), 5.0)
-    beat(controller, 8.9, a_node(gpus_mib=(200,), revision=2))
-    (failed,) = payloads(controller.handle(Tick(), 9.0), InstanceFailed)
+    assert payloads(ticks(controller, 5, 7.5), InstanceFailed) == []
+    beat(controller, 7.6, a_node(gpus_mib=(200,), revision=2))
+    (failed,) = payloads(ticks(controller, 7.5, 9), InstanceFailed)
     assert failed.code == "no_capacity" and "largest GPU" in failed.instance.reason
     assert controller.placements == {}
 
@@ -162,7 +183,7 @@ def test_an_impossible_placement_is_answered_as_a_failed_start():
 def test_a_silent_node_has_left_and_its_instances_with_it():
     controller = placer(a_node())
     controller.handle(an_event(InstanceReady(instance=an_instance())), 1.0)
-    effects = controller.handle(Tick(), 8.5)
+    effects = ticks(controller, 0, 8.5)
     assert [n.node_id for n in payloads(effects, NodeLeft)] == ["node-1"]
     assert [f.code for f in payloads(effects, InstanceFailed)] == ["node_left"]
     (row,) = [e.value for e in effects if isinstance(e, Save)]
@@ -173,7 +194,7 @@ def test_a_silent_node_has_left_and_its_instances_with_it():
 def test_a_node_that_comes_back_brings_its_instance_back():
     controller = placer(a_node())
     controller.handle(an_event(InstanceReady(instance=an_instance())), 1.0)
-    controller.handle(Tick(), 8.5)
+    ticks(controller, 0, 8.5)
     beat(controller, 9.0, a_node(revision=2))
     controller.restore("instances", {"i-1": an_instance(revision=3)}, 9.1)
     assert controller.instances.by_id["i-1"].state is InstanceState.READY
@@ -241,3 +262,25 @@ def test_placements_of_one_pass_do_not_promise_the_same_bytes_twice():
     for number in range(4):
         controller.handle(asked(a_model(f"m{number}", mib=100), f"i-{number}"), 5.0)
     assert len(payloads(beat(controller, 5.5, a_node(revision=2)), StartInstance)) == 3
+
+
+@pytest.mark.parametrize("gap_s", [60.0, 3600.0, -3600.0])
+def test_a_pause_of_the_placer_is_not_the_silence_of_its_nodes(gap_s):
+    controller = placer(a_node())
+    controller.handle(an_event(InstanceReady(instance=an_instance())), 0.2)
+    assert ticks(controller, 0, 2.0) == []
+    assert controller.handle(Tick(), 2.0 + gap_s) == []
+    assert [n.node_id for n in controller.view(2.0 + gap_s)] == ["node-1"]
+    later = [e for n in range(1, 20) for e in controller.handle(Tick(), 2.0 + gap_s + n / 2)]
+    assert [n.node_id for n in payloads(later, NodeLeft)] == ["node-1"], "a silence that goes on is one"
+
+
+def test_a_placement_that_nobody_repeats_is_forgotten():
+    controller = placer(a_node(gpus_mib=(100,), grants={0: [("x", 100)]}))
+    controller.handle(asked(a_model("lost"), "i-lost"), 0.1)
+    controller.handle(asked(a_model("wanted"), "i-wanted"), 0.1)
+    for n in range(1, 31):
+        controller.handle(Tick(), n / 2)
+        if n % 4 == 0:
+            controller.handle(asked(a_model("wanted"), "i-wanted"), n / 2)
+    assert list(controller.placements) == ["i-wanted"]
