@@ -292,6 +292,11 @@ class RouterController:
 
     def _tick(self, _: Tick, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
+        self._quarantine.expire(now_s)
+        for key in [k for k, q in self.queues.items() if k not in self.fleet.models and not q.num_running]:
+            del self.queues[key]
+            self.estimates.forget(key)
+            self._failures.forget(key)
         for key, queue in self.queues.items():
             model = self.fleet.models.get(key)
             if model is None or not queue.waiting:
@@ -383,10 +388,7 @@ class RouterController:
         )
 
     def _queue(self, model_key: str) -> ModelQueue:
-        queue = self.queues.get(model_key)
-        if queue is None:
-            queue = self.queues[model_key] = ModelQueue()
-        return queue
+        return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())
 
 
 def _reject(ticket: int, error: GlowplugError) -> Reject:

@@ -29,6 +29,11 @@ class Estimates:
         if took_s > 0:
             self._learn(self.service_s, model_key, took_s)
 
+    def forget(self, model_key: str) -> None:
+        """Drop what was learned of a model that is no more."""
+        self.start_s.pop(model_key, None)
+        self.service_s.pop(model_key, None)
+
     def _learn(self, means: dict[str, float], key: str, sample: float) -> None:
         old = means.get(key)
         means[key] = sample if old is None else old + self.weight * (sample - old)

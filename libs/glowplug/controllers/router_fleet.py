@@ -23,7 +23,7 @@ class Fleet:
     by_model: dict[str, dict[str, Instance]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # name or alias -> model_key
     _gone: dict[str, int] = field(default_factory=dict)  # instance_id -> revision it went with
-    _absent_since: dict[tuple[str, str], float] = field(default_factory=dict)
+    _absent_since: dict[str, dict[str, float]] = field(default_factory=dict)  # table -> key -> when it was missed first
 
     def lookup(self, name: str) -> Model | None:
         """The model a client calls `name`."""
@@ -67,7 +67,10 @@ class Fleet:
 
     def _bury(self, instance: Instance) -> None:
         self.instances.pop(instance.instance_id, None)
-        self.by_model.get(instance.model_key, {}).pop(instance.instance_id, None)
+        siblings = self.by_model.get(instance.model_key, {})
+        siblings.pop(instance.instance_id, None)
+        if not siblings:
+            self.by_model.pop(instance.model_key, None)
         self._gone[instance.instance_id] = instance.revision
         if len(self._gone) > NUM_TOMBSTONES:
             del self._gone[next(iter(self._gone))]
@@ -87,14 +90,10 @@ class Fleet:
 
     def absent(self, table: str, known: Mapping[str, object], rows: Mapping[str, object], now_s: float) -> list[str]:
         """Keys of `known` that have been missing from the store for the whole grace time."""
-        expired = []
-        for key in known:
-            if key in rows:
-                self._absent_since.pop((table, key), None)
-            elif now_s - self._absent_since.setdefault((table, key), now_s) >= self.absent_grace_s:
-                expired.append(key)
-        for key in expired:
-            del self._absent_since[(table, key)]
+        before = self._absent_since.get(table, {})
+        absent = {key: before.get(key, now_s) for key in known if key not in rows}
+        expired = [key for key, since in absent.items() if now_s - since >= self.absent_grace_s]
+        self._absent_since[table] = {key: since for key, since in absent.items() if key not in expired}
         return expired
 
     def forget_instance(self, instance_id: str) -> str:

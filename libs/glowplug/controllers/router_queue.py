@@ -68,5 +68,9 @@ class Quarantine:
         del self.until[instance_id]
         return False
 
+    def expire(self, now_s: float) -> None:
+        """Let go of those whose time is over, whoever they were."""
+        self.until = {i: until for i, until in self.until.items() if now_s < until}
+
     def free(self, instance_id: str) -> None:
         self.until.pop(instance_id, None)

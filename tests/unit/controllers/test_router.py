@@ -333,3 +333,42 @@ def test_ends_that_are_told_twice_count_once() -> None:
     assert run.handle(RequestEnded(1)) == [] and run.handle(ClientLeft(1)) == []
     assert run.handle(DispatchFailed(1, True, "late")) == []
     assert run.controller.loads()["m"].num_in_flight == 0
+
+
+def test_nothing_is_kept_of_a_model_that_was_undeployed() -> None:
+    run = Run(model(), model("n"))
+    run.handle(ready(instance()))
+    run.arrive()
+    run.handle(RequestEnded(1, 2.0))
+    run.arrive()
+    run.handle(failed(instance(state=InstanceState.FAILED, revision=2), "engine_failed"))
+    run.handle(DispatchFailed(2, True, "gone"))
+    run.handle(event(facts.ModelUndeployed(model_key="m")))
+    run.handle(Tick(), 5.0)
+    controller = run.controller
+    assert controller.loads() == {} and controller.requests == {} and controller.fleet.by_model == {}
+    assert controller.estimates.service_s == {} and controller.estimates.start_s == {}
+    assert controller._failures.of("m") is None and controller._quarantine.until == {}
+
+
+def test_a_request_that_runs_on_after_its_model_left_is_still_counted() -> None:
+    run = Run(model(), model("n"))
+    run.handle(ready(instance()))
+    run.arrive()
+    run.handle(event(facts.ModelUndeployed(model_key="m")))
+    run.handle(Tick(), 5.0)
+    assert run.controller.load("m").num_in_flight == 1
+    run.handle(RequestEnded(1, 2.0))
+    run.handle(Tick(), 1.0)
+    assert run.controller.loads() == {}
+
+
+def test_what_was_missed_once_and_came_back_has_its_whole_grace_again() -> None:
+    run = Run(model(), model("n"))
+    rows = {"n": model("n")}
+    run.controller.restore("models", rows, NOW)
+    run.handle(event(facts.ModelUndeployed(model_key="m")))
+    run.controller.restore("models", rows, NOW + 5)
+    run.handle(event(facts.ModelDeployed(model=model(revision=5))))
+    run.controller.restore("models", rows, NOW + 60)
+    assert "m" in run.controller.fleet.models
