@@ -1,13 +1,17 @@
 """Fixtures every room of tests may use."""
 
+import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.servers import Infra, NatsProcess, ValkeyProcess
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 settings.register_profile(
     "house",
@@ -53,3 +57,11 @@ def own_valkey() -> Iterator[ValkeyProcess]:
             yield server.start()
         finally:
             server.kill()
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """Tests run on asyncio's own loop; the data port is held to the same on uvloop too."""
+    factories: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
+    if item.path.name.startswith("test_data_port"):
+        factories["uvloop"] = uvloop.new_event_loop
+    return factories

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-import uvloop
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
@@ -24,13 +22,6 @@ from services.router.limits import Limits
 from services.router.metrics import RouterMetrics
 from services.router.proxy import DataPort
 from services.router.proxy_exchange import Exchange
-
-
-@pytest.fixture(params=["uvloop", "asyncio"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """The data port is held to the same on both loops; each test file of it imports this."""
-    return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
-
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
+from glowplug.domain.model import OnCold
 from services.router.limits import Limits
 from tests.contract.data_port_rig import (
     Answer,
+    a_model,
     a_rig,
     chat,
-    event_loop_policy,  # noqa: F401
 )
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
@@ -292,3 +293,13 @@ async def test_garbage_behind_a_good_request_does_not_spoil_its_answer() -> None
         answer = await client.answer()
         assert answer.status == 200 and answer.complete
         assert await client.at_end()
+
+
+async def test_thousands_of_pipelined_requests_that_are_refused_at_once() -> None:
+    """Each refusal goes on with the next request: without a limit of depth, the last of them would be too deep."""
+    async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:
+        client = await rig.client()
+        await client.send(chat() * 2000)
+        answers = [await client.answer() for _ in range(2000)]
+        assert {a.status for a in answers} == {503}
+        assert rig.port.buffered_bytes == 0 and rig.desk.exchanges == {}

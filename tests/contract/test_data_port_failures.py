@@ -15,7 +15,6 @@ from tests.contract.data_port_rig import (
     a_rig,
     an_instance,
     chat,
-    event_loop_policy,  # noqa: F401
 )
 
 

@@ -14,7 +14,6 @@ from tests.contract.data_port_rig import (
     a_rig,
     an_instance,
     chat,
-    event_loop_policy,  # noqa: F401
 )
 
 QUICK = Limits(keepalive_after_s=0.02, keepalive_every_s=0.02)

@@ -9,7 +9,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.telemetry.tracing import Tracing
 from services.router.ids import Sampler
 from services.router.ledger import Ledger
-from tests.contract.data_port_rig import Rig, a_rig, an_instance, chat, event_loop_policy  # noqa: F401
+from tests.contract.data_port_rig import Rig, a_rig, an_instance, chat
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01\r\n".encode()
