@@ -101,7 +101,10 @@ class DataPort:
         period_s = max(min(1.0, limits.header_s / 4, limits.engine_idle_s / 4, limits.engine_silence_s / 4), 0.01)
         while True:
             await asyncio.sleep(period_s)
-            self._sweep(time.monotonic())
+            try:
+                self._sweep(time.monotonic())
+            except Exception:  # without sweeps no slow client and no silent engine would ever be given up
+                log.exception("a sweep of the data port failed")
 
     def _sweep(self, now: float) -> None:
         for connection in list(self.connections):

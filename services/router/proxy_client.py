@@ -84,6 +84,7 @@ class ClientConnection(asyncio.Protocol):
         self.state = IDLE
         self.since = _monotonic()  # when `state` began
         self._waiting: deque[Parsed] = deque()
+        self._advancing = False
         self._reads_paused = False
         self._closing = False  # the last answer on this connection is decided
         self._head_bytes = 0
@@ -127,11 +128,18 @@ class ClientConnection(asyncio.Protocol):
             self._head_too_large()
 
     def _advance(self) -> None:
-        """Take the next complete requests while none is being answered."""
-        while self._waiting and self.exchange is None and not self.transport.is_closing():
-            parsed = self._waiting.popleft()
-            if not self.port.take(self, parsed):
-                self.port.buffered_bytes -= len(parsed.body)
+        """Take the next complete requests while none is being answered. One that is answered at once comes back here
+        from within: the loop goes on, not deeper."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._waiting and self.exchange is None and not self.transport.is_closing():
+                parsed = self._waiting.popleft()
+                if not self.port.take(self, parsed):
+                    self.port.buffered_bytes -= len(parsed.body)
+        finally:
+            self._advancing = False
         full = len(self._waiting) >= self.port.limits.num_pipelined
         if full != self._reads_paused and not self.transport.is_closing():
             self._reads_paused = full
