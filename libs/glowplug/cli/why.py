@@ -9,6 +9,7 @@ from glowplug.cli.client import FleetClient, connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
 from glowplug.cli.show import emit, pairs, seconds
 from glowplug.cli.views import instances
+from glowplug.domain.units import show_bytes
 
 FILTERS = ("request", "instance", "gpu", "node")
 
@@ -23,14 +24,15 @@ def why(
     fleet = connect(state_dir)
     request = _request(fleet, subject)
     found = _decisions(fleet, subject, request, limit)
-    if not found and request is None:
-        raise CliError(f"nothing is known of {subject!r}: not a request, model, instance, GPU or node of this fleet")
+    undecided = _kind(fleet, subject) if request is None and not found else ""
     if output is Format.JSON:
         emit(output, {"request": request, "decisions": found}, (), ())
         return
     if request is not None:
         typer.echo(_request_text(request))
-    if not found:
+    if undecided:
+        typer.echo(f"nothing has been decided about the {undecided} {subject!r} yet")
+    if request is not None and not found:
         typer.echo("no decision was needed: an instance was there and had room")
     for decision in found:
         typer.echo(decision_text(decision))
@@ -44,6 +46,17 @@ def _request(fleet: FleetClient, subject: str) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] | None = next((row for row in rows if row.get("request_id") == subject), None)
     return found
+
+
+def _kind(fleet: FleetClient, subject: str) -> str:
+    """What a subject is of which nothing was decided: a model nobody asked for yet, an idle GPU. Raises CliError."""
+    rows = [("model", row["name"]) for row in fleet.get("autoscaler", "/v1/models")["data"]]
+    for node in fleet.get("placer", "/v1/nodes")["data"]:
+        rows += [("node", node["node_id"]), *(("GPU", gpu["gpu_id"]) for gpu in node["gpus"])]
+    for kind, name in rows:
+        if name == subject:
+            return kind
+    raise CliError(f"nothing is known of {subject!r}: not a request, model, instance, GPU or node of this fleet")
 
 
 def _decisions(fleet: FleetClient, subject: str, request: dict[str, Any] | None, limit: int) -> list[dict[str, Any]]:
@@ -78,10 +91,23 @@ def _merge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _request_text(request: dict[str, Any]) -> str:
-    known = {
-        k: (seconds(v) if k.endswith("_s") and v is not None else v) for k, v in request.items() if v not in ("", None)
-    }
-    return f"request {request['request_id']}\n{pairs(known)}\n"
+    return f"request {request['request_id']}\n{pairs(_readable(request))}\n"
+
+
+def _readable(values: dict[str, Any]) -> dict[str, Any]:
+    """Bytes, seconds and moments as people read them; what is empty stays out."""
+    shown: dict[str, Any] = {}
+    for key, value in values.items():
+        if value in ("", None):
+            continue
+        if key.endswith("_bytes"):
+            value = show_bytes(value)
+        elif key.endswith("_at"):
+            value = time.strftime("%H:%M:%S", time.localtime(value))
+        elif key.endswith("_s"):
+            value = seconds(value)
+        shown[key] = value
+    return shown
 
 
 def decision_text(decision: dict[str, Any]) -> str:
@@ -97,7 +123,7 @@ def decision_text(decision: dict[str, Any]) -> str:
         pairs(about),
     ]
     if decision.get("inputs"):
-        lines += ["  inputs", pairs(decision["inputs"], "    ")]
+        lines += ["  inputs", pairs(_readable(decision["inputs"]), "    ")]
     if decision.get("rivals"):
         rivals = {r["name"]: f"score {r['score']:g}  {r['why']}" for r in decision["rivals"]}
         lines += ["  rivals", pairs(rivals, "    ")]

@@ -61,11 +61,17 @@ def test_why_shows_rule_reason_inputs_and_rivals() -> None:
             "policy": "first_fit",
             "reason": "first GPU with room",
             "gpu_id": "node-1/0",
-            "inputs": {"need_bytes": 5},
+            "inputs": {"need_bytes": 245163072, "waited_s": 0.5},
             "rivals": [{"name": "node-2/0", "score": 3.0, "why": "too small"}],
         }
     )
-    for word in ("placer decided to place by first_fit: first GPU with room", "need_bytes  5", "node-2/0", "too small"):
+    for word in (
+        "placer decided to place by first_fit: first GPU with room",
+        "need_bytes  234 MiB",
+        "0.500 s",
+        "node-2/0",
+        "too small",
+    ):
         assert word in text
 
 
