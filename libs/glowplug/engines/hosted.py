@@ -115,7 +115,8 @@ class HostedDriver:
             await asyncio.sleep(process.POLL_S)
 
     def _failure(self, handle: EngineHandle, reason: str) -> EngineFailed:
-        return EngineFailed(f"{self.name} {handle.instance_id}: {reason}\n{process.log_tail(Path(handle.log_path))}")
+        log_tail = process.log_tail(Path(handle.log_path))
+        return EngineFailed(f"{self.name} {handle.instance_id}: {reason}\n{log_tail}".rstrip())
 
     async def health(self, handle: EngineHandle) -> Health:
         if not self.adopt(handle):
