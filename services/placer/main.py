@@ -2,7 +2,7 @@
 
 import asyncio
 
-from glowplug.controllers.placer import PlacerController, PlacerParams
+from glowplug.controllers.placer import CORDONS, Cordon, PlacerController, PlacerParams
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
@@ -14,7 +14,7 @@ from services.placer.app import make
 from services.placer.settings import PlacerSettings
 
 WIRING = Wiring(
-    tables={"models": Model, "nodes": Node, "instances": Instance},
+    tables={"models": Model, "nodes": Node, "instances": Instance, CORDONS: Cordon},
     facts=[entity_facts("instance"), entity_facts("node"), facts_of("model.deployed")],
     telemetry=[facts_of("router.load_reported"), facts_of("node.beat")],
     commands=[commands_to("placer")],

@@ -24,6 +24,8 @@ from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceFailed, ModelDeployed, NodeBeat, NodeJoined, NodeLeft, RouterLoadReported
 from glowplug.policies.decisions import EvictDecision, PlaceDecision
 
+CORDONS = "cordons"  # nodes that an operator drains
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacerParams:
@@ -57,6 +59,7 @@ class PlacerController:
         self.placements: dict[str, Placement] = {}
         self.models: dict[str, Model] = {}
         self._cordoned: set[str] = set()
+        self._knows_cordons = False  # the table, ours, has been read once
         self._born_at: float | None = None
         self._ticked_at: float | None = None
 
@@ -98,9 +101,11 @@ class PlacerController:
         return self._work(now_s) if self.placements else []
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Tables `models`, `nodes` and `instances`."""
+        """Tables `models`, `nodes`, `instances` and, ours, `cordons`."""
         if table == "models":
             self.models = rows
+        elif table == CORDONS:
+            return self._restore_cordons(rows)
         elif table == "nodes":
             for node in rows.values():
                 self.nodes.apply(node, now_s)
@@ -108,6 +113,14 @@ class PlacerController:
             for instance in self.instances.restore(rows, now_s):
                 self._settle(instance)
         return []
+
+    def _restore_cordons(self, rows: dict[str, "Cordon"]) -> list[Effect]:
+        """Taken once, at the start; from then on the table is made to say what we know."""
+        if not self._knows_cordons:
+            self._cordoned.update(rows)
+            self._knows_cordons = True
+        missing, lifted = sorted(self._cordoned - rows.keys()), sorted(rows.keys() - self._cordoned)
+        return [*(Save(CORDONS, n, Cordon(n, True)) for n in missing), *(Remove(CORDONS, n) for n in lifted)]
 
     def _mind_the_gap(self, now_s: float) -> None:
         gap_s = now_s - (now_s if self._ticked_at is None else self._ticked_at)
@@ -185,12 +198,13 @@ class PlacerController:
 
     def _empty_node(self, cordon: "Cordon", now_s: float) -> list[Effect]:
         if not cordon.cordoned:
-            return self._work(now_s)
-        return [
+            return [Remove(CORDONS, cordon.node_id), *self._work(now_s)]
+        stops = [
             Publish(_stop(i.node_id, i.instance_id, "its node is being drained", self._params.evict_grace_s))
             for i in self.instances.by_id.values()
             if i.node_id == cordon.node_id and not i.state.is_gone
         ]
+        return [Save(CORDONS, cordon.node_id, cordon), *stops]
 
     def view(self, now_s: float) -> list[Node]:
         """The nodes alive now, cordoned ones marked as draining."""

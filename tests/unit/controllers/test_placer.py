@@ -10,6 +10,7 @@ from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import CancelPlacement, FetchWeights, PlaceInstance, StartInstance, StopInstance
+from glowplug.events.envelope import from_json, to_json
 from glowplug.events.facts import InstanceFailed, InstanceReady, InstanceStarting, InstanceStopped, NodeBeat, NodeLeft
 from glowplug.policies.placement.first_fit import place
 from glowplug.policies.residency.lru import evict
@@ -284,3 +285,23 @@ def test_a_placement_that_nobody_repeats_is_forgotten():
         if n % 4 == 0:
             controller.handle(asked(a_model("wanted"), "i-wanted"), n / 2)
     assert list(controller.placements) == ["i-wanted"]
+
+
+def test_a_cordon_outlives_the_placer():
+    first = placer(a_node())
+    assert first.restore("cordons", {}, 1.0) == []
+    (save,) = [e for e in first.handle(Cordon("node-1", True), 5.0) if isinstance(e, Save)]
+    rows = {save.key: from_json(to_json(save.value), Cordon)}
+    second = placer(a_node())
+    assert second.restore("cordons", rows, 6.0) == []
+    assert [n.draining for n in second.view(6.0)] == [True]
+    assert Remove("cordons", "node-1") in second.handle(Cordon("node-1", False), 7.0)
+    assert second.restore("cordons", rows, 7.1) == [Remove("cordons", "node-1")], "read before it was written"
+    assert [n.draining for n in second.view(7.1)] == [False]
+
+
+def test_a_cordon_that_the_store_lost_is_written_again():
+    controller = placer(a_node())
+    controller.restore("cordons", {}, 1.0)
+    controller.handle(Cordon("node-1", True), 5.0)
+    assert controller.restore("cordons", {}, 6.0) == [Save("cordons", "node-1", Cordon("node-1", True))]
