@@ -1,0 +1,39 @@
+"""Fencing: one line of epochs per commanding service, whatever its processes are called."""
+
+import pytest
+
+from glowplug.controllers.fencing import Fence, service_of
+from glowplug.domain.errors import StaleEpoch
+from glowplug.events.commands import StopInstance
+from tests.fleet_builder import an_event
+
+STOP = StopInstance(target="node-1", instance_id="i-1", reason="")
+
+
+@pytest.mark.parametrize(
+    ("issuer", "service"),
+    [
+        ("placer", "placer"),
+        ("placer-1", "placer"),
+        ("placer-7d9f8b6c5-x2x9z", "placer"),
+        ("glowplug-placer-0", "placer"),
+        ("eu-west-autoscaler-2", "autoscaler"),
+        ("somebody-3", "somebody"),
+    ],
+)
+def test_a_service_id_tells_its_service(issuer, service):
+    assert service_of(issuer) == service
+
+
+def test_two_services_that_share_a_prefix_do_not_fence_each_other():
+    fence = Fence()
+    fence.admit(an_event(STOP, issuer="glowplug-placer-0", epoch=9))
+    fence.admit(an_event(STOP, issuer="glowplug-autoscaler-0", epoch=4))
+    assert sorted(fence.seen.values()) == [4, 9]
+
+
+def test_a_process_of_another_name_follows_in_the_same_line():
+    fence = Fence()
+    fence.admit(an_event(STOP, issuer="placer-aaa", epoch=9))
+    with pytest.raises(StaleEpoch):
+        fence.admit(an_event(STOP, issuer="placer-bbb", epoch=8))
