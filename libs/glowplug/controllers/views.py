@@ -1,7 +1,8 @@
 """What a control service knows of the fleet, kept current by facts and mended by tables.
 
 A row is taken when its revision is not lower than the known one, so that facts may come late, twice or not at all.
-A row missing from its table is dropped once no fact has spoken of it for `absent_s`.
+A row missing from its table is dropped once nobody has spoken of it for ABSENT_S; one that stays behind what is known
+for as long is right: what was known never reached the store.
 """
 
 from collections.abc import Mapping
@@ -47,6 +48,9 @@ class InstanceView:
         changed = []
         for instance in rows.values():
             before = self.by_id.get(instance.instance_id)
+            is_behind = before is not None and instance.revision < before.revision
+            if is_behind and now_s - self._heard_at[instance.instance_id] > ABSENT_S:
+                self.forget(instance.instance_id)
             if self.apply(instance, now_s) and before != instance:
                 changed.append(instance)
         for instance_id in [i for i in self.by_id if i not in rows]:

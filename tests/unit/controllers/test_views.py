@@ -30,6 +30,16 @@ def test_a_row_missing_from_the_table_is_dropped_only_after_a_while():
     assert view.by_id == {} and view.of("m") == {} and view.model_keys == []
 
 
+def test_a_row_that_stays_behind_is_right_in_the_end():
+    """A node given up while neither bus nor store took it: nobody else ever heard that its instance had failed."""
+    view, row = InstanceView(), an_instance(revision=3)
+    view.restore({"i-1": row}, 0.0)
+    view.apply(an_instance(state=InstanceState.FAILED, revision=4), 1.0)
+    assert view.restore({"i-1": row}, 10.0) == []
+    assert view.restore({"i-1": row}, 17.0) == [row]
+    assert view.by_id["i-1"] == row and view.of("m") == {"i-1": row}
+
+
 def test_restore_reports_only_what_changed():
     view = InstanceView()
     assert view.restore({"i-1": an_instance()}, 0.0) == [an_instance()]
