@@ -11,7 +11,7 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.events import Event
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.subjects import FACTS, TELEMETRY
-from glowplug.runtime.tasks import end
+from glowplug.runtime.tasks import end, essential
 from glowplug.state.port import Store, StoreUnavailable
 from glowplug.telemetry.metrics import ShellMetrics
 from services.console.app import Console
@@ -41,8 +41,12 @@ class Feed:
         self._dropped_told = 0
         self._unreadable: deque[tuple[str, str]] = deque(maxlen=UNREADABLE_KEPT)
 
-    def start(self) -> None:
+    def start(self, stopping: asyncio.Event | None = None) -> None:
+        """Begin; a loop that fails sets `stopping`, since a page that shows an old fleet as the present one lies."""
         self._tasks = [asyncio.create_task(loop()) for loop in (self._listen, self._resync_loop, self._beat_loop)]
+        if stopping is not None:
+            for task in self._tasks:
+                essential(task, stopping)
 
     async def stop(self) -> None:
         """Let every page go, then end the loops."""

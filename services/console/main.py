@@ -16,7 +16,7 @@ async def serve(stopping: asyncio.Event) -> None:
     console = Console(settings, ConsoleMetrics())
     feed = Feed(console, world.bus, world.store, world.bus.connect, world.metrics)
     server, _ = await serve_rest(build_app(console), settings)
-    feed.start()
+    feed.start(stopping)
     waiter = asyncio.create_task(stopping.wait())
     await asyncio.wait({waiter, server}, return_when=asyncio.FIRST_COMPLETED)
     await feed.stop()
