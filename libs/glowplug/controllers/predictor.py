@@ -6,6 +6,7 @@ concurrency (WarmServe section 4.1: average is time-weighted, peak is the maximu
 """
 
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ class PredictorParams:
     window_s: float = 60.0
     num_windows: int = 1440  # windows kept per model
     max_models: int = 5000
+    router_lease_s: float = 30.0  # what a router silent for longer held and ran is gone with it
 
 
 @dataclass(slots=True)
@@ -53,14 +55,20 @@ class PredictorController:
         self.params = params
         self.forecasts: dict[str, Forecast] = {}
         self._series: dict[str, _Series] = {}
+        self._heard_at: dict[str, float] = {}  # router_id -> when it reported last
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         if isinstance(stimulus, Tick):
+            for router_id in [r for r, at in self._heard_at.items() if now_s - at > self.params.router_lease_s]:
+                del self._heard_at[router_id]
+                self._absent(router_id, frozenset(), now_s)
             for series in self._series.values():
                 self._advance(series, now_s)
             return []
         data = stimulus.data
         if isinstance(data, RouterLoadReported):
+            self._heard_at[data.router_id] = now_s
+            self._absent(data.router_id, data.loads.keys(), now_s)
             for key, load in data.loads.items():
                 self._load(key, data.router_id, load, now_s)
         elif isinstance(data, RequestFinished):
@@ -116,6 +124,13 @@ class PredictorController:
         series.by_router[router_id] = load.num_waiting + load.num_in_flight
         window = series.windows[-1]
         window.concurrency_peak = max(window.concurrency_peak, series.concurrency)
+
+    def _absent(self, router_id: str, present: Set[str], now_s: float) -> None:
+        """A report is whole: of models that are not in it the router holds and runs nothing (any more)."""
+        for key, series in self._series.items():
+            if key not in present and router_id in series.by_router:
+                self._advance(series, now_s)
+                del series.by_router[router_id]
 
     def _finished(self, data: RequestFinished, now_s: float) -> None:
         series = self._of(data.model_key, now_s)

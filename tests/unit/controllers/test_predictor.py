@@ -32,7 +32,8 @@ def finished(**fields):
 def test_concurrency_is_weighted_by_time_and_carried_over_windows():
     controller = PredictorController(PredictorParams(window_s=60))
     controller.handle(load_report(m=ModelLoad(num_in_flight=4)), 0.0)
-    controller.handle(load_report(m=ModelLoad(num_in_flight=1)), 30.0)
+    for at in (30.0, 60.0, 89.0):
+        controller.handle(load_report(m=ModelLoad(num_in_flight=1)), at)
     controller.handle(Tick(), 90.0)
     first, second = controller.windows("m")
     assert first.concurrency_seconds == pytest.approx(4 * 30 + 1 * 30)
@@ -64,3 +65,23 @@ def test_series_of_an_undeployed_model_is_dropped_and_forecasts_are_empty():
     controller.handle(finished(), 1.0)
     controller.restore("models", {}, 2.0)
     assert controller.model_keys == [] and controller.forecasts == {}
+
+
+def test_a_router_that_starts_anew_has_nothing_of_its_past_in_flight():
+    controller = PredictorController(PredictorParams(window_s=60))
+    controller.handle(load_report(m=ModelLoad(num_in_flight=4)), 0.0)
+    controller.handle(load_report(), 15.0)
+    controller.handle(Tick(), 61.0)
+    first, second = controller.windows("m")
+    assert first.concurrency_seconds == pytest.approx(4 * 15)
+    assert second.concurrency_peak == 0
+
+
+def test_a_router_that_is_silent_is_counted_no_more():
+    controller = PredictorController(PredictorParams(window_s=60, router_lease_s=30))
+    controller.handle(load_report("router-1", m=ModelLoad(num_in_flight=4)), 0.0)
+    for at in (20.0, 31.0, 50.0):
+        controller.handle(load_report("router-2", m=ModelLoad(num_in_flight=1)), at)
+        controller.handle(Tick(), at)
+    controller.handle(Tick(), 61.0)
+    assert controller.windows("m")[-1].concurrency_peak == 1
