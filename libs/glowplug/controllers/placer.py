@@ -265,8 +265,9 @@ class PlacerController:
         if not decision.possible:
             patient = waited < self._params.impossible_s or not settled
             return [] if patient else self._refuse(placement, decision, now_s)
-        if now_s - placement.asked_victims_at < self._params.evict_grace_s:
-            return []  # room is being made
+        asked_lately = now_s - placement.asked_victims_at < self._params.evict_grace_s
+        if asked_lately and room.is_being_made(placement.gpu_id, placement.victims):
+            return []
         if not settled and not self.loads.is_fresh(now_s):
             return []
         fair = waited >= self._params.fair_wait_s

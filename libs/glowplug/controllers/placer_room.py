@@ -54,11 +54,19 @@ class Room:
                     best = (cost, gpu.gpu_id, decision)
         return (best[1], best[2]) if best else None
 
+    def is_being_made(self, gpu_id: str, victims: tuple[str, ...]) -> bool:
+        """Whether somebody who was asked to leave this GPU, or leaves it by itself, still holds bytes there."""
+        grants = [grant for node in self.nodes for gpu in node.gpus if gpu.gpu_id == gpu_id for grant in gpu.grants]
+        staying = {i.instance_id for i in self.by_gpu.get(gpu_id, ()) if i.state is not InstanceState.DRAINING}
+        return any(grant.holder in victims or grant.holder not in staying for grant in grants)
+
     def _on(self, gpu: Gpu, model: Model, evict: Callable[..., EvictDecision], busy: bool) -> EvictDecision | None:
         if gpu.total_bytes < model.memory_bytes:
             return None
         here = self.by_gpu.get(gpu.gpu_id, [])
-        leaving = sum(i.workers[0].num_bytes for i in here if i.state is InstanceState.DRAINING)
+        holders = {grant.holder for grant in gpu.grants}  # a beat may show what is free before the fact says who went
+        draining = [i for i in here if i.state is InstanceState.DRAINING and i.instance_id in holders]
+        leaving = sum(i.workers[0].num_bytes for i in draining)
         need = model.memory_bytes - (gpu.free_bytes - self.reserved.get(gpu.gpu_id, 0)) - leaving
         if need <= 0:
             return EvictDecision(reason="instances that drain already free enough") if leaving else None

@@ -1,0 +1,61 @@
+"""Making room: whose bytes come free, and when to ask anew."""
+
+from dataclasses import replace
+
+from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.placer import PlacerController
+from glowplug.domain.instance import InstanceState
+from glowplug.events.commands import PlaceInstance, StartInstance, StopInstance
+from glowplug.events.facts import InstanceReady, InstanceStopped, NodeBeat
+from glowplug.policies.placement.first_fit import place
+from glowplug.policies.residency.lru import evict
+from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
+
+
+def placer(node, *instances) -> PlacerController:
+    controller = PlacerController(place, evict, {"placement": "first_fit", "residency": "lru"}, epoch=3)
+    controller.restore("nodes", {node.node_id: node}, 0.0)
+    controller.handle(Tick(), 0.0)
+    for instance in instances:
+        controller.handle(an_event(InstanceReady(instance=instance)), 1.0)
+    controller.handle(an_event(NodeBeat(node=replace(node, revision=2))), 9.9)
+    controller.handle(load_report(), 9.9)
+    return controller
+
+
+def asked(name, mib, instance_id):
+    command = PlaceInstance(instance_id=instance_id, model=a_model(name, mib=mib), reason="1 waiting", wanted_at=9.0)
+    return an_event(command, issuer="autoscaler-1", epoch=1)
+
+
+def sent(effects, cls):
+    return [e.payload.instance_id for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
+
+
+def test_bytes_that_a_beat_shows_free_are_not_free_a_second_time_while_their_row_still_drains():
+    busy = an_instance("i-2", "b", mib=80, ready_at=1.0)
+    gone = an_instance("i-1", "a", InstanceState.DRAINING, mib=120)
+    node = a_node(gpus_mib=(200,), grants={0: [("i-2", 80)]})
+    controller = placer(node, busy, gone)
+    assert sent(controller.handle(asked("c", 150, "i-3"), 10.0), StopInstance) == ["i-2"], "120 MiB are all there is"
+
+
+def test_when_the_drain_it_waits_for_is_taken_back_room_is_asked_for_anew():
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]})
+    controller = placer(node, an_instance("i-1", "a", InstanceState.DRAINING, mib=200, ready_at=1.0))
+    assert sent(controller.handle(asked("b", 150, "i-b"), 10.0), StopInstance) == [], "it leaves already"
+    assert sent(controller.handle(Tick(), 10.5), StopInstance) == []
+    resumed = an_instance("i-1", "a", mib=200, ready_at=1.0, revision=2)
+    assert sent(controller.handle(an_event(InstanceReady(instance=resumed)), 11.0), StopInstance) == ["i-1"]
+    assert sent(controller.handle(Tick(), 11.5), StopInstance) == [], "asked a moment ago"
+
+
+def test_between_the_end_of_a_victim_and_the_beat_that_shows_its_bytes_nobody_else_is_asked():
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]})
+    controller = placer(node, *(an_instance(i, i, mib=100, ready_at=1.0) for i in ("i-1", "i-2")))
+    assert sent(controller.handle(asked("b", 100, "i-b"), 10.0), StopInstance) == ["i-1"]
+    stopped = an_instance("i-1", "i-1", InstanceState.STOPPED, mib=100, revision=2)
+    effects = controller.handle(an_event(InstanceStopped(instance=stopped)), 11.0)
+    assert sent(effects, StopInstance) == sent(effects, StartInstance) == []
+    free = a_node(gpus_mib=(200,), revision=5, grants={0: [("i-2", 100)]})
+    assert sent(controller.handle(an_event(NodeBeat(node=free)), 11.1), StartInstance) == ["i-b"]
