@@ -14,7 +14,7 @@ USABLE_RATIO = 0.9  # of the shared-memory file system: filling it up would take
 
 
 class PrefetcherSettings(ServiceSettings):
-    node_id: str = "node-1"
+    node_id: str = Field("node-1", pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)
     shm_dir: Path = Path("/dev/shm/glowplug")
     host_cache_bytes: int = Field(8 << 30, gt=0)
     link_bytes_per_s: float = Field(0.0, ge=0)  # rate of this node's link for weights; 0 is no limit

@@ -11,7 +11,7 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="GLOWPLUG_", extra="ignore", populate_by_name=True)
 
-    service_id: str = ""  # empty: "<service>-1"
+    service_id: str = Field("", pattern=r"^[A-Za-z0-9_-]*$", max_length=128)  # one per process; empty: "<service>-1"
     host: str = "127.0.0.1"  # address the ports listen on
     port: int = Field(0, ge=0, le=65535)  # admin REST; 0 lets the kernel choose
     nats_url: str = "nats://127.0.0.1:4222"

@@ -12,7 +12,13 @@ from glowplug.runtime.supervisor.errors import WrongSetting
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("GLOWPLUG_PORT", "abc"), ("GLOWPLUG_PORT", "70000"), ("GLOWPLUG_TICK_S", "-1")]
+    ("name", "value"),
+    [
+        ("GLOWPLUG_PORT", "abc"),
+        ("GLOWPLUG_PORT", "70000"),
+        ("GLOWPLUG_TICK_S", "-1"),
+        ("GLOWPLUG_SERVICE_ID", "router.eu"),  # the bus names its reader after it, where a dot is not allowed
+    ],
 )
 def test_a_service_setting_is_named_as_its_owner_writes_it(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
