@@ -109,9 +109,16 @@ async def banner(fleet: Fleet) -> str:
         f"  curl -N {urls['data']}/v1/chat/completions{authorization} -H 'Content-Type: application/json' \\",
         f"    -d '{body}'",
         f"  glowplug run {first} 'Why is the sky blue?'   |   glowplug status, models, ps, top, tap, why, down",
+        *_where(fleet.state.path),
         "",
     ]
     return "\n".join(lines)
+
+
+def _where(state_dir: Path) -> list[str]:
+    """How other terminals find this fleet when it is not where `glowplug` looks by itself."""
+    looked_for = Path(os.environ.get("GLOWPLUG_STATE_DIR", DEFAULT_STATE_DIR)).absolute()
+    return [] if looked_for == state_dir.absolute() else [f"  first: export GLOWPLUG_STATE_DIR={state_dir}"]
 
 
 async def wait_for_models(data_url: str, api_key: str = "") -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glowplug.cli import logs, tap, why
+from glowplug.cli import logs, tap, up, why
 from glowplug.cli.client import connect
 from glowplug.cli.demo import HEADERS, Row, write_models
 from glowplug.cli.options import NoFleet
@@ -113,3 +113,12 @@ def test_a_fleet_elsewhere_is_named_by_the_environment(tmp_path: Path, monkeypat
     fleet = connect(tmp_path)
     assert fleet.url("autoscaler") == "http://far:8005"
     assert fleet.admin_token == "t"
+
+
+def test_a_fleet_that_is_not_where_others_look_says_how_to_find_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GLOWPLUG_STATE_DIR", raising=False)
+    assert up._where(tmp_path / ".glowplug") == []
+    assert up._where(tmp_path / "mine") == [f"  first: export GLOWPLUG_STATE_DIR={tmp_path}/mine"]
+    monkeypatch.setenv("GLOWPLUG_STATE_DIR", str(tmp_path / "mine"))
+    assert up._where(tmp_path / "mine") == []
