@@ -11,6 +11,7 @@ from glowplug.cli.show import emit, pairs, seconds
 from glowplug.cli.views import instances
 from glowplug.domain.units import show_bytes
 
+MAX_REQUESTS = 10_000  # as many as the router gives at once
 FILTERS = ("request", "instance", "gpu", "node")
 
 
@@ -33,7 +34,7 @@ def why(
     if undecided:
         typer.echo(f"nothing has been decided about the {undecided} {subject!r} yet")
     if request is not None and not found:
-        typer.echo("no decision was needed: an instance was there and had room")
+        typer.echo(_without_decision(request))
     for decision in found:
         typer.echo(decision_text(decision))
 
@@ -41,7 +42,7 @@ def why(
 def _request(fleet: FleetClient, subject: str) -> dict[str, Any] | None:
     """The router's record of a request, when `subject` is the id of one."""
     try:
-        rows = fleet.get("router", "/v1/requests")["data"]
+        rows = fleet.get("router", "/v1/requests", limit=MAX_REQUESTS)["data"]
     except CliError:
         return None
     found: dict[str, Any] | None = next((row for row in rows if row.get("request_id") == subject), None)
@@ -92,6 +93,15 @@ def _merge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _request_text(request: dict[str, Any]) -> str:
     return f"request {request['request_id']}\n{pairs(_readable(request))}\n"
+
+
+def _without_decision(request: dict[str, Any]) -> str:
+    if code := request.get("error_code"):
+        model = request["model"]
+        return (
+            f"it was answered {request['status']} {code}, and no decision names it: `glowplug why {model}` has those\n"
+        )
+    return "no decision was needed: an instance was there and had room"
 
 
 def _readable(values: dict[str, Any]) -> dict[str, Any]:
