@@ -29,6 +29,8 @@ CORDONS = "cordons"  # nodes that an operator drains
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacerParams:
+    """How long things may take or stay, in seconds."""
+
     node_lease_s: float = 8.0  # a node silent for this long has left
     repeat_s: float = 2.0  # a start of which no fact has come is sent again after this
     give_up_s: float = 8.0  # ... and placed anew after this, on another node where there is one
@@ -36,6 +38,7 @@ class PlacerParams:
     evict_grace_s: float = 30.0  # longest drain of a victim
     min_residency_s: float = 1.0  # a READY instance stays at least this long
     fair_wait_s: float = 5.0  # after this wait a busy instance may be drained for a waiting one
+    fair_turn_s: float = 5.0  # ... that has been READY this long: a start costs seconds, and is for more than one batch
     bury_s: float = 300.0  # rows of instances on a node that left are kept this long
     forget_s: float = 10.0  # a placement that nobody repeats (the autoscaler does each 2 s) is wanted no more
     max_tick_gap_s: float = 3.0  # a longer one was our pause or a jump of the clock, not the silence of the nodes
@@ -252,6 +255,7 @@ class PlacerController:
             models=self.models,
             loads=self.loads,
             min_residency_s=self._params.min_residency_s,
+            fair_turn_s=self._params.fair_turn_s,
         )
 
     def _try(self, placement: Placement, room: Room) -> list[Effect]:

@@ -31,6 +31,7 @@ class Room:
     models: Mapping[str, Model]
     loads: LoadView
     min_residency_s: float
+    fair_turn_s: float
 
     def make(
         self, model: Model, evict: Callable[..., EvictDecision], *, busy_may_go: bool
@@ -95,11 +96,12 @@ class Room:
         if self._priority(instance) > model.priority:
             return f"priority {self._priority(instance)} over {model.priority}"
         load = self.loads.of(instance.model_key)
+        num = load.in_flight_by_instance.get(instance.instance_id, 0)
         if busy_may_go:
-            return ""
+            is_new = self.now_s - instance.ready_at < self.fair_turn_s
+            return "its turn has just begun" if is_new and (num or load.num_waiting) else ""
         if not self.loads.is_fresh(self.now_s):
             return "no router has spoken lately"
-        num = load.in_flight_by_instance.get(instance.instance_id, 0)
         if num:
             return f"{num} requests in flight"
         return f"{load.num_waiting} requests wait for it" if load.num_waiting else ""

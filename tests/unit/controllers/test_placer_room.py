@@ -5,6 +5,7 @@ from dataclasses import replace
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.placer import PlacerController
 from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import PlaceInstance, StartInstance, StopInstance
 from glowplug.events.facts import InstanceReady, InstanceStopped, NodeBeat
 from glowplug.policies.placement.first_fit import place
@@ -20,6 +21,7 @@ def placer(node, *instances) -> PlacerController:
         controller.handle(an_event(InstanceReady(instance=instance)), 1.0)
     controller.handle(an_event(NodeBeat(node=replace(node, revision=2))), 9.9)
     controller.handle(load_report(), 9.9)
+    controller.handle(Tick(), 9.9)
     return controller
 
 
@@ -59,3 +61,17 @@ def test_between_the_end_of_a_victim_and_the_beat_that_shows_its_bytes_nobody_el
     assert sent(effects, StopInstance) == sent(effects, StartInstance) == []
     free = a_node(gpus_mib=(200,), revision=5, grants={0: [("i-2", 100)]})
     assert sent(controller.handle(an_event(NodeBeat(node=free)), 11.1), StartInstance) == ["i-b"]
+
+
+def test_a_busy_instance_has_its_turn_before_it_makes_room_for_one_that_waited_long():
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]})
+    controller = placer(node, an_instance("i-1", "a", mib=200, ready_at=14.0))
+    busy = load_report(a=ModelLoad(num_in_flight=4, in_flight_by_instance={"i-1": 4}))
+    controller.handle(asked("b", 150, "i-b"), 10.0)
+    stopped_at = []
+    for half_s in range(21, 41):
+        controller.handle(busy, half_s / 2)
+        controller.handle(an_event(NodeBeat(node=replace(node, revision=half_s))), half_s / 2)
+        effects = controller.handle(asked("b", 150, "i-b"), half_s / 2)
+        stopped_at += [half_s / 2 for _ in sent(effects, StopInstance)]
+    assert stopped_at == [19.0], "five seconds after it was ready, though the other has waited since 10"
