@@ -34,6 +34,8 @@ _DROPPED = frozenset(
         b"x-request-id",
         b"traceparent",
         b"server-timing",
+        b"x-glowplug-instance",
+        b"x-glowplug-emulated",
     )
 )
 

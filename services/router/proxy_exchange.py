@@ -348,7 +348,7 @@ class Exchange:
         if instance is not None:
             own += b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
             if instance.emulated:
-                own += b"%b: true\r\n" % _EMULATED
+                own += b"%b: 1\r\n" % _EMULATED
         return own
 
     def _timings(self) -> bytes:

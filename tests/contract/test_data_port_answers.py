@@ -86,7 +86,7 @@ async def test_server_timing_and_instance_are_told() -> None:
     timing = answer.headers["server-timing"]
     assert timing.startswith("queue;dur=0.0, router;dur=") and "fetch" not in timing
     assert answer.headers["x-glowplug-instance"] == "i-1"
-    assert answer.headers[HEADER_EMULATED] == "true"
+    assert answer.headers[HEADER_EMULATED] == "1"
 
 
 async def test_server_timing_of_a_cold_request_has_the_phases() -> None:

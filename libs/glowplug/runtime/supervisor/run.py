@@ -87,7 +87,7 @@ async def _progress(fleet: Fleet, output: Output) -> None:
             text = f"starting: {fleet.num_ready} of {len(fleet.children)} ready"
             if waiting and fleet.num_ready:
                 text += f", waiting for {', '.join(waiting[:4])}{' ...' if len(waiting) > 4 else ''}"
-            if text != last:
+            if fleet.children and text != last:
                 output.progress(f"{text} ({time.monotonic() - started:.1f} s)")
                 last = text
             await asyncio.sleep(PROGRESS_EVERY_S)

@@ -9,12 +9,12 @@ import glowplug
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import vllm_env, vllm_sample
 from glowplug.engines.samples import sample_weights_path
-from glowplug.runtime.supervisor.errors import FleetError, NotInstalled
+from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
 from glowplug.runtime.supervisor.statedir import disk_errors
 
 
 def sample_files(engine: str) -> list[Path]:
-    """The sample model files of one engine. Raises FleetError naming the engines that have some."""
+    """The sample model files of one engine. Raises WrongSetting naming the engines that have some."""
     package = Path(glowplug.__file__).parent
     roots = (
         package.parents[1] / "deploy" / "models",
@@ -25,7 +25,9 @@ def sample_files(engine: str) -> list[Path]:
         if files:
             return files
     known = sorted({folder.name for root in roots if root.is_dir() for folder in root.iterdir() if folder.is_dir()})
-    raise FleetError(f"no sample models for engine {engine!r}: --engine is one of {', '.join(known) or '(none found)'}")
+    raise WrongSetting(
+        f"no sample models for engine {engine!r}: --engine is one of {', '.join(known) or '(none found)'}"
+    )
 
 
 def prepare(engine: str) -> None:
