@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler import AutoscalerController
-from glowplug.domain.errors import BadRequest, InvalidModelFile, ModelNotFound, NoCapacity
+from glowplug.domain.errors import BadRequest, InvalidModelFile, ModelNotFound
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
 from glowplug.runtime.control import ControlService
@@ -38,14 +38,6 @@ def make(service: ControlService, settings: AutoscalerSettings, watch: ModelWatc
     app.include_router(_reading(service, watch))
     app.include_router(_changing(service, watch), dependencies=[Depends(admin(settings.admin_token))])
     return app
-
-
-def controller_of(service: ControlService) -> AutoscalerController:
-    """Raises NoCapacity (503) while the service connects."""
-    if service.shell is None:
-        raise NoCapacity("the autoscaler is still connecting", retry_after_s=1)
-    assert isinstance(service.shell.controller, AutoscalerController)
-    return service.shell.controller
 
 
 def _show(controller: AutoscalerController, watch: ModelWatch, model: Model) -> dict[str, Any]:
@@ -83,14 +75,14 @@ def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         """Every deployed model with its state; `errors` names model files that are not in force."""
-        controller = controller_of(service)
+        controller = service.controller(AutoscalerController)
         rows = [_show(controller, watch, m) for m in sorted(controller.models.values(), key=lambda m: m.key)]
         return {"object": "list", "data": rows, "errors": watch.errors}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model, by key, name or alias."""
-        controller = controller_of(service)
+        controller = service.controller(AutoscalerController)
         return _show(controller, watch, _find(controller, name))
 
     @router.get("/v1/model-schema")
@@ -114,7 +106,7 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
     @router.post("/v1/models", status_code=201)
     async def create(body: ModelFile) -> dict[str, Any]:
         """Deploy a new model; 409 when its name is taken."""
-        controller = controller_of(service)
+        controller = service.controller(AutoscalerController)
         model = body.to_model("api", Path.cwd())
         await tell(operator.Deploy(model=model, create=True))
         return described(controller, model.key)
@@ -122,7 +114,7 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
     @router.put("/v1/models/{name:path}")
     async def update(name: str, body: ModelFile) -> dict[str, Any]:
         """Create or change a model. Running instances keep what they were started with."""
-        controller = controller_of(service)
+        controller = service.controller(AutoscalerController)
         model = body.to_model("api", Path.cwd())
         if name not in (model.key, *model.names):
             raise InvalidModelFile(f"name: the address says {name!r}, the body {model.name!r}", param="name")
@@ -132,7 +124,7 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
     @router.delete("/v1/models/{name:path}")
     async def delete(name: str) -> dict[str, Any]:
         """Undeploy: its instances drain. A model that comes from a file returns with the next change of the file."""
-        controller = controller_of(service)
+        controller = service.controller(AutoscalerController)
         model = _find(controller, name)
         await tell(operator.Undeploy(model.key))
         return {"key": model.key, "deleted": True}
@@ -140,7 +132,7 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
     @router.post("/v1/models/{name:path}/{verb}", status_code=202)
     async def act(name: str, verb: str) -> dict[str, Any]:
         """load, unload, drain (unload and stay so until load), pin, unpin."""
-        controller = controller_of(service)
+        controller = service.controller(AutoscalerController)
         make = VERBS.get(verb)
         if make is None:
             raise BadRequest(f"no verb {verb!r}: one of {', '.join(VERBS)}", param="verb")

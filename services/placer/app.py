@@ -15,14 +15,6 @@ from glowplug.state.port import StoreUnavailable
 from services.placer.settings import PlacerSettings
 
 
-def controller_of(service: ControlService) -> PlacerController:
-    """Raises NoCapacity (503) while the service connects."""
-    if service.shell is None:
-        raise NoCapacity("the placer is still connecting", retry_after_s=1)
-    assert isinstance(service.shell.controller, PlacerController)
-    return service.shell.controller
-
-
 def make(service: ControlService, settings: PlacerSettings, policies: dict[str, str]) -> FastAPI:
     app = make_app(
         "placer",
@@ -41,13 +33,13 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/nodes", tags=["nodes"])
     async def nodes() -> dict[str, Any]:
         """Nodes alive, with GPUs, grants, links and cached weights."""
-        view = controller_of(service).view(time.time())
+        view = service.controller(PlacerController).view(time.time())
         return {"object": "list", "data": msgspec.to_builtins(view)}
 
     @app.get("/v1/instances", tags=["instances"])
     async def instances(model: str = "", gone: bool = False) -> dict[str, Any]:
         """Instances, newest first; `gone=true` shows stopped and failed ones too."""
-        every = controller_of(service).instances.by_id.values()
+        every = service.controller(PlacerController).instances.by_id.values()
         rows = [i for i in every if (gone or not i.state.is_gone) and (not model or i.model_key == model)]
         rows.sort(key=lambda i: -i.created_at)
         return {"object": "list", "data": msgspec.to_builtins(rows)}
@@ -55,7 +47,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/instances/{instance_id}", tags=["instances"])
     async def instance(instance_id: str) -> Any:
         """One instance with the phases of its start."""
-        found = controller_of(service).instances.by_id.get(instance_id)
+        found = service.controller(PlacerController).instances.by_id.get(instance_id)
         if found is None:
             raise NotFound(f"no instance {instance_id!r}")
         return msgspec.to_builtins(found)
@@ -74,7 +66,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
                 "victims": list(p.victims),
                 "started": bool(p.sent_at),
             }
-            for p in controller_of(service).placements.values()
+            for p in service.controller(PlacerController).placements.values()
         ]
         return {"object": "list", "data": rows}
 
@@ -122,7 +114,7 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
     only_admin = [Depends(admin(settings.admin_token))]
 
     async def cordon(node_id: str, cordoned: bool) -> dict[str, Any]:
-        controller = controller_of(service)
+        controller = service.controller(PlacerController)
         if node_id not in controller.nodes.by_id:
             raise NotFound(f"no node {node_id!r}")
         assert service.shell is not None

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import FastAPI
 
 from glowplug.controllers.predictor import PredictorController, PredictorParams
-from glowplug.domain.errors import NoCapacity
 from glowplug.domain.model import Model
 from glowplug.events.subjects import facts_of
 from glowplug.runtime.control import ControlService, Wiring
@@ -28,10 +27,7 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
     )
 
     def controller() -> PredictorController:
-        if service.shell is None:
-            raise NoCapacity("the predictor is still connecting", retry_after_s=1)
-        assert isinstance(service.shell.controller, PredictorController)
-        return service.shell.controller
+        return service.controller(PredictorController)
 
     @app.get("/v1/forecasts", tags=["forecasts"])
     async def forecasts() -> dict[str, Any]:

@@ -7,18 +7,9 @@ from fastapi import Depends, FastAPI
 
 from glowplug.controllers.prefetcher import PrefetcherController
 from glowplug.controllers.prefetcher_words import DropAsked
-from glowplug.domain.errors import NoCapacity
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
 from services.prefetcher.settings import PrefetcherSettings
-
-
-def controller_of(service: ControlService) -> PrefetcherController:
-    """Raises NoCapacity (503) while the service connects."""
-    if service.shell is None:
-        raise NoCapacity("the prefetcher is still connecting", retry_after_s=1)
-    assert isinstance(service.shell.controller, PrefetcherController)
-    return service.shell.controller
 
 
 def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
@@ -33,7 +24,7 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
     @app.get("/v1/cache", tags=["cache"])
     async def cache() -> dict[str, Any]:
         """Weights in host memory, most recently used first. `held` says why one may not leave."""
-        controller, now_s = controller_of(service), time.time()
+        controller, now_s = service.controller(PrefetcherController), time.time()
         rows = sorted(controller.cache.entries.values(), key=lambda c: (-c.last_used_at, c.digest))
         return {
             "object": "list",
@@ -56,7 +47,7 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
     @app.get("/v1/fetches", tags=["fetches"])
     async def fetches() -> dict[str, Any]:
         """Fetches queued and running, the most urgent first."""
-        jobs = sorted(controller_of(service).jobs.values(), key=lambda j: (-j.urgency, j.order))
+        jobs = sorted(service.controller(PrefetcherController).jobs.values(), key=lambda j: (-j.urgency, j.order))
         return {
             "object": "list",
             "node_id": settings.node_id,
@@ -85,7 +76,7 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
     )
     async def drop(digest: str) -> dict[str, Any]:
         """Remove weights from host memory, or cancel their fetch."""
-        controller_of(service)
+        service.controller(PrefetcherController)
         assert service.shell is not None
         await service.shell.ask(DropAsked(digest, "asked for over REST"))
         return {"digest": digest, "dropped": True}

@@ -42,7 +42,7 @@ class Fleet:
 
     async def add(self, name: str, controller, make, tables=None) -> None:
         class World:
-            store, bus = self.store, MemoryBus(self.broker)
+            service, store, bus = name, self.store, MemoryBus(self.broker)
 
         service = ControlService(World())
         metrics = ShellMetrics(name, CollectorRegistry())
@@ -179,7 +179,7 @@ async def test_every_service_has_health_metrics_and_openapi(fleet, name):
 @pytest.mark.parametrize("name", ["autoscaler", "placer", "predictor"])
 async def test_while_connecting_it_is_alive_but_not_ready(fleet, name):
     class World:
-        store, bus = fleet.store, MemoryBus(fleet.broker)
+        service, store, bus = name, fleet.store, MemoryBus(fleet.broker)
 
     service = ControlService(World())
     make = {

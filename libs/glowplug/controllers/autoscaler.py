@@ -228,7 +228,7 @@ class AutoscalerController:
             load = replace(load, num_waiting=1)
         if leaving := sum(load.in_flight_by_instance.get(i, 0) for i in self._unloaded):
             load = replace(load, num_in_flight=max(0, load.num_in_flight - leaving))
-        coming = [p for p in self._pending.values() if p.model_key == model_key]
+        coming = [i for i, pending in self._pending.items() if pending.model_key == model_key]
         snapshot = FleetSnapshot(now_s=now_s, models=self.models, nodes={}, instances=mine, loads={model_key: load})
         decision, self._state = self._scale(snapshot, model, self._state)
         num_running = len([i for i in snapshot.instances_of(model_key) if i.state is not InstanceState.DRAINING])
@@ -238,7 +238,7 @@ class AutoscalerController:
         effects = self._resume(decision, resume, now_s)
         effects += self._add(model, decision, missing - len(resume), load, now_s)
         if missing < 0 and not load.num_waiting:
-            for instance_id, _ in [(i, p) for i, p in self._pending.items() if p.model_key == model_key][:-missing]:
+            for instance_id in coming[:-missing]:
                 effects += self._cancel(instance_id, "no longer wanted")
         effects += self._drain(decision, now_s)
         return effects + self._repeat(model_key, now_s)

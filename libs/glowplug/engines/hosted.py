@@ -75,6 +75,10 @@ class HostedDriver:
             )
         except OSError as error:
             raise EngineFailed(f"{self.name} cannot start {argv[0]}: {error}") from error
+        return self._handle(request, pid)
+
+    def _handle(self, request: LaunchRequest, pid: int, **data: str) -> EngineHandle:
+        """The handle of the process just started. Raises EngineFailed when it is gone already."""
         started = process.started_at(pid)
         if started is None:
             raise EngineFailed(f"{self.name} ended at once\n{process.log_tail(request.log_path)}")
@@ -85,6 +89,7 @@ class HostedDriver:
             pid_started_at=started,
             run_dir=str(request.run_dir),
             log_path=str(request.log_path),
+            data=data,
         )
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:

@@ -107,18 +107,7 @@ class VllmDriver(HostedDriver):
         except EngineFailed as error:
             _log.warning("parked start failed, starting a fresh interpreter", reason=error.message)
             return await super().launch(request)
-        started = process.started_at(pid)
-        if started is None:
-            raise EngineFailed(f"{self.name} ended at once\n{process.log_tail(request.log_path)}")
-        return EngineHandle(
-            engine=self.name,
-            instance_id=request.instance_id,
-            pid=pid,
-            pid_started_at=started,
-            run_dir=str(request.run_dir),
-            log_path=str(request.log_path),
-            data={"parked": "true"},
-        )
+        return self._handle(request, pid, parked="true")
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         if not (weights_path / "config.json").is_file():

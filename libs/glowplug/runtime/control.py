@@ -4,16 +4,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
 from glowplug.controllers.port import Controller
+from glowplug.domain.errors import NoCapacity
 from glowplug.runtime.service import World, announce, serve_rest
 from glowplug.runtime.shell import Executor, Shell
 from glowplug.runtime.tasks import essential
 
 log = logging.getLogger(__name__)
+C = TypeVar("C")
 
 
 @dataclass
@@ -41,6 +43,13 @@ class ControlService:
         if not self.world.bus.connected:
             return "the bus does not answer"
         return ""
+
+    def controller(self, kind: type[C]) -> C:
+        """The controller, for REST. Raises NoCapacity (503) while the service connects."""
+        if self.shell is None:
+            raise NoCapacity(f"the {self.world.service} is still connecting", retry_after_s=1)
+        assert isinstance(self.shell.controller, kind)
+        return self.shell.controller
 
     async def run(
         self,
