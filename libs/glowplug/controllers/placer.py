@@ -99,8 +99,6 @@ class PlacerController:
         elif isinstance(instance := getattr(data, "instance", None), Instance):
             self.instances.apply(instance, now_s)
             self._settle(instance)
-            if instance.state is InstanceState.READY and not self.placements:
-                return []
         return self._work(now_s) if self.placements else []
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:

@@ -19,7 +19,8 @@ async def end(tasks: Iterable["asyncio.Task[Any] | None"]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=ROUND_S)
-    log.warning("%d tasks did not end", len(pending))
+    if pending:
+        log.warning("%d tasks did not end", len(pending))
 
 
 def essential(task: "asyncio.Task[Any]", stopping: asyncio.Event) -> "asyncio.Task[Any]":
