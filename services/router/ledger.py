@@ -3,11 +3,13 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from glowplug.controllers.effects import Publish
+from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
-from glowplug.events.facts import RequestFinished, RouterLoadReported
+from glowplug.events.facts import RequestFinished, RouterLoadReported, RouterRequestsReported
 from services.router.desk import Desk
 from services.router.metrics import RouterMetrics
 
@@ -45,6 +47,8 @@ class Ledger:
             tokens_exact=exact,
             cold=exchange.cold,
             emulated=bool(instance and instance.emulated),
+            error_code=exchange.error_code,
+            stream=exchange.stream,
         )
         if exchange.trace is not None:
             exchange.trace.finish(exchange, prompt_tokens, response_tokens)
@@ -59,7 +63,7 @@ class Ledger:
 
     def _live(self, exchange: "Exchange") -> dict[str, Any]:
         now_s = self._desk.clock()
-        held = exchange.instance is None or exchange.ticket in self._waiting(exchange.model.key)
+        held = self._is_held(exchange)
         return {
             "request_id": exchange.request_id,
             "model": exchange.model.name,
@@ -93,6 +97,53 @@ class Ledger:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    async def report_requests(self, every_s: float, limit: int) -> None:
+        """router.requests_reported each `every_s` while there are any, and once when there are none any more."""
+        told = False
+        while limit:
+            if told or self._desk.exchanges:
+                report = self.live(limit)
+                self._put(Publish(report))
+                told = bool(report.num_live)
+            await asyncio.sleep(every_s)
+
+    def live(self, limit: int) -> RouterRequestsReported:
+        """The oldest `limit` requests here. Exchanges stand in order of arrival, as the held ones of a model do."""
+        num_held: dict[str, int] = {}
+        rows = []
+        for exchange in islice(self._desk.exchanges.values(), limit):
+            key = exchange.model.key
+            held = self._is_held(exchange)
+            if held:
+                num_held[key] = num_held.get(key, 0) + 1
+            rows.append(_live_request(exchange, num_held[key] if held else 0, self._desk.eta_s(key) if held else 0.0))
+        return RouterRequestsReported(
+            router_id=self._router_id, num_live=len(self._desk.exchanges), requests=tuple(rows)
+        )
+
+    def _is_held(self, exchange: "Exchange") -> bool:
+        return exchange.instance is None or exchange.ticket in self._waiting(exchange.model.key)
+
+
+def _live_request(exchange: "Exchange", position: int, eta_s: float) -> LiveRequest:
+    instance = None if position else exchange.instance
+    return LiveRequest(
+        request_id=exchange.request_id,
+        model_key=exchange.model.key,
+        state="held" if position else "streaming" if exchange.started else "dispatched",
+        arrived_at=exchange.arrived_at,
+        stream=exchange.stream,
+        position=position,
+        eta_s=eta_s,
+        queue_s=exchange.queue_s,
+        ttft_s=exchange.first_byte - exchange.arrived if exchange.started else 0.0,
+        response_tokens=exchange.num_events,
+        instance_id=instance.instance_id if instance else "",
+        cold=exchange.cold,
+        emulated=bool(instance and instance.emulated),
+        trace_id=exchange.traceparent[3:35] if exchange.trace is not None else "",
+    )
 
 
 def _done(fact: RequestFinished, model: str, error_code: str, traceparent: str) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class RouterSettings(ServiceSettings):
     outbox_limit: int = Field(10_000, ge=1)  # events waiting for the bus
     load_every_s: float = Field(0.5, gt=0)
     load_soonest_s: float = Field(0.2, gt=0)  # changes closer together are one report
+    requests_every_s: float = Field(0.5, gt=0)  # report of the requests held and under way, while there are any
+    requests_reported: int = Field(100, ge=0, le=10_000)  # the oldest, in one report; 0 reports none
 
     def limits(self) -> Limits:
         return Limits(

@@ -19,6 +19,26 @@ class ModelLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest:
+    """One request a router has not finished. No text of it, only where it stands."""
+
+    request_id: str
+    model_key: str
+    state: str  # held | dispatched | streaming
+    arrived_at: float
+    stream: bool = False
+    position: int = 0  # among the held ones of its model, from 1; 0 when not held
+    eta_s: float = 0.0  # until it goes on; 0 when not held
+    queue_s: float = 0.0
+    ttft_s: float = 0.0  # 0 before the first token
+    response_tokens: int = 0  # events so far, not exact
+    instance_id: str = ""
+    cold: bool = False
+    emulated: bool = False
+    trace_id: str = ""  # "" when it is not sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What the predictor expects of one model; absent when the predictor is. Its age and error go with it."""
 

@@ -11,7 +11,7 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
-from glowplug.domain.snapshot import ModelLoad
+from glowplug.domain.snapshot import LiveRequest, ModelLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,8 @@ class RequestFinished:
     tokens_exact: bool
     cold: bool  # it waited for a start
     emulated: bool = False
+    error_code: str = ""  # what the client was told, or "client_left"; "" when all went well
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,18 @@ class RouterLoadReported:
     TELEMETRY: ClassVar[bool] = True
     router_id: str
     loads: Mapping[str, ModelLoad]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterRequestsReported:
+    """The requests one router has not finished, oldest first, up to a bound; sent while there are any, and once when
+    there are none any more."""
+
+    TYPE: ClassVar[str] = "router.requests_reported"
+    TELEMETRY: ClassVar[bool] = True
+    router_id: str
+    num_live: int  # all of them, also those past the bound
+    requests: tuple[LiveRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +246,7 @@ class ServiceStarted:
     url: str
     version: str
     service_epoch: int = 0
+    data_url: str = ""  # the port clients use, where it is another one than `url`: a router's
 
 
 Fact = (
@@ -239,6 +254,7 @@ Fact = (
     | RequestRejected
     | RequestFinished
     | RouterLoadReported
+    | RouterRequestsReported
     | ModelDeployed
     | ModelUndeployed
     | InstanceStarting

@@ -83,7 +83,7 @@ def _errors(app: FastAPI) -> None:
             log.exception("%s %s failed", request.method, request.url.path)
             body = error_body("the service failed; its log says why", "server_error", "internal_error")
             response = JSONResponse(body, status_code=500)
-        response.headers["X-Request-Id"] = given[:128]
+        response.headers.setdefault("X-Request-Id", given[:128])  # an answer passed on has that of who gave it
         return response
 
     @app.exception_handler(GlowplugError)
