@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import httpx
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
@@ -30,6 +32,13 @@ class ConsoleUnderTest:
         for event in events:
             await bus.publish(event)  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
+
+    async def export(self, request: ExportTraceServiceRequest) -> None:
+        """Send spans as a service does."""
+        headers = {"Content-Type": "application/x-protobuf"}
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(f"{self.url}/v1/traces", content=request.SerializeToString(), headers=headers)
+        assert answer.status_code == 200, answer.text
 
 
 @contextlib.asynccontextmanager

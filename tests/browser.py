@@ -1,0 +1,76 @@
+"""A real browser for tests, benches and screenshots: playwright with Debian's chromium.
+
+The page's security policy stays on, so nothing may need `eval` in the page: poll with `until`, not `wait_for_function`.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from playwright.async_api import Browser, ConsoleMessage, Error, Page, async_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+MISSING = "no chromium on this machine (apt-get install chromium)"
+FLAGS = (
+    "--no-sandbox",  # CI runs as root
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE_S = 20.0
+POLL_S = 0.05
+
+
+@contextlib.asynccontextmanager
+async def browsing(*flags: str) -> AsyncIterator[Browser]:
+    """One headless browser with a fresh profile."""
+    assert CHROMIUM, MISSING
+    async with async_playwright() as driver:
+        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags])
+        try:
+            yield chromium
+        finally:
+            await chromium.close()
+
+
+async def new_page(browser: Browser, complaints: list[str], **options: Any) -> Page:
+    """A fresh tab, 1440 by 900 and dark unless told otherwise, whose complaints are collected."""
+    tab = await browser.new_page(**{"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark", **options})
+    tab.set_default_timeout(PATIENCE_S * 1000)
+    listen(tab, complaints)
+    return tab
+
+
+def listen(page: Page, complaints: list[str]) -> None:
+    """Collect uncaught errors, and errors and warnings of the page's console (a broken security policy is one)."""
+
+    def said(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning", "assert"):
+            complaints.append(f"{message.type}: {message.text}")
+
+    page.on("console", said)
+    page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+
+
+async def until(page: Page, script: str, within_s: float = PATIENCE_S) -> Any:
+    """Wait until a JavaScript expression is true in the page, and return it. AssertionError says what is shown."""
+    last: object = None
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            found = await page.evaluate(script)
+        except Error as error:
+            last = error
+        else:
+            last = found
+            if found:
+                return found
+        await asyncio.sleep(POLL_S)
+    text = await page.evaluate("document.body.innerText")
+    raise AssertionError(f"never true: {script}\nlast: {last!r}\nthe page says:\n{text[:3000]}")

@@ -1,0 +1,50 @@
+"""What every test of the page needs: a console to look at, and a tab whose complaints fail the test.
+
+`at` is a console fed by a made-up fleet (`at.tell` and `at.export` tell it more events and spans), `page` a fresh tab
+of playwright's async API; `tests/browser.py` has `until` for what `expect` cannot say.
+"""
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from tests import browser as chromium
+from tests import console_story as story
+from tests.console_server import ConsoleUnderTest, serving
+
+expect.set_options(timeout=chromium.PATIENCE_S * 1000)
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[ConsoleUnderTest]:
+    """A console that has heard `console_story.fleet_events`."""
+    async with serving() as console:
+        await console.tell(*story.fleet_events(time.time()))
+        yield console
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    """One headless browser of this test's own; without chromium the test is skipped."""
+    if chromium.CHROMIUM is None:
+        pytest.skip(chromium.MISSING)
+    async with chromium.browsing() as started:
+        yield started
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    """What the page has complained about: uncaught errors, warnings of its console, its security policy, failed
+    requests. A test that expects some of it clears the list and so says that it did."""
+    return []
+
+
+@pytest.fixture
+async def page(browser: Browser, complaints: list[str]) -> AsyncIterator[Page]:
+    """A fresh tab, 1440 by 900, dark. Complaints left at the end fail the test."""
+    tab = await chromium.new_page(browser, complaints)
+    yield tab
+    await tab.close()
+    assert complaints == [], "the page complained"

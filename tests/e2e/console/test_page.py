@@ -1,0 +1,227 @@
+"""The console's page in a real browser: what it shows, how it stays live, and that data never becomes markup."""
+
+import dataclasses
+import time
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from playwright.async_api import Page
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.facts import InstanceReady, ModelDeployed, RequestFinished, RouterLoadReported
+from tests import console_story as story
+from tests.browser import until
+from tests.console_server import ConsoleUnderTest, serving
+
+EVIL = "<img src=x onerror=document.title='owned'><b>bold</b>"
+ROWS = "[...document.querySelectorAll('.models tbody tr')]"
+SPANS = "[...document.querySelectorAll('[role=treegrid] [role=row]')].filter((row) => !row.hidden)"
+MODEL_NAMES = f"{ROWS}.map((row) => row.querySelector('.name > span').textContent)"
+
+
+async def test_the_fleet_is_drawn(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(at.url)
+    await until(page, f"{ROWS}.length === 6")
+    assert await page.evaluate(MODEL_NAMES) == [
+        "Qwen/Qwen3-8B",
+        "smol-broken",
+        "smol-chat",
+        "smol-coder",
+        "smol-poet",
+        "smol-tutor",
+    ]
+    marked = await page.evaluate(f"{ROWS}.map((row) => row.querySelectorAll('.badge.emulated').length)")
+    assert marked == [2, 0, 0, 0, 0, 0], "the emulated model and its instance carry the mark, nothing else does"
+    states = await page.evaluate(f"{ROWS}.map((row) => row.querySelector('.state').className)")
+    assert states == [f"state {word}" for word in ("ready", "failed", "ready", "loading", "ready", "cold")]
+    widths = await page.evaluate(
+        "[...document.querySelectorAll('.node')].map((node) => [...node.querySelectorAll('.grant')]"
+        ".map((grant) => Math.round(parseFloat(grant.style.width))))"
+    )
+    assert widths == [[22, 10, 40, 10], [22, 10, 50, 15], []]
+    assert await page.evaluate("document.querySelectorAll('.requests-panel tbody tr').length") == 13
+    assert await page.evaluate("document.querySelectorAll('.decisions li').length") == 6
+    assert await page.evaluate("document.getElementById('status').textContent") == "live"
+
+
+async def test_what_happens_shows_without_a_reload(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(at.url)
+    await until(page, f"{ROWS}.length === 6")
+    now = time.time()
+    ready = story.instance("i-b7d4", "smol-coder", "node-1", InstanceState.READY, now, revision=6)
+    finished = dataclasses.replace(story.request_finished(99, now), model_key="smol-coder")
+    await at.tell(
+        story.fact(InstanceReady(instance=ready), now),
+        story.fact(RouterLoadReported(router_id="router-1", loads={"smol-coder": ModelLoad(num_in_flight=5)}), now),
+        story.fact(finished, now, 99),
+        story.fact(ModelDeployed(model=story.model("aaa", "a-new-model", 20)), now),
+    )
+    await until(page, f"{ROWS}.length === 7 && {MODEL_NAMES}[0] === 'a-new-model'")
+    await until(page, f"{ROWS}[4].querySelector('.state').className === 'state ready'")
+    assert await page.evaluate(f"{ROWS}[4].children[3].textContent") == "5"
+    await until(page, "document.querySelector('.requests-panel tbody tr td a').title === 'req-0099-7d1e'")
+
+
+async def test_a_trace_by_deep_link_with_late_spans(at: ConsoleUnderTest, page: Page) -> None:
+    whole = story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000")
+    router_only = ExportTraceServiceRequest(resource_spans=whole.resource_spans[:1])
+    await at.export(router_only)
+    await page.goto(f"{at.url}/#/trace/{story.trace_id(0)}")
+    await until(page, f"{SPANS}.length === 3")
+    await at.export(whole)
+    await until(page, f"{SPANS}.length === 15")
+    assert await page.evaluate("[...document.querySelectorAll('.phase-lanes button')].map((b) => b.className)") == [
+        "phase decide",
+        "phase fetch",
+        "phase load",
+        "phase warmup",
+        "phase launch",
+    ]
+    first = await page.evaluate(f"{SPANS}.map((row) => [row.querySelector('b').textContent, row.ariaLevel])")
+    assert first[:5] == [
+        ["POST /v1/chat/completions", "1"],
+        ["hold", "2"],
+        ["request.waiting", "3"],
+        ["placer.place", "4"],
+        ["cold_start.decide", "5"],
+    ]
+    bar = await page.evaluate(f"(({SPANS})[12].querySelector('.span-bar').style.left)")
+    assert abs(float(bar.rstrip("%")) - 100 * 1.77 / 2.61) < 0.1
+
+
+async def test_the_waterfall_is_walked_by_keys(at: ConsoleUnderTest, page: Page) -> None:
+    await at.export(story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))
+    await page.goto(f"{at.url}/#/request/req-0000")
+    await until(page, f"{SPANS}.length === 15")
+    detail = "document.querySelector('.detail h2').textContent"
+    await page.evaluate("document.querySelector('[role=row][tabindex=\"0\"]').focus()")
+    assert await page.evaluate(detail) == "POST /v1/chat/completions"
+    await page.keyboard.press("ArrowDown")
+    assert await page.evaluate(detail) == "hold"
+    await page.keyboard.press("ArrowLeft")
+    assert await page.evaluate(f"{SPANS}.length") == 6
+    assert await page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
+    await page.keyboard.press("ArrowRight")
+    assert await page.evaluate(f"{SPANS}.length") == 15
+    await page.keyboard.press("End")
+    assert await page.evaluate(detail) == "decode"
+    await page.keyboard.press("ArrowLeft")
+    assert await page.evaluate(detail) == "chat"
+    assert "gen_ai.usage.output_tokens" in await page.evaluate("document.querySelector('.detail').textContent")
+
+
+async def test_errors_orphans_and_emulation_are_marked(at: ConsoleUnderTest, page: Page) -> None:
+    await at.export(story.failed_trace(7, time.time() - 5, "big-emulated", "req-7"))
+    await page.goto(f"{at.url}/#/trace/{story.trace_id(7)}")
+    await until(page, f"{SPANS}.length === 3")
+    classes = await page.evaluate(f"{SPANS}.map((row) => row.className.trim().replace(/ +/g, ' '))")
+    assert classes == ["row error", "row error", "row orphan"]
+    head = await page.evaluate("document.querySelector('.trace-head h1').textContent")
+    assert "2 errors" in head and "1 orphan" in head and "emulated" in head
+    assert "engine_failed" in await page.evaluate("document.querySelector('.detail').textContent")
+
+
+async def test_the_list_filters_and_leads_to_the_trace(at: ConsoleUnderTest, page: Page) -> None:
+    now = time.time()
+    for seed, model in enumerate(("smol-chat", "smol-poet", "smol-chat")):
+        await at.export(story.warm_trace(seed, now - 5 + seed, model, f"req-{seed}"))
+    await at.export(story.failed_trace(7, now, "smol-poet", "req-7"))
+    await page.goto(f"{at.url}/#/traces")
+    lines = "document.querySelectorAll('.trace-list tbody tr')"
+    await until(page, f"{lines}.length === 4")
+    await page.keyboard.press("/")
+    await page.keyboard.type("smol-poet")
+    await until(page, f"{lines}.length === 2")
+    await page.evaluate("document.getElementById('errors').click()")
+    assert await page.evaluate(f"{lines}.length") == 1
+    await page.evaluate("document.querySelector('.trace-list td a').click()")
+    await until(page, f"{SPANS}.length === 3")
+    assert await page.evaluate("location.hash") == f"#/trace/{story.trace_id(7)}"
+
+
+async def test_a_trace_that_is_not_here_yet_is_waited_for(
+    at: ConsoleUnderTest, page: Page, complaints: list[str]
+) -> None:
+    await page.goto(f"{at.url}/#/request/not-yet")
+    await until(page, "document.querySelector('.trace-head h1')?.textContent === 'Waiting for spans…'")
+    await at.export(story.warm_trace(3, time.time(), "smol-chat", "not-yet"))
+    await until(page, f"{SPANS}.length === 2")
+    assert all("404" in complaint for complaint in complaints)
+    complaints.clear()
+
+
+async def test_data_never_becomes_markup(at: ConsoleUnderTest, page: Page) -> None:
+    now = time.time()
+    request = story.failed_trace(4, now - 5, EVIL, EVIL)
+    for resource in request.resource_spans:
+        for span in resource.scope_spans[0].spans:
+            span.name = EVIL
+            span.attributes.extend(story.pairs({EVIL: EVIL}))
+        resource.resource.attributes[0].value.string_value = EVIL
+    await at.export(request)
+    evil_model = story.model("evil", EVIL, 10)
+    evil_instance = story.instance(EVIL, "evil", EVIL, InstanceState.FAILED, now, reason=EVIL)
+    evil_request: RequestFinished = dataclasses.replace(
+        story.request_finished(5, now), request_id=EVIL, model_key=EVIL, instance_id=EVIL
+    )
+    running = dataclasses.replace(evil_instance, state=InstanceState.READY, instance_id=f"{EVIL}2")
+    await at.tell(
+        story.fact(ModelDeployed(model=evil_model), now),
+        story.fact(InstanceReady(instance=evil_instance), now),
+        story.fact(InstanceReady(instance=running), now),
+        story.fact(evil_request, now, 5),
+    )
+    for address, proof in (
+        ("#/fleet", ".models"),
+        ("#/traces", ".trace-list"),
+        (f"#/trace/{story.trace_id(4)}", ".rows"),
+    ):
+        await page.goto(f"{at.url}/{address}")
+        await until(page, f"document.querySelector('{proof}')?.textContent.includes('onerror')")
+        assert await page.evaluate("document.querySelectorAll('main img').length") == 0
+        assert "owned" not in await page.evaluate("document.title")
+
+
+async def test_stale_data_is_called_stale(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(at.url)
+    await until(page, f"{ROWS}.length === 6")
+    at.broker.down = at.store.down = True
+    status = "document.getElementById('status').textContent"
+    await until(page, f"{status}.includes('bus down, stale since') && {status}.includes('store down')")
+    assert await page.evaluate(f"{ROWS}.length") == 6
+    assert await page.evaluate("document.querySelectorAll('.node.lost').length") == 0
+    at.broker.down = at.store.down = False
+    await until(page, f"{status} === 'live'")
+
+
+async def test_a_dead_console_is_noticed_and_found_again(page: Page, complaints: list[str]) -> None:
+    async with serving() as first:
+        await first.tell(*story.fleet_events(time.time()))
+        await page.goto(first.url)
+        await until(page, f"{ROWS}.length === 6")
+        port = int(first.url.rpartition(":")[2])
+    status = "document.getElementById('status').textContent"
+    await until(page, f"{status}.includes('unreachable, stale since')")
+    assert await page.evaluate(f"{ROWS}.length") == 6, "what was known stays on the page"
+    async with serving(port=port) as second:
+        await second.tell(*story.fleet_events(time.time())[:4])
+        await until(page, f"{status} === 'live' && {ROWS}.length === 4")
+    assert all("ERR_" in complaint for complaint in complaints)  # the connection that broke, nothing else
+    complaints.clear()
+
+
+async def test_dark_and_light_follow_the_reader(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(at.url)
+    await until(page, f"{ROWS}.length === 6")
+    grounds = []
+    for scheme in ("dark", "light"):
+        await page.emulate_media(color_scheme=scheme)
+        grounds.append(await page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+    assert grounds == ["rgb(14, 17, 21)", "rgb(245, 244, 241)"]
+
+
+async def test_a_narrow_window_does_not_scroll_sideways(at: ConsoleUnderTest, page: Page) -> None:
+    await page.set_viewport_size({"width": 420, "height": 800})
+    await page.goto(at.url)
+    await until(page, f"{ROWS}.length === 6")
+    assert await page.evaluate("document.documentElement.scrollWidth <= 420")
