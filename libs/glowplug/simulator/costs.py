@@ -1,0 +1,90 @@
+"""What a step of an engine costs: affine in tokens, sequences and context, fitted on published profiles.
+
+The constants are least squares over measured profiles of each model and GPU, kept where batch x length <= 2048 tokens
+(2-11 % mean error). `tok` tokens and `sq` squared prompt lengths of a prefill batch, `batch` sequences and `ctx`
+tokens of context of a decode step:
+
+    prefill_s = base + per_token tok + per_token2 sq          decode_s = base + per_sequence batch + per_context ctx
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Seconds of one engine step of one model on one kind of GPU."""
+
+    prefill_base_s: float
+    prefill_s_per_token: float
+    prefill_s_per_token2: float = 0.0
+    decode_base_s: float
+    decode_s_per_sequence: float = 0.0
+    decode_s_per_context: float = 0.0
+
+    def prefill_s(self, num_tokens: int, num_tokens2: int) -> float:
+        """A prefill step over prompts of `num_tokens` in all, `num_tokens2` the sum of their squares."""
+        return self.prefill_base_s + self.prefill_s_per_token * num_tokens + self.prefill_s_per_token2 * num_tokens2
+
+    def decode_s(self, num_sequences: int, num_context: int, num_steps: int = 1) -> float:
+        """`num_steps` decode steps of the same sequences, whose context grows by one token each and step."""
+        first = (
+            self.decode_base_s + self.decode_s_per_sequence * num_sequences + self.decode_s_per_context * num_context
+        )
+        growth = self.decode_s_per_context * num_sequences
+        return num_steps * first + growth * (num_steps * (num_steps - 1) / 2)
+
+    def decode_steps(self, num_sequences: int, num_context: int, elapsed_s: float) -> int:
+        """The fewest whole steps that take at least `elapsed_s` (0 when nothing has elapsed)."""
+        if elapsed_s <= 0:
+            return 0
+        first = (
+            self.decode_base_s + self.decode_s_per_sequence * num_sequences + self.decode_s_per_context * num_context
+        )
+        half = self.decode_s_per_context * num_sequences / 2
+        if half > 0:
+            b = first - half
+            guess = math.ceil((math.sqrt(b * b + 4 * half * elapsed_s) - b) / (2 * half))
+        else:
+            guess = math.ceil(elapsed_s / first)
+        while guess > 0 and self.decode_s(num_sequences, num_context, guess - 1) >= elapsed_s:
+            guess -= 1
+        while self.decode_s(num_sequences, num_context, guess) < elapsed_s:
+            guess += 1
+        return guess
+
+    def scaled(self, ratio: float) -> "StepCosts":
+        """The same engine on a GPU that takes `ratio` times as long."""
+        return StepCosts(
+            prefill_base_s=self.prefill_base_s * ratio,
+            prefill_s_per_token=self.prefill_s_per_token * ratio,
+            prefill_s_per_token2=self.prefill_s_per_token2 * ratio,
+            decode_base_s=self.decode_base_s * ratio,
+            decode_s_per_sequence=self.decode_s_per_sequence * ratio,
+            decode_s_per_context=self.decode_s_per_context * ratio,
+        )
+
+
+def _ms(prefill: tuple[float, float, float], decode: tuple[float, float, float]) -> StepCosts:
+    return StepCosts(
+        prefill_base_s=prefill[0] / 1e3,
+        prefill_s_per_token=prefill[1] / 1e3,
+        prefill_s_per_token2=prefill[2] / 1e3,
+        decode_base_s=decode[0] / 1e3,
+        decode_s_per_sequence=decode[1] / 1e3,
+        decode_s_per_context=decode[2] / 1e3,
+    )
+
+
+FITTED: Final = {
+    ("llama-2-7b", "a10"): _ms((17.5, 0.1968, 5.2e-6), (32.1, 0.231, 1.04e-3)),
+    ("llama-2-7b", "a100"): _ms((7.5, 0.0686, 1.1e-6), (11.8, 0.154, 4.6e-4)),
+    ("llama-2-7b", "h800"): _ms((7.3, 0.0207, 0.0), (9.1, 0.110, 0.0)),
+    ("llama-2-13b", "a100"): _ms((15.4, 0.1193, 0.0), (20.4, 0.196, 3.0e-4)),
+    ("llama-2-13b", "h100"): _ms((8.6, 0.0380, 0.0), (12.9, 0.096, 0.0)),
+    ("qwen2.5-7b", "a10"): _ms((19.1, 0.2016, 8.9e-6), (33.9, 0.160, 0.0)),
+    ("qwen2.5-7b", "a100"): _ms((8.2, 0.0570, 0.0), (12.2, 0.117, 3.3e-4)),
+    ("qwen2.5-7b", "h100"): _ms((6.7, 0.0199, 0.0), (9.1, 0.071, 0.0)),
+}
+"""(model, GPU) at tensor parallelism 1 -> costs."""

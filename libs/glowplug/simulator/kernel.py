@@ -1,0 +1,70 @@
+"""A virtual clock: what is due next happens next. Nothing here sleeps, and nothing is random."""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+Action = Callable[..., None]
+
+
+class Timer:
+    """One thing that will happen, until it has happened or is cancelled."""
+
+    __slots__ = ("action", "arguments", "at_s")
+
+    def __init__(self, at_s: float, action: Action, arguments: tuple[Any, ...]) -> None:
+        self.at_s = at_s
+        self.action: Action | None = action
+        self.arguments = arguments
+
+    def cancel(self) -> None:
+        """It will not happen. Cancelling twice, or too late, changes nothing."""
+        self.action = None
+        self.arguments = ()
+
+
+class Kernel:
+    """A heap of timers and the time, in seconds. Timers due at one time happen in the order they were set."""
+
+    __slots__ = ("_heap", "_order", "now_s", "num_done")
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+        self.num_done = 0
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order = 0
+
+    def at(self, at_s: float, action: Action, *arguments: Any) -> Timer:
+        """`action(*arguments)` at `at_s`; what lies in the past happens now, after what is due already."""
+        timer = Timer(max(at_s, self.now_s), action, arguments)
+        self._order += 1
+        heapq.heappush(self._heap, (timer.at_s, self._order, timer))
+        return timer
+
+    def after(self, delay_s: float, action: Action, *arguments: Any) -> Timer:
+        """`action(*arguments)` in `delay_s` seconds. Raises ValueError when that is negative or not a number."""
+        if not delay_s >= 0:
+            raise ValueError(f"a delay of {delay_s} s")
+        return self.at(self.now_s + delay_s, action, *arguments)
+
+    def step(self) -> bool:
+        """Do what is due next; False when there is nothing left."""
+        heap = self._heap
+        while heap:
+            at_s, _, timer = heapq.heappop(heap)
+            action = timer.action
+            if action is None:
+                continue
+            timer.action = None
+            self.now_s = at_s
+            self.num_done += 1
+            action(*timer.arguments)
+            return True
+        return False
+
+    def run(self, until_s: float) -> None:
+        """Do everything due up to and at `until_s`, and leave the clock there."""
+        heap = self._heap
+        while heap and heap[0][0] <= until_s:
+            self.step()
+        self.now_s = max(self.now_s, until_s)

@@ -1,0 +1,140 @@
+"""The engine that skips ahead, against one that is written to be read: every step, one after the other."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.simulator.batching import BatchEngine, EngineLimits, Sequence, State, What
+from glowplug.simulator.costs import FITTED, StepCosts
+
+COSTS = FITTED["llama-2-7b", "a10"]
+FLAT = StepCosts(prefill_base_s=0.05, prefill_s_per_token=1e-4, decode_base_s=0.03)
+
+
+def plain(costs, limits, arrivals):
+    """The same engine, naively. Returns key -> (first token, finish)."""
+    coming = sorted(arrivals)
+    waiting, running, first, finish = [], [], {}, {}
+    now = 0.0
+    while coming or waiting or running:
+        if not waiting and not running:
+            now = max(now, coming[0][0])
+        while coming and coming[0][0] <= now:
+            _, key, prompt, output = coming.pop(0)
+            waiting.append({"key": key, "size": prompt, "left": output})
+        used, batch = sum(s["size"] for s in running), []
+        while waiting and len(running) + len(batch) < limits.max_sequences:
+            size, taken = waiting[0]["size"], sum(s["size"] for s in batch)
+            if batch and taken + size > limits.max_prefill_tokens:
+                break
+            if used + taken + size + len(running) + len(batch) + 1 > limits.kv_tokens:
+                break
+            batch.append(waiting.pop(0))
+        if batch:
+            now += costs.prefill_s(sum(s["size"] for s in batch), sum(s["size"] ** 2 for s in batch))
+            for s in batch:
+                s["left"] -= 1
+                first.setdefault(s["key"], now)
+            running += batch
+        else:
+            while limits.kv_tokens - sum(s["size"] for s in running) < len(running):
+                victim = running.pop()
+                victim["size"] += 1  # its newest token is computed again too
+                waiting.insert(0, victim)
+            context = sum(s["size"] for s in running)
+            now += (
+                costs.decode_base_s + costs.decode_s_per_sequence * len(running) + costs.decode_s_per_context * context
+            )
+            for s in running:
+                s["size"] += 1
+                s["left"] -= 1
+        for s in [s for s in running if s["left"] == 0]:
+            running.remove(s)
+            finish[s["key"]] = now
+    return {key: (first[key], finish[key]) for key in finish}
+
+
+def drive(engine, arrivals):
+    """Feed the arrivals and advance from event to event."""
+    sequences = {key: Sequence(key, prompt, output) for _, key, prompt, output in arrivals}
+    for at_s, key, _, _ in sorted(arrivals):
+        while engine.next_at_s <= at_s:
+            engine.advance(engine.next_at_s)
+        engine.submit(sequences[key], at_s)
+    while engine.next_at_s < math.inf:
+        engine.advance(engine.next_at_s)
+    return {key: (s.first_token_at, s.finished_at) for key, s in sequences.items()}
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.floats(0.0, 20.0), st.integers(1, 400), st.integers(1, 300)), min_size=1, max_size=25
+).map(lambda rows: [(at_s + 1e-5 * n, n, prompt, output) for n, (at_s, prompt, output) in enumerate(rows)])
+LIMITS = st.builds(
+    EngineLimits,
+    kv_tokens=st.integers(700, 4000),
+    max_sequences=st.integers(1, 12),
+    max_prefill_tokens=st.sampled_from([256, 2048]),
+)
+
+
+@given(ARRIVALS, LIMITS, st.sampled_from([COSTS, FLAT]))
+def test_skipping_is_stepping(arrivals, limits, costs):
+    wanted = plain(costs, limits, arrivals)
+    for stepping in (False, True):
+        got = drive(BatchEngine(costs, limits, stepping=stepping), arrivals)
+        assert got.keys() == wanted.keys()
+        for key, times in wanted.items():
+            assert got[key] == pytest.approx(times, rel=1e-9), f"sequence {key}, stepping={stepping}"
+
+
+@given(ARRIVALS, LIMITS, st.floats(0.0, 30.0))
+def test_the_cache_is_never_over_full_and_empty_at_the_end(arrivals, limits, at_s):
+    engine = BatchEngine(COSTS, limits)
+    for when, key, prompt, output in sorted(arrivals):
+        engine.submit(Sequence(key, prompt, output), when)
+        assert 0 <= engine.kv_tokens_used(when) <= limits.kv_tokens
+    engine.advance(max(at_s, arrivals[-1][0]))
+    assert 0 <= engine.kv_tokens_used(max(at_s, arrivals[-1][0])) <= limits.kv_tokens
+    engine.advance(1e9)
+    assert engine.num_sequences == 0 and engine.kv_tokens_used(1e9) == 0 and engine.next_at_s == math.inf
+
+
+@given(ARRIVALS, LIMITS, st.data())
+def test_who_has_left_holds_nothing_and_is_not_heard_of(arrivals, limits, data):
+    engine, leaving = BatchEngine(COSTS, limits), set()
+    sequences = {}
+    for when, key, prompt, output in sorted(arrivals):
+        sequences[key] = Sequence(key, prompt, output)
+        engine.submit(sequences[key], when)
+        if data.draw(st.booleans()):
+            victim = sequences[data.draw(st.sampled_from(sorted(sequences)))]
+            if victim.state in (State.WAITING, State.RUNNING) and victim.key not in leaving:
+                engine.advance(when)
+                engine.abort(victim, when)
+                leaving.add(victim.key)
+    heard = {s.key for what, s, _ in engine.advance(1e9) if what is What.FINISHED}
+    assert not heard & leaving
+    assert all(s.state is (State.ABORTED if k in leaving else State.FINISHED) for k, s in sequences.items())
+    assert engine.kv_tokens_used(1e9) == 0
+
+
+def test_a_slowdown_stretches_what_comes_after_the_next_boundary():
+    limits = EngineLimits(kv_tokens=4000)
+    engine = BatchEngine(FLAT, limits)
+    one = Sequence(1, 100, 11)
+    engine.submit(one, 0.0)
+    prefill = FLAT.prefill_s(100, 10_000)
+    engine.advance(prefill)
+    engine.slow_down(2.0, prefill + 4.5 * 0.03)  # inside the fifth of ten steps
+    engine.advance(1e9)
+    assert one.finished_at == pytest.approx(prefill + 5 * 0.03 + 5 * 0.06)
+
+
+def test_what_can_never_fit_is_refused():
+    engine = BatchEngine(COSTS, EngineLimits(kv_tokens=100))
+    with pytest.raises(ValueError, match="101 tokens, the KV cache holds 100"):
+        engine.submit(Sequence(1, 60, 41), 0.0)
+    with pytest.raises(ValueError, match="at least 1 each"):
+        Sequence(2, 0, 5)
