@@ -17,6 +17,7 @@ from glowplug_vllm import process, rundir
 
 CORE_PATH = "/glowplug/core"
 _ANSWER_WITHIN_S = 0.2
+_LOOPBACK_OF = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # to a server that listens on every address
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +91,17 @@ class GlowplugEndpoint:
         if engine_client is not None:
             self._watch = CoreWatch(engine_client.is_sleeping)  # a round trip through the core's busy loop
         if START is not None:
-            self._announcement = asyncio.create_task(announce(START, args.port or process.bound_port()))
+            port = args.port or process.bound_port()
+            self._announcement = asyncio.create_task(announce(START, args.host or "", port))
 
 
-async def announce(start: Start, port: int) -> None:
+async def announce(start: Start, host: str, port: int) -> None:
     """Write ready.json as soon as the port accepts."""
     loaded_at = time.time()
+    host = _LOOPBACK_OF.get(host, host)
     while True:
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            _, writer = await asyncio.open_connection(host, port)
         except OSError:
             await asyncio.sleep(0.005)
             continue

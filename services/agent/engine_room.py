@@ -29,11 +29,13 @@ from glowplug.controllers.agent_words import (
     WeightsComplete,
     WeightsFailed,
 )
+from glowplug.domain.address import advertised
 from glowplug.domain.errors import EngineFailed, GlowplugError
 from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest
 from glowplug.engines.process import log_tail
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
+from services.agent.ports import EnginePorts
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 from services.agent.watch import until_exit
@@ -56,6 +58,7 @@ class EngineRoom:
         self._settings, self._drivers, self._state, self._clock = settings, drivers, state, clock
         self._put: Callable[[Any], Awaitable[None]] | None = None
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._ports = EnginePorts(settings.host, settings.port_range)
 
     def connect(self, put: Callable[[Any], Awaitable[None]]) -> None:
         """Where outcomes go: the shell's `put`."""
@@ -149,18 +152,21 @@ class EngineRoom:
 
     async def _launch(self, effect: LaunchEngine) -> None:
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
-        request = LaunchRequest(
-            instance_id=effect.instance_id,
-            model=effect.model,
-            num_bytes=effect.worker.num_bytes or effect.model.memory_bytes,
-            run_dir=run_dir,
-            log_path=log_path,
-            gpu_id=effect.worker.gpu_id,
-            gpu_kind=effect.gpu_kind,
-            gpu_index=effect.gpu_index,
-            traceparent=effect.traceparent,
-        )
         try:
+            port = self._ports.take(effect.instance_id, (handle.port for handle in self._state.handles.values()))
+            request = LaunchRequest(
+                instance_id=effect.instance_id,
+                model=effect.model,
+                num_bytes=effect.worker.num_bytes or effect.model.memory_bytes,
+                run_dir=run_dir,
+                log_path=log_path,
+                gpu_id=effect.worker.gpu_id,
+                gpu_kind=effect.gpu_kind,
+                gpu_index=effect.gpu_index,
+                traceparent=effect.traceparent,
+                host=self._settings.host,
+                port=port,
+            )
             shutil.rmtree(run_dir, ignore_errors=True)  # what an earlier try of this instance left there
             run_dir.mkdir(parents=True, mode=0o700)
             log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -173,6 +179,8 @@ class EngineRoom:
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
             await self._tell(EngineLaunched(effect.instance_id))
+        finally:
+            self._ports.settled(effect.instance_id)  # the handle, if there is one, holds the port from now on
 
     async def _await_weights(self, effect: AwaitWeights) -> None:
         """Look until the region says complete or failed; past the deadline the controller has given up by itself."""
@@ -208,7 +216,8 @@ class EngineRoom:
             await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
             return
         self._state.put_handle(report.handle)
-        await self._tell(EngineReady(effect.instance_id, report.handle.url, report.phases))
+        url = advertised(report.handle.url, self._settings.advertise_host)
+        await self._tell(EngineReady(effect.instance_id, url, report.phases))
 
     async def _stop(self, effect: StopEngine) -> None:
         """End the work under way, then the process; gone only when the kernel says so."""

@@ -12,6 +12,7 @@ from glowplug.bus.port import Bus
 from glowplug.controllers.agent import NODES
 from glowplug.controllers.agent_words import NodeStopping, Recalled, Surroundings
 from glowplug.controllers.effects import Publish, Remove, Tick
+from glowplug.domain.address import is_wildcard
 from glowplug.engines.port import EngineDriver
 from glowplug.events.facts import NodeJoined, NodeLeft
 from glowplug.memory.discovery import discover
@@ -25,6 +26,7 @@ from glowplug.weights.inventory import read_cached, read_links
 from services.agent import handlers
 from services.agent.engine_room import EngineRoom
 from services.agent.orphans import kill_orphans
+from services.agent.reaper import reap_strays
 from services.agent.settings import AgentSettings
 from services.agent.state_file import NodeLock, StateFile
 from services.agent.telemetry import NodeCollector, StartReporter
@@ -59,6 +61,8 @@ class AgentService:
         self.warnings = found.warnings
         for warning in self.warnings:
             log.warning("%s", warning)
+        if is_wildcard(settings.host) and not settings.advertise_host:
+            log.warning("GLOWPLUG_ADVERTISE_HOST is empty: other machines cannot reach this agent and its engines")
         if drivers is None:
             self._drivers, kinds = handlers.find_engines(settings)
         else:
@@ -106,7 +110,7 @@ class AgentService:
             log.info("engines still running: %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))
         warmed = [driver for driver in self._drivers.values() if self.settings.warms(driver.name)]
-        bodies = (self._join(), self._look_around(), *(self._warm(driver) for driver in warmed))
+        bodies = (self._join(), self._look_around(), reap_strays(), *(self._warm(driver) for driver in warmed))
         self._tasks = [asyncio.create_task(body) for body in bodies]
         for task in self._tasks:
             task.add_done_callback(_log_fault)

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from glowplug.controllers.agent_words import AgentParams
+from glowplug.domain.address import PortRange
 from glowplug.engines.port import EngineSettings
 from glowplug.runtime.settings import ServiceSettings
 
@@ -20,6 +21,7 @@ class AgentSettings(ServiceSettings):
     gpu_budgets: str = "1GiB"
     host_cache_bytes: int = Field(8 << 30, ge=0)  # what the node's prefetcher may keep (its setting of that name)
     shm_dir: Path = Path(".glowplug/shm")
+    engine_ports: str = ""  # first-last, what this agent's engines listen on; empty: any that is free
     engines: str = ""  # comma-separated; empty: every engine that can start here
     warm_engines: str = ""  # comma-separated: what is prepared at the start (parking vLLM takes 15 s of CPU and 630 MB)
     engine_python: str = ""
@@ -43,6 +45,17 @@ class AgentSettings(ServiceSettings):
     inventory_s: float = Field(1.0, gt=0)
     launch_timeout_s: float = Field(120.0, gt=0)
     load_timeout_s: float = Field(600.0, gt=0)
+
+    @field_validator("engine_ports")
+    @classmethod
+    def _is_range(cls, given: str) -> str:
+        PortRange.parse(given)
+        return given
+
+    @property
+    def port_range(self) -> PortRange | None:
+        """Ports for engines; None leaves the choice to the kernel."""
+        return PortRange.parse(self.engine_ports)
 
     @property
     def node(self) -> str:

@@ -35,6 +35,8 @@ class EngineCase:
     folder: Path
     settings: EngineSettings = field(default_factory=EngineSettings)
     handles: list[EngineHandle] = field(default_factory=list)
+    host: str = "127.0.0.1"
+    port: int = 0
 
     def __post_init__(self) -> None:
         self.driver: EngineDriver = driver(self.name, self.settings)
@@ -74,6 +76,8 @@ class EngineCase:
             num_bytes=model.memory_bytes,
             run_dir=run_dir,
             log_path=run_dir / "engine.log",
+            host=self.host,
+            port=self.port,
         )
         handle = await self.driver.launch(request)
         self.handles.append(handle)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.domain.model import Model
@@ -56,6 +57,8 @@ class HostedDriver:
             "max_concurrency": model.max_concurrency,
             "system_prompt": model.system_prompt,
             "gpu_kind": request.gpu_kind,
+            "host": request.host,
+            "port": request.port,
             "engine_args": dict(model.engine_args),
         }
 
@@ -89,6 +92,8 @@ class HostedDriver:
             pid_started_at=started,
             run_dir=str(request.run_dir),
             log_path=str(request.log_path),
+            host=request.host,
+            port=request.port,
             data=data,
         )
 
@@ -101,7 +106,7 @@ class HostedDriver:
             await process.stop_group(handle.pid, handle.pid_started_at, grace_s=0.0)
             raise
         phases = tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in ready["phases"])
-        return LoadReport(handle=replace(handle, url=f"http://127.0.0.1:{ready['port']}"), phases=phases)
+        return LoadReport(handle=replace(handle, url=http_url(reachable(handle.host), ready["port"])), phases=phases)
 
     async def _wait_ready(self, handle: EngineHandle, run_dir: Path) -> dict[str, Any]:
         deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s

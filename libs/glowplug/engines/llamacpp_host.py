@@ -2,7 +2,8 @@
 
     python -m glowplug.engines.llamacpp_host RUN_DIR
 
-llama.cpp's own HTTP server listens on a port that the kernel chooses; rendezvous.py carries it back.
+llama.cpp's own HTTP server listens on the port of the spec, or on one that the kernel chooses; rendezvous.py carries
+it back.
 """
 
 import http.client
@@ -66,7 +67,7 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     p = xllamacpp.CommonParams()
     p.model.path = str(weights)
     p.model_alias = {spec["model"]}
-    p.hostnames, p.port = ["127.0.0.1"], 0
+    p.hostnames, p.port = [spec["host"]], spec["port"]
     p.cors_origins = ""
     p.ui, p.endpoint_slots, p.endpoint_metrics = False, False, True  # /slots would show prompts
     p.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # the region in host memory is shared, not copied

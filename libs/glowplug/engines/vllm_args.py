@@ -39,8 +39,8 @@ def server_argv(request: LaunchRequest) -> list[str]:
     """
     model = request.model
     flags: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "port": 0,  # the kernel chooses; the plug-in tells
+        "host": request.host,
+        "port": request.port,  # 0: the kernel chooses; the plug-in tells
         "served_model_name": list(model.names),
         "max_model_len": model.context_tokens,
         "max_num_seqs": model.max_concurrency,

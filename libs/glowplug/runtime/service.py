@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from glowplug import __version__
 from glowplug.bus.nats_bus import NatsBus
+from glowplug.domain.address import http_url, reachable
 from glowplug.events.facts import ServiceStarted
 from glowplug.runtime.settings import ServiceSettings, explain
 from glowplug.runtime.shell import Shell
@@ -91,25 +92,29 @@ class World:
         await asyncio.to_thread(self.tracing.shutdown)
 
 
-async def announce(shell: Shell, url: str) -> None:
+async def announce(shell: Shell, url: str, data_url: str = "") -> None:
     """Tell the fleet that this service is here (best effort)."""
     payload = ServiceStarted(
-        service=shell.service, service_id=shell.service_id, url=url, version=__version__, service_epoch=shell.epoch
+        service=shell.service,
+        service_id=shell.service_id,
+        url=url,
+        version=__version__,
+        service_epoch=shell.epoch,
+        data_url=data_url,
     )
     with contextlib.suppress(Exception):
         await shell.bus.publish(shell.event(payload))
 
 
 async def serve_rest(app: FastAPI, settings: ServiceSettings) -> tuple[asyncio.Task[None], str]:
-    """Serve `app` in this loop. Returns the running task and the base URL."""
+    """Serve `app` in this loop. Returns the running task and the base URL that others use."""
     sock = listen(settings.host, settings.port)
     port = sock.getsockname()[1]
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
     task = asyncio.create_task(_run_server(server, sock))
-    return task, f"http://{host}:{port}"
+    return task, http_url(settings.advertise_host or reachable(settings.host), port)
 
 
 async def _run_server(server: uvicorn.Server, sock: socket.socket) -> None:

@@ -13,6 +13,7 @@ class ServiceSettings(BaseSettings):
 
     service_id: str = Field("", pattern=r"^[A-Za-z0-9_-]*$", max_length=128)  # one per process; empty: "<service>-1"
     host: str = "127.0.0.1"  # address the ports listen on
+    advertise_host: str = Field("", pattern=r"^[A-Za-z0-9._:-]*$")  # name others reach us by; empty: the one above
     port: int = Field(0, ge=0, le=65535)  # admin REST; 0 lets the kernel choose
     nats_url: str = "nats://127.0.0.1:4222"
     nats_replicas: int = Field(1, ge=1, le=5)  # copies of each stream in a NATS cluster

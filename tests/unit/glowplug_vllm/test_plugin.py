@@ -44,7 +44,7 @@ async def test_a_dead_core_raises_what_it_raised_and_is_asked_again() -> None:
 async def test_ready_is_announced_once_the_port_accepts(tmp_path: Path) -> None:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    await plugin.announce(plugin.Start(tmp_path, 1.0, 2.0, 3.0), port)
+    await plugin.announce(plugin.Start(tmp_path, 1.0, 2.0, 3.0), "0.0.0.0", port)
     server.close()
     ready = rundir.read(tmp_path, rundir.READY)
     assert ready["port"] == port

@@ -67,12 +67,12 @@ def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults
 
 
 async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: list[list[Any]]) -> None:
-    """Serve until SIGTERM; the port is the kernel's choice and goes back through the run directory."""
+    """Serve until SIGTERM; the port, the kernel's choice if none is given, goes back through the run directory."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     api = Api(engine, spec["names"], spec["system_prompt"])
-    server = await loop.create_server(lambda: Connection(api), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(lambda: Connection(api), spec["host"], spec["port"], backlog=1024)
     stepping = asyncio.ensure_future(engine.run())
     stepping.add_done_callback(lambda _: stopping.set())  # an engine that cannot step must not seem to live
     port = server.sockets[0].getsockname()[1]

@@ -14,7 +14,14 @@ from glowplug.runtime.supervisor.sweep import MARK
 
 DATA, CONSOLE, ROUTER, PREDICTOR, PLACER, AUTOSCALER, FIRST_NODE = 0, 1, 2, 3, 4, 5, 10
 # Not handed down: each process has its own, and a stray one from the person's shell would be shared by all.
-_PER_PROCESS = ("GLOWPLUG_PORT", "GLOWPLUG_DATA_PORT", "GLOWPLUG_SERVICE_ID", "GLOWPLUG_NODE_ID")
+_PER_PROCESS = (
+    "GLOWPLUG_PORT",
+    "GLOWPLUG_DATA_PORT",
+    "GLOWPLUG_SERVICE_ID",
+    "GLOWPLUG_NODE_ID",
+    "GLOWPLUG_ADVERTISE_HOST",
+    "GLOWPLUG_ENGINE_PORTS",
+)
 # A laptop's "GPUs": budgets of host memory, small enough that the sample models compete. Emulated ones cost nothing.
 GPU_BUDGETS = {"llamacpp": "512MiB", "vllm": "1536MiB", "emulated": "80GB"}
 

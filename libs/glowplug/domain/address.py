@@ -1,0 +1,52 @@
+"""Addresses as text: what listens where, and by what name others reach it."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+HIGHEST_PORT = 65535
+
+
+def reachable(host: str) -> str:
+    """Where a process of the same machine reaches what listens on `host`: every address is no destination."""
+    return _LOOPBACK_OF.get(host, host)
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether what listens on `host` listens on every address of its machine."""
+    return host in _LOOPBACK_OF
+
+
+def http_url(host: str, port: int) -> str:
+    """`http://host:port`, with the brackets that an IPv6 address needs."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def advertised(url: str, host: str) -> str:
+    """`url` as others know it: its port at `host`; unchanged when `host` is empty."""
+    return http_url(host, urlsplit(url).port or 80) if host else url
+
+
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """Ports `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> "PortRange | None":
+        """Of "20000-20199"; None of "". Raises ValueError with what is expected."""
+        if not text:
+            return None
+        first, dash, last = text.strip().partition("-")
+        is_numbers = bool(dash) and all(part.isascii() and part.isdigit() for part in (first, last))
+        if not is_numbers or not 1 <= int(first) <= int(last) <= HIGHEST_PORT:
+            raise ValueError(f"expected first-last, two ports of 1-{HIGHEST_PORT} in order such as 20000-20199")
+        return cls(int(first), int(last))
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
