@@ -89,16 +89,20 @@ def _decisions(app: FastAPI, service: ControlService) -> None:
         kind: str = "",
         limit: int = Query(100, ge=1, le=DECISIONS_KEPT),
     ) -> dict[str, Any]:
-        """What was decided in the fleet, newest first, by whichever service; filters are exact."""
+        """What was decided in the fleet, newest first, by whichever service; filters are exact.
+
+        `instance` finds the decisions about it and those that chose it as a victim.
+        """
         wanted = {
             "model_key": model,
-            "instance_id": instance,
             "request_id": request,
             "gpu_id": gpu,
             "node_id": node,
             "kind": kind,
         }
         found = [row for row in await rows(DECISIONS_KEPT) if all(not v or row.get(k) == v for k, v in wanted.items())]
+        if instance:
+            found = [r for r in found if r["instance_id"] == instance or instance in r["chosen"].split(", ")]
         return {"object": "list", "data": found[:limit]}
 
     @app.get("/v1/decisions/{decision_id}", tags=["decisions"])

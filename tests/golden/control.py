@@ -6,6 +6,7 @@ Commands of a script (times are seconds, sizes MiB):
     model NAME MIB [FIELD=VALUE ...]   a deployed model        node NAME MIB [MIB ...]    a node and its GPUs beat
     waiting MODEL COUNT                a router holds requests load MODEL WAITING RUNNING what routers hold and run
     state INSTANCE STATE               its agent says so       after SECONDS              time passes, tick by tick
+    operator load|unload|drain|pin|unpin|remove MODEL          node_drain NODE, node_undrain NODE
 """
 
 import sys
@@ -14,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from glowplug.controllers import operator
 from glowplug.controllers.autoscaler import AutoscalerController
 from glowplug.controllers.effects import Effect, Publish, Record, Tick
-from glowplug.controllers.placer import PlacerController
+from glowplug.controllers.placer import Cordon, PlacerController
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
@@ -116,6 +118,19 @@ class Control:
             self._tell(RouterLoadReported(router_id="router-1", loads=dict(self.loads)))
             for controller in (self.autoscaler, self.placer):
                 self._carry_out(controller.handle(Tick(), self.now_s))
+
+    def do_operator(self, verb: str, key: str) -> None:
+        asked = {"load": operator.Load, "unload": operator.Unload, "drain": operator.Suspend}
+        pins = {"pin": operator.Pin(key, True), "unpin": operator.Pin(key, False), "remove": operator.Undeploy(key)}
+        request = asked[verb](key) if verb in asked else pins[verb]
+        self._carry_out(self.autoscaler.handle(request, self.now_s))
+        self.models = dict(self.autoscaler.models)
+
+    def do_node_drain(self, name: str) -> None:
+        self._carry_out(self.placer.handle(Cordon(name, True), self.now_s))
+
+    def do_node_undrain(self, name: str) -> None:
+        self._carry_out(self.placer.handle(Cordon(name, False), self.now_s))
 
     def _beat(self, name: str) -> None:
         node = self.nodes[name]

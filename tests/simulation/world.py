@@ -23,6 +23,7 @@ from glowplug.controllers.router import RouterController
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.model import Model
 from glowplug.events import Event
+from glowplug.events.commands import CancelPlacement, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.envelope import COMMANDS
 from glowplug.events.facts import DecisionMade, RouterLoadReported
 from glowplug.memory.discovery import host_gpus
@@ -69,6 +70,7 @@ class World:
         self.running: dict[int, str] = {}  # ticket -> instance_id, inside an engine
         self.tickets = itertools.count(1)
         self.decisions: list[Any] = []
+        self.decided: set[str] = set()  # instance_ids that some decision names
         for name in ("router", "autoscaler", "placer", *self.nodes, *(f"prefetcher-{n}" for n in self.nodes)):
             self.start(name)
 
@@ -164,6 +166,7 @@ class World:
                 self.tables[effect.table].pop(effect.key, None)
             elif isinstance(effect, Record):
                 self.decisions.append(effect.decision)
+                self.decided |= {effect.decision.instance_id, *effect.decision.chosen.split(", ")}
                 self.publish(name, DecisionMade(decision=effect.decision), event)
             elif name == "router":
                 self._route(effect)
@@ -173,6 +176,8 @@ class World:
     # bus
 
     def publish(self, name: str, payload: Any, cause: Event | None) -> None:
+        if isinstance(payload, PlaceInstance | CancelPlacement | StartInstance | StopInstance):
+            assert payload.instance_id in self.decided, f"nothing was decided about it: {payload}"
         event = Event(
             event_id=f"e{next(self._event_ids)}",
             type=payload.TYPE,

@@ -61,7 +61,7 @@ class AutoscalerController:
         self._pending: dict[str, _Pending] = {}
         self._stopping: dict[str, float] = {}  # instance_id -> when its stop was last sent
         self._unloaded: set[str] = set()  # instance_ids an operator sent away: what they still stream is no demand
-        self._asked: dict[str, float] = {}  # model_key -> when an operator asked for it
+        self._asked: dict[str, str] = {}  # model_key -> who asked for an instance of it without a request
         self._waiting: dict[str, Event] = {}  # model_key -> the request that waits, for the trace
         self._unknown_since: dict[str, float] = {}  # model_key of instances without a model
         self._undeployed: dict[str, int] = {}  # model_key -> revision it left with, until its row has left too
@@ -144,10 +144,10 @@ class AutoscalerController:
             raise ModelNotFound(f"no model {request.model_key!r} is deployed", param="model")
         if isinstance(request, operator.Undeploy):
             self._forget(model)
-            stops = self._stop_all(model.key, "undeployed", now_s)
+            stops = self._stop_all(model.key, "undeployed by its operator", "undeploy", now_s)
             return [*stops, Remove("models", model.key), Publish(ModelUndeployed(model_key=model.key))]
         if isinstance(request, operator.Load):
-            self._asked[model.key] = now_s
+            self._asked[model.key] = "loaded by its operator"
             self._failures.pop(model.key, None)
             self._unloaded -= set(self.instances.of(model.key))
             self.loads.touch(model.key, now_s)
@@ -156,15 +156,19 @@ class AutoscalerController:
         if isinstance(request, operator.Unload):
             self._asked.pop(model.key, None)
             self._unloaded |= {i for i, row in self.instances.of(model.key).items() if not row.state.is_gone}
-            return self._stop_all(model.key, "unloaded by its operator", now_s)
+            return self._stop_all(model.key, "unloaded by its operator", "unload", now_s)
         if isinstance(request, operator.Suspend):
             self._asked.pop(model.key, None)
+            why = "drained by its operator: no instance of it starts until it is loaded again"
             return [
+                self._by_operator(model.key, why, "suspend", now_s),
                 *self._change(model, now_s, suspended=True),
-                *self._stop_all(model.key, "drained by its operator", now_s),
+                *self._stop_all(model.key, "drained by its operator", "drain", now_s),
             ]
         if isinstance(request, operator.Pin):
-            return [*self._change(model, now_s, pinned=request.pinned), *self._balance(model.key, now_s)]
+            why = "pinned by its operator: one instance stays" if request.pinned else "unpinned by its operator"
+            pinned = self._by_operator(model.key, why, "pin" if request.pinned else "unpin", now_s)
+            return [pinned, *self._change(model, now_s, pinned=request.pinned), *self._balance(model.key, now_s)]
         raise TypeError(f"not a stimulus of the autoscaler: {request!r}")
 
     def _deploy(self, request: operator.Deploy, now_s: float) -> list[Effect]:
@@ -184,7 +188,7 @@ class AutoscalerController:
         self.models[model.key] = model
         self._unknown_since.pop(model.key, None)
         if model.preload and known is None:
-            self._asked[model.key] = now_s
+            self._asked[model.key] = "preloaded, as its deployment asks"
             self.loads.touch(model.key, now_s)
         self._failures.pop(model.key, None)
         return [Save("models", model.key, model), Publish(ModelDeployed(model=model)), *self._balance(model.key, now_s)]
@@ -201,15 +205,46 @@ class AutoscalerController:
             kept.pop(model.key, None)
         self.loads.forget(model.key)
 
-    def _stop_all(self, model_key: str, reason: str, now_s: float) -> list[Effect]:
+    def _stop_all(
+        self, model_key: str, reason: str, chosen: str, now_s: float, policy: str = operator.POLICY
+    ) -> list[Effect]:
+        """Cancel what is coming and drain what is there; one decision each, written when it is first carried out."""
         effects: list[Effect] = []
+
+        def decide(instance_id: str) -> None:
+            decision = ScaleDecision(
+                model_key=model_key, num_wanted=0, reason=reason, inputs=self._figures(model_key, instance_id)
+            )
+            effects.append(Record(self._record(decision, instance_id, chosen, now_s, None, policy)))
+
         for instance_id, pending in list(self._pending.items()):
             if pending.model_key == model_key:
+                decide(instance_id)
                 effects += self._cancel(instance_id, reason)
         for instance in self.instances.of(model_key).values():
             if not instance.state.is_gone:
+                if instance.instance_id not in self._stopping:
+                    decide(instance.instance_id)
                 effects += self._stop(instance, reason, now_s)
         return effects
+
+    def _by_operator(self, model_key: str, reason: str, chosen: str, now_s: float) -> Record:
+        """What an operator decided about the model itself."""
+        decision = ScaleDecision(model_key=model_key, num_wanted=0, reason=reason, inputs=self._figures(model_key))
+        return Record(self._record(decision, "", chosen, now_s, None, operator.POLICY))
+
+    def _figures(self, model_key: str, instance_id: str = "") -> dict[str, float | int | str]:
+        """What the autoscaler knew of the load when somebody else decided."""
+        load = self.loads.of(model_key)
+        running = [i for i in self.instances.of(model_key).values() if not i.state.is_gone]
+        figures: dict[str, float | int | str] = {
+            "waiting": load.num_waiting,
+            "in_flight": load.num_in_flight,
+            "running": len(running),
+        }
+        if instance_id:
+            figures["in_flight_here"] = load.in_flight_by_instance.get(instance_id, 0)
+        return figures
 
     # balance
 
@@ -224,13 +259,15 @@ class AutoscalerController:
         mine = self.instances.of(model_key)
         if any(i.state is InstanceState.READY for i in mine.values()):
             self._asked.pop(model_key, None)
-        if model_key in self._asked and not load.num_waiting:
+        if asked := model_key in self._asked and not load.num_waiting:
             load = replace(load, num_waiting=1)
         if leaving := sum(load.in_flight_by_instance.get(i, 0) for i in self._unloaded):
             load = replace(load, num_in_flight=max(0, load.num_in_flight - leaving))
         coming = [i for i, pending in self._pending.items() if pending.model_key == model_key]
         snapshot = FleetSnapshot(now_s=now_s, models=self.models, nodes={}, instances=mine, loads={model_key: load})
         decision, self._state = self._scale(snapshot, model, self._state)
+        if asked:
+            decision = replace(decision, reason=self._asked[model_key])
         num_running = len([i for i in snapshot.instances_of(model_key) if i.state is not InstanceState.DRAINING])
         missing = decision.num_wanted - num_running - len(coming)
         back = [i for i in decision.resume if i in self._stopping and i not in self._unloaded and not model.suspended]
@@ -239,6 +276,7 @@ class AutoscalerController:
         effects += self._add(model, decision, missing - len(resume), load, now_s)
         if missing < 0 and not load.num_waiting:
             for instance_id in coming[:-missing]:
+                effects.append(Record(self._record(decision, instance_id, "cancel", now_s, None)))
                 effects += self._cancel(instance_id, "no longer wanted")
         effects += self._drain(decision, now_s)
         return effects + self._repeat(model_key, now_s)
@@ -247,13 +285,14 @@ class AutoscalerController:
         if num <= 0 or now_s < self._failures.get(model.key, (0, 0.0))[1]:
             return []
         cause = self._waiting.get(model.key)
+        policy = operator.POLICY if decision.reason == self._asked.get(model.key) else self._policy
         effects: list[Effect] = []
         for _ in range(num):
             instance_id = self._ids.next(model.key)
             wanted_at = cause.data.waiting_since if cause and load.num_waiting else now_s
             self._pending[instance_id] = _Pending(model.key, wanted_at, now_s, decision.reason, cause)
             effects += [
-                Record(self._record(decision, instance_id, "start", now_s, cause), cause),
+                Record(self._record(decision, instance_id, "start", now_s, cause, policy), cause),
                 self._place(instance_id, self._pending[instance_id], model),
             ]
         return effects
@@ -316,15 +355,21 @@ class AutoscalerController:
         since = self._unknown_since.setdefault(model_key, now_s)
         if now_s - since < self._params.orphan_s:
             return []
-        return self._stop_all(model_key, "its model is not deployed", now_s)
+        return self._stop_all(model_key, "its model is not deployed", "stop", now_s, policy="deployed_only")
 
     def _record(
-        self, decision: ScaleDecision, instance_id: str, chosen: str, now_s: float, cause: Event | None
+        self,
+        decision: ScaleDecision,
+        instance_id: str,
+        chosen: str,
+        now_s: float,
+        cause: Event | None,
+        policy: str = "",
     ) -> DecisionRecord:
         return DecisionRecord(
-            decision_id=self._ids.next("d"),
+            decision_id=self._ids.next("d-s"),
             kind="scale",
-            policy=self._policy,
+            policy=policy or self._policy,
             service="autoscaler",
             reason=decision.reason,
             made_at=now_s,

@@ -14,7 +14,7 @@ def base36(number: int) -> str:
 
 
 class Ids:
-    """`next("d")` -> "d-<epoch>-1", "d-<epoch>-2" ..."""
+    """`next("d-p")` -> "d-p-<epoch>-1" ... Two issuers may have one epoch: their prefixes tell them apart."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch, self._count = base36(max(0, epoch)), 0

@@ -1,8 +1,11 @@
 """What an operator asks of the autoscaler, over REST or through model files."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from glowplug.domain.model import Model
+
+POLICY: Final = "operator"  # the rule of a decision that a person made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,15 @@ placer.place ──▶ policy placement ──▶ decision · prefetcher.fetch �
                       └▶ policy residency ──▶ decision · agent.stop of the victims; placed when they are gone
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from glowplug.controllers import operator
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.fencing import Fence
 from glowplug.controllers.naming import Ids
-from glowplug.controllers.placer_orders import Placement, record, refused, start_commands
+from glowplug.controllers.placer_orders import Placement, record, record_of_node, refused, start_commands
 from glowplug.controllers.placer_room import Room, on_gpus
 from glowplug.controllers.views import InstanceView, LoadView, NodeView
 from glowplug.domain.decision import DecisionRecord, Rival
@@ -168,22 +169,28 @@ class PlacerController:
         effects: list[Effect] = []
         for node in self.nodes.expire(now_s):
             reason = f"no sign of life for {self._params.node_lease_s:g} s"
-            effects += [Remove("nodes", node.node_id), Publish(NodeLeft(node_id=node.node_id, reason=reason))]
-            for instance in list(self.instances.by_id.values()):
-                if instance.node_id == node.node_id and not instance.state.is_gone:
-                    lost = replace(
-                        instance,
-                        state=InstanceState.FAILED,
-                        reason="its node has left",
-                        changed_at=now_s,
-                        revision=instance.revision + 1,
-                    )
-                    self.instances.apply(lost, now_s)
-                    effects += [
-                        Save("instances", lost.instance_id, lost),
-                        Publish(InstanceFailed(instance=lost, code="node_left")),
-                    ]
+            here = self._on_node(node.node_id)
+            inputs = {"lease_s": self._params.node_lease_s, "instances": len(here)}
+            decided = self._about_node(node.node_id, "expire", "node_lease", reason, "taken as left", inputs, now_s)
+            left = Publish(NodeLeft(node_id=node.node_id, reason=reason))
+            effects += [Record(decided), Remove("nodes", node.node_id), left]
+            for instance in here:
+                lost = replace(
+                    instance,
+                    state=InstanceState.FAILED,
+                    reason="its node has left",
+                    changed_at=now_s,
+                    revision=instance.revision + 1,
+                )
+                self.instances.apply(lost, now_s)
+                effects += [
+                    Save("instances", lost.instance_id, lost),
+                    Publish(InstanceFailed(instance=lost, code="node_left")),
+                ]
         return effects
+
+    def _on_node(self, node_id: str) -> list[Instance]:
+        return [i for i in self.instances.by_id.values() if i.node_id == node_id and not i.state.is_gone]
 
     def _bury(self, now_s: float) -> list[Effect]:
         """Rows of instances whose node never came back are removed in the end; a living agent removes its own."""
@@ -198,14 +205,37 @@ class PlacerController:
         return [Remove("instances", i.instance_id) for i in over if i.node_id]
 
     def _empty_node(self, cordon: "Cordon", now_s: float) -> list[Effect]:
+        node_id, here = cordon.node_id, self._on_node(cordon.node_id)
+        inputs: dict[str, float | int | str] = {"instances": len(here)}
         if not cordon.cordoned:
-            return [Remove(CORDONS, cordon.node_id), *self._work(now_s)]
-        stops = [
-            Publish(_stop(i.node_id, i.instance_id, "its node is being drained", self._params.evict_grace_s))
-            for i in self.instances.by_id.values()
-            if i.node_id == cordon.node_id and not i.state.is_gone
-        ]
-        return [Save(CORDONS, cordon.node_id, cordon), *stops]
+            why = "undrained by its operator: instances may be placed there again"
+            lifted = self._about_node(node_id, "drain", operator.POLICY, why, "undrain", inputs, now_s)
+            return [Record(lifted), Remove(CORDONS, node_id), *self._work(now_s)]
+        why = "drained by its operator: nothing is placed there until it is undrained"
+        decided = self._about_node(node_id, "drain", operator.POLICY, why, "drain", inputs, now_s)
+        effects: list[Effect] = [Record(decided), Save(CORDONS, node_id, cordon)]
+        for instance in here:
+            load = self.loads.of(instance.model_key)
+            why, busy = "its node is being drained", load.in_flight_by_instance.get(instance.instance_id, 0)
+            told = self._about_node(
+                node_id, "drain", operator.POLICY, why, "drain", {"in_flight": busy}, now_s, instance
+            )
+            stop = _stop(instance.node_id, instance.instance_id, why, self._params.evict_grace_s)
+            effects += [Record(told), Publish(stop)]
+        return effects
+
+    def _about_node(
+        self,
+        node_id: str,
+        kind: str,
+        policy: str,
+        reason: str,
+        chosen: str,
+        inputs: Mapping[str, float | int | str],
+        now_s: float,
+        instance: Instance | None = None,
+    ) -> DecisionRecord:
+        return record_of_node(node_id, self._ids.next("d-p"), kind, policy, reason, chosen, inputs, now_s, instance)
 
     def view(self, now_s: float) -> list[Node]:
         """The nodes alive now, cordoned ones marked as draining."""
@@ -305,8 +335,11 @@ class PlacerController:
         node_gone = not self.nodes.is_alive(placement.node_id, now_s)
         if node_gone or now_s - placement.started_at > self._params.give_up_s:
             stop = _stop(placement.node_id, placement.command.instance_id, "placed anew", 0.0)
+            silent = f"{placement.node_id} did not answer its start for {now_s - placement.started_at:.1f} s"
+            why = "its node has left before it took the start" if node_gone else silent
+            decided = self._record(placement, "place", f"{why}: placed anew", (), now_s, "anew")
             placement.start_over()
-            return [Publish(stop)]
+            return [Record(decided, placement.event), Publish(stop)]
         if now_s - placement.sent_at >= self._params.repeat_s:
             placement.sent_at = now_s
             return self._orders(placement)
@@ -330,7 +363,7 @@ class PlacerController:
         chosen: str = "",
     ) -> DecisionRecord:
         policy = self.policies["residency" if kind == "evict" else "placement"]
-        return record(placement, self._ids.next("d"), kind, policy, reason, now_s, rivals=rivals, chosen=chosen)
+        return record(placement, self._ids.next("d-p"), kind, policy, reason, now_s, rivals=rivals, chosen=chosen)
 
 
 def _offers(node: Node) -> tuple[object, ...]:

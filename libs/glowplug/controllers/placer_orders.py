@@ -86,6 +86,34 @@ def record(
     )
 
 
+def record_of_node(
+    node_id: str,
+    decision_id: str,
+    kind: str,
+    policy: str,
+    reason: str,
+    chosen: str,
+    inputs: Mapping[str, float | int | str],
+    now_s: float,
+    instance: Instance | None = None,
+) -> DecisionRecord:
+    """What was decided about a node, or for its sake about one `instance` on it."""
+    return DecisionRecord(
+        decision_id=decision_id,
+        kind=kind,
+        policy=policy,
+        service="placer",
+        reason=reason,
+        made_at=now_s,
+        model_key=instance.model_key if instance else "",
+        instance_id=instance.instance_id if instance else "",
+        node_id=node_id,
+        gpu_id=instance.gpu_id if instance else "",
+        chosen=chosen,
+        inputs=inputs,
+    )
+
+
 def start_commands(placement: Placement) -> list[Any]:
     """What brings a placed instance up: the fetch of its weights (if it has any) and its start, side by side."""
     command, model = placement.command, placement.command.model

@@ -41,6 +41,33 @@ def test_a_thousand_waiters_ask_for_one_instance():
     assert record.request_id == "r-1" and record.inputs["waiting"] == 1
 
 
+def decisions(effects):
+    return [e.decision for e in effects if isinstance(e, Record)]
+
+
+def test_whatever_an_operator_asks_is_decided_on_record():
+    controller = autoscaler(a_model())
+    controller.handle(an_event(InstanceReady(instance=an_instance())), 1.0)
+    controller.handle(load_report(m=ModelLoad(num_in_flight=2, in_flight_by_instance={"i-1": 2})), 1.1)
+    (unload,) = decisions(controller.handle(operator.Unload("m"), 2.0))
+    assert (unload.policy, unload.chosen, unload.instance_id) == ("operator", "unload", "i-1")
+    assert unload.inputs == {"waiting": 0, "in_flight": 2, "running": 1, "in_flight_here": 2}
+    assert decisions(controller.handle(operator.Unload("m"), 4.5)) == [], "it is on its way out: decided once"
+    assert [d.chosen for d in decisions(controller.handle(operator.Suspend("m"), 5.0))] == ["suspend"]
+    pins = [decisions(controller.handle(operator.Pin("m", on), 6.0))[0] for on in (True, False)]
+    assert [(d.chosen, d.model_key, d.instance_id) for d in pins] == [("pin", "m", ""), ("unpin", "m", "")]
+
+
+def test_a_start_an_operator_asked_for_says_so():
+    (start,) = decisions(autoscaler(a_model()).handle(operator.Load("m"), 2.0))
+    assert (start.chosen, start.reason) == ("start", "loaded by its operator")
+    controller = autoscaler()
+    (preload,) = decisions(controller.handle(operator.Deploy(model=a_model(preload=True)), 1.0))
+    assert preload.reason == "preloaded, as its deployment asks"
+    (gone,) = decisions(controller.handle(operator.Undeploy("m"), 2.0))
+    assert (gone.chosen, gone.instance_id) == ("undeploy", preload.instance_id), "what was coming is cancelled"
+
+
 def test_the_command_carries_the_cause_of_the_request():
     event = waiting()
     (command,) = [e for e in autoscaler(a_model()).handle(event, 2.0) if isinstance(e, Publish)]

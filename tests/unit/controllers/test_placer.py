@@ -187,6 +187,8 @@ def test_a_silent_node_has_left_and_its_instances_with_it():
     effects = ticks(controller, 0, 8.5)
     assert [n.node_id for n in payloads(effects, NodeLeft)] == ["node-1"]
     assert [f.code for f in payloads(effects, InstanceFailed)] == ["node_left"]
+    (record,) = [e.decision for e in effects if isinstance(e, Record)]
+    assert (record.kind, record.policy, record.inputs["instances"]) == ("expire", "node_lease", 1)
     (row,) = [e.value for e in effects if isinstance(e, Save)]
     assert (row.state, row.revision) == (InstanceState.FAILED, 2), "its agent, should it live, sees it is behind"
     assert Remove("instances", "i-1") in controller.handle(Tick(), 400.0)
@@ -226,8 +228,14 @@ def test_cancel_forgets_and_stops_what_was_already_sent():
 def test_a_cordoned_node_is_drained_and_gets_nothing():
     controller = placer(a_node())
     controller.handle(an_event(InstanceStarting(instance=an_instance())), 4.0)
-    (stop,) = payloads(controller.handle(Cordon("node-1", True), 5.0), StopInstance)
+    drained = controller.handle(Cordon("node-1", True), 5.0)
+    (stop,) = payloads(drained, StopInstance)
     assert stop.instance_id == "i-1"
+    told = [e.decision for e in drained if isinstance(e, Record)]
+    assert [(d.kind, d.policy, d.node_id, d.instance_id) for d in told] == [
+        ("drain", "operator", "node-1", ""),
+        ("drain", "operator", "node-1", "i-1"),
+    ]
     assert payloads(controller.handle(asked(a_model()), 5.1), StartInstance) == []
     assert len(payloads(controller.handle(Cordon("node-1", False), 5.2), StartInstance)) == 1
 
