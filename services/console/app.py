@@ -1,4 +1,4 @@
-"""The REST surface: the OTLP door, the trace and fleet APIs, and the page. Nothing here changes the fleet."""
+"""The REST surface: the OTLP door, the trace and fleet APIs, the page, and what the page asks of other services."""
 
 import mimetypes
 import time
@@ -11,13 +11,16 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from glowplug.runtime.rest import make_app
-from services.console import fleet_api, receiver, trace_api
+from services.console import actions, detail_api, fleet_api, playground, receiver, trace_api
 from services.console.fleet_view import FleetView
 from services.console.metrics import ConsoleMetrics
+from services.console.model_detail import StartHistory
 from services.console.receiver import Receiver
+from services.console.request_log import RequestLog
 from services.console.settings import ConsoleSettings
 from services.console.stream import Hub
 from services.console.trace_store import TraceStore
+from services.console.upstream import Addresses, Upstream
 
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -43,6 +46,9 @@ class Console:
     view: FleetView = field(default_factory=FleetView)
     traces: TraceStore = field(init=False)
     hub: Hub = field(init=False)
+    requests: RequestLog = field(init=False)
+    starts: StartHistory = field(default_factory=StartHistory)
+    upstream: Upstream = field(init=False)
 
     def __post_init__(self) -> None:
         told = self.settings
@@ -50,6 +56,9 @@ class Console:
             max_traces=told.trace_max_traces, max_bytes=told.trace_max_bytes, max_spans_per_trace=told.trace_max_spans
         )
         self.hub = Hub(queue_limit=told.stream_queue, max_clients=told.stream_max_clients)
+        self.requests = RequestLog(told.requests_shown)
+        addresses = {"router": told.router_url, "autoscaler": told.autoscaler_url, "placer": told.placer_url}
+        self.upstream = Upstream(Addresses(addresses), max_connections=2 * told.chat_max_streams)
 
 
 def build_app(console: Console) -> FastAPI:
@@ -59,13 +68,25 @@ def build_app(console: Console) -> FastAPI:
         console.settings.service_id or "console-1",
         ready=lambda: "",
         policies=dict,
-        description="Receives the fleet's traces and shows fleet and traces on one page. Read-only.",
+        description="Receives the fleet's traces and shows fleet and traces on one page; passes operator actions and "
+        "chats on to the services that own them.",
     )
     door = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
     app.include_router(receiver.routes(door))
     app.include_router(trace_api.own_routes(console.traces))
     app.include_router(trace_api.jaeger_routes(console.traces, console.clock))
     app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
+    app.include_router(detail_api.routes(console.view, console.requests, console.starts, console.clock))
+    told = console.settings
+    app.include_router(actions.routes(console.upstream, told.action_timeout_s))
+    app.include_router(
+        playground.routes(
+            console.upstream,
+            max_body_bytes=told.chat_max_body_bytes,
+            max_chats=told.chat_max_streams,
+            silence_s=told.chat_silence_s,
+        )
+    )
     _page(app)
     return app
 

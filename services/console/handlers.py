@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from glowplug.bus.port import Bus
 from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.instance import Instance
 from glowplug.events import Event
 from glowplug.events.envelope import MalformedEvent, from_json
+from glowplug.events.facts import ServiceStarted
 from glowplug.events.subjects import FACTS, TELEMETRY
 from glowplug.runtime.tasks import end, essential
 from glowplug.state.port import Store, StoreUnavailable
@@ -60,7 +62,12 @@ class Feed:
             await self._bus.subscribe([subject], self._on_event)
 
     async def _on_event(self, event: Event) -> None:
-        self._console.view.take(event, self._console.clock())
+        console, now_s = self._console, self._console.clock()
+        console.view.take(event, now_s)
+        console.requests.take(event, now_s)
+        console.starts.take(event, now_s)
+        if isinstance(started := event.data, ServiceStarted):
+            console.upstream.addresses.learn(started.service, started.data_url or started.url)
 
     async def _resync_loop(self) -> None:
         while True:
@@ -73,7 +80,10 @@ class Feed:
         try:
             for table, cls in TABLES.items():
                 raw_rows = await self._store.load(table)
-                view.restore(table, dict(self._readable(table, raw_rows.items(), cls)), clock())
+                table_rows = dict(self._readable(table, raw_rows.items(), cls))
+                view.restore(table, table_rows, clock())
+                if cls is Instance:
+                    self._restore_starts(table_rows.values())
             tail = await self._store.tail(DECISIONS_LOG, DECISIONS_READ)
         except StoreUnavailable as error:
             if view.sources["store"].is_up:
@@ -83,6 +93,10 @@ class Feed:
         numbered = [(str(i), raw) for i, raw in enumerate(tail)]
         view.restore_decisions([row for _, row in self._readable(DECISIONS_LOG, numbered, DecisionRecord)])
         view.source("store", True, clock())
+
+    def _restore_starts(self, instances: Iterable[Instance]) -> None:
+        for instance in sorted(instances, key=lambda i: i.changed_at):
+            self._console.starts.put(instance)
 
     def _readable(self, table: str, raw_rows: Iterable[tuple[str, bytes]], cls: type[Any]) -> list[tuple[str, Any]]:
         """The rows that decode; each one that does not is logged once, not at every resync."""

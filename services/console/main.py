@@ -20,6 +20,7 @@ async def serve(stopping: asyncio.Event) -> None:
     waiter = asyncio.create_task(stopping.wait())
     await asyncio.wait({waiter, server}, return_when=asyncio.FIRST_COMPLETED)
     await feed.stop()
+    await console.upstream.close()
     await world.close(waiter, server)
 
 

@@ -17,3 +17,11 @@ class ConsoleSettings(ServiceSettings):
     stream_beat_s: float = Field(0.25, gt=0)
     stream_queue: int = Field(64, ge=2)
     stream_max_clients: int = Field(64, ge=1)
+    router_url: str = ""  # its OpenAI API, for the playground; empty, here and below: learned when the service starts
+    autoscaler_url: str = ""  # where operator actions on models go
+    placer_url: str = ""  # where operator actions on nodes go
+    action_timeout_s: float = Field(15.0, gt=0)
+    chat_max_body_bytes: int = Field(2 << 20, ge=1024)
+    chat_max_streams: int = Field(64, ge=1)  # through this console at once
+    chat_silence_s: float = Field(600.0, gt=0)  # a router that sends nothing at all; a held stream gets comments
+    requests_shown: int = Field(2000, ge=1)  # ended ones that are remembered

@@ -1,0 +1,51 @@
+"""What one view of the page reads beside the stream: the requests that match a filter, and one model in full."""
+
+from collections.abc import Callable
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from glowplug.domain.errors import ModelNotFound
+from services.console.fleet_view import FleetView
+from services.console.model_detail import ModelDetail, StartHistory, declared
+from services.console.request_log import RequestLog
+from services.console.trace_api import json_response
+
+MAX_LINES = 500
+
+
+def routes(view: FleetView, requests: RequestLog, starts: StartHistory, clock: Callable[[], float]) -> APIRouter:
+    """`clock` gives epoch seconds."""
+    router = APIRouter(prefix="/api/v1", tags=["fleet"])
+
+    @router.get("/requests")
+    async def matching(
+        model: str = Query("", max_length=256),
+        state: str = Query("", max_length=32),
+        q: str = Query("", max_length=200),
+        limit: int = Query(200, ge=1, le=MAX_LINES),
+    ) -> Response:
+        """Requests held and under way, oldest first, then those that ended, newest first. `state` is one state, "live"
+        or "ended"; every word of `q` must stand in an id, the model key, the error code or the status."""
+        return json_response(requests.page(clock(), model=model, state=state, text=q, limit=limit))
+
+    @router.get("/models/{key}")
+    async def model(key: str) -> Response:
+        """One model: its row, its instances, what its owner declared, its latest starts and the one under way."""
+        now_s = clock()
+        snapshot = view.snapshot(now_s)
+        row = next((row for row in snapshot.models if row.key == key), None)
+        if row is None:
+            raise ModelNotFound(f"no model {key[:256]!r} is deployed", param="key")
+        mine = [instance for instance in view.instances.values() if instance.model_key == key]
+        detail = ModelDetail(
+            now=snapshot.now,
+            model=row,
+            instances=[line for line in snapshot.instances if line.model_key == key],
+            declared=declared(view.models[key]),
+            starts=starts.starts(key),
+            coming=starts.coming(mine, now_s),
+        )
+        return json_response(detail)
+
+    return router

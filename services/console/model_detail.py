@@ -1,0 +1,169 @@
+"""One model in full: what its owner declared, its latest starts with their phases, and the start under way.
+
+Pure, like the view of the fleet beside it, and bounded: `STARTS_KEPT` starts of each of `MODELS_KEPT` models.
+"""
+
+import re
+from collections import deque
+from typing import Any, Final
+
+import msgspec
+
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
+from glowplug.events import Event
+from glowplug.events.facts import InstanceChange, WeightsFetched, WeightsFetchFailed, WeightsProgressed
+from services.console import fleet_rows as rows
+
+STARTS_KEPT: Final = 10
+MODELS_KEPT: Final = 4096
+FETCH_LEASE_S: Final = 10.0  # silence after which a fetch is no longer shown as under way
+
+_SECRETS: Final = re.compile(r"(?<=//)[^/@]*@")
+
+
+class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A fetch of weights into one node's host memory, under way. `num_bytes` is 0 while unknown."""
+
+    node_id: str
+    num_bytes_done: int
+    num_bytes: int
+    heard_at: float
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """One start that is over. `reason` says why it failed, and is "" when it came to ready."""
+
+    instance_id: str
+    node_id: str
+    gpu_id: str
+    ended_at: float
+    seconds: float
+    emulated: bool
+    reason: str
+    phases: tuple[rows.PhaseRow, ...]
+
+
+class Coming(msgspec.Struct, frozen=True, kw_only=True):
+    """A start under way: the phases known so far, and for how long it has been going."""
+
+    instance_id: str
+    node_id: str
+    state: str
+    created_at: float
+    changed_at: float
+    emulated: bool
+    phases: tuple[rows.PhaseRow, ...]
+    fetch: FetchRow | None
+
+
+class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """`model` is the row of the fleet; `declared` what its file or the API says."""
+
+    now: float
+    model: rows.ModelRow
+    instances: list[rows.InstanceRow]
+    declared: dict[str, Any]
+    starts: list[Start]
+    coming: list[Coming]
+
+
+class StartHistory:
+    """The latest starts by model, newest first, and the fetches under way."""
+
+    def __init__(self) -> None:
+        self._starts: dict[str, deque[Start]] = {}
+        self._fetches: dict[tuple[str, str], FetchRow] = {}  # (model key, node id)
+
+    def take(self, event: Event, now_s: float) -> None:
+        """One event; types that tell nothing of starts are ignored."""
+        match event.data:
+            case WeightsProgressed(model_key=key, node_id=node_id) as fact:
+                self._fetches[key, node_id] = FetchRow(
+                    node_id=node_id,
+                    num_bytes_done=fact.num_bytes_done,
+                    num_bytes=fact.num_bytes,
+                    heard_at=now_s,
+                )
+                self._fetches = {k: f for k, f in self._fetches.items() if now_s - f.heard_at < FETCH_LEASE_S}
+            case WeightsFetched(model_key=key, node_id=node_id) | WeightsFetchFailed(model_key=key, node_id=node_id):
+                self._fetches.pop((key, node_id), None)
+            case data if isinstance(data, InstanceChange):
+                self.put(data.instance)
+
+    def put(self, instance: Instance) -> None:
+        """An instance as a fact or a table has it; a start is remembered when it is over, once."""
+        known = any(start.instance_id == instance.instance_id for start in self._starts.get(instance.model_key, ()))
+        if known or instance.state.is_coming:
+            return
+        if instance.state is InstanceState.FAILED and not instance.ready_at:
+            self._remember(instance, instance.changed_at, instance.reason or "no reason given")
+        elif instance.ready_at:
+            self._remember(instance, instance.ready_at, "")
+
+    def starts(self, model_key: str) -> list[Start]:
+        """Newest first."""
+        return sorted(self._starts.get(model_key, ()), key=lambda start: -start.ended_at)
+
+    def coming(self, instances: list[Instance], now_s: float) -> list[Coming]:
+        """Those of `instances` that are on their way, oldest first."""
+        found = []
+        for instance in sorted(instances, key=lambda i: (i.created_at, i.instance_id)):
+            if not instance.state.is_coming:
+                continue
+            fetch = self._fetches.get((instance.model_key, instance.node_id))
+            found.append(
+                Coming(
+                    instance_id=instance.instance_id,
+                    node_id=instance.node_id,
+                    state=instance.state.value,
+                    created_at=instance.created_at,
+                    changed_at=instance.changed_at,
+                    emulated=instance.emulated,
+                    phases=_phases(instance, _began(instance)),
+                    fetch=fetch if fetch and now_s - fetch.heard_at < FETCH_LEASE_S else None,
+                )
+            )
+        return found
+
+    def _remember(self, instance: Instance, ended_at: float, reason: str) -> None:
+        kept = self._starts.pop(instance.model_key, None) or deque(maxlen=STARTS_KEPT)
+        began = _began(instance) or ended_at
+        kept.append(
+            Start(
+                instance_id=instance.instance_id,
+                node_id=instance.node_id,
+                gpu_id=instance.gpu_id,
+                ended_at=ended_at,
+                seconds=max(0.0, ended_at - began),
+                emulated=instance.emulated,
+                reason=reason,
+                phases=_phases(instance, began),
+            )
+        )
+        self._starts[instance.model_key] = kept
+        if len(self._starts) > MODELS_KEPT:
+            del self._starts[next(iter(self._starts))]
+
+
+def _began(instance: Instance) -> float:
+    """The earliest moment known of a start: it was decided before the agent made the instance."""
+    known = [instance.created_at, *(phase.started_at for phase in instance.phases)]
+    return min((at for at in known if at), default=0.0)
+
+
+def _phases(instance: Instance, began: float) -> tuple[rows.PhaseRow, ...]:
+    by_time = sorted(instance.phases, key=lambda phase: (phase.started_at, phase.ended_at))
+    return tuple(
+        rows.PhaseRow(phase.name.value, phase.started_at - began, max(0.0, phase.actual_s), phase.predicted_s)
+        for phase in by_time
+    )
+
+
+def declared(model: Model) -> dict[str, Any]:
+    """What the model's owner said, JSON-ready. The system prompt is text of a person: only its length is told; and an
+    address goes without what may be a secret in it: user, password, query."""
+    fields: dict[str, Any] = msgspec.to_builtins(model)
+    fields["system_prompt"] = f"{len(model.system_prompt)} characters" if model.system_prompt else ""
+    fields["weights"]["uri"] = _SECRETS.sub("", model.weights.uri.partition("?")[0])
+    return fields

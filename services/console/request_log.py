@@ -1,0 +1,204 @@
+"""The requests of the whole fleet: those routers hold and run, as they report them, and the latest that ended.
+
+Pure: told events with `now_s`, asked for lines. No text of a request is ever here. Bounded: `num_kept` that ended, and
+what each router heard of lately reports, which is bounded there.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from glowplug.domain.snapshot import LiveRequest
+from glowplug.events import Event
+from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsReported
+
+REPORT_LEASE_S: Final = 3.0  # silence after which a router's requests are no longer shown as under way
+LIVE_STATES: Final = ("held", "dispatched", "streaming")
+ENDED_STATES: Final = ("finished", "left", "failed", "refused")
+
+
+class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. `state`: held, dispatched, streaming, finished, left, failed or refused. Seconds; 0 where unknown.
+
+    `tpot_s` is the mean time between tokens after the first; it needs two tokens.
+    """
+
+    request_id: str
+    model_key: str
+    router_id: str
+    state: str
+    arrived_at: float = 0.0
+    finished_at: float = 0.0
+    status: int = 0
+    code: str = ""
+    retry_after_s: float = 0.0
+    position: int = 0
+    eta_s: float = 0.0
+    queue_s: float = 0.0
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    e2e_s: float = 0.0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    tokens_exact: bool = False
+    stream: bool = False
+    cold: bool = False
+    emulated: bool = False
+    instance_id: str = ""
+    trace_id: str = ""
+
+
+class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines that match, live ones first (oldest first), then the ended (newest first); and how many there are in all.
+
+    `num_live` counts also those past the bound of a router's report. `states` counts the lines that match everything
+    but the state.
+    """
+
+    now: float
+    requests: list[RequestLine]
+    num_matching: int
+    num_live: int
+    num_kept: int
+    states: dict[str, int]
+
+
+class RequestLog:
+    def __init__(self, num_kept: int) -> None:
+        self._num_kept = num_kept
+        self._ended: OrderedDict[tuple[str, str], RequestLine] = OrderedDict()  # (router id, request id), oldest first
+        self._reports: dict[str, tuple[float, int, list[RequestLine]]] = {}  # router -> heard at, live, lines
+
+    def take(self, event: Event, now_s: float) -> None:
+        """One event; types that are no request's are ignored."""
+        match event.data:
+            case RequestFinished() as fact:
+                self._end(_finished(fact, _trace_id(event.traceparent)))
+            case RequestRejected() as fact:
+                self._refuse(fact, event)
+            case RouterRequestsReported(router_id=router_id, num_live=num_live, requests=requests):
+                self._reports[router_id] = (now_s, num_live, [_live(router_id, row) for row in requests])
+
+    def page(self, now_s: float, *, model: str = "", state: str = "", text: str = "", limit: int = 200) -> RequestPage:
+        """What matches: `model` and `state` exactly ("live" and "ended" are groups of states), `text` anywhere in ids,
+        model key, code and status."""
+        for router_id in [r for r, (heard_at, _, _) in self._reports.items() if now_s - heard_at > REPORT_LEASE_S]:
+            del self._reports[router_id]
+        wanted = {"live": LIVE_STATES, "ended": ENDED_STATES}.get(state, (state,) if state else ())
+        words = text.lower().split()
+        states: dict[str, int] = {}
+        matching: list[RequestLine] = []
+        num_matching = 0
+        for line in self._lines():
+            if (model and line.model_key != model) or not all(word in _text(line) for word in words):
+                continue
+            states[line.state] = states.get(line.state, 0) + 1
+            if wanted and line.state not in wanted:
+                continue
+            num_matching += 1
+            if len(matching) < limit:
+                matching.append(line)
+        return RequestPage(
+            now=now_s,
+            requests=matching,
+            num_matching=num_matching,
+            num_live=sum(num for _, num, _ in self._reports.values()),
+            num_kept=len(self._ended),
+            states=states,
+        )
+
+    def _lines(self) -> Iterator[RequestLine]:
+        live = [line for _, _, lines in self._reports.values() for line in lines if _key(line) not in self._ended]
+        yield from sorted(live, key=lambda line: (line.arrived_at, line.request_id))
+        yield from reversed(self._ended.values())
+
+    def _end(self, line: RequestLine) -> None:
+        known = self._ended.pop(_key(line), None)
+        if known is not None and known.state == "refused" and not known.finished_at:
+            line = msgspec.structs.replace(line, state="refused", code=known.code, retry_after_s=known.retry_after_s)
+        self._ended[_key(line)] = line
+        while len(self._ended) > self._num_kept:
+            self._ended.popitem(last=False)
+
+    def _refuse(self, fact: RequestRejected, event: Event) -> None:
+        """A refusal of a known model comes beside the request's end, before it or after it."""
+        known = self._ended.get((fact.router_id, fact.request_id))
+        if known is not None and known.status == fact.status and known.state != "refused":
+            told = {"state": "refused", "code": fact.code, "retry_after_s": fact.retry_after_s}
+            self._ended[_key(known)] = msgspec.structs.replace(known, **told)
+            return
+        self._end(
+            RequestLine(
+                request_id=fact.request_id,
+                model_key=fact.model_key,
+                router_id=fact.router_id,
+                state="refused",
+                arrived_at=event.occurred_at,
+                status=fact.status,
+                code=fact.code,
+                retry_after_s=fact.retry_after_s,
+                trace_id=_trace_id(event.traceparent),
+            )
+        )
+
+
+def _key(line: RequestLine) -> tuple[str, str]:
+    return (line.router_id, line.request_id)
+
+
+def _text(line: RequestLine) -> str:
+    parts = (line.request_id, line.model_key, line.code, str(line.status or ""), line.instance_id, line.trace_id)
+    return " ".join(parts).lower()
+
+
+def _live(router_id: str, row: LiveRequest) -> RequestLine:
+    return RequestLine(
+        request_id=row.request_id,
+        model_key=row.model_key,
+        router_id=router_id,
+        state=row.state if row.state in LIVE_STATES else "dispatched",
+        arrived_at=row.arrived_at,
+        position=row.position,
+        eta_s=row.eta_s,
+        queue_s=row.queue_s,
+        ttft_s=row.ttft_s,
+        response_tokens=row.response_tokens,
+        stream=row.stream,
+        cold=row.cold,
+        emulated=row.emulated,
+        instance_id=row.instance_id,
+        trace_id=row.trace_id,
+    )
+
+
+def _finished(fact: RequestFinished, trace_id: str) -> RequestLine:
+    num_gaps = fact.response_tokens - 1
+    return RequestLine(
+        request_id=fact.request_id,
+        model_key=fact.model_key,
+        router_id=fact.router_id,
+        state="finished" if fact.status < 400 else "left" if fact.status == 499 else "failed",
+        arrived_at=fact.arrived_at,
+        finished_at=fact.finished_at,
+        status=fact.status,
+        code=fact.error_code,
+        queue_s=fact.queue_s,
+        ttft_s=fact.ttft_s,
+        tpot_s=max(fact.e2e_s - fact.ttft_s, 0.0) / num_gaps if fact.stream and fact.ttft_s and num_gaps > 0 else 0.0,
+        e2e_s=fact.e2e_s,
+        prompt_tokens=fact.prompt_tokens,
+        response_tokens=fact.response_tokens,
+        tokens_exact=fact.tokens_exact,
+        stream=fact.stream,
+        cold=fact.cold,
+        emulated=fact.emulated,
+        instance_id=fact.instance_id,
+        trace_id=trace_id,
+    )
+
+
+def _trace_id(traceparent: str) -> str:
+    parts = traceparent.split("-")
+    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else ""

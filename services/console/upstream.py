@@ -1,0 +1,180 @@
+"""Where the console passes things on to: the router's chat, the autoscaler's and the placer's operator actions.
+
+It holds no token and decides nothing: addresses come from the settings, or else from what services say when they start.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from fastapi import Request
+
+from glowplug.domain.errors import BadRequest, GlowplugError, NoCapacity, TooLarge
+
+CONNECT_S: Final = 5.0
+KEEP_IDLE_S: Final = 4.0  # below the 5 s at which servers close idle connections
+T = TypeVar("T")
+
+
+class NoAddress(NoCapacity):
+    """Nobody has said where this service is (503)."""
+
+    code = "no_address"
+
+
+class Unreachable(GlowplugError):
+    """The service does not answer at the address known (502)."""
+
+    status, type, code = 502, "server_error", "upstream_unreachable"
+
+
+class TimedOut(GlowplugError):
+    """The service took the request and did not answer in time (504)."""
+
+    status, type, code = 504, "server_error", "upstream_timeout"
+
+
+class ForeignPage(GlowplugError):
+    """A page of another origin tried to use this console (403)."""
+
+    status, type, code = 403, "invalid_request_error", "foreign_origin"
+
+
+class ClientGone(Exception):
+    """Whoever asked has left."""
+
+
+class Addresses:
+    """Base URLs by service: `router` (the port of the OpenAI API), `autoscaler`, `placer`."""
+
+    def __init__(self, told: Mapping[str, str]) -> None:
+        self._told = {service: url.rstrip("/") for service, url in told.items() if url}
+        self._learned: dict[str, str] = {}
+        self._known = frozenset(told)
+
+    def learn(self, service: str, url: str) -> None:
+        """A service has said where it is. What the settings say stands above it."""
+        if service in self._known and url.startswith(("http://", "https://")):
+            self._learned[service] = url.rstrip("/")
+
+    def find(self, service: str) -> str:
+        """Its base URL, "" when nobody has said it."""
+        return self._told.get(service) or self._learned.get(service, "")
+
+    def url(self, service: str) -> str:
+        """Its base URL. Raises NoAddress naming the setting that is missing."""
+        if found := self.find(service):
+            return found
+        raise NoAddress(f"no {service} address known: set GLOWPLUG_{service.upper()}_URL for the console")
+
+
+class Upstream:
+    """One pool of connections. Answers are streams; whoever opens one closes it."""
+
+    def __init__(self, addresses: Addresses, *, max_connections: int) -> None:
+        self.addresses = addresses
+        self._limits = httpx.Limits(max_connections=max_connections, keepalive_expiry=KEEP_IDLE_S)
+        self._client: httpx.AsyncClient | None = None
+
+    async def open(
+        self,
+        service: str,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        silence_s: float,
+        content: bytes = b"",
+    ) -> httpx.Response:
+        """The head of an answer; its body is not read. `silence_s` bounds each wait for bytes.
+
+        Raises NoAddress, Unreachable (the request cannot have been taken) and TimedOut (it may have been).
+        """
+        url = self.addresses.url(service) + path
+        if self._client is None:
+            self._client = httpx.AsyncClient(trust_env=False, limits=self._limits, follow_redirects=False)
+        timeout = httpx.Timeout(silence_s, connect=CONNECT_S, pool=CONNECT_S)
+        request = self._client.build_request(method, url, headers=headers, content=content, timeout=timeout)
+        try:
+            return await self._client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.InvalidURL) as error:
+            raise Unreachable(f"the {service} does not answer at {self.addresses.url(service)}") from error
+        except httpx.TimeoutException as error:
+            raise TimedOut(f"the {service} took the request and has been silent for {silence_s:g} s") from error
+        except httpx.HTTPError as error:
+            raise Unreachable(f"the {service} broke off: {type(error).__name__}") from error
+
+    async def close(self) -> None:
+        """End every connection."""
+        if self._client is not None:
+            await self._client.aclose()
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises TooLarge before more than `max_bytes` are kept."""
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > max_bytes:
+        raise TooLarge(f"the body is larger than {max_bytes} bytes")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise TooLarge(f"the body is larger than {max_bytes} bytes")
+    return bytes(body)
+
+
+async def read_answer(response: httpx.Response, max_bytes: int) -> bytes:
+    """The whole answer, cut at `max_bytes`; the connection is given back."""
+    body = bytearray()
+    try:
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) >= max_bytes:
+                break
+    except httpx.HTTPError as error:
+        raise Unreachable("the answer broke off") from error
+    finally:
+        await response.aclose()
+    return bytes(body[:max_bytes])
+
+
+async def unless_gone(request: Request, asked: Awaitable[T]) -> T:
+    """`asked`, ended early when the client of `request` (its body read) leaves. Raises ClientGone."""
+    work, gone = asyncio.ensure_future(asked), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone
+        return work.result()
+    finally:
+        for task in (work, gone):
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+def own_page_only(request: Request) -> None:
+    """Refuse what a page of another site sends with its reader's browser. Programs send neither header and may pass.
+
+    Raises ForeignPage; BadRequest when the Origin cannot be read.
+    """
+    site = request.headers.get("sec-fetch-site", "")
+    if site in ("same-origin", "none"):
+        return
+    origin = request.headers.get("origin", "")
+    try:
+        host = urlsplit(origin).netloc
+    except ValueError as error:
+        raise BadRequest("the Origin is no address") from error
+    own = {request.headers.get("host", ""), request.headers.get("x-forwarded-host", "")} - {""}
+    if site == "cross-site" or (origin and host not in own):
+        raise ForeignPage("only the console's own page may do this")
