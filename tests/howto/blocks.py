@@ -1,0 +1,143 @@
+"""The fenced blocks of a page of the docs, and the words a fence may carry. docs/testing.md tells what they mean."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NEEDS = frozenset({"docker", "kubernetes", "gpu", "vllm", "root", "internet", "minutes", "incident", "person"})
+SHELLS = frozenset({"sh", "bash", "shell", "console", "shell-session", "zsh", "shellsession"})
+SETTINGS = {"sh": {"needs", "background", "exits"}, "text": set[str](), "yaml": {"file"}, "json": {"file"}}
+_FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *([^`\n]*)$")
+_FLEET = re.compile(r"^<!-- *fleet:(.*?)-->", re.MULTILINE)
+
+
+class BadFence(ValueError):
+    """A fence says something docs/testing.md does not know."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fence: `language`, the words behind it, the text in it, and the 1-based line it starts at."""
+
+    page: str
+    line: int
+    language: str
+    words: dict[str, str]
+    text: str
+    indent: str = ""
+    follows: bool = False  # nothing but empty lines stands between it and the fence before
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What must be there to run it."""
+        return frozenset(word for word in self.words.get("needs", "").split(",") if word)
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.words.get("exits", "0"))
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    def check(self) -> None:
+        """Raises BadFence."""
+        known = SETTINGS.get(self.language)
+        if known is not None and (unknown := set(self.words) - known):
+            raise BadFence(f"{self.where}: a {self.language} fence knows no {sorted(unknown)}")
+        if "needs" in self.words and (not self.needs or self.needs - NEEDS):
+            raise BadFence(f"{self.where}: needs={self.words['needs']}: one or more of {', '.join(sorted(NEEDS))}")
+        if not self.words.get("exits", "0").isdecimal():
+            raise BadFence(f"{self.where}: exits={self.words['exits']} is no number")
+        if self.language in SHELLS - {"sh"}:
+            raise BadFence(f"{self.where}: commands stand in `sh` fences, not in {self.language}")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page with its blocks in order. `fleet` holds what its comment asks for; None: it starts without a fleet."""
+
+    path: str
+    blocks: tuple[Block, ...] = ()
+    fleet: dict[str, str] | None = None
+
+    @property
+    def commands(self) -> tuple[Block, ...]:
+        return tuple(block for block in self.blocks if block.language == "sh")
+
+    @property
+    def runs(self) -> bool:
+        """Whether any of its commands is run."""
+        return any(not block.needs for block in self.commands)
+
+
+@dataclass
+class _Open:
+    line: int
+    indent: str
+    fence: str
+    info: str
+    lines: list[str] = field(default_factory=list)
+
+
+def words_of(info: str) -> tuple[str, dict[str, str]]:
+    """'sh needs=gpu background' -> ('sh', {'needs': 'gpu', 'background': ''})."""
+    language, *rest = info.split() or [""]
+    return language, {word.partition("=")[0]: word.partition("=")[2] for word in rest}
+
+
+def parse(path: str, text: str) -> Page:
+    """Raises BadFence."""
+    blocks: list[Block] = []
+    current: _Open | None = None
+    between = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _FENCE.match(line)
+        if current is None:
+            if match:
+                current = _Open(number, match[1], match[2], match[3])
+            else:
+                between += line.strip()
+        elif match and match[2].startswith(current.fence) and not match[3]:
+            language, words = words_of(current.info)
+            body = "\n".join(row.removeprefix(current.indent) for row in current.lines) + "\n"
+            blocks.append(
+                Block(path, current.line, language, words, body, current.indent, bool(blocks) and not between)
+            )
+            current, between = None, ""
+        else:
+            current.lines.append(line)
+    if current is not None:
+        raise BadFence(f"{path}:{current.line}: the fence has no end")
+    for block in blocks:
+        block.check()
+    asked = _FLEET.search(text)
+    return Page(path, tuple(blocks), words_of("fleet " + asked[1])[1] if asked else None)
+
+
+def read(path: str) -> Page:
+    """One page of the checkout, by its path from the root."""
+    return parse(path, (ROOT / path).read_text(encoding="utf-8"))
+
+
+def expected(page: Page, block: Block) -> str:
+    """The `text` fence that stands directly behind `block`, "" without one."""
+    index = page.blocks.index(block) + 1
+    after = page.blocks[index] if index < len(page.blocks) else None
+    return after.text if after is not None and after.language == "text" and after.follows else ""
+
+
+def shows(wanted: str, output: str) -> str:
+    """ "" when the lines of `wanted` come in this order in `output`, else the first line that does not.
+
+    `...` stands for anything inside a line; a line of its own for any lines (which may come between others too).
+    """
+    rows = iter(output.splitlines())
+    for line in wanted.splitlines():
+        if line.strip() in ("", "..."):
+            continue
+        pattern = r"\s+".join(r".*".join(re.escape(p) for p in word.split("...")) for word in line.split())
+        if not any(re.fullmatch(rf"\s*{pattern}\s*", row) for row in rows):
+            return line
+    return ""

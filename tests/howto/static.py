@@ -1,0 +1,142 @@
+"""What is checked of a command that cannot be run here: it parses, and what it names exists."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+import yaml
+
+from glowplug.cli.main import app
+from tests.howto.blocks import ROOT, Block
+
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1.*?^\t*\2$", re.MULTILINE | re.DOTALL)
+_ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
+_SEPARATORS = {"|", "||", "&", "&&", ";", ";;", "(", ")", "|&", "\n"}
+_WRAPPERS = {"sudo", "env", "exec", "time", "nohup", "if", "then", "while", "do", "!", "else", "until", "command"}
+ROOMS = tuple(f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The simple commands of a script, as words, without assignments, redirections and wrappers like sudo."""
+    text = _HEREDOC.sub("", text.replace("\\\n", " "))
+    for line in text.splitlines():
+        words: list[str] = []
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;()<>")
+        lexer.whitespace_split = True
+        tokens = iter([*lexer, "\n"])
+        for token in tokens:
+            if token in _SEPARATORS:
+                if words:
+                    yield words
+                words = []
+            elif token and set(token) <= set("<>&"):
+                next(tokens, None)  # where it goes to or comes from
+            elif words or not (_ASSIGNMENT.match(token) or token in _WRAPPERS):
+                words.append(token)
+
+
+def problems(block: Block) -> list[str]:
+    """One line per thing that is wrong with the commands of a block."""
+    parsed = subprocess.run(["sh", "-n"], input=block.text, capture_output=True, text=True, check=False)
+    if parsed.returncode:
+        return [f"{block.where}: does not parse: {parsed.stderr.strip()}"]
+    found = []
+    for words in commands(block.text):
+        name, arguments = Path(words[0]).name, words[1:]
+        check = _CHECKS.get(name, _nothing)
+        found += [f"{block.where}: `{' '.join(words)}`: {why}" for why in (*check(arguments), *_files(words))]
+    return found
+
+
+def _nothing(_: list[str]) -> Iterator[str]:
+    yield from ()
+
+
+def _files(words: list[str]) -> Iterator[str]:
+    for word in words:
+        path = word.partition("=")[2] if word.startswith("--") else word
+        path = path.partition(":")[0].removeprefix("./")
+        if path.startswith(ROOMS) and not re.search(r"[*?$<{]", path) and not (ROOT / path).exists():
+            yield f"there is no {path}"
+
+
+def _glowplug(arguments: list[str]) -> Iterator[str]:
+    """Verb and flags, held against the very command."""
+    verbs = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typer brings a click of its own
+    if not arguments or arguments == ["--help"]:
+        return
+    verb = verbs.get(arguments[0])
+    if verb is None:
+        yield f"glowplug has no verb {arguments[0]!r}"
+        return
+    flags = {flag for parameter in verb.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    for word in arguments[1:]:
+        if word == "--":
+            break
+        if word.startswith("-") and word != "-" and word.partition("=")[0] not in flags | {"--help"}:
+            yield f"`glowplug {arguments[0]}` has no {word}"
+
+
+def _make(arguments: list[str]) -> Iterator[str]:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for word in arguments:
+        if not word.startswith("-") and "=" not in word and word not in targets:
+            yield f"there is no `make {word}`"
+
+
+def _after(arguments: list[str], *flags: str) -> Iterator[str]:
+    """Values of options, given as `-f x` or `--file=x`."""
+    for at, word in enumerate(arguments):
+        if word in flags and at + 1 < len(arguments):
+            yield arguments[at + 1]
+        elif word.partition("=")[0] in flags and "=" in word:
+            yield word.partition("=")[2]
+
+
+def _compose(arguments: list[str]) -> Iterator[str]:
+    files = list(_after(arguments, "-f", "--file"))
+    services: set[str] = set()
+    for file in files or ["deploy/docker-compose.yml"]:
+        if not (ROOT / file).exists():
+            yield f"there is no {file}"
+        else:
+            services |= set((yaml.safe_load((ROOT / file).read_text()) or {}).get("services") or {})
+    verbs = {"stop", "start", "restart", "kill", "pause", "unpause", "exec", "logs", "run", "rm", "build", "pull"}
+    at = next((i for i, word in enumerate(arguments) if word in verbs), None)
+    named = [w for w in arguments[at + 1 :] if not w.startswith("-")] if at is not None else []
+    if (
+        named
+        and services
+        and not re.search(r"[$<]", named[0])
+        and named[0] not in services
+        and not named[0].isdecimal()
+    ):
+        yield f"no service {named[0]!r} in {', '.join(files) or 'deploy/docker-compose.yml'}"
+
+
+def _docker(arguments: list[str]) -> Iterator[str]:
+    if arguments[:1] == ["compose"]:
+        yield from _compose(arguments[1:])
+        return
+    for file in _after(arguments, "-f", "--file"):
+        if not (ROOT / file).exists():
+            yield f"there is no {file}"
+
+
+def _kubectl(arguments: list[str]) -> Iterator[str]:
+    for file in _after(arguments, "-f", "--filename", "-k", "--kustomize"):
+        if file != "-" and "://" not in file and not re.search(r"[$<]", file) and not (ROOT / file).exists():
+            yield f"there is no {file}"
+
+
+_CHECKS = {
+    "glowplug": _glowplug,
+    "make": _make,
+    "docker": _docker,
+    "docker-compose": _compose,
+    "kubectl": _kubectl,
+    "helm": _nothing,
+}
