@@ -4,6 +4,7 @@ import asyncio
 
 from glowplug.memory.discovery import HardwareUnavailable
 from glowplug.runtime.service import World, run, serve_rest
+from glowplug.telemetry.failures import FailureCounter
 from glowplug.telemetry.tracing import Tracing
 from services.agent.app import make
 from services.agent.service import AgentService
@@ -15,7 +16,9 @@ async def serve(stopping: asyncio.Event) -> None:
     settings = AgentSettings()
     settings.service_id = settings.service_id or f"agent-{settings.node}"
     world = World.open("agent", settings)
-    engine_tracing = Tracing("engine", f"{settings.node}-engines", settings.otlp_endpoint)
+    world.metrics.observers.append(FailureCounter().saw)
+    counts = world.tracing.counts
+    engine_tracing = Tracing("engine", f"{settings.node}-engines", settings.otlp_endpoint, counts=counts)
     try:
         service = AgentService(
             settings, world.bus, world.store, world.tracing, engine_tracing, world.metrics, connect=world.bus.connect

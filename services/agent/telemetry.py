@@ -1,16 +1,16 @@
 """What an agent shows of itself: memory by owner, instances by state, and each cold start as spans and seconds."""
 
-from collections import Counter
+import collections
 from collections.abc import Iterator
 
-from prometheus_client import REGISTRY, CollectorRegistry, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from glowplug.controllers.agent import AgentController
 from glowplug.controllers.agent_words import ReportStart
 from glowplug.domain.hardware import GrantOwner
-from glowplug.domain.instance import InstanceState, Phase, PhaseName
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.events import Event
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap
@@ -33,7 +33,7 @@ class NodeCollector(Collector):
             for owner in GrantOwner:
                 held = sum(g.num_bytes for g in gpu.grants if g.owner is owner)
                 used.add_metric([gpu.gpu_id, owner.value], held)
-        states = Counter(instance.state for instance in self._controller.instances)
+        states = collections.Counter(instance.state for instance in self._controller.instances)
         instances = GaugeMetricFamily(semconv.INSTANCES, "Instances known to the agent, by state", labels=["state"])
         for state in InstanceState:
             instances.add_metric([state.value], states[state])
@@ -53,6 +53,26 @@ class StartReporter:
             semconv.COLD_START_SECONDS,
             "Seconds of each phase of a cold start; phase `total` is command to ready",
             ["model", "phase"],
+            registry=registry,
+            buckets=SECONDS_BUCKETS,
+        )
+        self._starts = Counter(
+            semconv.STARTS_TOTAL,
+            "Starts that ended READY, by where the weights were",
+            ["model", "weights"],
+            registry=registry,
+        )
+        self._predicted = Histogram(
+            semconv.COLD_START_PREDICTED_SECONDS,
+            "What each phase was expected to take",
+            ["phase"],
+            registry=registry,
+            buckets=SECONDS_BUCKETS,
+        )
+        self._error = Histogram(
+            semconv.COLD_START_ERROR_SECONDS,
+            "How far the prediction was off, either way",
+            ["phase"],
             registry=registry,
             buckets=SECONDS_BUCKETS,
         )
@@ -81,10 +101,18 @@ class StartReporter:
             if phase.name is not PhaseName.DECIDE:  # that span is the placer's
                 self._phase(phase, whole, attributes)
         if is_ready:
-            model = self._model(instance.model_key)
-            for phase in instance.phases:
-                self._seconds.labels(model, phase.name.value).observe(max(phase.actual_s, 0.0))
-            self._seconds.labels(model, "total").observe(ended_at - instance.created_at)
+            self._measure(instance, effect.is_cached)
+
+    def _measure(self, instance: Instance, is_cached: bool) -> None:
+        model = self._model(instance.model_key)
+        self._starts.labels(model, "host" if is_cached else "fetched").inc()
+        for phase in instance.phases:
+            name, actual_s = phase.name.value, max(phase.actual_s, 0.0)
+            self._seconds.labels(model, name).observe(actual_s)
+            if phase.predicted_s:
+                self._predicted.labels(name).observe(phase.predicted_s)
+                self._error.labels(name).observe(abs(actual_s - phase.predicted_s))
+        self._seconds.labels(model, "total").observe(instance.ready_at - instance.created_at)
 
     def _phase(self, phase: Phase, parent: str, attributes: dict[str, str | float | int | bool]) -> None:
         is_engines = phase.name in _ENGINES_OWN

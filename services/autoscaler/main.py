@@ -2,6 +2,8 @@
 
 import asyncio
 
+from prometheus_client import REGISTRY
+
 from glowplug.controllers.autoscaler import AutoscalerController
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
@@ -10,6 +12,7 @@ from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
 from services.autoscaler.app import make
+from services.autoscaler.metrics import ModelCollector
 from services.autoscaler.model_watch import ModelWatch
 from services.autoscaler.settings import AutoscalerSettings
 
@@ -23,6 +26,7 @@ WIRING = Wiring(
 async def serve(stopping: asyncio.Event) -> None:
     settings = AutoscalerSettings()
     service = ControlService(World.open("autoscaler", settings))
+    REGISTRY.register(ModelCollector(lambda: service.controller(AutoscalerController) if service.shell else None))
     scale = choose("scaling", settings.policy_scaling)
     watch = ModelWatch(settings.models_dir, settings.models_poll_s)
 

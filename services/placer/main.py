@@ -1,6 +1,9 @@
 """Start the placer."""
 
 import asyncio
+import time
+
+from prometheus_client import REGISTRY
 
 from glowplug.controllers.placer import CORDONS, Cordon, PlacerController, PlacerParams
 from glowplug.domain.hardware import Node
@@ -10,7 +13,9 @@ from glowplug.events.subjects import commands_to, entity_facts, facts_of
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
+from glowplug.telemetry.failures import FailureCounter
 from services.placer.app import make
+from services.placer.metrics import FleetCollector
 from services.placer.settings import PlacerSettings
 
 WIRING = Wiring(
@@ -24,6 +29,9 @@ WIRING = Wiring(
 async def serve(stopping: asyncio.Event) -> None:
     settings = PlacerSettings()
     service = ControlService(World.open("placer", settings))
+    collector = FleetCollector(lambda: service.controller(PlacerController) if service.shell else None, time.time)
+    service.world.metrics.observers += [collector.saw, FailureCounter().saw]
+    REGISTRY.register(collector)
     policies = {"placement": settings.policy_placement, "residency": settings.policy_residency}
     place, evict = (choose(room, name) for room, name in policies.items())
     params = PlacerParams(

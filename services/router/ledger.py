@@ -11,7 +11,6 @@ from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
 from glowplug.events.facts import RequestFinished, RouterLoadReported, RouterRequestsReported
 from services.router.desk import Desk
-from services.router.metrics import RouterMetrics
 
 if TYPE_CHECKING:
     from services.router.proxy_exchange import Exchange
@@ -20,8 +19,8 @@ Put = Callable[[Publish], None]
 
 
 class Ledger:
-    def __init__(self, router_id: str, desk: Desk, metrics: RouterMetrics, put: Put, num_kept: int) -> None:
-        self._router_id, self._desk, self._metrics, self._put = router_id, desk, metrics, put
+    def __init__(self, router_id: str, desk: Desk, put: Put, num_kept: int) -> None:
+        self._router_id, self._desk, self._put = router_id, desk, put
         self._kept: deque[tuple[RequestFinished, str, str, str]] = deque(maxlen=num_kept)
         self._changed = asyncio.Event()
         desk.changed = self._changed.set
@@ -88,7 +87,6 @@ class Ledger:
         """router.load_reported on change, but not closer together than `soonest_s`, and at least each `every_s`."""
         while True:
             loads = self._desk.controller.loads()
-            self._metrics.show_loads(loads)
             self._put(Publish(RouterLoadReported(router_id=self._router_id, loads=loads)))
             self._changed.clear()
             await asyncio.sleep(soonest_s)

@@ -28,10 +28,11 @@ async def serve(stopping: asyncio.Event) -> None:
     raise_file_limit(settings.max_connections)
     metrics = RouterMetrics()
     desk = Desk(RouterController(settings.params()))
+    metrics.join(world.metrics, desk.controller)
     shell = RouterShell(world, settings, desk)
     outbox = Outbox(world.bus, shell.event, metrics, settings.outbox_limit)
     desk.publish = outbox.put
-    ledger = Ledger(settings.service_id, desk, metrics, outbox.put, settings.requests_kept)
+    ledger = Ledger(settings.service_id, desk, outbox.put, settings.requests_kept)
     port = DataPort(
         desk,
         metrics,

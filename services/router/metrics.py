@@ -1,31 +1,38 @@
 """Prometheus instruments of the data port, with the children of each model looked up once."""
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from glowplug.domain.snapshot import ModelLoad
+from glowplug.controllers.router import RouterController
 from glowplug.telemetry import semconv
-from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap
+from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap, ShellMetrics
+from services.router.slo import SloBook
 
 if TYPE_CHECKING:
     from services.router.proxy_exchange import Exchange
 
 OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 1)
+TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 
 
 class _OfModel:
-    """One model's children."""
+    """One model's children, and plain counts that cost an addition each: they are shown by TallyCollector."""
 
-    __slots__ = ("chunks", "codes", "cold_ttft", "e2e", "hot_ttft", "queue")
+    __slots__ = ("chunks", "codes", "cold_ttft", "e2e", "hot_ttft", "prompt_tokens", "queue", "response_tokens", "tpot")
 
     def __init__(self, metrics: "RouterMetrics", model: str) -> None:
         self.codes: dict[int, Counter] = {}
         self.hot_ttft = metrics.ttft.labels(model, "hot")
         self.cold_ttft = metrics.ttft.labels(model, "cold")
         self.queue = metrics.queue.labels(model)
+        self.tpot = metrics.tpot.labels(model)
         self.e2e = metrics.e2e.labels(model)
         self.chunks = metrics.chunks.labels(model)
+        self.prompt_tokens = self.response_tokens = 0
 
 
 class RouterMetrics:
@@ -38,21 +45,36 @@ class RouterMetrics:
         self.requests = Counter(semconv.REQUESTS_TOTAL, "Requests ended", ["model", "code"], registry=registry)
         self.ttft = histogram(semconv.REQUEST_TTFT_SECONDS, "Arrival to first byte", "model", "temperature")
         self.queue = histogram(semconv.REQUEST_QUEUE_SECONDS, "Arrival to dispatch", "model")
+        self.tpot = histogram(
+            semconv.REQUEST_TPOT_SECONDS, "Seconds per token after the first", "model", buckets=TPOT_BUCKETS
+        )
         self.e2e = histogram(semconv.REQUEST_E2E_SECONDS, "Arrival to last byte", "model")
         self.overhead = histogram(
             semconv.ROUTER_OVERHEAD_SECONDS, "Time in the router, queue excluded", buckets=OVERHEAD_BUCKETS
         )
         self.chunks = Counter(semconv.RESPONSE_CHUNKS_TOTAL, "SSE events passed on", ["model"], registry=registry)
-        self.in_flight = Gauge(semconv.REQUESTS_IN_FLIGHT, "Requests at engines", ["model"], registry=registry)
-        self.held = Gauge(semconv.REQUESTS_HELD, "Requests held", ["model"], registry=registry)
         self.retries = Counter(semconv.UPSTREAM_RETRIES_TOTAL, "Engines lost before a first byte", registry=registry)
         self.connections = Gauge(semconv.CONNECTIONS, "Client connections open", registry=registry)
         self.dropped = Counter(semconv.TELEMETRY_DROPPED_TOTAL, "Telemetry the bus did not take", registry=registry)
         self._refused = Counter(
             semconv.REQUESTS_REFUSED_TOTAL, "Requests refused before a model was known", ["code"], registry=registry
         )
-        self._cap = LabelCap()
-        self._models: dict[str, _OfModel] = {}
+        self.cap = LabelCap()
+        self.models: dict[str, _OfModel] = {}
+        self.slo = SloBook()
+        self._events: Counter | None = None
+        self._registry = registry
+        registry.register(TallyCollector(self))
+
+    def join(self, shell: ShellMetrics, controller: RouterController) -> None:
+        """Count published events as every service does, and show what is held and in flight."""
+        self._events = shell.published
+        self._registry.register(LoadCollector(controller, self.cap))
+
+    def published(self, event_type: str) -> None:
+        """One event the bus has taken."""
+        if self._events is not None:
+            self._events.labels("router", event_type).inc()
 
     def refused(self, status: int) -> None:
         """One request answered before its model was known."""
@@ -61,25 +83,77 @@ class RouterMetrics:
     def finished(self, exchange: "Exchange") -> None:
         """One request's end."""
         key = exchange.model.key
-        mine = self._models.get(key)
+        mine = self.models.get(key)
         if mine is None:
-            mine = self._models[key] = _OfModel(self, self._cap(key))
+            mine = self.models[key] = _OfModel(self, self.cap(key))
         code = mine.codes.get(exchange.status)
         if code is None:
-            code = mine.codes[exchange.status] = self.requests.labels(self._cap(key), str(exchange.status))
+            code = mine.codes[exchange.status] = self.requests.labels(self.cap(key), str(exchange.status))
         code.inc()
+        e2e_s, ttft_s, tpot_s = exchange.ended - exchange.arrived, -1.0, -1.0
         if exchange.started:
+            ttft_s = exchange.first_byte - exchange.arrived
             ttft = mine.cold_ttft if exchange.cold else mine.hot_ttft
-            ttft.observe(exchange.first_byte - exchange.arrived)
+            ttft.observe(ttft_s)
             self.overhead.observe(exchange.router_s)
+            num_prompt, num_response, _ = exchange.token_counts()
+            mine.prompt_tokens += num_prompt
+            mine.response_tokens += num_response
             if exchange.num_events:
                 mine.chunks.inc(exchange.num_events)
+                if num_response > 1:
+                    tpot_s = (e2e_s - ttft_s) / (num_response - 1)
+                    mine.tpot.observe(tpot_s)
         mine.queue.observe(exchange.queue_s)
-        mine.e2e.observe(exchange.ended - exchange.arrived)
+        mine.e2e.observe(e2e_s)
+        self.slo.judge(key, exchange.model.slo, exchange.status, e2e_s=e2e_s, ttft_s=ttft_s, tpot_s=tpot_s)
 
-    def show_loads(self, loads: dict[str, ModelLoad]) -> None:
-        """Set the gauges; done with each load report, not per request."""
-        for key, load in loads.items():
-            label = self._cap(key)
-            self.in_flight.labels(label).set(load.num_in_flight)
-            self.held.labels(label).set(load.num_waiting)
+
+class TallyCollector(Collector):
+    """Shows, at each scrape, what RouterMetrics keeps as plain numbers."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        prompt = CounterMetricFamily(semconv.PROMPT_TOKENS_TOTAL, "Prompt tokens read", labels=["model"])
+        response = CounterMetricFamily(semconv.RESPONSE_TOKENS_TOTAL, "Tokens answered", labels=["model"])
+        kept = metrics.models.items()
+        _add(prompt, metrics.cap, (((key,), mine.prompt_tokens) for key, mine in kept))
+        _add(response, metrics.cap, (((key,), mine.response_tokens) for key, mine in kept))
+        judged = CounterMetricFamily(
+            semconv.SLO_REQUESTS_TOTAL, "Requests of models that set this level", labels=["model", "level"]
+        )
+        missed = CounterMetricFamily(semconv.SLO_MISSED_TOTAL, "Of these, the missed", labels=["model", "level"])
+        counts = metrics.slo.counts.items()
+        _add(judged, metrics.cap, ((labels, count.num) for labels, count in counts))
+        _add(missed, metrics.cap, ((labels, count.num_missed) for labels, count in counts))
+        yield from (prompt, response, judged, missed)
+
+
+class LoadCollector(Collector):
+    """Reads the queues at each scrape: a gauge is never behind them, and a model that left leaves none."""
+
+    def __init__(self, controller: RouterController, cap: LabelCap) -> None:
+        self._controller, self._cap = controller, cap
+
+    def collect(self) -> Iterator[Metric]:
+        in_flight = GaugeMetricFamily(semconv.REQUESTS_IN_FLIGHT, "Requests at engines", labels=["model"])
+        held = GaugeMetricFamily(semconv.REQUESTS_HELD, "Requests held", labels=["model"])
+        queues = self._controller.queues.items()
+        _add(in_flight, self._cap, (((key,), queue.num_running) for key, queue in queues))
+        _add(held, self._cap, (((key,), len(queue.waiting)) for key, queue in queues))
+        yield from (in_flight, held)
+
+
+def _add(
+    family: CounterMetricFamily | GaugeMetricFamily, cap: LabelCap, rows: Iterable[tuple[tuple[str, ...], float]]
+) -> None:
+    """One sample per set of labels, the first of which is a model: those past the cap are added up."""
+    summed: dict[tuple[str, ...], float] = {}
+    for (key, *others), value in rows:
+        labels = (cap(key), *others)
+        summed[labels] = summed.get(labels, 0) + value
+    for labels, value in summed.items():
+        family.add_metric(labels, value)

@@ -39,7 +39,9 @@ class _Lane:
             while self._waiting:
                 effect = self._waiting.popleft()
                 try:
-                    await self._bus.publish(self._wrap(effect.payload, effect.cause))
+                    event = self._wrap(effect.payload, effect.cause)
+                    await self._bus.publish(event)
+                    self._metrics.published(event.type)
                 except BusUnavailable as error:
                     self._metrics.dropped.inc()
                     log.debug("not published: %s", error)

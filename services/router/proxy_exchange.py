@@ -30,6 +30,7 @@ class Exchange:
 
     __slots__ = (
         "_collected",
+        "_counted",
         "_kept",
         "_last",
         "_previous",
@@ -86,6 +87,7 @@ class Exchange:
         self._timer: asyncio.TimerHandle | None = None
         self._kept = self._last = self._previous = b""
         self._collected: list[bytes] | None = None
+        self._counted: tuple[int, int, bool] | None = None
 
     # -- what the controller decides ----------------------------------------------------------------------------
 
@@ -317,9 +319,12 @@ class Exchange:
         self._stop_timer()
 
     def token_counts(self) -> tuple[int, int, bool]:
-        """(prompt, response, exact); see tokens.count."""
+        """(prompt, response, exact) of an answer that is over; see tokens.count."""
+        if self._counted is not None:
+            return self._counted
         tail = self._previous[-tokens.TAIL_BYTES :] + self._last if len(self._last) < tokens.TAIL_BYTES else self._last
-        return tokens.count(tail, self.num_events)
+        self._counted = tokens.count(tail, self.num_events)
+        return self._counted
 
     # -- bytes --------------------------------------------------------------------------------------------------
 

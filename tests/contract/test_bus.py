@@ -133,7 +133,7 @@ async def test_malformed_bytes_are_counted_and_dropped(rig: Rig) -> None:
     await bus.publish(load(node))
     assert [e.data.num_bytes for e in await kept.hear(1)] == [1]
     assert [e.data.router_id for e in await passing.hear(1)] == [node]
-    assert bus.num_malformed == 6
+    assert bus.counts.num_malformed == 6
 
 
 async def test_telemetry_is_heard_by_those_present_and_not_kept(rig: Rig) -> None:

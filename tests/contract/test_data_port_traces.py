@@ -30,7 +30,7 @@ class KeptSpans(SpanExporter):
 
 
 def with_ledger(rig: Rig) -> Ledger:
-    ledger = Ledger("router-1", rig.desk, rig.port.metrics, rig.published.append, 10)
+    ledger = Ledger("router-1", rig.desk, rig.published.append, 10)
     rig.port._on_finished = ledger.finished
     return ledger
 

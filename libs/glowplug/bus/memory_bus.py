@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from glowplug.bus.port import BusUnavailable, Handler
+from glowplug.bus.port import BusCounts, BusUnavailable, Handler
 from glowplug.events import Event, decode, encode
 from glowplug.events.envelope import MalformedEvent
 from glowplug.events.subjects import is_command_filter, is_kept, subject
@@ -80,7 +80,7 @@ class MemoryBus:
     def __init__(self, broker: MemoryBroker | None = None) -> None:
         self.broker = broker or MemoryBroker()
         self._mine: list[_Subscription] = []
-        self.num_malformed = 0
+        self.counts = BusCounts()
 
     @property
     def connected(self) -> bool:
@@ -110,7 +110,7 @@ class MemoryBus:
             try:
                 event = decode(raw)
             except MalformedEvent as error:
-                self.num_malformed += 1
+                self.counts.num_malformed += 1
                 log.warning("malformed event: %s", error)
             else:
                 await self._handle(sub, event)
@@ -119,6 +119,7 @@ class MemoryBus:
 
     async def _handle(self, sub: _Subscription, event: Event) -> None:
         for attempt in range(MAX_DELIVER if sub.durable else 1):
+            self.counts.num_redelivered += attempt > 0
             try:
                 await sub.handler(event)
                 return

@@ -12,7 +12,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import BadRequestError, NoStreamResponseError
 
-from glowplug.bus.port import BusUnavailable, Handler
+from glowplug.bus.port import BusCounts, BusUnavailable, Handler
 from glowplug.bus.streams import consumer_config, stream_configs, stream_of
 from glowplug.events import Event, decode, encode
 from glowplug.events import subjects as names
@@ -42,7 +42,7 @@ class NatsBus:
         self._in_flight: set[asyncio.Timeout] = set()
         self._back = asyncio.Event()  # the server is back, or a stream of it is gone
         self._rebinds: list[asyncio.Event] = []  # one per durable reader: bind again
-        self.num_malformed = 0
+        self.counts = BusCounts()
 
     @property
     def connected(self) -> bool:
@@ -79,6 +79,7 @@ class NatsBus:
             scope.reschedule(now)
 
     async def _on_back(self) -> None:
+        self.counts.num_reconnects += 1
         self._back.set()
 
     async def _repair(self) -> None:
@@ -160,7 +161,7 @@ class NatsBus:
         try:
             return decode(msg.data)
         except MalformedEvent as error:
-            self.num_malformed += 1
+            self.counts.num_malformed += 1
             log.warning("malformed event on %s: %s", msg.subject, error)
             return None
 
@@ -206,12 +207,18 @@ class NatsBus:
                     return
                 with contextlib.suppress(TimeoutError):
                     for msg in pull.result():
+                        self._count(msg)
                         await self._handle(msg, handler)
         finally:
             ours = [task for task in (waiter, pull) if task is not None]
             for task in ours:
                 task.cancel()
             await asyncio.gather(*ours, return_exceptions=True)
+
+    def _count(self, msg: Msg) -> None:
+        delivery = msg.metadata
+        self.counts.pending[delivery.consumer] = delivery.num_pending
+        self.counts.num_redelivered += delivery.num_delivered > 1
 
     async def _handle(self, msg: Msg, handler: Handler) -> None:
         event = self._decode(msg)

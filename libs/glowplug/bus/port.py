@@ -1,6 +1,7 @@
 """What a service needs of a bus."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from glowplug.events import Event
@@ -10,6 +11,16 @@ Handler = Callable[[Event], Awaitable[None]]
 
 class BusUnavailable(Exception):
     """The bus cannot take the event now. The caller's next tick asks again (level-triggered)."""
+
+
+@dataclass(slots=True)
+class BusCounts:
+    """What a bus client has lived through. `pending`: durable reader -> events kept for it at its last delivery."""
+
+    num_reconnects: int = 0
+    num_redelivered: int = 0
+    num_malformed: int = 0
+    pending: dict[str, int] = field(default_factory=dict)
 
 
 class Bus(Protocol):
@@ -30,5 +41,8 @@ class Bus(Protocol):
 
     @property
     def connected(self) -> bool: ...
+
+    @property
+    def counts(self) -> BusCounts: ...
 
     async def close(self) -> None: ...

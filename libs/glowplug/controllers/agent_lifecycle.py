@@ -92,7 +92,7 @@ class Lifecycle:
             phases=phases,
             reason=f"ready after {turn.now_s - holding.instance.created_at:.2f} s",
         )
-        turn.ask(ReportStart(holding.instance, holding.cause.traceparent))
+        turn.ask(ReportStart(holding.instance, holding.cause.traceparent, holding.is_cached))
 
     def fail(self, turn: Turn, holding: Holding, code: str, reason: str) -> None:
         """FAILED for everyone at once; the bytes stay granted until the process is gone."""

@@ -224,6 +224,7 @@ class ReportStart:
 
     instance: Instance
     traceparent: str
+    is_cached: bool = False  # its weights were in host memory when it began
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from glowplug.events.facts import DecisionMade
 from glowplug.runtime.tasks import end
 from glowplug.state.port import Store, StoreUnavailable
 from glowplug.telemetry import semconv
+from glowplug.telemetry.logs import of_event
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing, is_sampled
 
@@ -56,6 +57,7 @@ class Shell:
         self._tasks: list[asyncio.Task[None]] = []
         self._turn = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
         self.restored = False
+        metrics.introduce(service_id)
 
     async def start(self) -> None:
         """Read the tables once (waiting for the store), then run until `stop`."""
@@ -84,7 +86,7 @@ class Shell:
             stimulus, done = await self._inbox.get()
             try:
                 async with self._turn:
-                    await self._handle(stimulus)
+                    await self._handle_named(stimulus)
             except Exception as error:
                 if done and not done.done():
                     done.set_exception(error)
@@ -93,6 +95,13 @@ class Shell:
             else:
                 if done and not done.done():
                     done.set_result(None)
+
+    async def _handle_named(self, stimulus: Any) -> None:
+        if not isinstance(stimulus, Event):
+            await self._handle(stimulus)
+            return
+        with of_event(stimulus.event_id, stimulus.type, stimulus.traceparent):
+            await self._handle(stimulus)
 
     async def _handle(self, stimulus: Any) -> None:
         kind = stimulus.type if isinstance(stimulus, Event) else type(stimulus).__name__
@@ -115,7 +124,7 @@ class Shell:
         if effects and event is not None and is_sampled(event.traceparent):
             traceparent = self._span(event, effects, self._clock() if at is None else at)
         for effect in effects:
-            self.metrics.effects.labels(self.service, type(effect).__name__).inc()
+            self.metrics.saw(effect)
             try:
                 await self._execute(effect, event, traceparent)
             except BusUnavailable as error:
@@ -141,7 +150,7 @@ class Shell:
         if isinstance(effect, Publish):
             cause = effect.cause or event
             own = traceparent if cause is event else ""
-            await self.bus.publish(self.event(effect.payload, cause, own))
+            await self._publish(self.event(effect.payload, cause, own))
         elif isinstance(effect, Save):
             await self.store.put(effect.table, effect.key, to_json(effect.value))
         elif isinstance(effect, Remove):
@@ -152,9 +161,13 @@ class Shell:
             await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
             cause = effect.cause or event
             own = traceparent if cause is event else ""
-            await self.bus.publish(self.event(DecisionMade(decision=decision), cause, own))
+            await self._publish(self.event(DecisionMade(decision=decision), cause, own))
         else:
             await self._executors[type(effect)](effect, event)
+
+    async def _publish(self, event: Event) -> None:
+        await self.bus.publish(event)
+        self.metrics.published.labels(self.service, event.type).inc()
 
     def event(self, payload: Any, cause: Event | None = None, traceparent: str = "") -> Event:
         """Wrap a payload for the bus: id, time, issuer, cause and trace."""
@@ -170,9 +183,12 @@ class Shell:
         )
 
     async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            due = loop.time() + self._tick_s
             await asyncio.sleep(self._tick_s)
             self.metrics.bus_connected.set(self.bus.connected)
+            self.metrics.ticked(loop.time() - due, self._inbox.qsize(), self.bus.counts, self.tracing.counts)
             try:
                 await self.ask(Tick())  # one at a time: a slow world does not pile up ticks
             except Exception:
@@ -203,6 +219,7 @@ class Shell:
             log.warning("store: %s", error)
             return False
         self.metrics.store_connected.set(1)
+        self.metrics.synced_at.set(self._clock())
         self.restored = True
         return True
 

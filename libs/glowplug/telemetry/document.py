@@ -13,8 +13,9 @@ Written by `python -m glowplug.telemetry.document > docs/metrics.md`; change
 `libs/glowplug/telemetry/semconv.py`, not this file.
 
 Every service answers `GET /metrics` on its admin port with Prometheus text. Times are seconds, sizes bytes; counters
-end in `_total`, times are histograms. A label takes at most 1,000 values; further ones become `other`.
-Prompts and answers are in no metric and no span.
+end in `_total`, times are histograms, moments (`_timestamp_seconds`) gauges. A label takes at most 1,000 values;
+further ones become `other`. Prompts and answers are in no metric and no span. What to look at first:
+[observability](observability.md).
 """
 _LINE = re.compile(r'^(?P<name>[A-Z0-9_]+) = "(?P<value>[^"]+)"(?:  # (?P<comment>.*))?$')
 
@@ -41,8 +42,15 @@ def names() -> list[Name]:
 
 
 def kind(value: str) -> str:
-    """What a metric of this name is."""
+    """What a metric of this name is: the ending tells."""
+    if value.endswith("_timestamp_seconds"):
+        return "gauge"
     return "counter" if value.endswith("_total") else "histogram" if value.endswith("_seconds") else "gauge"
+
+
+def labels(name: Name) -> tuple[str, ...]:
+    """The labels of a metric: what its comment says before the semicolon."""
+    return tuple(label.strip() for label in name.comment.partition(";")[0].split(",") if label.strip())
 
 
 def document() -> str:

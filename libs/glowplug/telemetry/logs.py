@@ -2,8 +2,18 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
+
+
+@contextmanager
+def of_event(event_id: str, event_type: str, traceparent: str) -> Iterator[None]:
+    """Lines logged inside, and in tasks begun there, carry the event's id, type and trace."""
+    trace = {"trace_id": traceparent[3:35]} if traceparent else {}
+    with structlog.contextvars.bound_contextvars(event_id=event_id, event_type=event_type, **trace):
+        yield
 
 
 def configure(service_id: str, *, level: str = "INFO", json: bool = False) -> None:

@@ -1,10 +1,16 @@
 """Prometheus instruments of the shell, and a cap on label values so that a stray client cannot grow memory."""
 
+from collections.abc import Callable
+from typing import Any, Protocol
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from glowplug import __version__
 from glowplug.telemetry import semconv
+from glowplug.telemetry.tracing import SpanCounts
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+LAG_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
 class LabelCap:
@@ -22,8 +28,19 @@ class LabelCap:
         return value
 
 
+class _Total:
+    """A counter that follows a number somebody else counts up."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter, self._seen = counter, 0
+
+    def follow(self, num: int) -> None:
+        self._counter.inc(max(num - self._seen, 0))
+        self._seen = num
+
+
 class ShellMetrics:
-    """What every service counts about itself."""
+    """What every service counts about itself. `observers` are shown every effect before it is performed."""
 
     def __init__(self, service: str, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, doc: str, *labels: str) -> Counter:
@@ -44,4 +61,59 @@ class ShellMetrics:
         )
         self.bus_connected = Gauge(semconv.BUS_CONNECTED, "1 when the bus answers", registry=registry)
         self.store_connected = Gauge(semconv.STORE_CONNECTED, "1 when the store answers", registry=registry)
+        self.published = counter(semconv.EVENTS_PUBLISHED_TOTAL, "Events the bus has taken", "service", "type")
         self.service = service
+        self.observers: list[Callable[[Any], None]] = []
+        self._build = Gauge(semconv.BUILD_INFO, "Who this is", ["service", "service_id", "version"], registry=registry)
+        self._watch(service, registry)
+
+    def _watch(self, service: str, registry: CollectorRegistry) -> None:
+        """Instruments that are read off other parts at each tick."""
+
+        def total(name: str, doc: str) -> _Total:
+            return _Total(Counter(name, doc, ["service"], registry=registry).labels(service))
+
+        def gauge(name: str, doc: str) -> Gauge:
+            return Gauge(name, doc, ["service"], registry=registry).labels(service)
+
+        self.synced_at = gauge(semconv.TABLE_SYNC_TIMESTAMP_SECONDS, "When the tables were last read whole")
+        self._inbox = gauge(semconv.INBOX_STIMULI, "Stimuli waiting for the controller")
+        self._pending = gauge(semconv.BUS_PENDING, "Events kept for this service and not yet delivered")
+        self._reconnects = total(semconv.BUS_RECONNECTS_TOTAL, "Times the bus was lost and found")
+        self._redelivered = total(semconv.BUS_REDELIVERIES_TOTAL, "Events delivered again")
+        self._malformed = total(semconv.BUS_MALFORMED_TOTAL, "Messages that are no event")
+        self._exported = total(semconv.SPANS_EXPORTED_TOTAL, "Spans the receiver has taken")
+        self._dropped = total(semconv.SPANS_DROPPED_TOTAL, "Spans the receiver never got")
+        self._lag = Histogram(
+            semconv.LOOP_LAG_SECONDS, "How late a tick is", ["service"], registry=registry, buckets=LAG_BUCKETS
+        ).labels(service)
+
+    def introduce(self, service_id: str) -> None:
+        """Say who this process is."""
+        self._build.labels(self.service, service_id, __version__).set(1)
+
+    def saw(self, effect: Any) -> None:
+        """One effect, about to be performed."""
+        self.effects.labels(self.service, type(effect).__name__).inc()
+        for observer in self.observers:
+            observer(effect)
+
+    def ticked(self, lag_s: float, num_waiting: int, bus: "BusBooks", spans: SpanCounts) -> None:
+        """Once per tick: how late it came, how many stimuli wait, and the books of the bus and the traces."""
+        self._lag.observe(max(lag_s, 0.0))
+        self._inbox.set(num_waiting)
+        self._pending.set(sum(bus.pending.values()))
+        self._reconnects.follow(bus.num_reconnects)
+        self._redelivered.follow(bus.num_redelivered)
+        self._malformed.follow(bus.num_malformed)
+        self._exported.follow(spans.num_exported)
+        self._dropped.follow(spans.num_dropped)
+
+
+class BusBooks(Protocol):
+    """What a bus client counts (bus.port.BusCounts)."""
+
+    num_reconnects: int
+    num_redelivered: int
+    num_malformed: int
+    pending: dict[str, int]

@@ -6,7 +6,12 @@ PREFIX = "glowplug"
 REQUESTS_TOTAL = "glowplug_requests_total"  # model, code
 REQUEST_TTFT_SECONDS = "glowplug_request_ttft_seconds"  # model, temperature
 REQUEST_QUEUE_SECONDS = "glowplug_request_queue_seconds"  # model
+REQUEST_TPOT_SECONDS = "glowplug_request_tpot_seconds"  # model; seconds per token after the first, one value per answer
 REQUEST_E2E_SECONDS = "glowplug_request_e2e_seconds"  # model
+PROMPT_TOKENS_TOTAL = "glowplug_prompt_tokens_total"  # model; where the engine tells
+RESPONSE_TOKENS_TOTAL = "glowplug_response_tokens_total"  # model; one per SSE event where the engine does not tell
+SLO_REQUESTS_TOTAL = "glowplug_slo_requests_total"  # model, level; ttft or tpot, of models that set it
+SLO_MISSED_TOTAL = "glowplug_slo_missed_total"  # model, level; of these, too slow, failed or refused
 ROUTER_OVERHEAD_SECONDS = "glowplug_router_overhead_seconds"
 REQUESTS_IN_FLIGHT = "glowplug_requests_in_flight"  # model
 REQUESTS_HELD = "glowplug_requests_held"  # model
@@ -26,12 +31,35 @@ STALE_COMMANDS_TOTAL = "glowplug_stale_commands_total"  # service
 BUS_CONNECTED = "glowplug_bus_connected"
 STORE_CONNECTED = "glowplug_store_connected"
 DECISIONS_TOTAL = "glowplug_decisions_total"  # kind, policy
+EVENTS_PUBLISHED_TOTAL = "glowplug_events_published_total"  # service, type
+BUS_RECONNECTS_TOTAL = "glowplug_bus_reconnects_total"  # service
+BUS_REDELIVERIES_TOTAL = "glowplug_bus_redeliveries_total"  # service
+BUS_MALFORMED_TOTAL = "glowplug_bus_malformed_total"  # service
+BUS_PENDING = "glowplug_bus_pending"  # service; durable events kept for it and not yet delivered, at the last delivery
+INBOX_STIMULI = "glowplug_inbox_stimuli"  # service; waiting for the controller
+LOOP_LAG_SECONDS = "glowplug_loop_lag_seconds"  # service; how late each tick is
+TABLE_SYNC_TIMESTAMP_SECONDS = "glowplug_table_sync_timestamp_seconds"  # service; when its tables were last read whole
+SPANS_EXPORTED_TOTAL = "glowplug_spans_exported_total"  # service
+SPANS_DROPPED_TOTAL = "glowplug_spans_dropped_total"  # service; made, and never taken by the receiver
+BUILD_INFO = "glowplug_build_info"  # service, service_id, version; always 1
+
+# Metrics: fleet (placer, autoscaler)
+NODES = "glowplug_nodes"  # state
+NODE_UP = "glowplug_node_up"  # node; 0 once it is silent, gone an hour later or when it says goodbye
+PLACEMENTS_PENDING = "glowplug_placements_pending"  # stage; room: none yet, start: its agent has been asked
+MODELS = "glowplug_models"  # temperature
+MODEL_INSTANCES = "glowplug_model_instances"  # model, state
 
 # Metrics: nodes (agent)
 GPU_BYTES = "glowplug_gpu_bytes"  # gpu, owner
 GPU_TOTAL_BYTES = "glowplug_gpu_total_bytes"  # gpu
 INSTANCES = "glowplug_instances"  # state
-COLD_START_SECONDS = "glowplug_cold_start_seconds"  # model, phase
+COLD_START_SECONDS = "glowplug_cold_start_seconds"  # model, phase; phase total is command to ready
+COLD_START_PREDICTED_SECONDS = "glowplug_cold_start_predicted_seconds"  # phase; of the starts that had a prediction
+COLD_START_ERROR_SECONDS = "glowplug_cold_start_error_seconds"  # phase; how far the prediction was off, either way
+STARTS_TOTAL = "glowplug_starts_total"  # model, weights; host: they were in host memory, fetched: they were not
+START_FAILURES_TOTAL = "glowplug_start_failures_total"  # model, code
+ENGINE_DEATHS_TOTAL = "glowplug_engine_deaths_total"  # model, code; failed after they were ready
 
 # Metrics: weights (prefetcher)
 FETCHED_BYTES_TOTAL = "glowplug_fetched_bytes_total"  # source

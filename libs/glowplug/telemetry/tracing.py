@@ -2,20 +2,21 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from glowplug import __version__
 
 EXPORT_DELAY_MS = 500
 EXPORT_TIMEOUT_S = 3
+QUEUE_SPANS = 2048  # waiting for the exporter; OTEL_BSP_MAX_QUEUE_SIZE sets another bound
 NANO = 1_000_000_000
 _TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
@@ -53,10 +54,74 @@ class SpanHandle:
     error: str = ""
 
 
-class Tracing:
-    """One service's tracer. Without an endpoint spans are made and dropped; contexts still travel."""
+@dataclass(slots=True)
+class SpanCounts:
+    """Spans taken by the receiver, and those it never got: refused, unreachable, or pushed out of a full queue."""
 
-    def __init__(self, service: str, service_id: str, endpoint: str = "", exporter: SpanExporter | None = None) -> None:
+    num_exported: int = 0
+    num_dropped: int = 0
+
+
+class _CountingExporter(SpanExporter):
+    """Passes on to `inner` and keeps the books."""
+
+    def __init__(self, inner: SpanExporter, counts: SpanCounts) -> None:
+        self._inner, self._counts = inner, counts
+        self.num_taken = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.num_taken += len(spans)
+        try:
+            result = self._inner.export(spans)
+        except BaseException:
+            self._counts.num_dropped += len(spans)
+            raise
+        if result is SpanExportResult.SUCCESS:
+            self._counts.num_exported += len(spans)
+        else:
+            self._counts.num_dropped += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._inner.force_flush(timeout_millis)
+
+
+class _CountingProcessor(BatchSpanProcessor):
+    """A span that ends while the queue is full pushes the oldest one out: that one is counted as dropped."""
+
+    def __init__(self, exporter: SpanExporter, counts: SpanCounts) -> None:
+        self._limit = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or QUEUE_SPANS)
+        self._counts, self._counting = counts, _CountingExporter(exporter, counts)
+        self._num_put = 0
+        super().__init__(self._counting, max_queue_size=self._limit, schedule_delay_millis=EXPORT_DELAY_MS)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            if self._num_put - self._counting.num_taken >= self._limit:
+                self._counts.num_dropped += 1
+            else:
+                self._num_put += 1
+        super().on_end(span)
+
+
+class Tracing:
+    """One service's tracer. Without an endpoint spans are made and dropped; contexts still travel.
+
+    `counts` may be shared by tracers whose spans are counted together.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        service_id: str,
+        endpoint: str = "",
+        exporter: SpanExporter | None = None,
+        counts: SpanCounts | None = None,
+    ) -> None:
+        self.counts = counts or SpanCounts()
         resource = Resource.create(
             {
                 "service.name": os.environ.get("OTEL_SERVICE_NAME") or f"glowplug-{service}",
@@ -70,7 +135,7 @@ class Tracing:
 
             exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_TIMEOUT_S)
         if exporter is not None:
-            self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_DELAY_MS))
+            self._provider.add_span_processor(_CountingProcessor(exporter, self.counts))
         self._tracer = self._provider.get_tracer("glowplug", __version__)
 
     def record(

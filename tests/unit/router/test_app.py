@@ -4,14 +4,12 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.router import RouterController
 from glowplug.controllers.router_words import RequestArrived
 from services.router.app import make
 from services.router.desk import Desk
 from services.router.ledger import Ledger
-from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from tests.contract.data_port_rig import a_model
 
@@ -23,7 +21,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     desk = Desk(RouterController())
     desk.restore("models", {"m": a_model()})
     desk.controller.handle(RequestArrived(1, "m", "r-1"), desk.clock())
-    ledger = Ledger("router-1", desk, RouterMetrics(CollectorRegistry()), lambda effect: None, 10)
+    ledger = Ledger("router-1", desk, lambda effect: None, 10)
     app = make(RouterSettings(service_id="router-1", admin_token="secret"), desk, ledger)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as made:
         yield made

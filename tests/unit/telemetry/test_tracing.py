@@ -1,13 +1,17 @@
 """Traces: W3C traceparent in and out, spans with the times they are given, failures marked."""
 
+import threading
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags
 
-from glowplug.telemetry.tracing import NANO, Tracing, format_traceparent, is_sampled, parse_traceparent
+from glowplug.telemetry.tracing import NANO, SpanCounts, Tracing, format_traceparent, is_sampled, parse_traceparent
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 contexts = st.builds(
@@ -135,3 +139,40 @@ def test_without_an_endpoint_contexts_still_travel() -> None:
     assert own.split("-")[1] == "a" * 32
     assert own != PARENT
     tracing.shutdown()
+
+
+class Refusing(InMemorySpanExporter):
+    """A receiver that takes nothing."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.FAILURE
+
+
+def test_spans_taken_and_spans_refused_are_counted() -> None:
+    counts = SpanCounts()
+    for exporter in (InMemorySpanExporter(), Refusing()):
+        tracing = Tracing("placer", "placer-1", exporter=exporter, counts=counts)
+        for _ in range(3):
+            tracing.record("x", PARENT, 1.0, 2.0)
+        tracing.record("x", PARENT[:-2] + "00", 1.0, 2.0)  # not sampled: neither
+        tracing.shutdown()
+    assert (counts.num_exported, counts.num_dropped) == (3, 3)
+
+
+def test_what_a_full_queue_pushes_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "512")
+    going = threading.Event()
+
+    class Slow(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            going.wait(20)
+            return super().export(spans)
+
+    tracing = Tracing("placer", "placer-1", exporter=Slow())
+    for _ in range(3000):
+        tracing.record("x", PARENT, 1.0, 2.0)
+    going.set()
+    tracing.shutdown()
+    batch = 512  # by so much may the count be off: the queue is another thread's
+    assert tracing.counts.num_dropped >= 3000 - 2 * 512 - batch
+    assert abs(tracing.counts.num_exported + tracing.counts.num_dropped - 3000) <= batch

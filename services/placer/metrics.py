@@ -1,0 +1,50 @@
+"""What the placer shows of the fleet: nodes alive and lost, placements that wait."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from glowplug.controllers.placer import PlacerController
+from glowplug.events.facts import NodeLeft
+from glowplug.telemetry import semconv
+
+REMEMBER_LOST_S = 3600.0
+
+
+class FleetCollector(Collector):
+    """Reads the controller at each scrape; `controller()` is None while the service connects."""
+
+    def __init__(self, controller: Callable[[], PlacerController | None], clock: Callable[[], float]) -> None:
+        self._controller, self._clock = controller, clock
+        self._lost: dict[str, float] = {}  # node_id -> when its silence was noticed
+
+    def saw(self, effect: Any) -> None:
+        """An observer of ShellMetrics: the placer says NodeLeft only of nodes that fell silent."""
+        fact = getattr(effect, "payload", None)
+        if isinstance(fact, NodeLeft):
+            self._lost[fact.node_id] = self._clock()
+
+    def collect(self) -> Iterator[Metric]:
+        nodes = GaugeMetricFamily(semconv.NODES, "Nodes alive, by state", labels=["state"])
+        up = GaugeMetricFamily(semconv.NODE_UP, "1 alive, 0 silent", labels=["node"])
+        pending = GaugeMetricFamily(semconv.PLACEMENTS_PENDING, "Placements not settled, by stage", labels=["stage"])
+        controller = self._controller()
+        if controller is not None:
+            now_s = self._clock()
+            alive = controller.view(now_s)
+            num_draining = sum(node.draining for node in alive)
+            nodes.add_metric(["draining"], num_draining)
+            nodes.add_metric(["alive"], len(alive) - num_draining)
+            for node_id, value in self._known([node.node_id for node in alive], now_s):
+                up.add_metric([node_id], value)
+            num_sent = sum(bool(placement.sent_at) for placement in controller.placements.values())
+            pending.add_metric(["start"], num_sent)
+            pending.add_metric(["room"], len(controller.placements) - num_sent)
+        yield from (nodes, up, pending)
+
+    def _known(self, alive: list[str], now_s: float) -> Iterator[tuple[str, int]]:
+        self._lost = {n: at for n, at in self._lost.items() if n not in alive and now_s - at < REMEMBER_LOST_S}
+        yield from ((node_id, 1) for node_id in alive)
+        yield from ((node_id, 0) for node_id in sorted(self._lost))
