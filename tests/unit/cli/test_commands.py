@@ -11,10 +11,12 @@ from glowplug.cli.client import connect
 from glowplug.cli.demo import HEADERS, Row, write_models
 from glowplug.cli.options import NoFleet
 from glowplug.cli.stream import Answer
+from glowplug.events.filters import EventFilter
 from glowplug.runtime import model_files
 
 READY = "glowplug.v1.evt.instance.ready.qwen.i-1"
 PLACE = "glowplug.v1.cmd.placer.place.any"
+START = "glowplug.v1.cmd.agent.start.node-1"
 
 
 @pytest.mark.parametrize(
@@ -31,12 +33,20 @@ PLACE = "glowplug.v1.cmd.placer.place.any"
         ({"entity": "instance"}, PLACE, {}, False),
         ({"entity_id": "i-1"}, READY, {}, True),
         ({"entity_id": "i-2"}, PLACE, {"instance_id": "i-2"}, True),
+        ({"service": "agent"}, READY, {}, True),
+        ({"service": "age"}, READY, {}, False),
+        ({"node": "node-1"}, READY, {"instance": {"workers": [{"node_id": "node-1"}]}}, True),
+        ({"node": "node-1"}, START, {}, True),
+        ({"node": "node-2"}, START, {}, False),
+        ({"text": "Out of Memory"}, READY, {"reason": "out of memory"}, True),
+        ({"text": "out of luck"}, READY, {"reason": "out of memory"}, False),
+        ({"planes": ("tel",)}, READY, {}, False),
         ({}, "somebody.else", {}, False),
     ],
 )
 def test_tap_shows_what_was_asked_for(given: dict[str, Any], subject: str, data: dict[str, Any], shown: bool) -> None:
-    filters: dict[str, Any] = {"types": (), "model": "", "entity": "", "entity_id": ""} | given
-    assert tap._filter(**filters)(subject, {"data": data}) is shown
+    event = {"issuer": "agent-node-1", "data": data}
+    assert tap._wants(EventFilter(**given), subject, event, json.dumps(event).encode()) is shown
 
 
 def test_tap_lines_tell_who_said_what_about_whom() -> None:

@@ -1,0 +1,131 @@
+"""Which events somebody wants to see: one filter for `glowplug tap` and for the console's live view, one line each.
+
+Everything here reads a payload as a decoded class or as plain JSON, so that a tap shows what a newer writer sends.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from glowplug.events.subjects import parse
+
+PLANES: Final = ("evt", "cmd", "tel")
+DEFAULT_PLANES: Final = ("evt", "cmd")
+_SHORT: Final = (
+    "instance_id",
+    "model_key",
+    "node_id",
+    "state",
+    "reason",
+    "status",
+    "num_waiting",
+    "num_bytes",
+    "chosen",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What a filter looks at, "" where an event has none. `entity` of a command is the service it goes to."""
+
+    plane: str
+    entity: str
+    kind: str  # "instance.ready"
+    issuer: str
+    model_key: str
+    node_id: str
+    entity_id: str
+
+
+def sight(subject: str, issuer: str, data: Any) -> Sighting:
+    """The sighting of one event. Raises ValueError when `subject` is none of ours."""
+    where = parse(subject)
+    return Sighting(
+        plane=where.plane,
+        entity=where.entity,
+        kind=f"{where.entity}.{where.verb}",
+        issuer=issuer,
+        model_key=where.model_key or model_of(data),
+        node_id=node_of(data) or (where.entity_id if where.entity in ("agent", "prefetcher") else ""),
+        entity_id=where.entity_id,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """All that is given must hold. `types` are prefixes ("instance" finds "instance.ready")."""
+
+    planes: tuple[str, ...] = DEFAULT_PLANES
+    types: tuple[str, ...] = ()
+    entity: str = ""
+    model: str = ""  # model_key
+    node: str = ""
+    service: str = ""  # who wrote it: a service, or one process of it ("placer", "agent-node-1")
+    entity_id: str = ""
+    text: str = ""  # anywhere in the event as JSON, in any case
+
+    def wants(self, seen: Sighting, raw: bytes) -> bool:
+        """Whether an event is to be shown; `raw` is it as JSON."""
+        return (
+            seen.plane in self.planes
+            and (not self.types or any(seen.kind.startswith(kind.rstrip("*")) for kind in self.types))
+            and (not self.entity or seen.entity == self.entity)
+            and (not self.model or seen.model_key == self.model)
+            and (not self.node or seen.node_id == self.node)
+            and (not self.service or seen.issuer == self.service or seen.issuer.startswith(f"{self.service}-"))
+            and (not self.entity_id or seen.entity_id == self.entity_id or self.entity_id.encode() in raw)
+            and (not self.text or self.text.lower() in raw.decode("utf-8", "replace").lower())
+        )
+
+    def command(self) -> str:
+        """The line that shows the same in a terminal."""
+        words = ["glowplug", "tap"]
+        if set(self.planes) != set(DEFAULT_PLANES):
+            words += [word for plane in self.planes for word in ("--plane", plane)]
+        words += [word for kind in self.types for word in ("--type", kind)]
+        named = {
+            "--entity": self.entity,
+            "--model": self.model,
+            "--node": self.node,
+            "--service": self.service,
+            "--id": self.entity_id,
+            "--grep": self.text,
+        }
+        words += [word for option, value in named.items() if value for word in (option, value)]
+        return shlex.join(words)
+
+
+def model_of(data: Any) -> str:
+    """The model key a payload is about, or ""."""
+    inner = _subject_of(data)
+    return str(_get(inner, "model_key") or _get(_get(data, "model"), "key") or "")
+
+
+def node_of(data: Any) -> str:
+    """The node a payload is about, or ""."""
+    inner = _subject_of(data)
+    workers = _get(inner, "workers")
+    first = workers[0] if isinstance(workers, list | tuple) and workers else None
+    return str(_get(inner, "node_id") or _get(_get(data, "node"), "node_id") or _get(first, "node_id") or "")
+
+
+def summary(data: Any) -> str:
+    """A payload in a few words: 'instance_id=… model_key=… state=…'."""
+    inner = _subject_of(data) if _subject_of(data) is not data else (_get(data, "node") or data)
+    words = [f"{name}={_plain(value)}" for name in _SHORT if (value := _get(inner, name)) not in (None, "", 0)]
+    if not words and (model := _get(data, "model")):
+        words = [f"model={_get(model, 'key')}"]
+    return " ".join(words)
+
+
+def _subject_of(data: Any) -> Any:
+    return _get(data, "instance") or _get(data, "decision") or data
+
+
+def _get(holder: Any, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)
