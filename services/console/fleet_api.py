@@ -25,7 +25,7 @@ def routes(view: FleetView, hub: Hub, clock: Callable[[], float]) -> APIRouter:
     async def stream() -> Response:
         """Server-sent events: `fleet` first, then `patch` and `traces`; `dropped` when this reader was too slow."""
         try:
-            client = hub.join(view.snapshot(clock()))
+            client = hub.join(view, clock())
         except TooManyClients as error:
             raise Contended("too many open pages", retry_after_s=5.0) from error
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -2,9 +2,6 @@
 
 import msgspec
 
-from glowplug.domain.hardware import Gpu, Node
-from glowplug.domain.instance import Instance
-
 
 class PhaseRow(msgspec.Struct, frozen=True):
     """One stage of a start; `offset_s` counts from the moment the instance was asked for."""
@@ -100,17 +97,39 @@ class CachedRow(msgspec.Struct, frozen=True, kw_only=True):
     model_keys: tuple[str, ...]
 
 
+class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A path into a node; `bytes_per_s` is what it is allowed, 0 when nothing limits it."""
+
+    link_id: str
+    bytes_per_s: float
+    bytes_in_flight: int
+    num_transfers: int
+
+
+class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights on their way into a node. `bytes_per_s` is measured over the latest reports; 0 when none came lately."""
+
+    digest: str
+    model_key: str
+    num_bytes_done: int
+    num_bytes: int
+    bytes_per_s: float
+
+
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`lost_since` is 0 while the node's beats arrive."""
+    """`lost_since` is 0 while the node's beats arrive. `draining`: it goes, or its operator drains it (`cordoned`)."""
 
     node_id: str
     is_alive: bool
     lost_since: float
     draining: bool
+    cordoned: bool
     engines: tuple[str, ...]
     gpus: tuple[GpuRow, ...]
     host_cache_bytes: int
     cached: tuple[CachedRow, ...]
+    links: tuple[LinkRow, ...]
+    fetches: tuple[FetchRow, ...]
     bytes_in_flight: int
 
 
@@ -153,81 +172,3 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     is_up: bool
     stale_since: float
-
-
-def instance_row(instance: Instance, num_in_flight: int) -> InstanceRow:
-    """One instance; its place is that of its first worker."""
-    return InstanceRow(
-        instance_id=instance.instance_id,
-        model_key=instance.model_key,
-        engine=instance.engine,
-        state=instance.state.value,
-        node_id=instance.workers[0].node_id if instance.workers else "",
-        gpu_id=instance.workers[0].gpu_id if instance.workers else "",
-        num_bytes=sum(worker.num_bytes for worker in instance.workers),
-        num_in_flight=num_in_flight,
-        max_concurrency=instance.max_concurrency,
-        created_at=instance.created_at,
-        ready_at=instance.ready_at,
-        changed_at=instance.changed_at,
-        reason=instance.reason,
-        decision_id=instance.decision_id,
-        emulated=instance.emulated,
-    )
-
-
-def node_row(node: Node, instances: dict[str, Instance], *, lost_since: float) -> NodeRow:
-    """One node with its GPUs; grants name the model of the instance that holds them."""
-    return NodeRow(
-        node_id=node.node_id,
-        is_alive=lost_since == 0,
-        lost_since=lost_since,
-        draining=node.draining,
-        engines=node.engines,
-        gpus=tuple(_gpu_row(gpu, instances) for gpu in node.gpus),
-        host_cache_bytes=node.host_cache_bytes,
-        cached=tuple(
-            CachedRow(digest=blob.digest, num_bytes=blob.num_bytes, model_keys=blob.model_keys) for blob in node.cached
-        ),
-        bytes_in_flight=sum(link.bytes_in_flight for link in node.links),
-    )
-
-
-def _gpu_row(gpu: Gpu, instances: dict[str, Instance]) -> GpuRow:
-    grants = []
-    for grant in gpu.grants:
-        holder = instances.get(grant.holder)
-        grants.append(
-            GrantRow(
-                holder=grant.holder,
-                owner=grant.owner.value,
-                num_bytes=grant.num_bytes,
-                model_key=holder.model_key if holder else "",
-                emulated=holder.emulated if holder else False,
-            )
-        )
-    return GpuRow(
-        gpu_id=gpu.gpu_id,
-        kind=gpu.kind,
-        role=gpu.role.value,
-        total_bytes=gpu.total_bytes,
-        free_bytes=max(0, gpu.free_bytes),
-        grants=tuple(grants),
-    )
-
-
-def cold_start(instance: Instance) -> ColdStart:
-    """The start of an instance that is ready, phases counted from the earliest thing known of it."""
-    began = min((instance.created_at or instance.ready_at, *(phase.started_at for phase in instance.phases)))
-    phases = tuple(
-        PhaseRow(phase.name.value, phase.started_at - began, max(0.0, phase.actual_s), phase.predicted_s)
-        for phase in sorted(instance.phases, key=lambda phase: (phase.started_at, phase.ended_at))
-    )
-    return ColdStart(
-        instance_id=instance.instance_id,
-        node_id=instance.workers[0].node_id if instance.workers else "",
-        ready_at=instance.ready_at,
-        seconds=max(0.0, instance.ready_at - began),
-        emulated=instance.emulated,
-        phases=phases,
-    )

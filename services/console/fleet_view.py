@@ -2,20 +2,21 @@
 
 Pure: told events and rows with `now_s`, asked for rows. An older `revision` never wins. Every collection is bounded:
 tables by what the fleet has, logs by a fixed length, and what the store no longer lists leaves after a grace time.
+A row is made anew only when something it shows was touched, so that a large fleet costs what changes in it.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from glowplug.controllers.placer import Cordon
 from glowplug.controllers.router_eta import Estimates
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Model, Temperature
-from glowplug.domain.snapshot import ModelLoad
+from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.facts import (
     DecisionMade,
@@ -28,19 +29,26 @@ from glowplug.events.facts import (
     RequestFinished,
     RequestRejected,
     RouterLoadReported,
+    WeightsFetched,
+    WeightsFetchFailed,
+    WeightsProgressed,
 )
 from services.console import fleet_rows as rows
+from services.console import fleet_shapes as shapes
+from services.console.fleet_fetches import Fetches
+from services.console.fleet_loads import Loads
+from services.console.fleet_table import RowTable
 
 NODE_LEASE_S: Final = 5.0  # silence after which a node is shown as lost
-LOAD_LEASE_S: Final = 3.0  # silence after which a router's load no longer counts
 ABSENT_GRACE_S: Final = 10.0  # a row the store has lost is shown this long
 REQUESTS_KEPT: Final = 200
 DECISIONS_KEPT: Final = 200
 TOMBSTONES_KEPT: Final = 4096
 MODELS_REMEMBERED: Final = 4096  # of which the last start and failure are kept
+CORDONS: Final = "cordons"
 
 _HEALTHY: Final = (InstanceState.READY, InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.SWAPPED_OUT)
-TABLES: Final[Mapping[str, type[Any]]] = {"models": Model, "instances": Instance, "nodes": Node}
+TABLES: Final[Mapping[str, type[Any]]] = {"models": Model, "instances": Instance, "nodes": Node, CORDONS: Cordon}
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +75,21 @@ class FleetView:
         self.decisions: deque[rows.DecisionRow] = deque(maxlen=DECISIONS_KEPT)
         self.sources = {name: rows.SourceRow(is_up=False, stale_since=0.0) for name in ("bus", "store")}
         self.seq = 0
+        self.model_rows = RowTable(self._model_row)
+        self.instance_rows = RowTable(self._instance_row)
+        self.node_rows = RowTable(self._node_row)
+        self._cordoned: frozenset[str] = frozenset()
+        self._of_model: dict[str, dict[str, Instance]] = {}  # model key -> its instances
         self._estimates = Estimates()
-        self._loads: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}  # router id -> (heard at, loads)
+        self._loads = Loads()
+        self._fetches = Fetches()
         self._seen_at: dict[str, float] = {}  # node id -> when its latest beat came
+        self._lost: dict[str, float] = {}  # node id -> silent since, as last shown
         self._starts: dict[str, rows.ColdStart] = {}  # model key -> latest start that came to ready
         self._failures: dict[str, rows.Failure] = {}
         self._gone: dict[str, int] = {}  # instance id -> revision it went with
         self._absent_since: dict[tuple[str, str], float] = {}
-        self._decision_ids: deque[str] = deque(maxlen=2 * DECISIONS_KEPT)
+        self._decision_ids: dict[str, None] = {}  # the latest, oldest first
 
     def take(self, event: Event, now_s: float) -> None:
         """One fact or telemetry event; types the page does not draw are ignored."""
@@ -82,17 +97,24 @@ class FleetView:
             case NodeBeat(node=node) | NodeJoined(node=node):
                 self._put_node(node, now_s)
             case RouterLoadReported(router_id=router_id, loads=loads):
-                self._loads[router_id] = (now_s, loads)
+                self._loads.put(router_id, loads, now_s)
             case RequestFinished() | RequestRejected():
-                self.requests.append(_request_row(event))
+                self.requests.append(shapes.request_row(event))
             case DecisionMade(decision=decision):
                 self._put_decision(decision)
+                self._hear_cordon(decision)
             case ModelDeployed(model=model):
                 self._put_model(model)
             case ModelUndeployed(model_key=model_key):
-                self.models.pop(model_key, None)
+                self._drop("models", model_key)
             case NodeLeft(node_id=node_id):
                 self._seen_at[node_id] = min(self._seen_at.get(node_id, now_s), now_s - NODE_LEASE_S)
+            case WeightsProgressed(node_id=node_id) as report:
+                self._fetches.progress(report, now_s)
+                self.node_rows.touch([node_id])
+            case WeightsFetched() | WeightsFetchFailed() as end:
+                self._fetches.end(end)
+                self.node_rows.touch([end.node_id])
             case data if isinstance(data, InstanceChange):
                 self._put_instance(data.instance)
             case _:
@@ -101,6 +123,10 @@ class FleetView:
 
     def restore(self, table: str, table_rows: Mapping[str, Any], now_s: float) -> None:
         """A whole table as the store has it (one of TABLES)."""
+        self.seq += 1
+        if table == CORDONS:
+            self._cordon(node_id for node_id, cordon in table_rows.items() if cordon.cordoned)
+            return
         known: dict[str, Any] = getattr(self, table)
         for value in table_rows.values():
             if table == "models":
@@ -113,10 +139,9 @@ class FleetView:
             if key in table_rows:
                 self._absent_since.pop((table, key), None)
             elif now_s - self._absent_since.setdefault((table, key), now_s) >= ABSENT_GRACE_S:
-                del known[key], self._absent_since[table, key]
-                self._seen_at.pop(key, None)
+                del self._absent_since[table, key]
+                self._drop(table, key)
         self._absent_since = {k: at for k, at in self._absent_since.items() if k[0] != table or k[1] in known}
-        self.seq += 1
 
     def restore_decisions(self, newest_first: list[DecisionRecord]) -> None:
         """The tail of the store's log of decisions, for what was decided before this console came up."""
@@ -130,23 +155,36 @@ class FleetView:
             self.sources[name] = rows.SourceRow(is_up=is_up, stale_since=0.0 if is_up else now_s)
             self.seq += 1
 
-    def snapshot(self, now_s: float) -> Snapshot:
-        """Everything, as rows. While no source answers, nodes and loads stand as they were when the last one did:
-        a console that hears nothing cannot say that a node is lost."""
+    def refresh(self, now_s: float) -> float:
+        """Bring the rows up to `now_s`, and return the moment they stand for. While no source answers that is the last
+        moment one did: a console that hears nothing cannot say that a node is lost."""
         if not any(source.is_up for source in self.sources.values()):
             now_s = max(source.stale_since for source in self.sources.values()) or now_s
-        loads = self._summed_loads(now_s)
-        in_flight = {i: n for load in loads.values() for i, n in load.in_flight_by_instance.items()}
+        model_keys, instance_ids = self._loads.refresh(now_s)
+        self.model_rows.touch(model_keys)
+        self.model_rows.touch(
+            key for key, mine in self._of_model.items() if any(i.state.is_coming for i in mine.values())
+        )
+        self.instance_rows.touch(instance_ids)
+        self.node_rows.touch(self._fetches.refresh(now_s))
+        for node_id in self.nodes:
+            if (lost_since := self._lost_since(node_id, now_s)) != self._lost.get(node_id, 0.0):
+                self._lost[node_id] = lost_since
+                self.node_rows.touch([node_id])
+        for table in (self.model_rows, self.instance_rows, self.node_rows):
+            table.refresh(now_s)
+        return now_s
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """Everything, as rows."""
+        now_s = self.refresh(now_s)
         return Snapshot(
             now=now_s,
             seq=self.seq,
             sources=dict(self.sources),
-            models=[self._model_row(m, loads.get(m.key), now_s) for m in sorted(self.models.values(), key=_by_name)],
-            instances=[rows.instance_row(self.instances[key], in_flight.get(key, 0)) for key in sorted(self.instances)],
-            nodes=[
-                rows.node_row(self.nodes[key], self.instances, lost_since=self._lost_since(key, now_s))
-                for key in sorted(self.nodes)
-            ],
+            models=sorted(self.model_rows.rows.values(), key=_by_name),
+            instances=[row for _, row in sorted(self.instance_rows.rows.items())],
+            nodes=[row for _, row in sorted(self.node_rows.rows.items())],
             decisions=list(reversed(self.decisions)),
             requests=list(reversed(self.requests)),
         )
@@ -155,12 +193,16 @@ class FleetView:
         known = self.models.get(model.key)
         if known is None or model.revision > known.revision:
             self.models[model.key] = model
+            self.model_rows.touch([model.key])
 
     def _put_node(self, node: Node, seen_at: float) -> None:
-        self._seen_at[node.node_id] = max(seen_at, self._seen_at.get(node.node_id, 0.0))
-        known = self.nodes.get(node.node_id)
+        key = node.node_id
+        self._seen_at[key] = max(seen_at, self._seen_at.get(key, 0.0))
+        known = self.nodes.get(key)
         if known is None or (node.revision, node.heartbeat_at) >= (known.revision, known.heartbeat_at):
-            self.nodes[node.node_id] = node
+            self.nodes[key] = node
+            if known is None or _drawn(known) != _drawn(node):
+                self.node_rows.touch([key])
 
     def _put_instance(self, instance: Instance) -> None:
         key = instance.instance_id
@@ -175,12 +217,37 @@ class FleetView:
         elif instance.state in _HEALTHY:
             self._forgive(instance)
         if instance.state.is_gone:
-            self.instances.pop(key, None)
+            self._drop("instances", key)
+            self._touch_around(instance)
             self._gone[key] = instance.revision
             if len(self._gone) > TOMBSTONES_KEPT:
                 del self._gone[next(iter(self._gone))]
-        else:
-            self.instances[key] = instance
+            return
+        self.instances[key] = instance
+        self._of_model.setdefault(instance.model_key, {})[key] = instance
+        self._touch_around(instance)
+
+    def _drop(self, table: str, key: str) -> None:
+        known: dict[str, Any] = getattr(self, table)
+        gone = known.pop(key, None)
+        if table == "models":
+            self.model_rows.touch([key])
+        elif table == "nodes":
+            self._seen_at.pop(key, None)
+            self._lost.pop(key, None)
+            self.node_rows.touch([key])
+        elif gone is not None:
+            mine = self._of_model.get(gone.model_key, {})
+            mine.pop(key, None)
+            if not mine:
+                self._of_model.pop(gone.model_key, None)
+            self._touch_around(gone)
+
+    def _touch_around(self, instance: Instance) -> None:
+        """An instance shows in its own row, in its model's, and in what its nodes' GPUs hold."""
+        self.instance_rows.touch([instance.instance_id])
+        self.model_rows.touch([instance.model_key])
+        self.node_rows.touch(worker.node_id for worker in instance.workers)
 
     def _forgive(self, instance: Instance) -> None:
         """An instance that works, or ended as asked, after a failure of the same model makes the failure history."""
@@ -192,61 +259,73 @@ class FleetView:
         self._estimates.learn_start(instance)
         latest = self._starts.get(instance.model_key)
         if instance.ready_at and (latest is None or instance.ready_at >= latest.ready_at):
-            _remember(self._starts, instance.model_key, rows.cold_start(instance))
+            _remember(self._starts, instance.model_key, shapes.cold_start(instance))
 
     def _put_decision(self, decision: DecisionRecord) -> None:
         if decision.decision_id in self._decision_ids:
             return
-        self._decision_ids.append(decision.decision_id)
-        fields = {name: getattr(decision, name) for name in rows.DecisionRow.__struct_fields__ if name != "trace_id"}
-        self.decisions.append(rows.DecisionRow(**fields, trace_id=_trace_id(decision.traceparent)))
+        self._decision_ids[decision.decision_id] = None
+        if len(self._decision_ids) > 2 * DECISIONS_KEPT:
+            del self._decision_ids[next(iter(self._decision_ids))]
+        self.decisions.append(shapes.decision_row(decision))
         self.seq += 1
 
-    def _summed_loads(self, now_s: float) -> dict[str, ModelLoad]:
-        """Loads of every router heard of lately, by model."""
-        for router_id in [r for r, (heard_at, _) in self._loads.items() if now_s - heard_at > LOAD_LEASE_S]:
-            del self._loads[router_id]
-        summed: dict[str, ModelLoad] = {}
-        for _, loads in self._loads.values():
-            for key, load in loads.items():
-                summed[key] = _sum(summed[key], load) if key in summed else load
-        return summed
+    def _hear_cordon(self, decision: DecisionRecord) -> None:
+        """The decision to drain a node comes before its row is read again."""
+        if decision.kind == "drain" and decision.node_id and not decision.instance_id:
+            alone = {decision.node_id}
+            self._cordon(self._cordoned | alone if decision.chosen == "drain" else self._cordoned - alone)
+
+    def _cordon(self, node_ids: Iterable[str]) -> None:
+        cordoned = frozenset(node_ids)
+        self.node_rows.touch(cordoned ^ self._cordoned)
+        self._cordoned = cordoned
 
     def _lost_since(self, node_id: str, now_s: float) -> float:
         seen_at = self._seen_at.get(node_id, 0.0)
         return 0.0 if now_s - seen_at < NODE_LEASE_S else max(seen_at, 1.0)
 
-    def _model_row(self, model: Model, load: ModelLoad | None, now_s: float) -> rows.ModelRow:
-        mine = [i for i in self.instances.values() if i.model_key == model.key]
-        num_ready = sum(i.state is InstanceState.READY for i in mine)
-        num_waiting = load.num_waiting if load else 0
-        failure, start = self._failures.get(model.key), self._starts.get(model.key)
+    def _model_row(self, key: str, now_s: float) -> rows.ModelRow | None:
+        model = self.models.get(key)
+        if model is None:
+            return None
+        mine = list(self._of_model.get(key, {}).values())
+        is_ready = any(i.state is InstanceState.READY for i in mine)
         coming = [i for i in mine if i.state.is_coming]
-        eta_s = 0.0 if num_ready else self._estimates.start_left_s(model.key, coming, now_s)
-        return rows.ModelRow(
-            key=model.key,
-            name=model.name,
-            engine=model.engine,
-            temperature=_temperature(mine).value,
-            state=_state(mine, num_waiting, is_failed=failure is not None),
-            eta_s=round(eta_s, 1),
-            eta_measured=model.key in self._estimates.start_s,
-            num_waiting=num_waiting,
-            num_in_flight=load.num_in_flight if load else 0,
-            num_ready=num_ready,
-            max_instances=model.max_instances,
-            memory_bytes=model.memory_bytes,
-            keep_alive_s=model.keep_alive_s,
-            pinned=model.pinned,
-            emulated=model.engine == "emulated" or any(i.emulated for i in mine),
-            instances=tuple(i.instance_id for i in sorted(mine, key=lambda i: (i.created_at, i.instance_id))),
-            last_cold_start=start,
-            failure=failure,
+        return shapes.model_row(
+            model,
+            mine,
+            self._loads.model(key),
+            eta_s=0.0 if is_ready else self._estimates.start_left_s(key, coming, now_s),
+            eta_measured=key in self._estimates.start_s,
+            start=self._starts.get(key),
+            failure=self._failures.get(key),
+        )
+
+    def _instance_row(self, key: str, _: float) -> rows.InstanceRow | None:
+        instance = self.instances.get(key)
+        return None if instance is None else shapes.instance_row(instance, self._loads.instance(key))
+
+    def _node_row(self, key: str, now_s: float) -> rows.NodeRow | None:
+        node = self.nodes.get(key)
+        if node is None:
+            return None
+        return shapes.node_row(
+            node,
+            self.instances,
+            lost_since=self._lost_since(key, now_s),
+            cordoned=key in self._cordoned,
+            fetches=self._fetches.rows(key),
         )
 
 
-def _by_name(model: Model) -> tuple[str, str]:
-    return (model.name.lower(), model.key)
+def _by_name(row: rows.ModelRow) -> tuple[str, str]:
+    return (row.name.lower(), row.key)
+
+
+def _drawn(node: Node) -> tuple[object, ...]:
+    """What of a node its row shows; a beat that brings nothing else changes nothing."""
+    return node.gpus, node.engines, node.links, node.cached, node.draining, node.host_cache_bytes
 
 
 def _remember(memory: dict[str, Any], key: str, value: Any) -> None:
@@ -254,78 +333,3 @@ def _remember(memory: dict[str, Any], key: str, value: Any) -> None:
     memory[key] = value
     if len(memory) > MODELS_REMEMBERED:
         del memory[next(iter(memory))]
-
-
-def _temperature(instances: list[Instance]) -> Temperature:
-    states = {i.state for i in instances}
-    if InstanceState.READY in states:
-        return Temperature.HOT
-    return Temperature.WARM if InstanceState.SWAPPED_OUT in states else Temperature.COLD
-
-
-def _state(instances: list[Instance], num_waiting: int, *, is_failed: bool) -> str:
-    """The most useful word about a model: what its best instance is, else what it lacks."""
-    states = {i.state for i in instances}
-    for state in (InstanceState.READY, InstanceState.LOADING, InstanceState.STARTING, InstanceState.DRAINING):
-        if state in states:
-            return state.value
-    if InstanceState.SWAPPED_OUT in states:
-        return "asleep"
-    if num_waiting:
-        return "waiting"
-    return "failed" if is_failed else "cold"
-
-
-def _sum(a: ModelLoad, b: ModelLoad) -> ModelLoad:
-    by_instance = dict(a.in_flight_by_instance)
-    for key, count in b.in_flight_by_instance.items():
-        by_instance[key] = by_instance.get(key, 0) + count
-    return ModelLoad(
-        num_waiting=a.num_waiting + b.num_waiting,
-        num_in_flight=a.num_in_flight + b.num_in_flight,
-        last_active_at=max(a.last_active_at, b.last_active_at),
-        in_flight_by_instance=by_instance,
-    )
-
-
-def _trace_id(traceparent: str) -> str:
-    parts = traceparent.split("-")
-    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else ""
-
-
-def _request_row(event: Event) -> rows.RequestRow:
-    data = event.data
-    trace_id = _trace_id(event.traceparent)
-    if isinstance(data, RequestRejected):
-        return rows.RequestRow(
-            request_id=data.request_id,
-            model_key=data.model_key,
-            status=data.status,
-            code=data.code,
-            finished_at=event.occurred_at,
-            queue_s=0.0,
-            ttft_s=0.0,
-            e2e_s=0.0,
-            response_tokens=0,
-            tokens_exact=False,
-            cold=False,
-            emulated=False,
-            instance_id="",
-            trace_id=trace_id,
-        )
-    return rows.RequestRow(
-        request_id=data.request_id,
-        model_key=data.model_key,
-        status=data.status,
-        code="",
-        finished_at=data.finished_at,
-        queue_s=data.queue_s,
-        ttft_s=data.ttft_s,
-        e2e_s=data.e2e_s,
-        response_tokens=data.response_tokens,
-        tokens_exact=data.tokens_exact,
-        cold=data.cold,
-        emulated=data.emulated,
-        instance_id=data.instance_id,
-        trace_id=trace_id,
-    )

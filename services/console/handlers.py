@@ -125,6 +125,6 @@ class Feed:
             self._health.store_connected.set(console.view.sources["store"].is_up)
         console.metrics.stream_clients.set(len(console.hub.clients))
         if console.hub.clients:
-            console.hub.flush(console.view.snapshot(now_s))
+            console.hub.flush(console.view, now_s)
         console.metrics.stream_dropped.inc(console.hub.num_dropped - self._dropped_told)
         self._dropped_told = console.hub.num_dropped

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from services.console.fleet_view import Snapshot
+from services.console.fleet_table import RowTable
+from services.console.fleet_view import FleetView
 from services.console.trace_store import TraceSummary
 
 QUEUE_LIMIT: Final = 64
@@ -19,7 +20,8 @@ HEARTBEAT_S: Final = 10.0
 
 _encode = msgspec.json.Encoder().encode
 _KEYED: Final = {"models": "key", "instances": "instance_id", "nodes": "node_id"}
-_LOGS: Final = {"decisions": "decision_id", "requests": "request_id"}
+_TABLES: Final = {"models": "model_rows", "instances": "instance_rows", "nodes": "node_rows"}  # of the view
+_LOGS: Final = ("decisions", "requests")
 
 
 class TooManyClients(Exception):
@@ -32,43 +34,58 @@ def message(name: str, data: object) -> bytes:
 
 
 class Differ:
-    """Remembers what was sent last; `patch` is what a page needs to get from there to `snapshot`."""
+    """Remembers what was sent last; `patch` is what a page needs to get from there to what the view knows."""
 
     def __init__(self) -> None:
         self._sent: dict[str, dict[str, Any]] = {name: {} for name in _KEYED}
         self._newest: dict[str, object] = {}
         self._sources: object = None
 
-    def patch(self, snapshot: Snapshot) -> dict[str, Any] | None:
-        """Rows that are new or changed, ids that are gone, new log lines newest first; None when nothing changed."""
+    def patch(self, view: FleetView, now_s: float) -> dict[str, Any] | None:
+        """Rows that are new, under `changed` the fields of those that are other, under `removed` the ids of those gone,
+        new log lines newest first; None when nothing changed."""
+        now_s = view.refresh(now_s)
         patch: dict[str, Any] = {}
-        removed: dict[str, list[str]] = {}
-        for table, key in _KEYED.items():
-            rows = {getattr(row, key): row for row in getattr(snapshot, table)}
-            old = self._sent[table]
-            if changed := [row for id_, row in rows.items() if old.get(id_) != row]:
-                patch[table] = changed
-            if gone := [id_ for id_ in old if id_ not in rows]:
-                removed[table] = gone
-            self._sent[table] = rows
+        for name in _KEYED:
+            for part, lines in self._compare(name, getattr(view, _TABLES[name])).items():
+                if lines and part == "new":
+                    patch[name] = lines
+                elif lines:
+                    patch.setdefault(part, {})[name] = lines
         for log in _LOGS:
-            if fresh := self._fresh(log, getattr(snapshot, log)):
+            if fresh := self._fresh(log, getattr(view, log)):
                 patch[log] = fresh
-        if snapshot.sources != self._sources:
-            patch["sources"] = self._sources = snapshot.sources
-        if removed:
-            patch["removed"] = removed
-        return {"now": snapshot.now, "seq": snapshot.seq, **patch} if patch else None
+        if view.sources != self._sources:
+            patch["sources"] = self._sources = dict(view.sources)
+        return {"now": now_s, "seq": view.seq, **patch} if patch else None
 
-    def _fresh(self, log: str, lines: list[Any]) -> list[Any]:
+    def _compare(self, name: str, table: RowTable[Any]) -> dict[str, list[Any]]:
+        key, sent = _KEYED[name], self._sent[name]
+        new: list[Any] = []
+        changed: list[dict[str, Any]] = []
+        removed: list[str] = []
+        for id_ in table.take_changed():
+            row, old = table.rows.get(id_), sent.get(id_)
+            if row is None:
+                if sent.pop(id_, None) is not None:
+                    removed.append(id_)
+                continue
+            sent[id_] = row
+            if old is None:
+                new.append(row)
+            elif fields := {f: value for f in row.__struct_fields__ if (value := getattr(row, f)) != getattr(old, f)}:
+                changed.append({key: id_, **fields})
+        return {"new": new, "changed": changed, "removed": removed}
+
+    def _fresh(self, log: str, lines: deque[Any]) -> list[Any]:
         newest = self._newest.get(log)
         fresh = []
-        for line in lines:
-            if line == newest:
+        for line in reversed(lines):
+            if line is newest:
                 break
             fresh.append(line)
         if lines:
-            self._newest[log] = lines[0]
+            self._newest[log] = lines[-1]
         return fresh
 
 
@@ -125,13 +142,13 @@ class Hub:
         self._traces: dict[str, TraceSummary] = {}  # changed since the last flush
         self._closed = False
 
-    def join(self, snapshot: Snapshot) -> Client:
+    def join(self, view: FleetView, now_s: float) -> Client:
         """A new page: it gets the whole fleet first. Raises TooManyClients."""
         if self._closed or len(self.clients) >= self._max_clients:
             raise TooManyClients
-        self._flush_fleet(snapshot)  # brings the others to the state the new page starts from
+        self._flush_fleet(view, now_s)  # brings the others to the state the new page starts from
         client = Client(self._queue_limit)
-        client.put(message("fleet", snapshot))
+        client.put(message("fleet", view.snapshot(now_s)))
         self.clients.add(client)
         return client
 
@@ -146,9 +163,9 @@ class Hub:
             if len(self._traces) > self._queue_limit:
                 del self._traces[next(iter(self._traces))]
 
-    def flush(self, snapshot: Snapshot) -> None:
+    def flush(self, view: FleetView, now_s: float) -> None:
         """Send what changed since the last flush."""
-        self._flush_fleet(snapshot)
+        self._flush_fleet(view, now_s)
         if self._traces:
             self._send(message("traces", {"traces": list(self._traces.values())}))
             self._traces = {}
@@ -159,8 +176,8 @@ class Hub:
         for client in self.clients:
             client.close()
 
-    def _flush_fleet(self, snapshot: Snapshot) -> None:
-        patch = self._differ.patch(snapshot)
+    def _flush_fleet(self, view: FleetView, now_s: float) -> None:
+        patch = self._differ.patch(view, now_s)
         if patch is not None:
             self._send(message("patch", patch))
 

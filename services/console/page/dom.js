@@ -1,7 +1,7 @@
 // Elements without a framework. Data reaches the page as text nodes and properties only, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const shown = new WeakMap(); // parent -> key -> { text, element }
+const shown = new WeakMap(); // parent -> key -> what is shown there
 
 /** One element. `attrs`: class, style (an object of CSS properties), on* listeners, everything else an attribute. */
 export function h(tag, attrs, ...children) {
@@ -24,18 +24,44 @@ function fill(element, attrs, children) {
 }
 
 /**
- * Make `parent` show `items` in order. An item whose JSON is the same as last time keeps its element, so that
- * focus, selection and scroll survive and an unchanged row costs nothing. `extra` is whatever else a row shows.
+ * Make `parent` show `items` in order. An item that is the same object as last time, or says the same, keeps its
+ * element, so that focus, selection and scroll survive and an unchanged row costs nothing. `extra` is whatever else a
+ * row shows, as text.
  */
 export function keyed(parent, items, keyOf, build, extra = () => "") {
   const had = shown.get(parent) ?? new Map();
   const has = new Map();
   for (const item of items) {
     const key = keyOf(item);
-    const text = JSON.stringify(item) + extra(item);
+    const more = extra(item);
     const old = had.get(key);
-    has.set(key, old && old.text === text ? old : { text, element: replaced(old, build(item)) });
+    const same = old && old.more === more && (old.item === item || JSON.stringify(old.item) === JSON.stringify(item));
+    has.set(key, same ? old : { item, more, element: replaced(old, build(item)) });
   }
+  arrange(parent, had, has);
+}
+
+/**
+ * The same for rows that change often: `make(item)` gives `{ element, update }` once per key, and `update(item)` is
+ * called for each item that is another object than last time, or for all when `all` is set.
+ */
+export function kept(parent, items, keyOf, make, all = false) {
+  const had = shown.get(parent) ?? new Map();
+  const has = new Map();
+  for (const item of items) {
+    const key = keyOf(item);
+    let row = had.get(key);
+    if (!row) row = { item: null, ...make(item) };
+    if (all || row.item !== item) {
+      row.item = item;
+      row.update(item);
+    }
+    has.set(key, row);
+  }
+  arrange(parent, had, has);
+}
+
+function arrange(parent, had, has) {
   for (const [key, row] of had) if (!has.has(key)) row.element.remove();
   let at = parent.firstElementChild;
   for (const { element } of has.values()) {
@@ -56,6 +82,22 @@ function replaced(old, fresh) {
 /** Set text only when it differs, so that a live region is not read out again. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+/** A titled box. Its heading names it for those who jump by landmarks. */
+export function panel(title, className, ...children) {
+  const id = `h-${className}`;
+  return h("section", { class: `panel ${className}`, "aria-labelledby": id }, h("h2", { id }, title), ...children);
+}
+
+/** A table that scrolls sideways in its own box, also by keyboard. `body` is its tbody. */
+export function table(caption, columns, body) {
+  const head = columns.map((name) => h("th", { scope: "col" }, name));
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", null, h("caption", { class: "hidden" }, caption), h("thead", null, h("tr", null, head)), body),
+  );
 }
 
 export function badge(text, kind, title) {

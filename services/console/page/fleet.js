@@ -1,6 +1,7 @@
 // The fleet: models with their temperature, nodes with their memory, and what happened last.
 
-import { h, keyed, badge, emulated, empty } from "/page/dom.js";
+import { h, keyed, badge, emulated, empty, panel, table } from "/page/dom.js";
+export { panel, table };
 import { hues } from "/page/colours.js";
 import { bytes, clock, inLanes, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
@@ -53,20 +54,6 @@ export function fleetView() {
   live.addEventListener("change", onChange);
   show(parts);
   return { element, title: "Fleet", close: () => live.removeEventListener("change", onChange) };
-}
-
-export function panel(title, className, ...children) {
-  const id = `h-${className}`;
-  return h("section", { class: `panel ${className}`, "aria-labelledby": id }, h("h2", { id }, title), ...children);
-}
-
-export function table(caption, columns, body) {
-  const head = columns.map((name) => h("th", { scope: "col" }, name));
-  return h(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", null, h("caption", { class: "hidden" }, caption), h("thead", null, h("tr", null, head)), body),
-  );
 }
 
 function show(parts) {

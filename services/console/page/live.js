@@ -1,22 +1,29 @@
-// The fleet as the server streams it. One object for the whole page; views listen for "change", "models" (their names), "traces"
-// (spans came in), "status".
+// The fleet as the server streams it. One object for the whole page; views listen for "change" (once per frame, with
+// what changed), "models" (a name is new), "traces" (spans came in), "status".
 
 const TABLES = { models: "key", instances: "instance_id", nodes: "node_id" };
 const LOGS = { decisions: 200, requests: 200 };
+const byName = (a, b) => a.name.localeCompare(b.name) || (a.key < b.key ? -1 : 1);
+const byId = new Intl.Collator(undefined, { numeric: true }).compare;
+
+function nothing() {
+  return { all: false, models: new Set(), instances: new Set(), nodes: new Set(), decisions: 0, requests: 0 };
+}
 
 class Live extends EventTarget {
   constructor() {
     super();
-    this.fleet = null;
     this.now = 0;
     this.connected = false;
     this.lostAt = 0;
     this.tables = { models: new Map(), instances: new Map(), nodes: new Map() };
+    this.sorted = {}; // table -> its rows in order, until one changes
     this.sources = {};
     this.decisions = [];
     this.requests = [];
     this.numDropped = 0;
     this.ready = false;
+    this.pending = null; // what changed since the last frame
   }
 
   open() {
@@ -55,31 +62,61 @@ class Live extends EventTarget {
     for (const [table, key] of Object.entries(TABLES)) {
       this.tables[table] = new Map(fleet[table].map((row) => [row[key], row]));
     }
+    this.sorted = {};
     for (const log of Object.keys(LOGS)) this[log] = fleet[log];
     this.sources = fleet.sources;
     this.ready = true;
     this.tell("models");
-    this.tell("change");
+    this.soon().all = true;
     this.tell("status");
   }
 
+  /** New rows whole, of others the fields that changed. What has not changed stays the very same object. */
   patch(patch) {
     if (patch.now < this.now) return;
     this.now = patch.now;
-    const known = new Set(this.tables.models.keys());
+    const changed = this.soon();
     for (const [table, key] of Object.entries(TABLES)) {
-      for (const row of patch[table] ?? []) this.tables[table].set(row[key], row);
-      for (const id of patch.removed?.[table] ?? []) this.tables[table].delete(id);
+      const rows = this.tables[table];
+      for (const row of patch[table] ?? []) {
+        rows.set(row[key], row);
+        changed[table].add(row[key]);
+      }
+      for (const fields of patch.changed?.[table] ?? []) {
+        const row = rows.get(fields[key]);
+        if (!row) continue; // its whole row was dropped; the fleet is being read again
+        rows.set(fields[key], { ...row, ...fields });
+        changed[table].add(fields[key]);
+      }
+      for (const id of patch.removed?.[table] ?? []) {
+        rows.delete(id);
+        changed[table].add(id);
+      }
+      if (changed[table].size) delete this.sorted[table];
     }
     for (const [log, limit] of Object.entries(LOGS)) {
-      if (patch[log]) this[log] = [...patch[log], ...this[log]].slice(0, limit);
+      if (!patch[log]) continue;
+      this[log] = [...patch[log], ...this[log]].slice(0, limit);
+      changed[log] += patch[log].length;
     }
-    if (patch.models?.some((row) => !known.has(row.key))) this.tell("models");
+    if (patch.models) this.tell("models");
     if (patch.sources) {
       this.sources = patch.sources;
       this.tell("status");
     }
-    this.tell("change");
+  }
+
+  /** What changed since the last frame; listeners of "change" get it in the next one. */
+  soon() {
+    if (!this.pending) {
+      this.pending = nothing();
+      requestAnimationFrame(() => {
+        const detail = this.pending;
+        this.pending = null;
+        this.tell("change", detail);
+      });
+    }
+    return this.pending;
   }
 
   tell(name, detail) {
@@ -90,12 +127,16 @@ class Live extends EventTarget {
     return this.tables.models.get(key);
   }
 
+  node(id) {
+    return this.tables.nodes.get(id);
+  }
+
   get models() {
-    return [...this.tables.models.values()].sort((a, b) => a.name.localeCompare(b.name) || (a.key < b.key ? -1 : 1));
+    return (this.sorted.models ??= [...this.tables.models.values()].sort(byName));
   }
 
   get nodes() {
-    return [...this.tables.nodes.values()].sort((a, b) => a.node_id.localeCompare(b.node_id, undefined, { numeric: true }));
+    return (this.sorted.nodes ??= [...this.tables.nodes.values()].sort((a, b) => byId(a.node_id, b.node_id)));
   }
 
   get instances() {

@@ -13,8 +13,9 @@ from glowplug.events.facts import (
     NodeLeft,
     RouterLoadReported,
 )
+from services.console.fleet_loads import LOAD_LEASE_S
 from services.console.fleet_rows import ModelRow
-from services.console.fleet_view import ABSENT_GRACE_S, LOAD_LEASE_S, NODE_LEASE_S, REQUESTS_KEPT, FleetView
+from services.console.fleet_view import ABSENT_GRACE_S, NODE_LEASE_S, REQUESTS_KEPT, FleetView
 from tests import console_story as story
 
 NOW = 5_000.0

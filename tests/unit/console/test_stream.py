@@ -26,19 +26,22 @@ def told() -> FleetView:
 
 async def test_a_page_gets_the_fleet_then_only_what_changes() -> None:
     view, hub = told(), Hub()
-    client = hub.join(view.snapshot(NOW))
-    hub.flush(view.snapshot(NOW))
+    client = hub.join(view, NOW)
+    hub.flush(view, NOW)
     gone = story.instance("i-0a9e", "smol-poet", "node-2", InstanceState.STOPPED, NOW, revision=9)
     view.take(story.fact(InstanceStopped(instance=gone), NOW), NOW)
     view.take(story.fact(ModelUndeployed(model_key="smol-tutor"), NOW), NOW)
     view.take(story.fact(story.request_finished(77, NOW), NOW, 77), NOW)
-    hub.flush(view.snapshot(NOW))
+    hub.flush(view, NOW)
     (first, fleet), (second, patch) = await take(client, 2)
     assert (first, second) == ("fleet", "patch")
     assert len(fleet["models"]) == 6 and len(fleet["requests"]) == 13
     assert patch["removed"] == {"models": ["smol-tutor"], "instances": ["i-0a9e"]}
-    assert [model["key"] for model in patch["models"]] == ["smol-poet"]
-    assert [node["node_id"] for node in patch["nodes"]] == ["node-2"]
+    assert patch["changed"]["models"] == [
+        {"key": "smol-poet", "temperature": "cold", "state": "cold", "eta_s": 1.7, "num_ready": 0, "instances": []}
+    ]
+    assert [(node["node_id"], set(node)) for node in patch["changed"]["nodes"]] == [("node-2", {"node_id", "gpus"})]
+    assert "models" not in patch and "nodes" not in patch
     assert [request["request_id"] for request in patch["requests"]] == ["req-0077-7d1e"]
     assert "decisions" not in patch
 
@@ -76,13 +79,13 @@ async def limited(client: Client, count: int):  # type: ignore[no-untyped-def]
 
 async def test_a_trace_that_grows_many_times_is_told_once_per_flush() -> None:
     view, hub, store = told(), Hub(), TraceStore()
-    client = hub.join(view.snapshot(NOW))
+    client = hub.join(view, NOW)
     batch = otlp.decode(story.cold_trace(0, NOW, "m", "r").SerializeToString(), otlp.PROTOBUF)
     for pair in batch.spans:
         for summary in store.add([pair]):
             hub.trace_changed(summary)
-    hub.flush(view.snapshot(NOW))
-    hub.flush(view.snapshot(NOW))
+    hub.flush(view, NOW)
+    hub.flush(view, NOW)
     messages = [data for name, data in await take(client, 2) if name == "traces"]
     assert len(messages) == 1
     assert messages[0]["traces"][0]["num_spans"] == 15
@@ -90,9 +93,9 @@ async def test_a_trace_that_grows_many_times_is_told_once_per_flush() -> None:
 
 async def test_two_pages_are_kept_in_step() -> None:
     view, hub = told(), Hub()
-    first = hub.join(view.snapshot(NOW))
+    first = hub.join(view, NOW)
     view.take(story.fact(ModelUndeployed(model_key="smol-tutor"), NOW), NOW)
-    second = hub.join(view.snapshot(NOW))
+    second = hub.join(view, NOW)
     assert [name for name, _ in await take(first, 2)] == ["fleet", "patch"]
     (_, fleet) = (await take(second, 1))[0]
     assert len(fleet["models"]) == 5
@@ -100,19 +103,19 @@ async def test_two_pages_are_kept_in_step() -> None:
 
 async def test_places_are_bounded_and_freed() -> None:
     view, hub = told(), Hub(max_clients=1)
-    client = hub.join(view.snapshot(NOW))
+    client = hub.join(view, NOW)
     with pytest.raises(TooManyClients):
-        hub.join(view.snapshot(NOW))
+        hub.join(view, NOW)
     hub.leave(client)
-    assert hub.join(view.snapshot(NOW)) in hub.clients
+    assert hub.join(view, NOW) in hub.clients
 
 
 async def test_closing_lets_every_page_go() -> None:
     view, hub = told(), Hub()
-    client = hub.join(view.snapshot(NOW))
+    client = hub.join(view, NOW)
     reading = asyncio.create_task(take(client, 99))
     await asyncio.sleep(0)
     hub.close()
     assert [name for name, _ in await asyncio.wait_for(reading, 5)] == ["fleet"]
     with pytest.raises(TooManyClients):
-        hub.join(view.snapshot(NOW))
+        hub.join(view, NOW)
