@@ -1,0 +1,1 @@
+"""What arrives: readers of public traces, samplers as the papers describe them, and a generator for those without."""

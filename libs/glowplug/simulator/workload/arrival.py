@@ -1,0 +1,40 @@
+"""One request that will come, and what is wrong with a trace that cannot be read."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class Arrival(NamedTuple):
+    """A request: when it comes (seconds from the start of its trace), for which model, and how long it is."""
+
+    at_s: float
+    model: str
+    prompt_tokens: int
+    response_tokens: int
+
+
+class Count(NamedTuple):
+    """`num_requests` for one model somewhere in `[from_s, from_s + width_s)`: a trace that was counted, not logged."""
+
+    from_s: float
+    width_s: float
+    model: str
+    num_requests: int
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read. The message names the file, the line and the field."""
+
+    def __init__(self, source: str, line: int, field: str, problem: str) -> None:
+        where = f"{source}, line {line}" if line else source
+        super().__init__(f"{where}: {field}: {problem}" if field else f"{where}: {problem}")
+
+
+def in_order(arrivals: Iterable[Arrival], source: str = "trace") -> Iterator[Arrival]:
+    """The arrivals as they are. Raises TraceError at the first that comes before the one it follows."""
+    last_s = 0.0
+    for number, arrival in enumerate(arrivals, start=1):
+        if arrival.at_s < last_s:
+            raise TraceError(source, number, "time", f"{arrival.at_s} s comes after {last_s} s")
+        last_s = arrival.at_s
+        yield arrival

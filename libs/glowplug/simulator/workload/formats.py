@@ -1,0 +1,213 @@
+"""The public formats, each told by its header. A trace without token counts has its lengths drawn.
+
+| format | columns |
+|---|---|
+| our own | `t_s, prompt_tokens, response_tokens` and, where there are several, `model` |
+| Azure LLM 2023 and 2024 | `TIMESTAMP, ContextTokens, GeneratedTokens` |
+| BurstGPT | `Timestamp, Model, Request tokens, Response tokens, ...`; failed requests (no response) are left out |
+| Mooncake | JSON lines: `timestamp` (ms), `input_length, output_length`; or `t_ms, prompt_tokens, response_tokens` |
+| counted | `t_s, requests` and, where there are several, `model`; each row covers the time up to the next one's |
+| ServeGen, flat | `model, client, t_s, requests, dist, shape` (windows of 600 s; every client is one model) |
+| Azure Functions 2019 | `HashFunction, Trigger, 1 ... 1440`: a day in minutes; every function is one model |
+| Azure Functions 2021 | `app, func, end_timestamp, duration`; every function is one model |
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from glowplug.simulator.workload.arrival import Arrival, Count, TraceError
+from glowplug.simulator.workload.sampling import Lengths, binomial, renewal_times, spread, thin
+from glowplug.simulator.workload.tables import Row, header, rows
+
+SERVEGEN_WINDOW_S: Final = 600.0
+MINUTE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a trace is read: the model of rows that name none, lengths for those without, and what is kept."""
+
+    model: str = "model"
+    lengths: Lengths | None = None
+    keep: float = 1.0  # share of the requests
+    trigger: str = ""  # of Azure Functions; "" takes all (mCache section 5.1 takes "http")
+    chance: Random = field(default_factory=lambda: Random(0))
+
+    def draw(self, source: str) -> Lengths:
+        """Lengths to draw from. Raises TraceError when the trace has none and none were given."""
+        if self.lengths is None:
+            raise TraceError(
+                source, 0, "lengths", "the trace has no token counts, and no lengths were given to draw from"
+            )
+        return self.lengths
+
+
+def read(path: Path, how: Reading | None = None) -> Iterator[Arrival]:
+    """The requests of a trace in order of time, the first at or after 0 s.
+
+    Raises TraceError for a format that is not known, and, where it stands, for a row that is not sound.
+    """
+    names = header(path)
+    for reader, wanted in READERS.items():
+        if all(name in names for name in wanted):
+            return reader(path, how or Reading())
+    if names == ("{",):
+        return _mooncake_lines(path, how or Reading())
+    raise TraceError(str(path), 1, "header", f"no known format has the columns {', '.join(names)[:120]}")
+
+
+def _kept(arrivals: Iterable[Arrival], how: Reading) -> Iterator[Arrival]:
+    """Thinned, from the first one on; out of order by no more than rounding is put right, by more is refused."""
+    last_s, start_s = float("-inf"), None
+    for arrival in arrivals:
+        if start_s is None:
+            start_s = arrival.at_s
+        at_s = arrival.at_s - start_s
+        if at_s < last_s:
+            raise TraceError("trace", 0, "time", f"a request at {at_s:.6g} s comes after one at {last_s:.6g} s")
+        last_s = at_s
+        if how.keep >= 1 or how.chance.random() < how.keep:
+            yield arrival._replace(at_s=at_s)
+
+
+def _tokens(row: Row, prompt: str, response: str) -> tuple[int, int]:
+    return max(1, row.count(prompt)), max(1, row.count(response))
+
+
+def _own(path: Path, how: Reading) -> Iterator[Arrival]:
+    def each() -> Iterator[Arrival]:
+        for row in rows(path):
+            model = row.text("model") if "model" in row.values else how.model
+            yield Arrival(row.seconds("t_s"), model, *_tokens(row, "prompt_tokens", "response_tokens"))
+
+    return _kept(each(), how)
+
+
+def _azure_llm(path: Path, how: Reading) -> Iterator[Arrival]:
+    def each() -> Iterator[Arrival]:
+        for row in rows(path):
+            yield Arrival(row.moment("TIMESTAMP"), how.model, *_tokens(row, "ContextTokens", "GeneratedTokens"))
+
+    return _kept(each(), how)
+
+
+def _burstgpt(path: Path, how: Reading) -> Iterator[Arrival]:
+    def each() -> Iterator[Arrival]:
+        for row in rows(path):
+            if row.count("Response tokens"):
+                tokens = _tokens(row, "Request tokens", "Response tokens")
+                yield Arrival(row.seconds("Timestamp"), row.text("Model"), *tokens)
+
+    return _kept(each(), how)
+
+
+def _mooncake(path: Path, how: Reading) -> Iterator[Arrival]:
+    def each() -> Iterator[Arrival]:
+        for row in rows(path):
+            yield Arrival(row.seconds("t_ms") / 1e3, how.model, *_tokens(row, "prompt_tokens", "response_tokens"))
+
+    return _kept(each(), how)
+
+
+def _mooncake_lines(path: Path, how: Reading) -> Iterator[Arrival]:
+    def each() -> Iterator[Arrival]:
+        for row in rows(path):
+            yield Arrival(row.seconds("timestamp") / 1e3, how.model, *_tokens(row, "input_length", "output_length"))
+
+    return _kept(each(), how)
+
+
+def counts(path: Path, how: Reading | None = None) -> Iterator[list[Count]]:
+    """A counted trace as it is: the Counts of one time after the other, each as wide as the step to the next time
+    (the last as the one before it)."""
+    how = how or Reading()
+    group: list[Count] = []
+    width_s = MINUTE_S
+    for row in rows(path):
+        model = row.text("model") if "model" in row.values else how.model
+        here = Count(row.seconds("t_s"), 0.0, model, row.count("requests"))
+        if group and here.from_s != group[0].from_s:
+            width_s = here.from_s - group[0].from_s
+            if width_s < 0:
+                raise TraceError(row.source, row.line, "t_s", f"{here.from_s:.6g} s after {group[0].from_s:.6g} s")
+            yield [count._replace(width_s=width_s) for count in group]
+            group = []
+        group.append(here)
+    yield [count._replace(width_s=width_s) for count in group]
+
+
+def _counted(path: Path, how: Reading) -> Iterator[Arrival]:
+    lengths = how.draw(str(path))
+    for group in counts(path, how):
+        yield from _spread(group, lengths, how)
+
+
+def _spread(group: Iterable[Count], lengths: Lengths, how: Reading) -> Iterator[Arrival]:
+    """The Counts of one time, thinned, as arrivals in order."""
+    streams = [spread([count], lengths, how.chance) for count in thin(group, how.keep, how.chance)]
+    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+
+
+def _servegen(path: Path, how: Reading) -> Iterator[Arrival]:
+    lengths = how.draw(str(path))
+    windows: dict[float, list[tuple[str, int, str, float]]] = {}
+    for row in rows(path):
+        name = f"{row.text('model')}-{row.text('client')}"
+        dist, num = row.text("dist"), row.count("requests")
+        if dist not in ("G", "W"):
+            raise TraceError(row.source, row.line, "dist", f"{dist[:20]!r} is neither G nor W")
+        if num:
+            windows.setdefault(row.seconds("t_s"), []).append((name, num, dist, row.positive("shape")))
+    for from_s in sorted(windows):
+        times: list[tuple[float, str]] = []
+        for name, num, dist, shape in windows[from_s]:
+            num = binomial(num, how.keep, how.chance)  # thinned before it is placed: the client's CV stays what it was
+            times += ((t, name) for t in renewal_times(num, SERVEGEN_WINDOW_S, dist, shape, how.chance))
+        for at_s, name in sorted(times):
+            yield Arrival(from_s + at_s, name, *lengths.draw(how.chance))
+
+
+def _functions_2019(path: Path, how: Reading) -> Iterator[Arrival]:
+    lengths = how.draw(str(path))
+    by_minute: list[list[tuple[str, int]]] = [[] for _ in range(1440)]
+    for row in rows(path):
+        if how.trigger and row.text("Trigger") != how.trigger:
+            continue
+        name = row.text("HashFunction")
+        for minute in range(1440):
+            cell = row.values.get(str(minute + 1), "0")
+            if cell != "0" and (num := row.count(str(minute + 1))):
+                by_minute[minute].append((name, num))
+    for minute, cells in enumerate(by_minute):
+        yield from _spread((Count(minute * MINUTE_S, MINUTE_S, name, num) for name, num in cells), lengths, how)
+
+
+def _functions_2021(path: Path, how: Reading) -> Iterator[Arrival]:
+    lengths = how.draw(str(path))
+    starts = sorted((row.seconds("end_timestamp") - row.seconds("duration"), row.text("func")) for row in rows(path))
+    return _kept((Arrival(at_s, func, *lengths.draw(how.chance)) for at_s, func in starts), how)
+
+
+READERS: Final[dict[Callable[[Path, Reading], Iterator[Arrival]], tuple[str, ...]]] = {
+    _own: ("t_s", "prompt_tokens", "response_tokens"),
+    _azure_llm: ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    _burstgpt: ("Timestamp", "Model", "Request tokens", "Response tokens"),
+    _mooncake: ("t_ms", "prompt_tokens", "response_tokens"),
+    _servegen: ("model", "client", "t_s", "requests", "dist", "shape"),
+    _counted: ("t_s", "requests"),
+    _functions_2019: ("HashFunction", "Trigger", "1", "1440"),
+    _functions_2021: ("app", "func", "end_timestamp", "duration"),
+}
+"""Reader -> the columns that tell its format."""
+
+
+def length_pairs(path: Path) -> list[tuple[int, int]]:
+    """Every (prompt_tokens, response_tokens) of a trace that has them, or of a file of lengths alone."""
+    names = header(path)
+    if {"prompt_tokens", "response_tokens"} <= set(names):
+        return [_tokens(row, "prompt_tokens", "response_tokens") for row in rows(path)]
+    return [(arrival.prompt_tokens, arrival.response_tokens) for arrival in read(path)]

@@ -1,0 +1,238 @@
+"""Readers and samplers of workloads, on small pieces in each public format."""
+
+import gzip
+import json
+import math
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from glowplug.simulator.workload.arrival import Arrival, TraceError
+from glowplug.simulator.workload.formats import Reading, length_pairs, read
+from glowplug.simulator.workload.sampling import (
+    Lengths,
+    binomial,
+    gamma_times,
+    lognormal_pairs,
+    merge,
+    power_law_shares,
+    renewal_times,
+    squeeze,
+)
+from glowplug.simulator.workload.servegen import read_folder
+
+ONE_LENGTH = Lengths([(100, 20)])
+
+
+def written(tmp_path, text, name="trace.csv"):
+    path = tmp_path / name
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+FORMATS = {
+    "own": ("t_s,prompt_tokens,response_tokens\n3,10,5\n4.5,20,6\n", [(0.0, "model", 10, 5), (1.5, "model", 20, 6)]),
+    "own, several models": (
+        "t_s,model,prompt_tokens,response_tokens\n0,a,1,0\n0,b,2,3\n",
+        [(0, "a", 1, 1), (0, "b", 2, 3)],
+    ),
+    "azure llm": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n",
+        [(0.0, "model", 4808, 10), (0.052, "model", 3180, 8)],
+    ),
+    "azure llm 2024": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n",
+        [(0.0, "model", 2162, 5)],
+    ),
+    "burstgpt": (
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,Conversation log\n"
+        "118,GPT-4,417,276,693,API log\n",
+        [(0.0, "ChatGPT", 472, 18), (113.0, "GPT-4", 417, 276)],
+    ),
+    "mooncake": (
+        '{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
+        '{"timestamp": 3000, "input_length": 7, "output_length": 8, "hash_ids": []}\n',
+        [(0.0, "model", 6758, 500), (3.0, "model", 7, 8)],
+    ),
+    "mooncake, flat": ("t_ms,prompt_tokens,response_tokens,hash_ids\n0,6758,500,0 1\n", [(0.0, "model", 6758, 500)]),
+    "functions 2021": (
+        "app,func,end_timestamp,duration\na,f,9.0,2.0\na,g,6.5,1.5\n",
+        [(0.0, "g", 100, 20), (2.0, "f", 100, 20)],
+    ),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_told_by_its_header(tmp_path, name, packed):
+    text, wanted = FORMATS[name]
+    path = written(tmp_path, text, "trace.csv.gz" if packed else "trace.csv")
+    got = list(read(path, Reading(lengths=ONE_LENGTH)))
+    assert [a[1:] for a in got] == [w[1:] for w in wanted]
+    assert [a.at_s for a in got] == pytest.approx([w[0] for w in wanted])
+
+
+def test_counted_rows_become_requests_inside_their_bins(tmp_path):
+    path = written(tmp_path, "t_s,requests\n0,3\n10,0\n20,5\n")
+    got = list(read(path, Reading(lengths=ONE_LENGTH, chance=Random(1))))
+    assert Counter(int(a.at_s // 10) for a in got) == {0: 3, 2: 5}
+    assert got == sorted(got, key=lambda a: a.at_s)
+
+
+def test_counted_rows_of_several_models_share_a_bin(tmp_path):
+    path = written(tmp_path, "t_s,model,requests\n0,a,2\n0,b,1\n60,a,4\n")
+    got = list(read(path, Reading(lengths=ONE_LENGTH)))
+    assert Counter((a.model, int(a.at_s // 60)) for a in got) == {("a", 0): 2, ("b", 0): 1, ("a", 1): 4}
+    assert [a.at_s for a in got] == sorted(a.at_s for a in got)
+
+
+def test_a_day_of_functions_keeps_the_trigger_asked_for(tmp_path):
+    minutes = ",".join(str(n) for n in range(1, 1441))
+    cells = ["0"] * 1440
+    cells[0], cells[1439] = "2", "1"
+    day = ",".join(cells)
+    text = f"HashOwner,HashApp,HashFunction,Trigger,{minutes}\no,a,f,http,{day}\no,a,g,timer,{day}\n"
+    got = list(read(written(tmp_path, text), Reading(lengths=ONE_LENGTH, trigger="http")))
+    assert {a.model for a in got} == {"f"}
+    assert [int(a.at_s // 60) for a in got] == [0, 0, 1439]
+
+
+def test_servegen_flat_keeps_the_count_of_every_window(tmp_path):
+    text = "model,client,t_s,requests,cv,dist,shape\nm,7,600,40,2.0,G,0.25\nm,8,0,30,1.0,W,0.9\nm,7,1200,0,,,\n"
+    text = text.replace("m,7,1200,0,,,\n", "m,7,1200,1,1.0,G,1.0\n")
+    got = list(read(written(tmp_path, text), Reading(lengths=ONE_LENGTH)))
+    assert Counter((a.model, int(a.at_s // 600)) for a in got) == {("m-7", 1): 40, ("m-8", 0): 30, ("m-7", 2): 1}
+
+
+def test_servegen_as_published(tmp_path):
+    folder = tmp_path / "m-small"
+    folder.mkdir()
+    (folder / "chunk-3-trace.csv").write_text("0,0.05,2.0,Gamma,0.25,80\n600,0,0,,0,0\n1200,0.01,1.0,Weibull,1.0,100\n")
+    lengths = {"0": {"input_tokens": "{7: 1.0}", "output_tokens": "{9: 1.0}"}}
+    lengths["1200"] = {"input_tokens": "{70: 1.0}", "output_tokens": "{90: 1.0}"}
+    (folder / "chunk-3-dataset.json").write_text(json.dumps(lengths))
+    (folder / "chunk-12-trace.csv").write_text("0,0.02,2.0,Gamma,0.25,80\n")  # published without its lengths
+    got = list(read_folder(folder, Reading(lengths=ONE_LENGTH)))
+    assert Counter((a.model, a.prompt_tokens, a.response_tokens) for a in got) == {
+        ("m-small-3", 7, 9): 30,
+        ("m-small-3", 70, 90): 6,
+        ("m-small-12", 100, 20): 12,
+    }
+    with pytest.raises(TraceError, match=r"chunk-12-dataset.json: lengths: the trace has no token counts"):
+        list(read_folder(folder))
+
+
+BAD = {
+    "": "is empty",
+    "a,b\n1,2\n": "line 1: header: no known format has the columns a, b",
+    "t_s,prompt_tokens,response_tokens\n0,ten,5\n": r"line 2: prompt_tokens: 'ten' is not a whole number",
+    "t_s,prompt_tokens,response_tokens\n0,-1,5\n": r"line 2: prompt_tokens: '-1' is not a whole number from 0 up",
+    "t_s,prompt_tokens,response_tokens\n0,1\n": "line 2: response_tokens: is missing",
+    "t_s,prompt_tokens,response_tokens\nnan,1,1\n": "line 2: t_s: 'nan' is not seconds",
+    "t_s,prompt_tokens,response_tokens\n5,1,1\n4,1,1\n": "comes after",
+    "t_s,requests\n0,3\n10,-4\n": "line 3: requests: '-4'",
+    "t_s,requests\n10,3\n0,4\n": "line 3: t_s: 0 s after 10 s",
+    "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n": "line 2: TIMESTAMP: 'yesterday' is not a time",
+    '{"timestamp": 0, "input_length": 1}\n': "line 1: output_length: is missing",
+    '{"timestamp": 0,\n': "line 1: is not JSON",
+    "model,client,t_s,requests,cv,dist,shape\nm,1,0,5,1,X,1\n": "line 2: dist: 'X' is neither G nor W",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=lambda text: repr(text[:30]))
+def test_what_is_wrong_is_said_with_file_line_and_field(tmp_path, text):
+    with pytest.raises(TraceError, match=BAD[text]) as caught:
+        list(read(written(tmp_path, text), Reading(lengths=ONE_LENGTH)))
+    assert "trace" in str(caught.value)
+
+
+def test_files_that_are_not_there_not_gzip_or_not_whole(tmp_path):
+    with pytest.raises(TraceError, match="No such file"):
+        read(tmp_path / "gone.csv")
+    broken = tmp_path / "broken.csv.gz"
+    broken.write_bytes(b"not gzip at all")
+    with pytest.raises(TraceError, match="cannot be read"):
+        read(broken)
+    with pytest.raises(TraceError, match="no chunk"):
+        read_folder(tmp_path)
+
+
+def test_a_trace_without_lengths_wants_some(tmp_path):
+    with pytest.raises(TraceError, match="no lengths were given"):
+        list(read(written(tmp_path, "t_s,requests\n0,3\n10,1\n")))
+
+
+def test_pairs_of_lengths_with_or_without_times(tmp_path):
+    assert length_pairs(written(tmp_path, "prompt_tokens,response_tokens\n3772,54\n0,1\n")) == [(3772, 54), (1, 1)]
+    assert length_pairs(written(tmp_path, FORMATS["azure llm"][0])) == [(4808, 10), (3180, 8)]
+
+
+def test_thinning_keeps_its_share(tmp_path):
+    path = written(tmp_path, "t_s,requests\n" + "".join(f"{10 * n},100\n" for n in range(200)))
+    num = sum(1 for _ in read(path, Reading(lengths=ONE_LENGTH, keep=0.1, chance=Random(4))))
+    assert abs(num - 2000) < 5 * math.sqrt(20000 * 0.1 * 0.9)
+
+
+@pytest.mark.parametrize(("num", "keep"), [(0, 0.5), (1000, 0.001), (1000, 0.5), (50, 1.0)])
+def test_binomial_has_its_mean_and_its_variance(num, keep):
+    chance = Random(9)
+    draws = [binomial(num, keep, chance) for _ in range(3000)]
+    mean = sum(draws) / len(draws)
+    assert abs(mean - num * keep) <= 5 * math.sqrt(num * keep * (1 - keep) / len(draws)) + 1e-9
+    assert max(draws) <= num
+
+
+def test_power_law_of_the_warmserve_text():
+    """WarmServe section 6.1: alpha 0.5 gives 35.9/25.4/20.7/18.0 %, alpha 2 gives 70.2/17.6/7.8/4.4 % (erratum E38)."""
+    assert power_law_shares(4, 0.5) == pytest.approx([0.359, 0.254, 0.207, 0.180], abs=6e-4)
+    assert power_law_shares(4, 2.0) == pytest.approx([0.702, 0.176, 0.078, 0.044], abs=6e-4)
+    with pytest.raises(ValueError, match="0 models"):
+        power_law_shares(0, 1.0)
+
+
+@pytest.mark.parametrize("cv", [0.0, 1.0, 4.0])
+def test_gamma_gaps_have_their_rate_and_their_cv(cv):
+    times = list(gamma_times(5.0, cv, 8000.0, Random(2)))
+    gaps = [b - a for a, b in pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    spread = math.sqrt(sum((g - mean) ** 2 for g in gaps) / len(gaps))
+    assert mean == pytest.approx(0.2, rel=0.1)
+    assert spread / mean == pytest.approx(cv, abs=0.12 * max(cv, 0.1))
+
+
+@pytest.mark.parametrize("shape", [1e-4, 0.05, 1.0, 4.0])
+@pytest.mark.parametrize("dist", ["G", "W"])
+def test_a_window_holds_its_count_in_order(dist, shape):
+    times = list(renewal_times(25, 600.0, dist, shape, Random(3)))
+    assert len(times) == 25 and times == sorted(times) and times[0] >= 0 and times[-1] < 600.0
+
+
+def test_lengths_are_bounded_as_asked():
+    lengths = Lengths([(5000, 1), (10, 9000)], max_prompt=1024, min_response=3, max_total=2048)
+    assert lengths.pairs == [(1024, 3), (10, 2038)]
+
+
+def test_lognormal_lengths_have_their_means():
+    pairs = lognormal_pairs(40_000, Random(1), prompt_mean=900, prompt_cv=1.5, response_mean=200, response_cv=0.8)
+    assert sum(p for p, _ in pairs) / len(pairs) == pytest.approx(900, rel=0.05)
+    assert sum(r for _, r in pairs) / len(pairs) == pytest.approx(200, rel=0.05)
+
+
+def test_squeezed_and_merged_in_order():
+    slow = [Arrival(t, "a", 1, 1) for t in (0.0, 10.0, 20.0)]
+    fast = [Arrival(t, "b", 1, 1) for t in (0.0, 1.0, 7.0)]
+    assert [(a.at_s, a.model) for a in merge(squeeze(slow, 10.0), fast)] == [
+        (0.0, "a"),
+        (0.0, "b"),
+        (1.0, "a"),
+        (1.0, "b"),
+        (2.0, "a"),
+        (7.0, "b"),
+    ]
