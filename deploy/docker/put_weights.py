@@ -1,0 +1,84 @@
+"""Put weights into an S3 store, unless they are there already: a file, a directory, or the sample that is installed.
+
+    put-weights sample s3://weights/smollm2.gguf
+    put-weights ./my-model/ s3://weights/my-model/
+
+Endpoint, region and credentials come from the AWS_* variables. The bucket is made when it does not exist.
+"""
+
+import argparse
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.store import S3Store
+
+from glowplug.engines.samples import sample_weights_path
+
+STORE_WAIT_S = 60.0
+EXISTS = 409  # BucketAlreadyOwnedByYou
+
+
+def open_bucket(bucket: str) -> Any:
+    """The bucket's store."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3")
+    config = {"aws_endpoint_url_s3": endpoint, "virtual_hosted_style_request": False} if endpoint else {}
+    return S3Store(bucket, config=config, client_options={"allow_http": True})
+
+
+def make_bucket(store: Any) -> None:
+    """CreateBucket, by a signed PUT of the bucket's own address. Waits for the store. Raises OSError when refused."""
+    deadline = time.monotonic() + STORE_WAIT_S
+    while True:
+        address = obstore.sign(store, "PUT", "", timedelta(minutes=5))
+        request = urllib.request.Request(address, method="PUT", data=b"")
+        try:
+            urllib.request.urlopen(request, timeout=10).close()
+            return
+        except urllib.error.HTTPError as error:
+            if error.code == EXISTS:
+                return
+            if error.code < 500 or time.monotonic() > deadline:
+                raise OSError(f"the store answered {error.code}: {error.read(300)!r}") from error
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def put(store: Any, source: Path, key: str) -> None:
+    """One object; nothing is sent when one of that size is there."""
+    size = source.stat().st_size
+    try:
+        if obstore.head(store, key)["size"] == size:
+            print(f"{key}: {size} bytes are there already")
+            return
+    except FileNotFoundError:
+        print(f"{key}: sending {size} bytes")
+    obstore.put(store, key, source)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="a file, a directory, or the word: sample")
+    parser.add_argument("target", help="s3://bucket/key, or s3://bucket/prefix/ for a directory")
+    told = parser.parse_args()
+    target = urlsplit(told.target)
+    source = sample_weights_path() if told.source == "sample" else Path(told.source)
+    store, key = open_bucket(target.netloc), target.path.lstrip("/")
+    make_bucket(store)
+    files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+    for file in files:
+        put(store, file, key + file.relative_to(source).as_posix() if source.is_dir() else key)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
