@@ -1,4 +1,4 @@
-// The frame: which view the address names, and the line that says whether what is shown is fresh.
+// The frame: which view the address names, keys that work everywhere, and the line that says whether what is shown is fresh.
 
 import { h } from "/page/dom.js";
 import { clock } from "/page/format.js";
@@ -7,21 +7,27 @@ import { fleetView } from "/page/fleet.js";
 import { tracesView } from "/page/traces.js";
 import { traceView } from "/page/trace.js";
 
-// A view takes the rest of the address and returns { element, title, close }. New views go in this table.
+// A view takes the rest of the address and returns { element, title, close, keys }: `close` ends what it listens to,
+// `keys` are [key, what it does] lines for the help. New views go in this table, their tab in index.html.
 const VIEWS = {
   fleet: { open: fleetView, tab: "fleet" },
   traces: { open: tracesView, tab: "traces" },
   trace: { open: (id) => traceView({ traceId: id }), tab: "traces" },
   request: { open: (id) => traceView({ requestId: id }), tab: "traces" },
 };
+const TABS = { f: "fleet", m: "models", r: "requests", t: "traces", d: "decisions", o: "forecasts", e: "events", p: "playground" };
+const SECOND_KEY_MS = 1200;
 
 const main = document.getElementById("main");
 const status = document.getElementById("status");
+const announcer = document.getElementById("announcer");
+const help = document.getElementById("help");
 let current = null;
+let goesAt = 0; // when "g" was pressed
 
-function route() {
+function route(event) {
   const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  const view = VIEWS[name] ?? VIEWS.fleet;
+  const view = Object.hasOwn(VIEWS, name) ? VIEWS[name] : VIEWS.fleet;
   current?.close?.();
   let argument = rest.join("/");
   try {
@@ -36,7 +42,11 @@ function route() {
     if (link.dataset.view === view.tab) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  document.querySelector("nav a[aria-current]")?.scrollIntoView?.({ block: "nearest", inline: "nearest" });
+  if (!event) return; // the first view: the reader starts at the top of the page
   window.scrollTo(0, 0);
+  main.focus({ preventScroll: true });
+  announcer.textContent = current.title;
 }
 
 function showStatus() {
@@ -59,18 +69,45 @@ function showStatus() {
   document.body.classList.toggle("stale", live.ready && parts[0][0] !== "good");
 }
 
+// ---- keys
+
+function showHelp() {
+  const letters = Object.entries(TABS).map(([key, tab]) => {
+    const link = document.querySelector(`nav a[data-view="${tab}"]`);
+    return link && [`g ${key}`, link.textContent.trim()];
+  });
+  const lines = [...letters.filter(Boolean), ["/", "filter what is shown"], ["?", "this help"], ["Esc", "close it"], ...(current.keys ?? [])];
+  const rows = lines.map(([keys, what]) => h("div", null, h("dt", null, keys.split(" ").map((key) => h("kbd", null, key))), h("dd", null, what)));
+  help.querySelector("dl").replaceChildren(...rows);
+  help.showModal();
+}
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select") || event.target.isContentEditable) return;
+  const goes = Date.now() - goesAt < SECOND_KEY_MS;
+  goesAt = event.key === "g" ? Date.now() : 0;
+  if (help.open) return;
+  if (goes && Object.hasOwn(TABS, event.key)) {
+    event.preventDefault();
+    location.hash = `#/${TABS[event.key]}`;
+  } else if (event.key === "?") {
+    event.preventDefault();
+    showHelp();
+  } else if (event.key === "/") {
+    const filter = main.querySelector("input[type=search]");
+    if (!filter) return;
+    event.preventDefault();
+    filter.focus();
+  }
+}
+
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the hash belongs to the views
   main.focus();
 });
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.matches("input, textarea")) return;
-  const filter = main.querySelector("input[type=search]");
-  if (filter) {
-    event.preventDefault();
-    filter.focus();
-  }
-});
+document.getElementById("help-button").addEventListener("click", showHelp);
+help.addEventListener("click", (event) => event.target === help && help.close());
+document.addEventListener("keydown", onKey);
 window.addEventListener("hashchange", route);
 live.addEventListener("status", showStatus);
 showStatus();
