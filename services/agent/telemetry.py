@@ -26,17 +26,20 @@ class NodeCollector(Collector):
         self._controller = controller
 
     def collect(self) -> Iterator[Metric]:
-        used = GaugeMetricFamily(semconv.GPU_BYTES, "Bytes granted on a GPU, by owner", labels=["gpu", "owner"])
-        total = GaugeMetricFamily(semconv.GPU_TOTAL_BYTES, "Bytes a GPU has to grant", labels=["gpu"])
+        used = GaugeMetricFamily(semconv.GPU_BYTES, "Bytes granted on a GPU, by owner", labels=["node", "gpu", "owner"])
+        total = GaugeMetricFamily(semconv.GPU_TOTAL_BYTES, "Bytes a GPU has to grant", labels=["node", "gpu"])
+        node = self._controller.node_id
         for gpu in self._controller.ledger.gpus:
-            total.add_metric([gpu.gpu_id], gpu.total_bytes)
+            total.add_metric([node, gpu.gpu_id], gpu.total_bytes)
             for owner in GrantOwner:
                 held = sum(g.num_bytes for g in gpu.grants if g.owner is owner)
-                used.add_metric([gpu.gpu_id, owner.value], held)
+                used.add_metric([node, gpu.gpu_id, owner.value], held)
         states = collections.Counter(instance.state for instance in self._controller.instances)
-        instances = GaugeMetricFamily(semconv.INSTANCES, "Instances known to the agent, by state", labels=["state"])
+        instances = GaugeMetricFamily(
+            semconv.INSTANCES, "Instances known to the agent, by state", labels=["node", "state"]
+        )
         for state in InstanceState:
-            instances.add_metric([state.value], states[state])
+            instances.add_metric([node, state.value], states[state])
         yield from (used, total, instances)
 
 

@@ -170,12 +170,12 @@ class Fetcher:
     def _observe(self, running: _Running, end: FetchEnded, scheme: str) -> None:
         effect, fetch, now_s = running.effect, running.fetch, time.time()
         if scheme and fetch:
-            self._metrics.fetched_bytes.labels(scheme).inc(fetch.num_bytes_fetched)
-            self._metrics.retries.labels(scheme).inc(fetch.num_retries)
+            self._metrics.fetched_bytes(scheme).inc(fetch.num_bytes_fetched)
+            self._metrics.retries(scheme).inc(fetch.num_retries)
             if end.whole:
                 self._metrics.fetch_s.labels(scheme).observe(now_s - running.started_at)
         if end.code:
-            self._metrics.failures.labels(end.code).inc()
+            self._metrics.failures(end.code).inc()
         fetched, resumed = (fetch.num_bytes_fetched, fetch.num_bytes_resumed) if fetch else (0, 0)
         said = end.message or f"{end.num_bytes} bytes ({fetched} fetched, {resumed} resumed) in {end.seconds:.2f} s"
         log.info("fetch of %s for %s: %s", effect.digest[:12], effect.model_key, said)

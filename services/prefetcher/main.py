@@ -37,7 +37,7 @@ async def serve(stopping: asyncio.Event) -> None:
     settings = PrefetcherSettings()
     settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
     service = ControlService(World.open("prefetcher", settings))
-    metrics = PrefetcherMetrics()
+    metrics = PrefetcherMetrics(settings.node_id)
     try:
         capacity_bytes = settings.capacity_bytes()
     except NoSpace as error:

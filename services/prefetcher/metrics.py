@@ -1,4 +1,6 @@
-"""Prometheus instruments of the prefetcher; names in telemetry/semconv.py."""
+"""Prometheus instruments of the prefetcher; names in telemetry/semconv.py. All carry the node they are of."""
+
+from functools import partial
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -7,23 +9,28 @@ from glowplug.telemetry.metrics import SECONDS_BUCKETS
 
 
 class PrefetcherMetrics:
-    """What moved, how fast, what stayed."""
+    """What moved, how fast, what stayed. Those of a source or a code are called with it."""
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self.fetched_bytes = Counter(
-            semconv.FETCHED_BYTES_TOTAL, "Bytes that came over the link", ["source"], registry=registry
-        )
+    def __init__(self, node_id: str, registry: CollectorRegistry = REGISTRY) -> None:
+        def gauge(name: str, doc: str) -> Gauge:
+            return Gauge(name, doc, ["node"], registry=registry).labels(node_id)
+
+        def counter(name: str, doc: str) -> Counter:
+            return Counter(name, doc, ["node"], registry=registry).labels(node_id)
+
+        def counters(name: str, doc: str, label: str) -> "partial[Counter]":
+            return partial(Counter(name, doc, ["node", label], registry=registry).labels, node_id)
+
+        self.fetched_bytes = counters(semconv.FETCHED_BYTES_TOTAL, "Bytes that came over the link", "source")
         self.fetch_s = Histogram(
             semconv.FETCH_SECONDS, "Time of whole fetches", ["source"], registry=registry, buckets=SECONDS_BUCKETS
         )
-        self.failures = Counter(semconv.FETCH_FAILURES_TOTAL, "Fetches that failed", ["code"], registry=registry)
-        self.retries = Counter(
-            semconv.FETCH_RETRIES_TOTAL, "Reads that were tried again", ["source"], registry=registry
-        )
-        self.hits = Counter(semconv.CACHE_HITS_TOTAL, "Fetches answered from host memory", registry=registry)
-        self.misses = Counter(semconv.CACHE_MISSES_TOTAL, "Fetches that had to read a source", registry=registry)
-        self.evictions = Counter(semconv.CACHE_EVICTIONS_TOTAL, "Weights evicted for room", registry=registry)
-        self.cache_bytes = Gauge(semconv.CACHE_BYTES, "Host memory taken by weights", registry=registry)
-        self.capacity_bytes = Gauge(semconv.CACHE_CAPACITY_BYTES, "Host memory weights may take", registry=registry)
-        self.in_flight = Gauge(semconv.FETCHES_IN_FLIGHT, "Fetches queued or running", registry=registry)
-        self.link_bytes = Gauge(semconv.LINK_BYTES_IN_FLIGHT, "Bytes asked for and not landed", registry=registry)
+        self.failures = counters(semconv.FETCH_FAILURES_TOTAL, "Fetches that failed", "code")
+        self.retries = counters(semconv.FETCH_RETRIES_TOTAL, "Reads that were tried again", "source")
+        self.hits = counter(semconv.CACHE_HITS_TOTAL, "Fetches answered from host memory")
+        self.misses = counter(semconv.CACHE_MISSES_TOTAL, "Fetches that had to read a source")
+        self.evictions = counter(semconv.CACHE_EVICTIONS_TOTAL, "Weights evicted for room")
+        self.cache_bytes = gauge(semconv.CACHE_BYTES, "Host memory taken by weights")
+        self.capacity_bytes = gauge(semconv.CACHE_CAPACITY_BYTES, "Host memory weights may take")
+        self.in_flight = gauge(semconv.FETCHES_IN_FLIGHT, "Fetches queued or running")
+        self.link_bytes = gauge(semconv.LINK_BYTES_IN_FLIGHT, "Bytes asked for and not landed")

@@ -165,9 +165,12 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
     await prefetcher.until(lambda: read_links(prefetcher.shm_dir, prefetcher.node_id)[0].bytes_in_flight == 0)
     body = prefetcher.get("/v1/cache").json()
     assert body["used_bytes"] == len(DATA) and body["data"][0]["model_keys"] == ["one", "two"]
-    metrics = prefetcher.get("/metrics").text
-    assert f'glowplug_fetched_bytes_total{{source="http"}} {float(len(DATA))}' in metrics.replace("3e+06", "3000000.0")
-    assert "glowplug_cache_hits_total 1.0" in metrics and "glowplug_cache_misses_total 1.0" in metrics
+    metrics, node = prefetcher.get("/metrics").text, prefetcher.node_id
+    assert f'glowplug_fetched_bytes_total{{node="{node}",source="http"}} {float(len(DATA))}' in metrics.replace(
+        "3e+06", "3000000.0"
+    )
+    assert f'glowplug_cache_hits_total{{node="{node}"}} 1.0' in metrics
+    assert f'glowplug_cache_misses_total{{node="{node}"}} 1.0' in metrics
     await dropped_over_rest(prefetcher)
 
 

@@ -51,9 +51,9 @@ MODELS = "glowplug_models"  # temperature
 MODEL_INSTANCES = "glowplug_model_instances"  # model, state
 
 # Metrics: nodes (agent)
-GPU_BYTES = "glowplug_gpu_bytes"  # gpu, owner
-GPU_TOTAL_BYTES = "glowplug_gpu_total_bytes"  # gpu
-INSTANCES = "glowplug_instances"  # state
+GPU_BYTES = "glowplug_gpu_bytes"  # node, gpu, owner
+GPU_TOTAL_BYTES = "glowplug_gpu_total_bytes"  # node, gpu
+INSTANCES = "glowplug_instances"  # node, state
 COLD_START_SECONDS = "glowplug_cold_start_seconds"  # model, phase; phase total is command to ready
 COLD_START_PREDICTED_SECONDS = "glowplug_cold_start_predicted_seconds"  # phase; of the starts that had a prediction
 COLD_START_ERROR_SECONDS = "glowplug_cold_start_error_seconds"  # phase; how far the prediction was off, either way
@@ -62,17 +62,17 @@ START_FAILURES_TOTAL = "glowplug_start_failures_total"  # model, code
 ENGINE_DEATHS_TOTAL = "glowplug_engine_deaths_total"  # model, code; failed after they were ready
 
 # Metrics: weights (prefetcher)
-FETCHED_BYTES_TOTAL = "glowplug_fetched_bytes_total"  # source
+FETCHED_BYTES_TOTAL = "glowplug_fetched_bytes_total"  # node, source
 FETCH_SECONDS = "glowplug_fetch_seconds"  # source
-FETCH_FAILURES_TOTAL = "glowplug_fetch_failures_total"  # code
-FETCH_RETRIES_TOTAL = "glowplug_fetch_retries_total"  # source
-FETCHES_IN_FLIGHT = "glowplug_fetches_in_flight"
-LINK_BYTES_IN_FLIGHT = "glowplug_link_bytes_in_flight"
-CACHE_CAPACITY_BYTES = "glowplug_cache_capacity_bytes"
-CACHE_BYTES = "glowplug_cache_bytes"
-CACHE_HITS_TOTAL = "glowplug_cache_hits_total"
-CACHE_MISSES_TOTAL = "glowplug_cache_misses_total"
-CACHE_EVICTIONS_TOTAL = "glowplug_cache_evictions_total"
+FETCH_FAILURES_TOTAL = "glowplug_fetch_failures_total"  # node, code
+FETCH_RETRIES_TOTAL = "glowplug_fetch_retries_total"  # node, source
+FETCHES_IN_FLIGHT = "glowplug_fetches_in_flight"  # node
+LINK_BYTES_IN_FLIGHT = "glowplug_link_bytes_in_flight"  # node
+CACHE_CAPACITY_BYTES = "glowplug_cache_capacity_bytes"  # node
+CACHE_BYTES = "glowplug_cache_bytes"  # node
+CACHE_HITS_TOTAL = "glowplug_cache_hits_total"  # node
+CACHE_MISSES_TOTAL = "glowplug_cache_misses_total"  # node
+CACHE_EVICTIONS_TOTAL = "glowplug_cache_evictions_total"  # node
 
 # Metrics: traces and pages (console)
 SPANS_RECEIVED_TOTAL = "glowplug_spans_received_total"
