@@ -54,7 +54,7 @@ async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
     feed = Feed(console, MemoryBus(broker), store, connect)
     server, url = await serve_rest(build_app(console), told)
     feed.start()
-    while len(broker.subscriptions) < 2:  # facts and telemetry
+    while len(broker.subscriptions) < 3:  # facts, telemetry and commands
         await asyncio.sleep(0)
     try:
         yield ConsoleUnderTest(console, url, broker, store, registry)

@@ -11,7 +11,9 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from glowplug.runtime.rest import make_app
-from services.console import actions, detail_api, fleet_api, playground, receiver, trace_api
+from services.console import actions, decisions_api, detail_api, events_api, fleet_api, playground, receiver, trace_api
+from services.console.decisions import DecisionLog
+from services.console.events import EventLog
 from services.console.fleet_view import FleetView
 from services.console.metrics import ConsoleMetrics
 from services.console.model_detail import StartHistory
@@ -49,6 +51,8 @@ class Console:
     requests: RequestLog = field(init=False)
     starts: StartHistory = field(default_factory=StartHistory)
     upstream: Upstream = field(init=False)
+    events: EventLog = field(init=False)
+    decisions: DecisionLog = field(init=False)
 
     def __post_init__(self) -> None:
         told = self.settings
@@ -57,6 +61,10 @@ class Console:
         )
         self.hub = Hub(queue_limit=told.stream_queue, max_clients=told.stream_max_clients)
         self.requests = RequestLog(told.requests_shown)
+        self.events = EventLog(
+            max_events=told.events_kept, max_bytes=told.events_max_bytes, watch_limit=told.events_per_beat
+        )
+        self.decisions = DecisionLog(max_decisions=told.decisions_kept)
         addresses = {"router": told.router_url, "autoscaler": told.autoscaler_url, "placer": told.placer_url}
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * told.chat_max_streams)
 
@@ -77,7 +85,11 @@ def build_app(console: Console) -> FastAPI:
     app.include_router(trace_api.jaeger_routes(console.traces, console.clock))
     app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
     app.include_router(detail_api.routes(console.view, console.requests, console.starts, console.clock))
+    app.include_router(decisions_api.routes(console.decisions, console.events))
     told = console.settings
+    app.include_router(
+        events_api.routes(console.events, max_watchers=told.events_max_watchers, beat_s=told.stream_beat_s)
+    )
     app.include_router(actions.routes(console.upstream, told.action_timeout_s))
     app.include_router(
         playground.routes(

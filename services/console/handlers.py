@@ -12,7 +12,7 @@ from glowplug.domain.instance import Instance
 from glowplug.events import Event
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.facts import ServiceStarted
-from glowplug.events.subjects import FACTS, TELEMETRY
+from glowplug.events.subjects import COMMANDS_ALL, FACTS, TELEMETRY
 from glowplug.runtime.tasks import end, essential
 from glowplug.state.port import Store, StoreUnavailable
 from glowplug.telemetry.metrics import ShellMetrics
@@ -53,16 +53,19 @@ class Feed:
     async def stop(self) -> None:
         """Let every page go, then end the loops."""
         self._console.hub.close()
+        self._console.events.close()
         await end(self._tasks)
 
     async def _listen(self) -> None:
         """Core subscriptions: a reader that shows the present has no use for yesterday's facts."""
         await self._connect()
-        for subject in (FACTS, TELEMETRY):
+        for subject in (FACTS, TELEMETRY, COMMANDS_ALL):
             await self._bus.subscribe([subject], self._on_event)
 
     async def _on_event(self, event: Event) -> None:
         console, now_s = self._console, self._console.clock()
+        console.events.take(event)
+        console.decisions.take(event)
         console.view.take(event, now_s)
         console.requests.take(event, now_s)
         console.starts.take(event, now_s)
@@ -84,19 +87,23 @@ class Feed:
                 view.restore(table, table_rows, clock())
                 if cls is Instance:
                     self._restore_starts(table_rows.values())
-            tail = await self._store.tail(DECISIONS_LOG, DECISIONS_READ)
+            wanted = DECISIONS_READ if len(self._console.decisions) else self._console.settings.decisions_kept
+            tail = await self._store.tail(DECISIONS_LOG, wanted)
         except StoreUnavailable as error:
             if view.sources["store"].is_up:
                 log.warning("store: %s", error)
             view.source("store", False, clock())
             return
         numbered = [(str(i), raw) for i, raw in enumerate(tail)]
-        view.restore_decisions([row for _, row in self._readable(DECISIONS_LOG, numbered, DecisionRecord)])
+        records = [row for _, row in self._readable(DECISIONS_LOG, numbered, DecisionRecord)]
+        view.restore_decisions(records[:DECISIONS_READ])
+        self._console.decisions.restore(records)
         view.source("store", True, clock())
 
     def _restore_starts(self, instances: Iterable[Instance]) -> None:
         for instance in sorted(instances, key=lambda i: i.changed_at):
             self._console.starts.put(instance)
+            self._console.decisions.put_instance(instance)
 
     def _readable(self, table: str, raw_rows: Iterable[tuple[str, bytes]], cls: type[Any]) -> list[tuple[str, Any]]:
         """The rows that decode; each one that does not is logged once, not at every resync."""

@@ -1,0 +1,253 @@
+"""What was decided, and what came of it: the latest decisions of the fleet and the starts they led to.
+
+Pure: told decisions, instances and the events that carried them. Bounded by `max_decisions`; what happened to an
+instance is kept as long as there is room for it, also when the instance is gone.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.instance import Instance
+from glowplug.events import Event
+from glowplug.events.facts import DecisionMade, InstanceChange
+from services.console.events import trace_id_of
+
+OUTCOMES_KEPT: Final = 4000
+RELATED_SHOWN: Final = 50
+
+
+class PhaseOutcome(msgspec.Struct, frozen=True):
+    """One stage of a start. `predicted_s` is 0 when nothing was predicted, `duration_s` -1 while it goes on."""
+
+    name: str
+    offset_s: float
+    duration_s: float
+    predicted_s: float
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become of an instance. `start_s` is 0 until it is ready."""
+
+    instance_id: str
+    model_key: str
+    state: str
+    reason: str
+    node_id: str
+    gpu_id: str
+    created_at: float
+    ready_at: float
+    changed_at: float
+    start_s: float
+    phases: tuple[PhaseOutcome, ...]
+    decision_id: str
+    emulated: bool
+
+
+class DecisionLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision in a list."""
+
+    decision_id: str
+    kind: str
+    policy: str
+    service: str
+    reason: str
+    made_at: float
+    model_key: str
+    instance_id: str
+    node_id: str
+    gpu_id: str
+    request_id: str
+    chosen: str
+    trace_id: str
+    num_rivals: int
+    emulated: bool
+
+
+class DecisionWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A search: all that is given must hold, exactly but for `text`. `instance` finds victims too."""
+
+    kind: str = ""
+    policy: str = ""
+    service: str = ""
+    model: str = ""
+    node: str = ""
+    gpu: str = ""
+    instance: str = ""
+    request: str = ""
+    trace: str = ""
+    text: str = ""
+
+    def wants(self, record: DecisionRecord) -> bool:
+        pairs = (
+            (self.kind, record.kind),
+            (self.policy, record.policy),
+            (self.service, record.service),
+            (self.model, record.model_key),
+            (self.node, record.node_id),
+            (self.gpu, record.gpu_id),
+            (self.request, record.request_id),
+            (self.trace, trace_id_of(record.traceparent)),
+        )
+        return (
+            all(not given or given == value for given, value in pairs)
+            and (not self.instance or self.instance in named_in(record))
+            and (not self.text or self.text.lower() in _text(record))
+        )
+
+
+class DecisionLog:
+    """The newest `max_decisions` decisions, by id."""
+
+    def __init__(self, *, max_decisions: int = 2000) -> None:
+        self._max = max_decisions
+        self._records: dict[str, DecisionRecord] = {}  # oldest first
+        self._events: dict[str, str] = {}  # decision id -> id of the event that carried it
+        self._outcomes: dict[str, tuple[int, Outcome]] = {}  # instance id -> (revision, what became of it)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def take(self, event: Event) -> None:
+        """A decision, or news of an instance; anything else is not ours."""
+        data = event.data
+        if isinstance(data, DecisionMade):
+            self._events[data.decision.decision_id] = event.event_id
+            self.put(data.decision)
+        elif isinstance(data, InstanceChange):
+            self.put_instance(data.instance)
+
+    def put(self, record: DecisionRecord) -> None:
+        """Keep one decision; one that is known already is kept once."""
+        if record.decision_id in self._records:
+            return
+        self._records[record.decision_id] = record
+        if len(self._records) > self._max:
+            oldest = next(iter(self._records))
+            del self._records[oldest]
+            self._events.pop(oldest, None)
+
+    def restore(self, records: Iterable[DecisionRecord]) -> None:
+        """The tail of the fleet's log, in any order: what is missing here is put in its place."""
+        missing = [record for record in records if record.decision_id not in self._records]
+        if not missing:
+            return
+        newest_known = max((r.made_at for r in self._records.values()), default=0.0)
+        if all(record.made_at >= newest_known for record in missing):
+            for record in sorted(missing, key=lambda r: (r.made_at, r.decision_id)):
+                self.put(record)
+            return
+        known = [*self._records.values(), *missing]
+        self._records = {}
+        for record in sorted(known, key=lambda r: (r.made_at, r.decision_id)):
+            self.put(record)
+
+    def put_instance(self, instance: Instance) -> None:
+        """What an agent says of an instance; an older revision never wins."""
+        key = instance.instance_id
+        if key in self._outcomes and instance.revision <= self._outcomes[key][0]:
+            return
+        self._outcomes.pop(key, None)
+        self._outcomes[key] = (instance.revision, outcome_of(instance))
+        if len(self._outcomes) > OUTCOMES_KEPT:
+            del self._outcomes[next(iter(self._outcomes))]
+
+    def get(self, decision_id: str) -> DecisionRecord | None:
+        return self._records.get(decision_id)
+
+    def event_of(self, decision_id: str) -> str:
+        """The id of the event that carried a decision, "" when it was read from the store."""
+        return self._events.get(decision_id, "")
+
+    def outcome(self, instance_id: str) -> Outcome | None:
+        return self._outcomes[instance_id][1] if instance_id in self._outcomes else None
+
+    def newest(self, wanted: DecisionWanted = DecisionWanted()) -> Iterator[DecisionRecord]:
+        """Decisions that match, newest first."""
+        return (record for record in reversed(self._records.values()) if wanted.wants(record))
+
+    def line(self, record: DecisionRecord) -> DecisionLine:
+        """One decision as a line."""
+        shared = {name: getattr(record, name) for name in _LINE_FIELDS}
+        return DecisionLine(
+            **shared,
+            trace_id=trace_id_of(record.traceparent),
+            num_rivals=len(record.rivals),
+            emulated=self.is_emulated(record),
+        )
+
+    def is_emulated(self, record: DecisionRecord) -> bool:
+        """Whether it is about an emulated engine."""
+        outcomes = (self.outcome(instance_id) for instance_id in named_in(record))
+        return record.inputs.get("engine") == "emulated" or any(o.emulated for o in outcomes if o)
+
+    def related(self, record: DecisionRecord) -> list[DecisionRecord]:
+        """Other decisions about the same instance, its victims or the same request, oldest first."""
+        ids = named_in(record)
+        trace_id = trace_id_of(record.traceparent)
+        found = [
+            other
+            for other in reversed(self._records.values())
+            if other.decision_id != record.decision_id
+            and (
+                ids & named_in(other)
+                or (record.request_id and other.request_id == record.request_id)
+                or (trace_id and trace_id_of(other.traceparent) == trace_id)
+            )
+        ]
+        return found[:RELATED_SHOWN][::-1]
+
+    def facets(self) -> dict[str, list[str]]:
+        """The values there are to filter by."""
+        records = self._records.values()
+        return {
+            name: sorted({str(getattr(r, field)) for r in records} - {""})
+            for name, field in (("kind", "kind"), ("policy", "policy"), ("service", "service"), ("node", "node_id"))
+        }
+
+
+_LINE_FIELDS: Final = tuple(
+    name for name in DecisionLine.__struct_fields__ if name not in ("trace_id", "num_rivals", "emulated")
+)
+
+
+def named_in(record: DecisionRecord) -> set[str]:
+    """Ids of the instances a decision is about, its victims included."""
+    victims = record.chosen.split(", ") if record.kind == "evict" else []
+    return {record.instance_id, *(victim for victim in victims if " " not in victim)} - {""}
+
+
+def outcome_of(instance: Instance) -> Outcome:
+    """What has become of one instance so far."""
+    began = min((instance.created_at or instance.changed_at, *(phase.started_at for phase in instance.phases)))
+    return Outcome(
+        instance_id=instance.instance_id,
+        model_key=instance.model_key,
+        state=instance.state.value,
+        reason=instance.reason,
+        node_id=instance.node_id,
+        gpu_id=instance.gpu_id,
+        created_at=instance.created_at,
+        ready_at=instance.ready_at,
+        changed_at=instance.changed_at,
+        start_s=max(0.0, instance.ready_at - began) if instance.ready_at else 0.0,
+        phases=tuple(
+            PhaseOutcome(
+                phase.name.value,
+                phase.started_at - began,
+                phase.actual_s if phase.ended_at else -1.0,
+                phase.predicted_s,
+            )
+            for phase in sorted(instance.phases, key=lambda phase: (phase.started_at, phase.ended_at))
+        ),
+        decision_id=instance.decision_id,
+        emulated=instance.emulated,
+    )
+
+
+def _text(record: DecisionRecord) -> str:
+    words = (record.decision_id, record.reason, record.model_key, record.instance_id, record.node_id, record.gpu_id,
+             record.request_id, record.chosen, record.policy, record.kind)  # fmt: skip
+    return " ".join(words).lower()

@@ -1,0 +1,238 @@
+"""The bus as the console remembers it: the latest events of each class, and those who watch them go by.
+
+Pure but for the wake-up of watchers. Events are kept as JSON, so that `num_bytes` is what they really cost; telemetry
+has a ring of its own, so that its rate pushes no fact out. A watcher that reads slowly, or a rate nobody could read,
+costs nothing but its own `num_skipped`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from glowplug.events import Event
+from glowplug.events.envelope import encode
+from glowplug.events.filters import PLANES, EventFilter, Sighting, sight, summary
+from glowplug.events.subjects import subject
+from services.console.spans import clip
+
+ROW_OVERHEAD_BYTES: Final = (
+    900  # one row, its dict slots and its bytes header, measured with tracemalloc and rounded up
+)
+MAX_WORDS_CHARS: Final = 240
+CHAIN_LIMIT: Final = 32
+EFFECTS_LIMIT: Final = 100
+HEARTBEAT_S: Final = 10.0
+
+
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One line about an event. `seq` grows with each event the console hears; `trace_id` "" when not sampled."""
+
+    seq: int
+    event_id: str
+    plane: str
+    type: str
+    entity: str
+    issuer: str
+    occurred_at: float
+    model_key: str
+    node_id: str
+    entity_id: str
+    cause_id: str
+    trace_id: str
+    words: str
+    emulated: bool
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One event as it is kept."""
+
+    row: EventRow
+    seen: Sighting
+    raw: bytes  # the whole event as JSON
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.raw) + ROW_OVERHEAD_BYTES
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a watcher is sent: rows in order of arrival, and how many it was not sent since the last batch."""
+
+    rows: list[EventRow]
+    num_skipped: int
+    num_passed: int  # events of every kind the console has heard since it started
+
+
+class Watcher:
+    """One open view of events: the newest `limit` that match wait for it, the others are counted."""
+
+    def __init__(self, wanted: EventFilter, limit: int) -> None:
+        self.wanted = wanted
+        self._limit = limit
+        self._rows: deque[EventRow] = deque(maxlen=limit)
+        self._num_skipped = 0
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def offer(self, entry: Entry) -> None:
+        """One event that has just come."""
+        if not self.wanted.wants(entry.seen, entry.raw):
+            return
+        self._num_skipped += len(self._rows) == self._limit
+        self._rows.append(entry.row)
+        self._wake.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+
+    async def batches(self, log: "EventLog", beat_s: float, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[Batch]:
+        """What has come, at most one batch a beat; an empty one when nothing has for a while. Ends when closed."""
+        while not self._closed:
+            try:
+                await asyncio.wait_for(self._wake.wait(), heartbeat_s)
+            except TimeoutError:
+                yield self._take(log)
+                continue
+            yield self._take(log)
+            await asyncio.sleep(beat_s)
+
+    def _take(self, log: "EventLog") -> Batch:
+        self._wake.clear()
+        batch = Batch(rows=list(self._rows), num_skipped=self._num_skipped, num_passed=log.num_passed)
+        self._rows.clear()
+        self._num_skipped = 0
+        return batch
+
+
+class _Ring:
+    def __init__(self, max_events: int, max_bytes: int) -> None:
+        self._max_events, self._max_bytes = max_events, max_bytes
+        self.entries: dict[str, Entry] = {}  # by event_id, oldest first
+        self.num_bytes = 0
+
+    def put(self, entry: Entry) -> None:
+        self.entries[entry.row.event_id] = entry
+        self.num_bytes += entry.num_bytes
+        while len(self.entries) > self._max_events or (self.num_bytes > self._max_bytes and len(self.entries) > 1):
+            self.num_bytes -= self.entries.pop(next(iter(self.entries))).num_bytes
+
+
+class EventLog:
+    """A ring per class (facts, commands, telemetry) of at most `max_events` events and `max_bytes` bytes each."""
+
+    def __init__(self, *, max_events: int = 4000, max_bytes: int = 8 << 20, watch_limit: int = 60) -> None:
+        self._rings = {plane: _Ring(max_events, max_bytes) for plane in PLANES}
+        self._watch_limit = watch_limit
+        self.watchers: set[Watcher] = set()
+        self.num_passed = 0
+        self._closed = False
+
+    def take(self, event: Event) -> None:
+        """One event of the bus. One that is delivered twice is kept once."""
+        if self.get(event.event_id) is not None:
+            return
+        seen = sight(subject(event.data), event.issuer, event.data)
+        self.num_passed += 1
+        entry = Entry(_row(self.num_passed, event, seen), seen, encode(event))
+        self._rings[seen.plane].put(entry)
+        for watcher in self.watchers:
+            watcher.offer(entry)
+
+    def watch(self, wanted: EventFilter) -> Watcher:
+        """A new watcher; `leave` ends it."""
+        watcher = Watcher(wanted, self._watch_limit)
+        if self._closed:
+            watcher.close()
+        self.watchers.add(watcher)
+        return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        self.watchers.discard(watcher)
+
+    def close(self) -> None:
+        """Let every watcher go, so that the server can stop."""
+        self._closed = True
+        for watcher in self.watchers:
+            watcher.close()
+
+    def get(self, event_id: str) -> Entry | None:
+        """One event, or None when it was never heard or has left its ring."""
+        for ring in self._rings.values():
+            if (entry := ring.entries.get(event_id)) is not None:
+                return entry
+        return None
+
+    def latest(self, wanted: EventFilter, limit: int) -> list[EventRow]:
+        """The newest events that match, oldest first."""
+        found: list[EventRow] = []
+        for entry in self._newest(wanted.planes):
+            if len(found) >= limit:
+                break
+            if wanted.wants(entry.seen, entry.raw):
+                found.append(entry.row)
+        return found[::-1]
+
+    def chain(self, cause_id: str) -> list[EventRow]:
+        """The cause, its cause and so on, nearest first, as far as they are kept."""
+        chain: list[EventRow] = []
+        while cause_id and len(chain) < CHAIN_LIMIT and (entry := self.get(cause_id)) is not None:
+            chain.append(entry.row)
+            cause_id = entry.row.cause_id
+        return chain
+
+    def effects(self, event_id: str) -> list[EventRow]:
+        """What an event caused directly, oldest first."""
+        found = [e.row for e in self._newest(PLANES) if e.row.cause_id == event_id]
+        return sorted(found, key=lambda row: row.seq)[:EFFECTS_LIMIT]
+
+    def kept(self) -> dict[str, dict[str, int]]:
+        """How full each ring is."""
+        return {plane: {"num": len(r.entries), "num_bytes": r.num_bytes} for plane, r in self._rings.items()}
+
+    def _newest(self, planes: tuple[str, ...]) -> Iterator[Entry]:
+        """Entries of these rings, newest first over all of them."""
+        walks = [reversed(self._rings[plane].entries.values()) for plane in PLANES if plane in planes]
+        heads = [(head, walk) for walk in walks if (head := next(walk, None)) is not None]
+        while heads:
+            index = max(range(len(heads)), key=lambda i: heads[i][0].row.seq)
+            head, walk = heads[index]
+            yield head
+            if (follower := next(walk, None)) is not None:
+                heads[index] = (follower, walk)
+            else:
+                del heads[index]
+
+
+def trace_id_of(traceparent: str) -> str:
+    """The trace id of a traceparent that is sampled, or ""."""
+    parts = traceparent.split("-")
+    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 and parts[3][-1:] in "13579bdf" else ""
+
+
+def _row(seq: int, event: Event, seen: Sighting) -> EventRow:
+    return EventRow(
+        seq=seq,
+        event_id=event.event_id,
+        plane=seen.plane,
+        type=seen.kind,
+        entity=seen.entity,
+        issuer=event.issuer,
+        occurred_at=event.occurred_at,
+        model_key=seen.model_key,
+        node_id=seen.node_id,
+        entity_id=seen.entity_id,
+        cause_id=event.cause_id,
+        trace_id=trace_id_of(event.traceparent),
+        words=clip(summary(event.data), MAX_WORDS_CHARS),
+        emulated=is_emulated(event.data),
+    )
+
+
+def is_emulated(data: Any) -> bool:
+    """Whether a payload is about an emulated engine."""
+    about = getattr(data, "instance", None) or getattr(data, "model", None) or data
+    return bool(getattr(about, "emulated", False)) or getattr(about, "engine", "") == "emulated"

@@ -1,0 +1,102 @@
+"""The log of decisions: bounded, in order whatever the store says, and joined with what came of each."""
+
+from dataclasses import replace
+
+import pytest
+
+from glowplug.domain.decision import DecisionRecord, Rival
+from glowplug.domain.instance import InstanceState, Phase, PhaseName
+from glowplug.events.facts import DecisionMade, InstanceFailed, InstanceReady
+from services.console.decisions import DecisionLog, DecisionWanted
+from tests.console_story import fact, instance, trace_id, traceparent
+
+
+def decision(number: int, **fields: object) -> DecisionRecord:
+    given: dict[str, object] = {
+        "decision_id": f"d-{number}", "kind": "place", "policy": "first_fit", "service": "placer",
+        "reason": "there is room", "made_at": float(number), **fields,
+    }  # fmt: skip
+    return DecisionRecord(**given)  # type: ignore[arg-type]
+
+
+def ids(log: DecisionLog, **wanted: str) -> list[str]:
+    return [record.decision_id for record in log.newest(DecisionWanted(**wanted))]
+
+
+def told(*records: DecisionRecord, **bounds: int) -> DecisionLog:
+    log = DecisionLog(**bounds)
+    for record in records:
+        log.take(fact(DecisionMade(decision=record), record.made_at, int(record.made_at)))
+    return log
+
+
+def test_the_newest_are_kept_and_each_once() -> None:
+    log = told(*(decision(n) for n in (1, 2, 2, 3, 4)), max_decisions=3)
+    assert ids(log) == ["d-4", "d-3", "d-2"]
+    assert log.event_of("d-4") and log.event_of("d-1") == ""
+
+
+def test_what_the_store_has_is_put_in_its_place() -> None:
+    log = told(decision(5))
+    log.restore([decision(6), decision(5), decision(4)])
+    assert ids(log) == ["d-6", "d-5", "d-4"]
+    log.restore([decision(7)])
+    log.restore([decision(7)])
+    assert ids(log)[0] == "d-7" and len(log) == 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({"kind": "evict"}, ["d-2"]),
+        ({"instance": "i-victim"}, ["d-2"]),
+        ({"instance": "i-1"}, ["d-2", "d-1"]),
+        ({"node": "node-1", "kind": "place"}, ["d-1"]),
+        ({"trace": trace_id(7)}, ["d-1"]),
+        ({"text": "NODE-1/0"}, ["d-2", "d-1"]),
+        ({"policy": "lru", "model": "other"}, []),
+    ],
+)
+def test_searches(wanted: dict[str, str], found: list[str]) -> None:
+    log = told(
+        decision(1, instance_id="i-1", node_id="node-1", gpu_id="node-1/0", traceparent=traceparent(7)),
+        decision(2, kind="evict", policy="lru", instance_id="i-1", gpu_id="node-1/0", chosen="i-victim, i-other"),
+    )
+    assert ids(log, **wanted) == found
+
+
+def test_what_came_of_it_is_the_start_with_its_predictions() -> None:
+    log = told(decision(1, instance_id="i-1"))
+    ready = instance("i-1", "m", "node-1", InstanceState.READY, 100.0, emulated=True)
+    log.take(fact(InstanceReady(instance=ready), 101.0))
+    outcome = log.outcome("i-1")
+    assert outcome is not None and outcome.state == "ready" and outcome.start_s == pytest.approx(1.734)
+    assert [phase.name for phase in outcome.phases] == ["decide", "fetch", "launch", "load", "warmup"]
+    assert outcome.phases[1].predicted_s == pytest.approx(1.1 * outcome.phases[1].duration_s)
+    record = log.get("d-1")
+    assert record is not None and log.is_emulated(record) and log.line(record).emulated
+    log.take(fact(InstanceFailed(instance=replace(ready, state=InstanceState.FAILED, revision=4)), 99.0))
+    assert log.outcome("i-1") == outcome, "older news never win"
+
+
+def test_a_stage_that_goes_on_has_no_length_yet() -> None:
+    log = DecisionLog()
+    going = Phase(name=PhaseName.LAUNCH, started_at=100.5, ended_at=0.0, predicted_s=2.0)
+    log.put_instance(instance("i-1", "m", "node-1", InstanceState.STARTING, 100.0, phases=(going,)))
+    outcome = log.outcome("i-1")
+    assert outcome is not None and outcome.start_s == 0.0
+    assert (outcome.phases[0].offset_s, outcome.phases[0].duration_s, outcome.phases[0].predicted_s) == (0.5, -1.0, 2.0)
+
+
+def test_what_belongs_to_a_decision() -> None:
+    log = told(
+        decision(1, kind="scale", instance_id="i-1", request_id="r-1"),
+        decision(2, kind="evict", instance_id="i-1", chosen="i-9"),
+        decision(3, instance_id="i-1", rivals=(Rival(name="node-2/0", score=1.0, why="too small"),)),
+        decision(4, instance_id="i-2"),
+    )
+    placed = log.get("d-3")
+    assert placed is not None
+    assert [other.decision_id for other in log.related(placed)] == ["d-1", "d-2"]
+    assert log.line(placed).num_rivals == 1
+    assert log.facets()["kind"] == ["evict", "place", "scale"]
