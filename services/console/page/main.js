@@ -4,6 +4,10 @@ import { h } from "/page/dom.js";
 import { clock } from "/page/format.js";
 import { live } from "/page/live.js";
 import { fleetView } from "/page/fleet.js";
+import { modelView } from "/page/model.js";
+import { modelsView } from "/page/models.js";
+import { playgroundView } from "/page/playground.js";
+import { requestsView } from "/page/requests_view.js";
 import { tracesView } from "/page/traces.js";
 import { traceView } from "/page/trace.js";
 
@@ -11,6 +15,10 @@ import { traceView } from "/page/trace.js";
 // `keys` are [key, what it does] lines for the help. New views go in this table, their tab in index.html.
 const VIEWS = {
   fleet: { open: fleetView, tab: "fleet" },
+  models: { open: modelsView, tab: "models" },
+  model: { open: modelView, tab: "models" },
+  requests: { open: requestsView, tab: "requests" },
+  playground: { open: playgroundView, tab: "playground" },
   traces: { open: tracesView, tab: "traces" },
   trace: { open: (id) => traceView({ traceId: id }), tab: "traces" },
   request: { open: (id) => traceView({ requestId: id }), tab: "traces" },

@@ -1,0 +1,208 @@
+// One model: what it is doing, its instances, how its starts went against what was predicted, and what its owner declared.
+
+import { modelActions } from "/page/actions.js";
+import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.js";
+import { bytes, clock, count, day, seconds, short } from "/page/format.js";
+import { live } from "/page/live.js";
+import { STATE_WORDS, stateOf } from "/page/models.js";
+import { PHASES, phaseBars, phaseList } from "/page/phases.js";
+
+const SETTLE_MS = 250;
+const INSTANCE_COLUMNS = ["Instance", "State", "Place", "Memory", "Running", "Since", "Why it is there"];
+const START_COLUMNS = ["When", "Took", "Place", "Phases, actual over predicted", "Phase by phase"];
+
+export function modelView(key) {
+  const head = h("header", { class: "trace-head" });
+  const coming = h("div", { class: "coming" });
+  const spoken = h("p", { class: "hidden", role: "status", "aria-live": "polite" });
+  const instances = h("tbody");
+  const starts = h("tbody");
+  const facts = h("dl", { class: "declared" });
+  const element = h(
+    "div",
+    { class: "model-view" },
+    head,
+    spoken,
+    coming,
+    panel("Instances", "instances-panel", table("Instances", INSTANCE_COLUMNS, instances)),
+    panel("Latest starts", "starts-panel", table("Latest starts", START_COLUMNS, starts)),
+    panel("Declared", "declared-panel", facts),
+  );
+  const view = { element, title: "Model", close };
+  let timer = 0;
+  let closed = false;
+  let busy = false;
+  let again = false;
+
+  async function load() {
+    timer = 0;
+    busy = true;
+    try {
+      const answer = await fetch(`/api/v1/models/${encodeURIComponent(key)}`);
+      const body = await answer.json();
+      if (!closed && answer.ok) show(body);
+      else if (!closed) missing(body.error?.message ?? `the console answered ${answer.status}`);
+    } catch (error) {
+      console.info("model could not be read", error);
+      again = true; // the line at the top says that the console is away
+    }
+    busy = false;
+    if (again && !closed) soon();
+  }
+  const show = (detail) => {
+    document.title = `${detail.model.name} · Glowplug`;
+    say(spoken, `${detail.model.name} is ${STATE_WORDS[detail.model.state] ?? detail.model.state}`);
+    keyed(head, [detail.model], () => "", headline);
+    keyed(coming, detail.coming, (start) => start.instance_id, (start) => startUnderWay(start, detail));
+    keyed(instances, detail.instances.length ? detail.instances : [{ nothing: "No instance." }], (row) => row.instance_id ?? "", instanceLine);
+    const longest = Math.max(...detail.starts.map((start) => start.seconds), 0);
+    const lines = detail.starts.length ? detail.starts : [{ nothing: "No start of this model has been seen yet." }];
+    keyed(starts, lines, (row) => row.instance_id ?? "", (row) => startLine(row, longest), () => String(longest));
+    keyed(facts, declared(detail.declared), ([name]) => name, fact);
+  };
+  const missing = (text) => {
+    head.replaceChildren(crumbs(), h("h1", null, "No such model"), empty(text));
+    for (const part of [coming, instances, starts, facts]) part.replaceChildren();
+  };
+  const soon = () => {
+    again = busy;
+    if (!busy) timer ||= setTimeout(load, SETTLE_MS);
+  };
+  function close() {
+    closed = true;
+    clearTimeout(timer);
+    live.removeEventListener("change", soon);
+  }
+  live.addEventListener("change", soon);
+  load();
+  return view;
+}
+
+function crumbs() {
+  return h("p", { class: "crumbs" }, h("a", { href: "#/models" }, "Models"));
+}
+
+function headline(model) {
+  const address = encodeURIComponent(model.key);
+  return h(
+    "div",
+    null,
+    crumbs(),
+    h(
+      "h1",
+      null,
+      model.name,
+      emulated(model.emulated),
+      model.pinned ? badge("pinned", "quiet", "Never evicted, always at least one instance") : null,
+      model.suspended ? badge("drained", "warn", "Drained by its operator: no start until it is loaded again") : null,
+    ),
+    h(
+      "dl",
+      { class: "facts" },
+      [
+        ["State", stateOf(model)],
+        ["Temperature", model.temperature],
+        ["Waiting", String(model.num_waiting)],
+        ["Running", String(model.num_in_flight)],
+        ["Instances", `${model.num_ready} ready of at most ${model.max_instances}`],
+        ["Memory", bytes(model.memory_bytes)],
+      ].map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))),
+    ),
+    h(
+      "p",
+      { class: "acts" },
+      modelActions(model),
+      h("a", { class: "act", href: `#/playground/${address}`, "data-focus": "chat" }, "Chat"),
+      h("a", { class: "act", href: `#/requests/model=${address}`, "data-focus": "requests" }, "Requests"),
+    ),
+  );
+}
+
+function instanceLine(row) {
+  if (row.nothing) return h("tr", null, h("td", { colspan: String(INSTANCE_COLUMNS.length) }, empty(row.nothing)));
+  return h(
+    "tr",
+    null,
+    h("th", { scope: "row", class: "id", title: row.instance_id }, short(row.instance_id), emulated(row.emulated)),
+    h("td", null, row.state),
+    h("td", null, row.gpu_id || row.node_id),
+    h("td", { class: "num" }, bytes(row.num_bytes)),
+    h("td", { class: "num" }, `${row.num_in_flight} of ${row.max_concurrency}`),
+    h("td", null, h("time", { title: day(row.ready_at || row.created_at) }, clock(row.ready_at || row.created_at))),
+    h("td", { class: "wrap" }, row.reason || "–"),
+  );
+}
+
+function startLine(row, longest) {
+  if (row.nothing) return h("tr", null, h("td", { colspan: String(START_COLUMNS.length) }, empty(row.nothing)));
+  return h(
+    "tr",
+    { class: row.reason ? "failed" : null },
+    h("td", null, h("time", { title: day(row.ended_at) }, clock(row.ended_at)), " ", emulated(row.emulated)),
+    h("td", { class: "num strong" }, seconds(row.seconds)),
+    h("td", null, row.gpu_id || row.node_id),
+    h("td", { class: "phases-cell" }, row.reason ? badge("failed", "bad") : phaseBars(row.phases, longest)),
+    h("td", { class: "wrap" }, row.reason ? h("span", { class: "bad" }, row.reason) : phaseList(row.phases)),
+  );
+}
+
+/** A start under way: what is known to be over, what is going on, and how long it took the last time. */
+export function startUnderWay(start, detail) {
+  const before = detail.starts.find((other) => !other.reason)?.phases ?? [];
+  const usual = (name) => before.find((phase) => phase.name === name)?.duration_s ?? 0;
+  const stages = PHASES.map((name) => stage(name, start, usual(name)));
+  return h(
+    "section",
+    { class: "panel start", "aria-label": `Start of ${start.instance_id}` },
+    h("h2", null, `Starting on ${start.node_id}`, emulated(start.emulated)),
+    h("ol", { class: "stages" }, stages),
+  );
+}
+
+function stage(name, start, usual_s) {
+  const over = start.phases.find((phase) => phase.name === name);
+  const fetch = name === "fetch" ? start.fetch : null;
+  const now = !over && (fetch || (start.state === "starting" ? name === "launch" : name === "load"));
+  const ratio = fetch?.num_bytes ? fetch.num_bytes_done / fetch.num_bytes : 0;
+  const words = over ? seconds(over.duration_s) : fetch ? `${bytes(fetch.num_bytes_done)}${fetch.num_bytes ? ` of ${bytes(fetch.num_bytes)}` : ""}` : now ? "now" : "";
+  return h(
+    "li",
+    { class: over ? "over" : now ? "now" : "" },
+    h("i", { class: `swatch phase ${name}`, "aria-hidden": "true" }),
+    name,
+    words ? h("b", null, words) : null,
+    ratio ? h("progress", { max: "1", value: String(ratio), "aria-label": `${name}, bytes` }) : null,
+    usual_s && !over ? h("small", null, `last time ${seconds(usual_s)}`) : null,
+  );
+}
+
+// ---- what its owner declared
+
+function declared(model) {
+  const slo = [model.slo.ttft_s && `first token in ${seconds(model.slo.ttft_s)}`, model.slo.tpot_s && `${seconds(model.slo.tpot_s)} per token`].filter(Boolean);
+  const rows = [
+    ["Engine", model.engine],
+    ["Weights", model.weights.uri],
+    ["Weights, bytes", model.weights.num_bytes ? bytes(model.weights.num_bytes) : "known once fetched"],
+    ["Checksum", model.weights.sha256 ? `sha256 ${model.weights.sha256}` : "none: the files are compared with their source"],
+    ["GPU memory", `${bytes(model.weights_bytes)} weights and ${bytes(model.kv_bytes)} KV cache`],
+    ["Context", count(model.context_tokens, "token")],
+    ["At once, per instance", count(model.max_concurrency, "request")],
+    ["Instances", `${model.min_instances} to ${model.max_instances}`],
+    ["Keep alive", model.keep_alive_s < 0 ? "for ever" : seconds(model.keep_alive_s)],
+    ["When cold", model.on_cold === "hold" ? `requests wait up to ${seconds(model.max_wait_s)}, ${model.max_queue} at most` : "requests are refused"],
+    ["Priority", String(model.priority)],
+    ["Loaded when deployed", model.preload ? "yes" : "no"],
+    ["Service levels", slo.join(", ") || "none set"],
+    ["System prompt", model.system_prompt || "none"],
+    ["Also called", model.aliases.join(", ") || "nothing else"],
+    ["Engine arguments", Object.keys(model.engine_args).length ? JSON.stringify(model.engine_args) : "none"],
+    ["Comes from", model.source || "–"],
+    ["Revision", String(model.revision)],
+  ];
+  return rows;
+}
+
+function fact([name, value]) {
+  return h("div", null, h("dt", null, name), h("dd", null, value));
+}

@@ -1,0 +1,184 @@
+// The models: how warm each is, what waits for it, how its last start went, and what an operator may do with it.
+
+import { modelActions } from "/page/actions.js";
+import { hues } from "/page/colours.js";
+import { badge, emulated, empty, h, keyed, say } from "/page/dom.js";
+import { bytes, count, seconds } from "/page/format.js";
+import { live } from "/page/live.js";
+import { phaseBars } from "/page/phases.js";
+
+export const STATE_WORDS = {
+  ready: "ready",
+  loading: "loading",
+  starting: "starting",
+  draining: "draining",
+  asleep: "asleep",
+  waiting: "waiting for room",
+  failed: "failed",
+  cold: "cold",
+};
+const WARMTH = { hot: 0, warm: 1, cold: 2 };
+const ORDERS = {
+  name: { word: "Model", by: () => 0 },
+  state: { word: "State", by: (a, b) => WARMTH[a.temperature] - WARMTH[b.temperature] || (a.state < b.state ? -1 : a.state > b.state ? 1 : 0) },
+  queue: { word: "Queue", by: (a, b) => b.num_waiting - a.num_waiting },
+  running: { word: "Running", by: (a, b) => b.num_in_flight - a.num_in_flight },
+  start: { word: "Last cold start", by: (a, b) => (b.last_cold_start?.seconds ?? -1) - (a.last_cold_start?.seconds ?? -1) },
+  memory: { word: "Memory", by: (a, b) => b.memory_bytes - a.memory_bytes },
+};
+const TEMPERATURES = ["hot", "warm", "cold"];
+// What a person chose stays while the page is open, also when they look at something else meanwhile.
+const chosen = { text: "", temperature: "", order: "name" };
+
+let hue = new Map();
+
+export function modelsView() {
+  const filter = h("input", { type: "search", id: "model-filter", placeholder: "Filter by name, engine, state", value: chosen.text, autocomplete: "off" });
+  const kinds = h("span", { class: "segments", role: "group", "aria-label": "Temperature" });
+  const tally = h("span", { class: "note", role: "status", "aria-live": "polite" });
+  const head = h("div", { role: "row", class: "line head" });
+  const body = h("div", { role: "rowgroup", class: "lines" });
+  const nothing = h("div", { role: "rowgroup" });
+  const grid = h("div", { role: "table", "aria-label": "Models", class: "grid models-grid" }, h("div", { role: "rowgroup" }, head), body, nothing);
+  const element = h(
+    "div",
+    { class: "models-view" },
+    h("h1", { class: "hidden" }, "Models"),
+    h("div", { class: "tools" }, h("label", { class: "hidden", for: "model-filter" }, "Filter models"), filter, kinds, tally),
+    h("section", { class: "panel", "aria-label": "Models" }, grid),
+  );
+  const draw = () => {
+    const models = live.models;
+    hue = hues(models.map((model) => model.key));
+    const found = inOrder(models.filter(isWanted));
+    say(tally, found.length === models.length ? count(models.length, "model") : `${found.length} of ${count(models.length, "model")}`);
+    drawKinds(kinds, models, draw);
+    drawHead(head, draw);
+    keyed(body, found, (model) => model.key, modelLine, instancesOf);
+    const why = models.length ? "No model matches." : "No model is deployed yet.";
+    keyed(nothing, found.length || !live.ready ? [] : [{ why }], () => "", () => h("div", { role: "row" }, h("div", { role: "cell" }, empty(why))));
+  };
+  filter.addEventListener("input", () => {
+    chosen.text = filter.value;
+    draw();
+  });
+  live.addEventListener("change", draw);
+  draw();
+  return { element, title: "Models", close: () => live.removeEventListener("change", draw) };
+}
+
+function isWanted(model) {
+  if (chosen.temperature && model.temperature !== chosen.temperature) return false;
+  const text = `${model.name} ${model.key} ${model.engine} ${model.state} ${model.temperature}${model.pinned ? " pinned" : ""}${model.suspended ? " drained" : ""}`.toLowerCase();
+  return chosen.text.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+}
+
+function inOrder(models) {
+  return models.sort(ORDERS[chosen.order].by); // they come by name, and sorting is stable
+}
+
+function drawKinds(kinds, models, draw) {
+  const tally = { "": models.length };
+  for (const model of models) tally[model.temperature] = (tally[model.temperature] ?? 0) + 1;
+  const choices = ["", ...TEMPERATURES].map((key) => ({ key, num: tally[key] ?? 0, on: key === chosen.temperature }));
+  keyed(kinds, choices, (choice) => choice.key, ({ key, num, on }) =>
+    h(
+      "button",
+      {
+        type: "button",
+        "aria-pressed": String(on),
+        "data-focus": key,
+        onclick: () => {
+          chosen.temperature = key;
+          draw();
+        },
+      },
+      key || "all",
+      h("small", null, String(num)),
+    ),
+  );
+}
+
+function drawHead(head, draw) {
+  const columns = ["name", "state", "queue", "running", "instances", "start", "memory", "actions"].map((key) => ({ key, on: chosen.order === key }));
+  keyed(head, columns, (column) => column.key, ({ key, on }) => {
+    if (!ORDERS[key]) return h("span", { role: "columnheader" }, key === "instances" ? "Instances" : h("span", { class: "hidden" }, "Actions"));
+    const order = () => {
+      chosen.order = key;
+      draw();
+    };
+    const sorted = key === "name" ? "ascending" : "descending";
+    return h("span", { role: "columnheader", "aria-sort": on ? sorted : null }, h("button", { type: "button", class: "plain", "data-focus": key, onclick: order }, ORDERS[key].word));
+  });
+}
+
+function instancesOf(model) {
+  return model.instances.map((id) => shortly(live.instances.get(id))).join() + (hue.get(model.key) ?? "");
+}
+
+function shortly(instance) {
+  return instance ? `${instance.node_id} ${instance.state} ${instance.num_in_flight}` : "";
+}
+
+function modelLine(model) {
+  const address = encodeURIComponent(model.key);
+  return h(
+    "div",
+    { role: "row", class: `line temp-${model.temperature}`, "data-key": model.key },
+    h(
+      "span",
+      { role: "rowheader", class: "name" },
+      h("i", { class: "swatch", style: { "--h": String(hue.get(model.key) ?? 0) }, "aria-hidden": "true" }),
+      h("a", { href: `#/model/${address}`, "data-focus": "name" }, model.name),
+      emulated(model.emulated),
+      model.pinned ? badge("pinned", "quiet", "Never evicted, always at least one instance") : null,
+      model.suspended ? badge("drained", "warn", "Drained by its operator: no start until it is loaded again") : null,
+      h("small", null, model.engine),
+    ),
+    h("span", { role: "cell" }, stateOf(model)),
+    h("span", { role: "cell", class: "num" }, number(model.num_waiting, "queue")),
+    h("span", { role: "cell", class: "num" }, number(model.num_in_flight)),
+    h("span", { role: "cell", class: "chips" }, model.instances.map(chip)),
+    h("span", { role: "cell" }, lastStart(model.last_cold_start)),
+    h("span", { role: "cell", class: "num" }, bytes(model.memory_bytes)),
+    h(
+      "span",
+      { role: "cell", class: "acts" },
+      modelActions(model, ["load", "unload", "pin", "unpin"]),
+      h("a", { class: "act", href: `#/playground/${address}`, "data-focus": "chat", "aria-label": `Chat with ${model.name}` }, "Chat"),
+    ),
+  );
+}
+
+function number(num, kind = "") {
+  return h("span", { class: num ? kind : "zero" }, String(num));
+}
+
+export function stateOf(model) {
+  const isComing = model.state === "loading" || model.state === "starting";
+  const eta = model.eta_s > 0 && model.state !== "failed" ? `${isComing ? "ready in" : "starts in"} ${model.eta_measured ? "" : "~"}${model.eta_s} s` : "";
+  return h(
+    "span",
+    { class: `state ${model.state}`, title: model.failure?.reason ?? null },
+    h("i", { class: "dot", "aria-hidden": "true" }),
+    STATE_WORDS[model.state] ?? model.state,
+    eta ? h("small", { title: model.eta_measured ? "from the starts measured so far" : "no start has been measured yet" }, eta) : null,
+    model.failure ? h("small", { class: "why" }, model.failure.reason || "no reason given") : null,
+  );
+}
+
+function chip(id) {
+  const instance = live.instances.get(id);
+  if (!instance) return null;
+  return h(
+    "span",
+    { class: `chip ${instance.state}`, title: `${id} on ${instance.gpu_id}, ${instance.state}` },
+    instance.node_id,
+    h("small", null, instance.state === "ready" ? `${instance.num_in_flight}/${instance.max_concurrency}` : instance.state),
+  );
+}
+
+function lastStart(start) {
+  if (!start) return h("span", { class: "zero" }, "–");
+  return h("span", { class: "cold-start" }, h("b", null, seconds(start.seconds)), phaseBars(start.phases, start.seconds));
+}

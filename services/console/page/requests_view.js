@@ -1,0 +1,163 @@
+// Requests as they happen: held, under way, ended. What is asked for stands in the address, so that a view can be shared.
+
+import { badge, emulated, empty, h, keyed, say, table } from "/page/dom.js";
+import { clock, day, seconds, short } from "/page/format.js";
+import { live } from "/page/live.js";
+
+const COLUMNS = ["Arrived", "Model", "State", "Queue", "First token", "Per token", "Total", "Tokens", "Instance", "Trace"];
+const GROUPS = ["", "live", "held", "dispatched", "streaming", "finished", "failed", "refused", "left"];
+const WORDS = { "": "all", live: "under way", dispatched: "sent", left: "client left" };
+const EVERY_MS = 500;
+const LIMIT = 200;
+
+/** `argument` is what follows `#/requests/`: `model=smol-chat&state=held&q=503`. */
+export function requestsView(argument) {
+  const wanted = Object.fromEntries(new URLSearchParams(argument));
+  const asked = { model: wanted.model ?? "", state: GROUPS.includes(wanted.state) ? wanted.state : "", q: wanted.q ?? "" };
+  const filter = h("input", { type: "search", id: "request-filter", value: asked.q, placeholder: "Id, error code, status, instance", autocomplete: "off" });
+  const models = h("select", { id: "request-model" });
+  const states = h("span", { class: "segments", role: "group", "aria-label": "State" });
+  const pause = h("button", { type: "button", "aria-pressed": "false" }, "Pause");
+  const tally = h("p", { class: "note", role: "status", "aria-live": "off" });
+  const body = h("tbody");
+  const element = h(
+    "div",
+    { class: "requests-view" },
+    h("h1", { class: "hidden" }, "Requests"),
+    h(
+      "div",
+      { class: "tools" },
+      h("label", { class: "hidden", for: "request-filter" }, "Filter requests"),
+      filter,
+      h("label", { class: "hidden", for: "request-model" }, "Model"),
+      models,
+      states,
+      pause,
+    ),
+    tally,
+    h("section", { class: "panel requests-panel", "aria-label": "Requests" }, table("Requests", COLUMNS, body)),
+  );
+  let timer = 0;
+  let number = 0; // of the latest question: an answer to an earlier one is dropped
+  let paused = false;
+  let closed = false;
+
+  const load = async () => {
+    timer = 0;
+    const mine = (number += 1);
+    const query = new URLSearchParams({ ...asked, limit: String(LIMIT) });
+    try {
+      const answer = await fetch(`/api/v1/requests?${query}`);
+      if (answer.ok) {
+        const page = await answer.json();
+        if (mine === number && !closed) show(page);
+      } else if (mine === number && !closed) say(tally, `the console answered ${answer.status}`);
+    } catch (error) {
+      console.info("requests could not be read", error);
+    }
+    if (mine === number && !closed && !paused) timer = setTimeout(load, EVERY_MS);
+  };
+  const show = (page) => {
+    const rows = page.requests.length ? page.requests : [{ nothing: page.num_kept || page.num_live ? "No request matches." : "No request yet. Send one and it shows here." }];
+    keyed(body, rows.map((row) => aged(row, page.now)), (row) => (row.nothing ? "" : `${row.router_id} ${row.request_id}`), requestLine, (row) => live.model(row.model_key)?.name ?? "");
+    const unseen = page.num_matching - page.requests.length;
+    say(tally, `${page.num_live} under way, ${page.num_kept} ended kept${unseen > 0 ? `; ${unseen} more match than are shown` : ""}`);
+    drawStates(page.states);
+  };
+  const drawStates = (tallied) => {
+    const sum = (names) => names.reduce((all, name) => all + (tallied[name] ?? 0), 0);
+    const choices = GROUPS.map((key) => ({
+      key,
+      on: asked.state === key,
+      num: key === "live" ? sum(["held", "dispatched", "streaming"]) : key ? sum([key]) : sum(Object.keys(tallied)),
+    }));
+    keyed(states, choices, (choice) => choice.key, ({ key, on, num }) =>
+      h("button", { type: "button", "aria-pressed": String(on), "data-focus": key, onclick: () => ask({ state: key }) }, WORDS[key] ?? key, h("small", null, String(num))),
+    );
+  };
+  const ask = (change) => {
+    Object.assign(asked, change);
+    const query = new URLSearchParams(Object.entries(asked).filter(([, value]) => value)).toString();
+    history.replaceState(null, "", query ? `#/requests/${query}` : "#/requests");
+    clearTimeout(timer);
+    load();
+  };
+  const drawModels = () => {
+    const rows = [{ key: "", name: "All models" }, ...live.models.map(({ key, name }) => ({ key, name }))];
+    if (asked.model && !rows.some((row) => row.key === asked.model)) rows.push({ key: asked.model, name: asked.model });
+    keyed(models, rows, (row) => row.key, (row) => h("option", { value: row.key }, row.name));
+    models.value = asked.model;
+  };
+  filter.addEventListener("input", () => ask({ q: filter.value.trim() }));
+  models.addEventListener("change", () => ask({ model: models.value }));
+  pause.addEventListener("click", () => {
+    paused = !paused;
+    pause.setAttribute("aria-pressed", String(paused));
+    say(pause, paused ? "Go on" : "Pause");
+    clearTimeout(timer);
+    if (!paused) load();
+  });
+  live.addEventListener("models", drawModels);
+  drawModels();
+  drawStates({});
+  load();
+  return {
+    element,
+    title: "Requests",
+    close: () => {
+      closed = true;
+      clearTimeout(timer);
+      live.removeEventListener("models", drawModels);
+    },
+  };
+}
+
+/** A live row shows its age, so it is another row each time; one that ended stays as it is. */
+function aged(row, now) {
+  return row.nothing || row.finished_at || row.state === "refused" ? row : { ...row, age_s: Math.max(0, now - row.arrived_at) };
+}
+
+function requestLine(row) {
+  if (row.nothing) return h("tr", null, h("td", { colspan: String(COLUMNS.length) }, empty(row.nothing)));
+  const isLive = row.age_s !== undefined;
+  const address = row.trace_id ? `#/trace/${row.trace_id}` : `#/request/${encodeURIComponent(row.request_id)}`;
+  const name = live.model(row.model_key)?.name ?? (row.model_key || "–");
+  return h(
+    "tr",
+    { class: `${row.status >= 400 ? "failed" : ""} ${isLive ? "live" : ""}` },
+    h("td", { class: "num" }, h("time", { title: day(row.arrived_at) }, clock(row.arrived_at))),
+    h("td", { class: "name" }, h("a", { href: `#/model/${encodeURIComponent(row.model_key)}`, "data-focus": "model" }, name), emulated(row.emulated)),
+    h("td", null, standing(row), row.cold ? badge("cold start", "cold") : null),
+    h("td", { class: "num" }, row.state === "held" ? seconds(row.age_s) : time(row.queue_s)),
+    h("td", { class: "num strong" }, time(row.ttft_s)),
+    h("td", { class: "num", title: "mean time between tokens after the first" }, time(row.tpot_s)),
+    h("td", { class: "num" }, isLive ? h("span", { class: "zero" }, seconds(row.age_s)) : time(row.e2e_s)),
+    h("td", { class: "num" }, tokens(row)),
+    h("td", { class: "id", title: row.instance_id }, row.instance_id ? short(row.instance_id) : "–"),
+    h("td", null, h("a", { href: address, class: "id", title: row.request_id, "data-focus": "trace" }, short(row.request_id))),
+  );
+}
+
+function standing(row) {
+  if (row.state === "held") {
+    const eta = row.eta_s ? `, goes on in about ${seconds(row.eta_s)}` : "";
+    return h("span", { class: "state waiting" }, h("i", { class: "dot", "aria-hidden": "true" }), "held", h("small", null, `number ${row.position} in the queue${eta}`));
+  }
+  if (row.state === "refused" || row.state === "failed") {
+    const again = row.retry_after_s ? `, try again in ${seconds(row.retry_after_s)}` : "";
+    return badge(row.code || String(row.status), "bad", `${row.state}, ${row.status}${again}`);
+  }
+  if (row.state === "left") return badge("client left", "warn", "The client left before the answer was whole");
+  return badge(WORDS[row.state] ?? row.state, row.state === "finished" ? "quiet" : "good", row.status ? String(row.status) : null);
+}
+
+function time(value) {
+  return value ? seconds(value) : h("span", { class: "zero" }, "–");
+}
+
+function tokens(row) {
+  if (!row.response_tokens) return h("span", { class: "zero" }, "–");
+  const about = row.tokens_exact ? "" : "~";
+  const title = row.prompt_tokens ? `${row.prompt_tokens} in, ${about}${row.response_tokens} out` : `${about}${row.response_tokens} out`;
+  return h("span", { title }, `${about}${row.response_tokens}`);
+}
