@@ -8,13 +8,13 @@ from pydantic import Field, field_validator
 from glowplug.controllers.agent_words import AgentParams
 from glowplug.domain.address import PortRange
 from glowplug.engines.port import EngineSettings
-from glowplug.runtime.settings import ServiceSettings
+from glowplug.runtime.settings import NodeId, ServiceSettings
 
 
 class AgentSettings(ServiceSettings):
     """`gpu_budgets`: "1GiB,1GiB" gives the node two GPUs of host memory. Times are seconds."""
 
-    node_id: str = Field("", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=64)
+    node_id: NodeId = Field("", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=64)  # a dot becomes a dash
     agent_url: str = ""  # how others reach this agent; empty: its own address
     prefetcher_url: str = ""
     gpu_kind: Literal["host", "cuda", "auto"] = "host"

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import Field
 
 from glowplug.domain.errors import NoSpace
-from glowplug.runtime.settings import ServiceSettings
+from glowplug.runtime.settings import NodeId, ServiceSettings
 from glowplug.weights.fetch import FetchOptions
 from glowplug.weights.source import SourceOptions
 
@@ -14,7 +14,7 @@ USABLE_RATIO = 0.9  # of the shared-memory file system: filling it up would take
 
 
 class PrefetcherSettings(ServiceSettings):
-    node_id: str = Field("node-1", pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)
+    node_id: NodeId = Field("node-1", pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)  # a dot becomes a dash
     shm_dir: Path = Path("/dev/shm/glowplug")
     host_cache_bytes: int = Field(8 << 30, gt=0)
     link_bytes_per_s: float = Field(0.0, ge=0)  # rate of this node's link for weights; 0 is no limit

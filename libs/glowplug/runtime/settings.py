@@ -1,9 +1,19 @@
 """Settings every service shares. Precedence: environment `GLOWPLUG_*`, then default."""
 
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _without_dots(name: Any) -> Any:
+    return name.replace(".", "-") if isinstance(name, str) else name
+
+
+NodeId = Annotated[str, BeforeValidator(_without_dots)]
+"""A server's name, which may have dots, as one word of a subject, where dots divide: `ip-10-0-0-1.internal` is
+`ip-10-0-0-1-internal`."""
 
 
 class ServiceSettings(BaseSettings):
