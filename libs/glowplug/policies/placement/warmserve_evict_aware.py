@@ -1,0 +1,246 @@
+"""Evict-aware placement of prewarmed replicas, and which GPUs an instance that must start takes over.
+
+Paper: WarmServe section 5.2, Algorithm 1, and its last paragraph for scale-up. A replica needs D GPUs of one server
+with S/D free bytes each; the sets of two models are nested or disjoint. Among the groups whose replicas all score less
+than the newcomer, the one with the least sum of scores is taken; if there is none, the one with the least sum at all.
+
+Departures, all as the published code or needed by it (errata E8-E10):
+- Replicas already there take the first of their model's scores, in order of their ids; extras score 0.
+- A model never lies twice on one GPU.
+- Replicas that score 0 are dropped when a wish finds no room (`evict_stale`), an extension the code leaves as a TODO.
+- Scale-up takes the least sum of lost scores on a hit and on a miss alike, as the text says.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from glowplug.policies.placement.warmserve_groups import (
+    Prewarmed,
+    PrewarmNode,
+    groups_of,
+    is_nested_or_disjoint,
+    members,
+)
+from glowplug.policies.prewarming.warmserve_scores import ReplicaWish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaShape:
+    """What one replica of a model takes: GPUs of one node, and bytes on each."""
+
+    num_gpus: int
+    bytes_per_gpu: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrewarmStep:
+    """Prewarm one replica here, after dropping those that are no longer wanted."""
+
+    model_key: str
+    node_id: str
+    gpu_ids: tuple[str, ...]
+    score: float
+    drop: tuple[str, ...] = ()  # replica ids
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictAwareParams:
+    evict_stale: bool = True
+    max_steps: int = 1000
+
+
+@dataclass(slots=True)
+class _Node:
+    """One node while a plan is made."""
+
+    view: PrewarmNode
+    free: list[int]
+    held: list[tuple[int, Prewarmed]]  # bits, replica
+
+    @classmethod
+    def of(cls, view: PrewarmNode, scores: dict[str, float]) -> "_Node":
+        held = [(view.bits(r.gpu_ids), replace(r, score=scores.get(r.replica_id, 0.0))) for r in view.replicas]
+        return cls(view, list(view.free_bytes), held)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    beaten: bool  # every replica it would lie with scores less
+    lost: float  # sum of the scores of those
+    node_id: str
+    bits: int
+    drop: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> tuple[bool, float, int, str, int]:
+        return (not self.beaten, self.lost, len(self.drop), self.node_id, self.bits)
+
+
+def plan(
+    wishes: Sequence[ReplicaWish],
+    shapes: dict[str, ReplicaShape],
+    nodes: Iterable[PrewarmNode],
+    params: EvictAwareParams = EvictAwareParams(),
+) -> list[PrewarmStep]:
+    """What to prewarm where, the most valuable first. `wishes` come sorted (`warmserve_scores.replicas`).
+
+    A wish whose model has no shape, or that fits nowhere, is passed over.
+    """
+    views = sorted(nodes, key=lambda n: n.node_id)
+    scores, new = _share_out(wishes, views)
+    working = {view.node_id: _Node.of(view, scores) for view in views}
+    steps: list[PrewarmStep] = []
+    for wish in new:
+        shape = shapes.get(wish.model_key)
+        if shape is None or len(steps) >= params.max_steps:
+            continue
+        fits = [_best(node, wish, shape, shape_bytes={}, stale=False) for node in working.values()]
+        found = min((fit for fit in fits if fit), key=lambda fit: fit.order, default=None)
+        if found is None and params.evict_stale:
+            sizes = {key: shape.bytes_per_gpu for key, shape in shapes.items()}
+            fits = [_best(node, wish, shape, shape_bytes=sizes, stale=True) for node in working.values()]
+            found = min((fit for fit in fits if fit), key=lambda fit: fit.order, default=None)
+        if found is not None:
+            steps.append(_take(working[found.node_id], wish, shape, shapes, found))
+    return steps
+
+
+def _share_out(
+    wishes: Sequence[ReplicaWish], nodes: Sequence[PrewarmNode]
+) -> tuple[dict[str, float], list[ReplicaWish]]:
+    """Scores of the replicas there are (replica_id -> score), and the wishes still open."""
+    there: dict[str, list[str]] = {}
+    for node in nodes:
+        for replica in node.replicas:
+            there.setdefault(replica.model_key, []).append(replica.replica_id)
+    for ids in there.values():
+        ids.sort(reverse=True)  # taken from the end
+    scores: dict[str, float] = {}
+    still_open: list[ReplicaWish] = []
+    for wish in wishes:
+        if mine := there.get(wish.model_key):
+            scores[mine.pop()] = wish.score
+        else:
+            still_open.append(wish)
+    return scores, still_open
+
+
+def _best(
+    node: _Node, wish: ReplicaWish, shape: ReplicaShape, *, shape_bytes: dict[str, int], stale: bool
+) -> _Fit | None:
+    """The best group of one node, or None. With `stale`, worthless replicas may be dropped for it."""
+    has_room = sum(1 << at for at, free in enumerate(node.free) if free >= shape.bytes_per_gpu)
+    best: _Fit | None = None
+    for bits in groups_of(len(node.free), shape.num_gpus):
+        if not stale and bits & has_room != bits:
+            continue
+        fit = _fit(node, wish, shape, bits, shape_bytes if stale else None)
+        if fit and (best is None or fit.order < best.order):
+            best = fit
+    return best
+
+
+def _fit(node: _Node, wish: ReplicaWish, shape: ReplicaShape, bits: int, sizes: dict[str, int] | None) -> _Fit | None:
+    highest, lost, drop = -1.0, 0.0, []
+    for other, replica in node.held:
+        if not other & bits:
+            continue
+        worthless = sizes is not None and replica.score == 0.0
+        if replica.model_key == wish.model_key or not is_nested_or_disjoint(bits, other):
+            if not worthless or replica.model_key == wish.model_key:
+                return None
+            drop.append(replica)
+        elif worthless:
+            drop.append(replica)
+        else:
+            highest, lost = max(highest, replica.score), lost + replica.score
+    if sizes is not None:
+        for at in members(bits):
+            freed = sum(sizes.get(r.model_key, 0) for r in drop if node.view.gpu_ids[at] in r.gpu_ids)
+            if node.free[at] + freed < shape.bytes_per_gpu:
+                return None
+    return _Fit(highest < wish.score, lost, node.view.node_id, bits, tuple(r.replica_id for r in drop))
+
+
+def _take(
+    node: _Node, wish: ReplicaWish, shape: ReplicaShape, shapes: dict[str, ReplicaShape], fit: _Fit
+) -> PrewarmStep:
+    """Note the step in the working copy."""
+    gone = set(fit.drop)
+    for other, replica in node.held:
+        if replica.replica_id in gone and replica.model_key in shapes:
+            for at in members(other):
+                if at < len(node.free):
+                    node.free[at] += shapes[replica.model_key].bytes_per_gpu
+    node.held = [(b, r) for b, r in node.held if r.replica_id not in gone]
+    for at in members(fit.bits):
+        node.free[at] -= shape.bytes_per_gpu
+    gpu_ids = tuple(node.view.gpu_ids[at] for at in members(fit.bits))
+    name = f"new {wish.model_key} {wish.kind.name.lower()} {wish.rank}"
+    mine = Prewarmed(replica_id=name, model_key=wish.model_key, gpu_ids=gpu_ids, score=wish.score, is_ready=False)
+    node.held.append((fit.bits, mine))
+    over = "above every replica it lies with" if fit.beaten else "nowhere above the others"
+    reason = f"{wish.kind.name.lower()} replica {wish.rank}, score {wish.score:.3g}: {over}, which score {fit.lost:.3g}"
+    return PrewarmStep(
+        model_key=wish.model_key,
+        node_id=node.view.node_id,
+        gpu_ids=gpu_ids,
+        score=wish.score,
+        drop=fit.drop,
+        reason=reason,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """The GPUs an instance starts on. `replica_id` is the prewarmed copy it grows from, "" on a miss."""
+
+    node_id: str
+    gpu_ids: tuple[str, ...]
+    replica_id: str = ""
+    evicted: tuple[str, ...] = ()  # replica ids that lose their place
+    lost_score: float = 0.0
+    reason: str = ""
+
+
+def take_over(model_key: str, shape: ReplicaShape, nodes: Iterable[PrewarmNode]) -> Takeover | None:
+    """Where a new instance of a model starts: on a ready replica, else on one still loading, else on the free group
+    whose replicas are worth least. None when no node has `shape.num_gpus` GPUs that are not serving."""
+    hits: list[tuple[tuple[bool, float, str, int], Takeover]] = []
+    misses: list[tuple[tuple[float, int, str, int], Takeover]] = []
+    for node in sorted(nodes, key=lambda n: n.node_id):
+        serving = node.bits([g for g in node.gpu_ids if g in node.draining])
+        held = [(node.bits(r.gpu_ids), r) for r in node.replicas]
+        for bits, replica in held:
+            if replica.model_key == model_key and not bits & serving:
+                mine = _takeover(node, bits, held, replica)
+                hits.append(((not replica.is_ready, mine.lost_score, node.node_id, bits), mine))
+        if hits:
+            continue
+        for bits in groups_of(len(node.gpu_ids), shape.num_gpus):
+            if not bits & serving:
+                mine = _takeover(node, bits, held, None)
+                misses.append(((mine.lost_score, len(mine.evicted), node.node_id, bits), mine))
+    if hits:
+        return min(hits, key=lambda entry: entry[0])[1]
+    return min(misses, key=lambda entry: entry[0])[1] if misses else None
+
+
+def _takeover(
+    node: PrewarmNode, bits: int, held: Sequence[tuple[int, Prewarmed]], replica: Prewarmed | None
+) -> Takeover:
+    lost = [r for other, r in held if other & bits and r is not replica]
+    score = sum(r.score for r in lost)
+    if replica is None:
+        what = "no prewarmed copy; the group whose replicas are worth least"
+    else:
+        what = "prewarmed" if replica.is_ready else "being prewarmed"
+    return Takeover(
+        node_id=node.node_id,
+        gpu_ids=tuple(node.gpu_ids[at] for at in members(bits)),
+        replica_id=replica.replica_id if replica else "",
+        evicted=tuple(r.replica_id for r in lost),
+        lost_score=score,
+        reason=f"{what}; {len(lost)} replicas worth {score:.3g} give way",
+    )

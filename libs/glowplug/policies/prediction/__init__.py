@@ -1,0 +1,1 @@
+"""Prediction: what demand to expect of each model in the windows to come."""

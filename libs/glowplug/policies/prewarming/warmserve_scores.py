@@ -1,0 +1,98 @@
+"""How many replicas of each model to prewarm, and how much each is worth.
+
+Paper: WarmServe section 5.2, Eq. 5-8, with L_A and L_P the predicted average and peak concurrency, B the batch size, K
+the active instances, T_c the seconds to load the weights, i the rank of a replica in its class:
+
+    N_basic = max(ceil(L_A / B) - K, 0)                                            (5)
+    N_burst = max(ceil(L_P / B) - N_basic - K, 0)                                  (6)
+    S_basic = exp(-i / (N_basic + N_burst)) T_c                                    (7)
+    S_burst = exp(-(N_basic + i) / (N_basic + N_burst)) T_c (L_P - L_A) / L_A      (8)
+
+Departures:
+- Eq. 8 divides by zero for a model that sleeps on average: L_A is floored at `min_average` (erratum E4). The published
+  code multiplies by L_P / L_A; `burst="ratio"` does that.
+- "Basic replicas always have higher priorities than burst replicas": the order is (class, -score), where the published
+  code sorts by score alone (erratum E5; `class_first=False`).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+
+class ReplicaClass(IntEnum):
+    """Basic replicas serve the average load, burst ones the peak."""
+
+    BASIC = 0
+    BURST = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrewarmDemand:
+    """One model's coming window: predicted concurrency, and what it runs now."""
+
+    model_key: str
+    concurrency_mean: float  # L_A
+    concurrency_peak: float  # L_P
+    max_concurrency: int  # B
+    num_active: int  # K; draining instances do not count
+    load_s: float  # T_c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaWish:
+    """One replica worth prewarming."""
+
+    model_key: str
+    kind: ReplicaClass
+    rank: int  # within its class
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreParams:
+    burst: Literal["difference", "ratio"] = "difference"
+    min_average: float = 0.05
+    max_burst_factor: float = 100.0
+    class_first: bool = True
+
+
+def replicas(demands: Iterable[PrewarmDemand], params: ScoreParams = ScoreParams()) -> list[ReplicaWish]:
+    """Every replica worth prewarming, the most valuable first; ties go by model key and rank."""
+    wishes = [wish for demand in demands for wish in _of(demand, params)]
+    first = params.class_first
+    return sorted(wishes, key=lambda w: (w.kind if first else 0, -w.score, w.model_key, w.kind, w.rank))
+
+
+def _of(demand: PrewarmDemand, params: ScoreParams) -> list[ReplicaWish]:
+    average, peak = max(0.0, demand.concurrency_mean), max(0.0, demand.concurrency_peak)
+    batch = max(1, demand.max_concurrency)
+    num_basic = max(math.ceil(average / batch) - demand.num_active, 0)
+    num_burst = max(math.ceil(peak / batch) - num_basic - demand.num_active, 0)
+    total = num_basic + num_burst
+    factor = burst_factor(average, peak, params)
+    basic = [
+        ReplicaWish(
+            model_key=demand.model_key, kind=ReplicaClass.BASIC, rank=i, score=math.exp(-i / total) * demand.load_s
+        )
+        for i in range(num_basic)
+    ]
+    burst = [
+        ReplicaWish(
+            model_key=demand.model_key,
+            kind=ReplicaClass.BURST,
+            rank=i,
+            score=math.exp(-(num_basic + i) / total) * demand.load_s * factor,
+        )
+        for i in range(num_burst)
+    ]
+    return basic + burst
+
+
+def burst_factor(average: float, peak: float, params: ScoreParams) -> float:
+    """How far the peak stands above the average, bounded (the last factor of Eq. 8)."""
+    floor = max(average, params.min_average)
+    factor = peak / floor if params.burst == "ratio" else (peak - average) / floor
+    return min(max(factor, 0.0), params.max_burst_factor)

@@ -1,0 +1,129 @@
+"""What WarmServe's placement must keep whatever the cluster and the wishes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan, take_over
+from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode, is_nested_or_disjoint
+from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
+from glowplug.policies.prewarming.warmserve_scores import PrewarmDemand, ReplicaClass, replicas
+
+MODELS = [f"m{n}" for n in range(6)]
+SHAPES = st.fixed_dictionaries(
+    {
+        m: st.builds(ReplicaShape, num_gpus=st.sampled_from([1, 1, 2, 4]), bytes_per_gpu=st.integers(1, 40))
+        for m in MODELS
+    }
+)
+DEMANDS = st.lists(
+    st.builds(
+        PrewarmDemand,
+        model_key=st.sampled_from(MODELS),
+        concurrency_mean=st.floats(0, 100),
+        concurrency_peak=st.floats(0, 200),
+        max_concurrency=st.sampled_from([8, 32]),
+        num_active=st.integers(0, 3),
+        load_s=st.floats(0.05, 10),
+    ),
+    max_size=8,
+    unique_by=lambda d: d.model_key,
+)
+
+
+@st.composite
+def clusters(draw):
+    return [
+        PrewarmNode(
+            node_id=f"n{n}",
+            gpu_ids=tuple(f"n{n}/{g}" for g in range(4)),
+            free_bytes=tuple(draw(st.lists(st.integers(0, 80), min_size=4, max_size=4))),
+            draining=frozenset(f"n{n}/{g}" for g in draw(st.sets(st.integers(0, 3), max_size=2))),
+        )
+        for n in range(draw(st.integers(1, 3)))
+    ]
+
+
+@given(DEMANDS, SHAPES, clusters())
+def test_a_plan_keeps_the_guidelines_and_the_bytes(demands, shapes, nodes):
+    wishes = replicas(demands)
+    steps = plan(wishes, shapes, nodes)
+    free = {g: b for node in nodes for g, b in zip(node.gpu_ids, node.free_bytes, strict=True)}
+    for at, step in enumerate(steps):
+        shape = shapes[step.model_key]
+        assert len(set(step.gpu_ids)) == shape.num_gpus
+        assert {g.partition("/")[0] for g in step.gpu_ids} == {step.node_id}
+        for gpu in step.gpu_ids:
+            free[gpu] -= shape.bytes_per_gpu
+            assert free[gpu] >= 0, f"{gpu} oversubscribed"
+        for other in steps[:at]:
+            one, two = set(step.gpu_ids), set(other.gpu_ids)
+            assert one <= two or two <= one or not one & two
+            assert not (one & two and other.model_key == step.model_key)
+    for model in MODELS:
+        assert sum(s.model_key == model for s in steps) <= sum(w.model_key == model for w in wishes)
+
+
+@given(DEMANDS, SHAPES, clusters())
+def test_planning_again_after_a_plan_asks_for_nothing_twice(demands, shapes, nodes):
+    wishes = replicas(demands)
+    steps = plan(wishes, shapes, nodes)
+    after = [
+        PrewarmNode(
+            node_id=node.node_id,
+            gpu_ids=node.gpu_ids,
+            free_bytes=tuple(
+                b - sum(shapes[s.model_key].bytes_per_gpu for s in steps if g in s.gpu_ids)
+                for g, b in zip(node.gpu_ids, node.free_bytes, strict=True)
+            ),
+            draining=node.draining,
+            replicas=tuple(
+                Prewarmed(replica_id=f"r{at}", model_key=s.model_key, gpu_ids=s.gpu_ids)
+                for at, s in enumerate(steps)
+                if s.node_id == node.node_id
+            ),
+        )
+        for node in nodes
+    ]
+    placed = {m: sum(s.model_key == m for s in steps) for m in MODELS}
+    for step in plan(wishes, shapes, after):
+        wanted = sum(w.model_key == step.model_key for w in wishes)
+        placed[step.model_key] += 1
+        assert placed[step.model_key] <= wanted
+
+
+@given(DEMANDS, clusters(), SHAPES, st.randoms(use_true_random=False))
+def test_the_order_of_nodes_and_demands_changes_nothing(demands, nodes, shapes, chance):
+    mixed, turned = list(demands), list(nodes)
+    chance.shuffle(mixed)
+    chance.shuffle(turned)
+    assert plan(replicas(demands), shapes, nodes) == plan(replicas(mixed), shapes, turned)
+    for model in MODELS:
+        assert take_over(model, shapes[model], nodes) == take_over(model, shapes[model], turned)
+
+
+@given(DEMANDS)
+def test_scores_fall_with_rank_and_rise_with_load_time(demands):
+    wishes = replicas(demands)
+    for model in MODELS:
+        for kind in ReplicaClass:
+            mine = [
+                w.score
+                for w in sorted((w for w in wishes if w.model_key == model and w.kind is kind), key=lambda w: w.rank)
+            ]
+            assert mine == sorted(mine, reverse=True)
+            assert all(score >= 0 for score in mine)
+
+
+@given(st.integers(0, 64), st.integers(1, 64), st.integers(0, 1000), st.integers(0, 1000))
+def test_more_running_or_more_used_never_frees_more(running, capacity, used, total):
+    used = min(used, total)
+    here = prewarmable_bytes(running, capacity, used, total)
+    assert 0 <= here <= total - used
+    assert prewarmable_bytes(running + 1, capacity, used, total) <= here
+    if used < total:
+        assert prewarmable_bytes(running, capacity, used + 1, total) <= here
+
+
+@given(st.integers(0, 255), st.integers(0, 255))
+def test_nesting_is_symmetric(one, other):
+    assert is_nested_or_disjoint(one, other) == is_nested_or_disjoint(other, one)
