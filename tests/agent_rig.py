@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
-from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import EngineDriver
@@ -51,8 +51,14 @@ def start_command(model: Model, instance_id: str, *, gpu: int = 0, node_id: str 
     worker = Worker(
         worker_id=f"{instance_id}-0", node_id=node_id, gpu_id=f"{node_id}/{gpu}", num_bytes=model.memory_bytes
     )
+    now_s = time.time()
     command = StartInstance(
-        target=node_id, instance_id=instance_id, model=model, workers=(worker,), decision_id=f"d-{instance_id}"
+        target=node_id,
+        instance_id=instance_id,
+        model=model,
+        workers=(worker,),
+        decision_id=f"d-{instance_id}",
+        phases=(Phase(name=PhaseName.DECIDE, started_at=now_s - 0.02, ended_at=now_s),),
     )
     return an_event(command, issuer="placer-1", epoch=epoch, traceparent=TRACEPARENT)
 

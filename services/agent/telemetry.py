@@ -17,6 +17,7 @@ from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap
 from glowplug.telemetry.tracing import Tracing
 
 _ENGINES_OWN = (PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP)
+_WAITS = {PhaseName.DECIDE: "agent.await_decision", PhaseName.FETCH: "agent.await_weights"}
 
 
 class NodeCollector(Collector):
@@ -101,7 +102,9 @@ class StartReporter:
             error="" if is_ready else instance.reason,
         )
         for phase in instance.phases:
-            if phase.name is not PhaseName.DECIDE:  # that span is the placer's
+            if phase.name is PhaseName.DECIDE:  # over before the agent heard of it: a sibling of its start
+                self._phase(phase, effect.traceparent, attributes)
+            else:
                 self._phase(phase, whole, attributes)
         if is_ready:
             self._measure(instance, effect.is_cached)
@@ -120,6 +123,6 @@ class StartReporter:
     def _phase(self, phase: Phase, parent: str, attributes: dict[str, str | float | int | bool]) -> None:
         is_engines = phase.name in _ENGINES_OWN
         tracing = self._engine_tracing if is_engines else self._tracing
-        name = f"engine.{phase.name.value}" if is_engines else "agent.await_weights"
+        name = f"engine.{phase.name.value}" if is_engines else _WAITS[phase.name]
         own = {semconv.ATTR_PHASE: phase.name.value, semconv.ATTR_PREDICTED_SECONDS: phase.predicted_s}
         tracing.record(name, parent, phase.started_at, phase.ended_at, attributes | own)

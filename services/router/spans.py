@@ -66,6 +66,9 @@ class RequestTrace:
         if self._engine is not None:
             counts = {semconv.GEN_AI_INPUT_TOKENS: prompt_tokens, semconv.GEN_AI_OUTPUT_TOKENS: response_tokens}
             self._engine.set_attributes(counts)
+            if exchange.first_byte:
+                at_ns = int((exchange.arrived_at + (exchange.first_byte - exchange.arrived)) * _NANO)
+                self._engine.add_event("first token" if exchange.is_sse else "first byte", timestamp=at_ns)
             _end(self._engine, ended_at, exchange.error_code if failed else "")
         elif self._hold is not None:
             _end(self._hold, ended_at, exchange.error_code if failed else "")

@@ -55,6 +55,10 @@ async def test_a_warm_request_is_two_spans_under_the_clients() -> None:
     assert answer.headers["traceparent"][3:35] == TRACE
     assert generate.attributes is not None and generate.attributes["glowplug.instance_id"] == "i-1"
     assert generate.attributes["gen_ai.usage.output_tokens"] == 3
+    (first,) = generate.events
+    assert first.name == "first token"
+    assert generate.start_time is not None and generate.end_time is not None
+    assert generate.start_time < first.timestamp <= generate.end_time
 
 
 async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace() -> None:

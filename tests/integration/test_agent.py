@@ -256,6 +256,8 @@ async def test_a_start_is_one_trace(rig: AgentRig) -> None:
     for name in ("agent.await_weights", "engine.launch", "engine.load", "engine.warmup"):
         assert spans[name].parent.span_id == whole.context.span_id
         assert spans[name].attributes["glowplug.emulated"] is True
+    decide = spans["agent.await_decision"]
+    assert decide.attributes["glowplug.phase"] == "decide" and decide.parent.span_id == whole.parent.span_id
 
 
 async def test_rest(rig: AgentRig) -> None:
