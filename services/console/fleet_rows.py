@@ -48,6 +48,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     keep_alive_s: float
     pinned: bool
+    suspended: bool  # drained by its operator: no start until it is loaded again
     emulated: bool
     instances: tuple[str, ...]
     last_cold_start: ColdStart | None

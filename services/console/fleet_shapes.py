@@ -148,6 +148,7 @@ def model_row(
         memory_bytes=model.memory_bytes,
         keep_alive_s=model.keep_alive_s,
         pinned=model.pinned,
+        suspended=model.suspended,
         emulated=model.engine == "emulated" or any(i.emulated for i in instances),
         instances=tuple(i.instance_id for i in sorted(instances, key=lambda i: (i.created_at, i.instance_id))),
         last_cold_start=start,

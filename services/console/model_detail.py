@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance, InstanceState, PhaseName
 from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.facts import InstanceChange, WeightsFetched, WeightsFetchFailed, WeightsProgressed
@@ -45,13 +45,12 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coming(msgspec.Struct, frozen=True, kw_only=True):
-    """A start under way: the phases known so far, and for how long it has been going."""
+    """A start under way: the phases known so far. `began_at` is what their offsets count from."""
 
     instance_id: str
     node_id: str
     state: str
-    created_at: float
-    changed_at: float
+    began_at: float
     emulated: bool
     phases: tuple[rows.PhaseRow, ...]
     fetch: FetchRow | None
@@ -117,10 +116,9 @@ class StartHistory:
                     instance_id=instance.instance_id,
                     node_id=instance.node_id,
                     state=instance.state.value,
-                    created_at=instance.created_at,
-                    changed_at=instance.changed_at,
+                    began_at=_began(instance),
                     emulated=instance.emulated,
-                    phases=_phases(instance, _began(instance)),
+                    phases=_phases_so_far(instance),
                     fetch=fetch if fetch and now_s - fetch.heard_at < FETCH_LEASE_S else None,
                 )
             )
@@ -158,6 +156,17 @@ def _phases(instance: Instance, began: float) -> tuple[rows.PhaseRow, ...]:
         rows.PhaseRow(phase.name.value, phase.started_at - began, max(0.0, phase.actual_s), phase.predicted_s)
         for phase in by_time
     )
+
+
+def _phases_so_far(instance: Instance) -> tuple[rows.PhaseRow, ...]:
+    """Those told, and the fetch: an agent says LOADING the moment the weights are whole in host memory."""
+    began = _began(instance)
+    told = _phases(instance, began)
+    if instance.state is not InstanceState.LOADING or any(phase.name == PhaseName.FETCH for phase in told):
+        return told
+    offset_s = instance.created_at - began
+    fetch_s = max(0.0, instance.changed_at - instance.created_at)
+    return (*told, rows.PhaseRow(PhaseName.FETCH.value, offset_s, fetch_s, 0.0))
 
 
 def declared(model: Model) -> dict[str, Any]:

@@ -46,13 +46,18 @@ async def serve(stopping: asyncio.Event) -> None:
     sock = listen(settings.host, settings.data_port, reuse_port=settings.reuse_port)
     server, url = await serve_rest(make(settings, desk, ledger), settings)
     await port.serve(sock)
+    data_url = f"{url.rpartition(':')[0]}:{sock.getsockname()[1]}"
     await shell.start()
     beside = [
         essential(asyncio.create_task(job, name=name), stopping)
         for name, job in (
             ("the outbox", outbox.run()),
             ("reporting loads", ledger.report_loads(settings.load_soonest_s, settings.load_every_s)),
-            ("following the fleet", _follow(world, shell, url)),
+            (
+                "reporting requests",
+                ledger.report_requests(settings.requests_every_s, settings.requests_reported),
+            ),
+            ("following the fleet", _follow(world, shell, url, data_url)),
         )
     ]
     settle_memory()
@@ -85,9 +90,9 @@ def settle_memory() -> None:
     gc.set_threshold(GC_EVERY_ALLOCATIONS, 10, 20)
 
 
-async def _follow(world: World, shell: RouterShell, url: str) -> None:
+async def _follow(world: World, shell: RouterShell, url: str, data_url: str) -> None:
     await listen_to_facts(world, shell)
-    await announce(shell, url)
+    await announce(shell, url, data_url)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.j
 import { bytes, clock, count, day, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
 import { STATE_WORDS, stateOf } from "/page/models.js";
-import { PHASES, phaseBars, phaseList } from "/page/phases.js";
+import { PHASES, PHASE_WORDS, phaseBars, phaseList } from "/page/phases.js";
 
 const SETTLE_MS = 250;
 const INSTANCE_COLUMNS = ["Instance", "State", "Place", "Memory", "Running", "Since", "Why it is there"];
@@ -53,7 +53,7 @@ export function modelView(key) {
     document.title = `${detail.model.name} · Glowplug`;
     say(spoken, `${detail.model.name} is ${STATE_WORDS[detail.model.state] ?? detail.model.state}`);
     keyed(head, [detail.model], () => "", headline);
-    keyed(coming, detail.coming, (start) => start.instance_id, (start) => startUnderWay(start, detail));
+    keyed(coming, detail.coming, (start) => start.instance_id, (start) => startUnderWay(start, detail), () => String(detail.now));
     keyed(instances, detail.instances.length ? detail.instances : [{ nothing: "No instance." }], (row) => row.instance_id ?? "", instanceLine);
     const longest = Math.max(...detail.starts.map((start) => start.seconds), 0);
     const lines = detail.starts.length ? detail.starts : [{ nothing: "No start of this model has been seen yet." }];
@@ -123,7 +123,7 @@ function instanceLine(row) {
   return h(
     "tr",
     null,
-    h("th", { scope: "row", class: "id", title: row.instance_id }, short(row.instance_id), emulated(row.emulated)),
+    h("th", { scope: "row", class: "id", title: row.instance_id }, short(row.instance_id), " ", emulated(row.emulated)),
     h("td", null, row.state),
     h("td", null, row.gpu_id || row.node_id),
     h("td", { class: "num" }, bytes(row.num_bytes)),
@@ -146,34 +146,45 @@ function startLine(row, longest) {
   );
 }
 
-/** A start under way: what is known to be over, what is going on, and how long it took the last time. */
+/** A start under way: what is over with its seconds, what goes on, and how long it took the last time. */
 export function startUnderWay(start, detail) {
   const before = detail.starts.find((other) => !other.reason)?.phases ?? [];
-  const usual = (name) => before.find((phase) => phase.name === name)?.duration_s ?? 0;
-  const stages = PHASES.map((name) => stage(name, start, usual(name)));
+  const elapsed_s = Math.max(0, detail.now - start.began_at);
   return h(
     "section",
-    { class: "panel start", "aria-label": `Start of ${start.instance_id}` },
-    h("h2", null, `Starting on ${start.node_id}`, emulated(start.emulated)),
-    h("ol", { class: "stages" }, stages),
+    { class: "start", "aria-label": `Start on ${start.node_id}` },
+    h("p", { class: "strong" }, `Starting on ${start.node_id}, ${seconds(elapsed_s)} so far `, emulated(start.emulated)),
+    h("ol", { class: "stages" }, PHASES.map((name) => stage(name, start, elapsed_s, before.find((phase) => phase.name === name)))),
   );
 }
 
-function stage(name, start, usual_s) {
+function stage(name, start, elapsed_s, before) {
   const over = start.phases.find((phase) => phase.name === name);
-  const fetch = name === "fetch" ? start.fetch : null;
-  const now = !over && (fetch || (start.state === "starting" ? name === "launch" : name === "load"));
-  const ratio = fetch?.num_bytes ? fetch.num_bytes_done / fetch.num_bytes : 0;
-  const words = over ? seconds(over.duration_s) : fetch ? `${bytes(fetch.num_bytes_done)}${fetch.num_bytes ? ` of ${bytes(fetch.num_bytes)}` : ""}` : now ? "now" : "";
+  const going = !over && isGoing(name, start, elapsed_s, before);
+  const fetch = name === "fetch" && !over ? start.fetch : null;
+  const words = over ? seconds(over.duration_s) : fetch ? fetched(fetch) : going ? "now" : "";
+  const done = fetch?.num_bytes ? fetch.num_bytes_done / fetch.num_bytes : 0;
+  const guessed = going && !fetch && before?.duration_s ? Math.min(1, Math.max(0, elapsed_s - before.offset_s) / before.duration_s) : 0;
   return h(
     "li",
-    { class: over ? "over" : now ? "now" : "" },
+    { class: over ? "over" : going ? "now" : "" },
     h("i", { class: `swatch phase ${name}`, "aria-hidden": "true" }),
-    name,
+    h("span", { title: PHASE_WORDS[name] }, name),
     words ? h("b", null, words) : null,
-    ratio ? h("progress", { max: "1", value: String(ratio), "aria-label": `${name}, bytes` }) : null,
-    usual_s && !over ? h("small", null, `last time ${seconds(usual_s)}`) : null,
+    done || guessed ? h("progress", { max: "1", value: String(done || guessed), "aria-label": done ? `${name}: bytes` : `${name}: against the last start` }) : null,
+    before && !over ? h("small", null, `last time ${seconds(before.duration_s)}`) : null,
   );
+}
+
+/** Fetch and launch go side by side. Which of launch, load and warmup goes on after that is told at their end only:
+ * the last start says about when each began; without one they all may. */
+function isGoing(name, start, elapsed_s, before) {
+  if (start.state === "starting") return name === "fetch" || name === "launch";
+  return before ? elapsed_s >= before.offset_s : name !== "decide" && name !== "fetch";
+}
+
+function fetched(fetch) {
+  return fetch.num_bytes ? `${bytes(fetch.num_bytes_done)} of ${bytes(fetch.num_bytes)}` : bytes(fetch.num_bytes_done);
 }
 
 // ---- what its owner declared
@@ -182,9 +193,9 @@ function declared(model) {
   const slo = [model.slo.ttft_s && `first token in ${seconds(model.slo.ttft_s)}`, model.slo.tpot_s && `${seconds(model.slo.tpot_s)} per token`].filter(Boolean);
   const rows = [
     ["Engine", model.engine],
-    ["Weights", model.weights.uri],
-    ["Weights, bytes", model.weights.num_bytes ? bytes(model.weights.num_bytes) : "known once fetched"],
-    ["Checksum", model.weights.sha256 ? `sha256 ${model.weights.sha256}` : "none: the files are compared with their source"],
+    ["Weights", model.weights.uri || "none"],
+    model.weights.uri && ["Weights, bytes", model.weights.num_bytes ? bytes(model.weights.num_bytes) : "known once fetched"],
+    model.weights.uri && ["Checksum", model.weights.sha256 ? `sha256 ${model.weights.sha256}` : "none: the files are compared with their source"],
     ["GPU memory", `${bytes(model.weights_bytes)} weights and ${bytes(model.kv_bytes)} KV cache`],
     ["Context", count(model.context_tokens, "token")],
     ["At once, per instance", count(model.max_concurrency, "request")],
@@ -198,9 +209,8 @@ function declared(model) {
     ["Also called", model.aliases.join(", ") || "nothing else"],
     ["Engine arguments", Object.keys(model.engine_args).length ? JSON.stringify(model.engine_args) : "none"],
     ["Comes from", model.source || "–"],
-    ["Revision", String(model.revision)],
   ];
-  return rows;
+  return rows.filter(Boolean);
 }
 
 function fact([name, value]) {

@@ -309,7 +309,7 @@ function watch(key, place, waiting, clock, follow) {
     shown = true;
     const word = detail.model.state === "ready" ? "its turn is near" : detail.model.state;
     say(line, `Waiting for ${seconds(waited_s)}: ${word}${eta_s ? `, about ${seconds(eta_s)} to go` : ""}`);
-    keyed(stages, detail.coming, (start) => start.instance_id, (start) => startUnderWay(start, detail));
+    keyed(stages, detail.coming, (start) => start.instance_id, (start) => startUnderWay(start, detail), () => String(detail.now));
     follow();
   };
   const clear = () => place.replaceChildren();

@@ -10,9 +10,9 @@ const WORDS = { "": "all", live: "under way", dispatched: "sent", left: "client 
 const EVERY_MS = 500;
 const LIMIT = 200;
 
-/** `argument` is what follows `#/requests/`: `model=smol-chat&state=held&q=503`. */
-export function requestsView(argument) {
-  const wanted = Object.fromEntries(new URLSearchParams(argument));
+/** What follows `#/requests/` in the address is asked for: `model=smol-chat&state=held&q=503`. */
+export function requestsView() {
+  const wanted = Object.fromEntries(new URLSearchParams(location.hash.split("/").slice(2).join("/")));
   const asked = { model: wanted.model ?? "", state: GROUPS.includes(wanted.state) ? wanted.state : "", q: wanted.q ?? "" };
   const filter = h("input", { type: "search", id: "request-filter", value: asked.q, placeholder: "Id, error code, status, instance", autocomplete: "off" });
   const models = h("select", { id: "request-model" });
