@@ -1,0 +1,219 @@
+"""How a cold start is laid out: how many pipeline stages, how many of them with all the memory, on which servers.
+
+Paper: HydraServe sections 4.1 and 5.2, Algorithm 1. With s stages of which w are full-memory workers, model bytes M,
+and for each server q the network share b_q and the PCIe rate p_q:
+
+    fetch   = max_q( max(t_cc + t_cu + max(M/(s p_q), t_l),  M/(s b_q) + chunk/p_q) )     (5), with the last chunk
+    TTFT    = fetch + t_p (s - w + w/s) + t_n (s - 1)
+    TPOT    = t_d (s - w + w/s) + t_n s    (t_n only where s > 1)                          (2)
+
+Departures:
+- Algorithm 1 still names Eq. 1 (`overlap=False`: t_c + M/s max(1/b + 1/p), then the same), which section 5 replaces by
+  Eq. 5 (erratum E14); Eq. 5 lets loading vanish behind fetching, so the last chunk's way over PCIe is added (E15).
+- A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
+- b_q is what a fetch would get beside those under way, B/(N+1), not B (E16), and the newcomer is checked too (E17).
+- "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20);
+  `prefer_free=True` puts free GPUs first, as the sentence after Eq. 2 reads.
+- Where no scheme meets the objectives the paper takes one worker on i_1. Here that server must still hold the model;
+  if none does there is no layout and the request waits (E19).
+- Stages are never equal: the largest is taken as 1/0.9 of the mean, as in the published code.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from glowplug.domain.decision import Rival
+from glowplug.policies.placement.hydraserve_contention import LinkLedger, admits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSeconds:
+    """Measured stages of a model's starts, and of its warm inference."""
+
+    container_s: float = 0.0  # t_cc
+    cuda_s: float = 0.0  # t_cu
+    library_s: float = 0.0  # t_l
+    hop_s: float = 0.0  # t_n
+    prefill_s: float = 0.0  # t_p
+    decode_s: float = 0.0  # t_d
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOffer:
+    """One server: its link, its PCIe rate, and what is free on each of its GPUs (`gpus`: gpu_id -> bytes)."""
+
+    node_id: str
+    link: LinkLedger
+    pcie_bytes_per_s: float
+    gpus: tuple[tuple[str, int], ...]
+    empty_gpus: frozenset[str] = frozenset()  # GPUs nobody holds anything on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdStart:
+    """What must start, and by when. `waited_s` has gone by already; `num_required` workers are wanted in the end."""
+
+    model_key: str
+    weight_bytes: int
+    kv_bytes: int
+    slo_ttft_s: float
+    slo_tpot_s: float
+    stages: StageSeconds
+    waited_s: float = 0.0
+    num_required: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationParams:
+    max_stages: int = 4
+    overlap: bool = True
+    skew: float = 0.9
+    chunk_bytes: float = 16e6
+    prefer_free: bool = False
+    check_contention: bool = True
+    max_rivals: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlace:
+    """One worker of a layout."""
+
+    node_id: str
+    gpu_id: str
+    num_bytes: int
+    fetch_bytes: float
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How one cold start goes: its workers in the order of their stages, and what is expected of it."""
+
+    workers: tuple[StagePlace, ...]
+    ttft_s: float
+    tpot_s: float
+    meets_slo: bool
+    reason: str
+    rivals: tuple[Rival, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.workers)
+
+    @property
+    def num_full(self) -> int:
+        return sum(worker.is_full for worker in self.workers)
+
+
+def allocate(
+    start: ColdStart, servers: Sequence[ServerOffer], now_s: float, params: AllocationParams = AllocationParams()
+) -> Layout | None:
+    """The layout of one cold start, or None when no server can hold it now."""
+    fitting: list[tuple[tuple[float, ...], Layout]] = []
+    rivals: list[Rival] = []
+    for num_stages in range(1, params.max_stages + 1):
+        for num_full in range(num_stages + 1):
+            found = _scheme(start, servers, now_s, params, num_stages, num_full, params.check_contention)
+            if found is None:
+                continue
+            name = f"{num_stages} stages, {num_full} full"
+            rivals.append(Rival(name=name, score=found.ttft_s, why=f"TPOT {found.tpot_s:.3f} s"))
+            if found.meets_slo and num_stages >= min(start.num_required, params.max_stages):
+                shared = sum(not _is_empty(worker, servers) for worker in found.workers)
+                order = (num_stages, num_full, shared)
+                fitting.append(((shared, num_stages, num_full) if params.prefer_free else order, found))
+    if fitting:
+        return _with_rivals(min(fitting, key=lambda entry: entry[0])[1], rivals, params)
+    for check in (params.check_contention, False):
+        single = _scheme(start, servers, now_s, params, 1, 1, check)
+        if single is not None:
+            return _with_rivals(single, rivals, params)
+    return None
+
+
+def _scheme(
+    start: ColdStart,
+    servers: Sequence[ServerOffer],
+    now_s: float,
+    params: AllocationParams,
+    num_stages: int,
+    num_full: int,
+    check: bool,
+) -> Layout | None:
+    part = start.weight_bytes / num_stages / (params.skew if num_stages > 1 else 1.0)
+    whole = start.weight_bytes + start.kv_bytes
+    low = -(-whole // num_stages)
+    spare_s = now_s + start.slo_ttft_s - start.waited_s - _besides(start.stages, num_stages, num_full)
+    open_to_it = sorted(
+        (s for s in servers if not check or admits(s.link, part, spare_s, now_s)),
+        key=lambda s: (1 / s.link.share() + 1 / s.pcie_bytes_per_s, s.node_id),
+    )
+    workers: list[StagePlace] = []
+    rest: list[ServerOffer] = []
+    for server in open_to_it:
+        gpu = _gpu(server, whole) if len(workers) < num_full else None
+        if gpu is None:
+            rest.append(server)
+        else:
+            workers.append(
+                StagePlace(node_id=server.node_id, gpu_id=gpu, num_bytes=whole, fetch_bytes=part, is_full=True)
+            )
+    if len(workers) < num_full:
+        return None
+    for server in rest:
+        gpu = _gpu(server, low) if len(workers) < num_stages else None
+        if gpu is not None:
+            workers.append(
+                StagePlace(node_id=server.node_id, gpu_id=gpu, num_bytes=low, fetch_bytes=part, is_full=False)
+            )
+    if len(workers) < num_stages:
+        return None
+    by_id = {server.node_id: server for server in servers}
+    ttft_s = max(ready_s(start.stages, part, by_id[w.node_id], params) for w in workers)
+    ttft_s += _besides(start.stages, num_stages, num_full)
+    tpot_s = start.stages.decode_s * _slowdown(num_stages, num_full)
+    tpot_s += start.stages.hop_s * num_stages if num_stages > 1 else 0.0
+    meets = start.waited_s + ttft_s <= start.slo_ttft_s and tpot_s <= start.slo_tpot_s
+    verdict = "meets" if meets else "misses"
+    return Layout(
+        workers=tuple(workers),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        meets_slo=meets,
+        reason=f"{num_stages} stages, {num_full} full: TTFT {ttft_s:.2f} s, TPOT {tpot_s:.3f} s, {verdict} objectives",
+    )
+
+
+def ready_s(stages: StageSeconds, part_bytes: float, server: ServerOffer, params: AllocationParams) -> float:
+    """Seconds until one worker has its part of the model on its GPU: Eq. 5's first term, or Eq. 1's."""
+    fetch_s, load_s = part_bytes / server.link.share(), part_bytes / server.pcie_bytes_per_s
+    started_s = stages.container_s + stages.cuda_s
+    if not params.overlap:
+        return started_s + stages.library_s + fetch_s + load_s
+    last_chunk_s = min(params.chunk_bytes, part_bytes) / server.pcie_bytes_per_s
+    return max(started_s + max(load_s, stages.library_s), fetch_s + last_chunk_s)
+
+
+def _slowdown(num_stages: int, num_full: int) -> float:
+    """A full-memory worker takes 1/s of the compute, a low-memory one shares its GPU and takes all of it."""
+    return num_stages - num_full + num_full / num_stages
+
+
+def _besides(stages: StageSeconds, num_stages: int, num_full: int) -> float:
+    """What TTFT holds besides getting the weights there."""
+    return stages.prefill_s * _slowdown(num_stages, num_full) + stages.hop_s * (num_stages - 1)
+
+
+def _gpu(server: ServerOffer, num_bytes: int) -> str | None:
+    """The GPU with room for that many bytes: an empty one before a shared one, then the fullest that fits."""
+    fits = [(gpu_id not in server.empty_gpus, free, gpu_id) for gpu_id, free in server.gpus if free >= num_bytes]
+    return min(fits)[2] if fits else None
+
+
+def _is_empty(worker: StagePlace, servers: Sequence[ServerOffer]) -> bool:
+    return any(worker.gpu_id in server.empty_gpus for server in servers if server.node_id == worker.node_id)
+
+
+def _with_rivals(layout: Layout, rivals: list[Rival], params: AllocationParams) -> Layout:
+    listed = sorted(rivals, key=lambda r: (r.score, r.name))[: params.max_rivals]
+    return replace(layout, rivals=tuple(listed))
