@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from glowplug.state.memory_store import MemoryStore
-from glowplug.state.port import Store, StoreUnavailable
+from glowplug.state.port import Fenced, Store, StoreUnavailable
 from glowplug.state.redis_store import RedisStore
 from tests.servers import ValkeyProcess
 
@@ -110,6 +110,10 @@ async def all_calls_refuse(store: Store) -> None:
         lambda: store.append("l", b"1", keep=2),
         lambda: store.tail("l", 2),
         lambda: store.next_epoch("i"),
+        lambda: store.see_lease("i"),
+        lambda: store.take_lease("i", "a", "", 1.0),
+        lambda: store.keep_lease("i", "a", 1, "", 1.0),
+        lambda: store.drop_lease("i", "a"),
     ):
         with pytest.raises(StoreUnavailable):
             await call()
@@ -193,3 +197,125 @@ async def test_a_store_that_is_not_there_yet_is_asked_again(own_valkey: ValkeyPr
     own_valkey.start()
     assert await store.ping() is True
     await store.close()
+
+
+async def test_one_of_two_takes_the_lease_and_keeps_it(store: Store, table: str) -> None:
+    first = await store.take_lease(table, "a", "http://a", 30.0)
+    assert (first.holder, first.url) == ("a", "http://a") and 0 < first.left_s <= 30 and first.epoch > 0
+    refused = await store.take_lease(table, "b", "http://b", 30.0)
+    assert (refused.holder, refused.epoch, refused.url) == ("a", first.epoch, "http://a")
+    kept = await store.keep_lease(table, "a", first.epoch, "http://a", 60.0)
+    assert (kept.holder, kept.epoch) == ("a", first.epoch) and kept.left_s > 30
+    seen = await store.see_lease(table)
+    assert (seen.holder, seen.newest_epoch) == ("a", first.epoch)
+
+
+async def test_a_leader_with_less_than_a_known_epoch_cannot_keep_its_lease(store: Store, table: str) -> None:
+    first = await store.take_lease(table, "a", "", 30.0)
+    assert (await store.see_lease(table, first.epoch)).newest_epoch == first.epoch
+    assert (await store.see_lease(table, first.epoch + 7)).newest_epoch == first.epoch + 7
+    kept = await store.keep_lease(table, "a", first.epoch, "", 60.0)
+    assert kept.newest_epoch == first.epoch + 7 and kept.left_s <= 30
+    again = await store.take_lease(table, "a", "", 30.0)
+    assert again.holder == "a" and again.epoch > first.epoch + 7
+
+
+async def test_nobody_has_a_lease_nobody_took(store: Store, table: str) -> None:
+    seen = await store.see_lease(table)
+    assert (seen.holder, seen.epoch, seen.left_s, seen.newest_epoch) == ("", 0, 0.0, 0)
+
+
+async def test_a_lease_runs_out_and_the_next_has_a_higher_epoch(store: Store, table: str) -> None:
+    first = await store.take_lease(table, "a", "", 0.05)
+    async with asyncio.timeout(10):
+        while (await store.see_lease(table)).holder:
+            await asyncio.sleep(0.01)
+    assert (await store.see_lease(table)).newest_epoch == first.epoch
+    second = await store.take_lease(table, "b", "", 30.0)
+    assert second.holder == "b" and second.epoch > first.epoch
+    late = await store.keep_lease(table, "a", first.epoch, "", 30.0)
+    assert (late.holder, late.epoch) == ("b", second.epoch)
+    await store.drop_lease(table, "b")
+    still = await store.keep_lease(table, "a", first.epoch, "", 30.0)  # nobody leads, but somebody has led since
+    assert still.holder == "" and still.newest_epoch == second.epoch
+
+
+async def test_a_lease_that_ran_out_unnoticed_is_kept_by_whoever_led_last(store: Store, table: str) -> None:
+    first = await store.take_lease(table, "a", "", 0.02)
+    await asyncio.sleep(0.05)
+    kept = await store.keep_lease(table, "a", first.epoch, "", 30.0)
+    assert (kept.holder, kept.epoch) == ("a", first.epoch)
+
+
+async def test_a_lease_taken_twice_by_one_holder_has_a_new_epoch(store: Store, table: str) -> None:
+    """Its answer may have been lost; whoever begins anew begins with an epoch of its own."""
+    first = await store.take_lease(table, "a", "", 30.0)
+    again = await store.take_lease(table, "a", "", 30.0)
+    assert again.holder == "a" and again.epoch > first.epoch
+
+
+async def test_a_dropped_lease_is_free_at_once_and_only_its_holder_drops_it(store: Store, table: str) -> None:
+    await store.take_lease(table, "a", "", 30.0)
+    await store.drop_lease(table, "b")
+    assert (await store.see_lease(table)).holder == "a"
+    await store.drop_lease(table, "a")
+    assert (await store.take_lease(table, "b", "", 30.0)).holder == "b"
+
+
+async def test_many_candidates_at_once_are_one_leader(store: Store, table: str) -> None:
+    answers = await asyncio.gather(*(store.take_lease(table, f"c-{k}", "", 30.0) for k in range(20)))
+    assert len({answer.holder for answer in answers}) == 1 and len({answer.epoch for answer in answers}) == 1
+
+
+async def test_an_epoch_taken_without_a_lease_ends_it(store: Store, table: str) -> None:
+    """A process that was started without election speaks with a newer epoch: whoever leads must know."""
+    first = await store.take_lease(table, "a", "", 30.0)
+    newer = await store.next_epoch(table)
+    kept = await store.keep_lease(table, "a", first.epoch, "", 30.0)
+    assert kept.newest_epoch == newer > kept.epoch
+
+
+async def test_writes_of_a_fenced_client_are_refused_once_another_leads(store: Store, table: str) -> None:
+    first = await store.take_lease(table, "a", "", 30.0)
+    store.fence(table, first.epoch)
+    await store.put(table, "k", b"1")
+    await store.put(table, "gone", b"1")
+    await store.delete(table, "gone")
+    await store.append(f"{table}-log", b"1", keep=2)
+    await store.drop_lease(table, "a")
+    await store.put(table, "k", b"2")  # nobody else leads yet
+    await store.take_lease(table, "b", "", 30.0)
+    for write in (
+        lambda: store.put(table, "k", b"3"),
+        lambda: store.delete(table, "k"),
+        lambda: store.append(f"{table}-log", b"3", keep=2),
+    ):
+        with pytest.raises(Fenced):
+            await write()
+    assert await store.load(table) == {"k": b"2"} and await store.tail(f"{table}-log", 5) == [b"1"]
+    store.fence(table, 0)
+    await store.put(table, "k", b"4")
+    assert await store.get(table, "k") == b"4"
+
+
+async def test_an_emptied_store_takes_the_lease_from_whoever_led(own_valkey: ValkeyProcess) -> None:
+    store, operator = RedisStore(own_valkey.url), Redis.from_url(own_valkey.url)
+    first = await store.take_lease("placer", "a", "http://a", 30.0)
+    await operator.flushall()
+    assert (await store.see_lease("placer")).newest_epoch == 0
+    kept = await store.keep_lease("placer", "a", first.epoch, "http://a", 30.0)
+    assert (kept.holder, kept.epoch, kept.newest_epoch) == ("a", first.epoch, first.epoch)
+    await operator.flushall()
+    taken = await store.take_lease("placer", "b", "http://b", 30.0)
+    lost = await store.keep_lease("placer", "a", first.epoch, "http://a", 30.0)
+    assert taken.epoch > first.epoch and lost.holder == "b"
+    await operator.aclose()
+    await store.close()
+
+
+async def test_the_memory_twin_loses_its_rows_as_a_store_does() -> None:
+    store = MemoryStore()
+    first = await store.take_lease("placer", "a", "", 30.0)
+    store.empty()
+    assert (await store.see_lease("placer")).newest_epoch == 0
+    assert (await store.take_lease("placer", "b", "", 30.0)).epoch > first.epoch

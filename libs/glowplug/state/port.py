@@ -2,9 +2,15 @@
 
 from typing import Protocol
 
+from glowplug.domain.lease import Lease
+
 
 class StoreUnavailable(Exception):
     """The store cannot answer now. Callers keep what they know and try again at the next tick."""
+
+
+class Fenced(StoreUnavailable):
+    """Another process leads with a newer epoch: this one's writes are refused."""
 
 
 class Store(Protocol):
@@ -30,6 +36,29 @@ class Store(Protocol):
 
     async def next_epoch(self, issuer: str) -> int:
         """A number greater than any given for `issuer` before: its fencing epoch."""
+        ...
+
+    async def see_lease(self, service: str, known_epoch: int = 0) -> Lease:
+        """Who leads `service` now. One that leads with less than `known_epoch`, the highest the caller has heard of,
+        is refused by all who have heard of it too: it cannot keep its lease, and begins anew."""
+        ...
+
+    async def take_lease(self, service: str, holder: str, url: str, lease_s: float) -> Lease:
+        """Lead for `lease_s`, with a new epoch, unless somebody else does: the answer tells who."""
+        ...
+
+    async def keep_lease(self, service: str, holder: str, epoch: int, url: str, lease_s: float) -> Lease:
+        """Lead on for `lease_s` from now, unless a newer epoch has been given or somebody else leads: the answer
+        tells. A store that has lost the lease, with everything else, takes it from whoever had it."""
+        ...
+
+    async def drop_lease(self, service: str, holder: str) -> None:
+        """Lead no more, if it is `holder` who does: the next may begin at once."""
+        ...
+
+    def fence(self, service: str, epoch: int) -> None:
+        """From now on refuse this client's writes (Fenced) once a newer epoch of `service` has been given; with
+        epoch 0, no more."""
         ...
 
     async def ping(self) -> bool:

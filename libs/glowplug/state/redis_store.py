@@ -11,17 +11,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from glowplug.state.port import StoreUnavailable
+from glowplug.domain.lease import Lease
+from glowplug.state import redis_scripts as scripts
+from glowplug.state.port import Fenced, StoreUnavailable
 
 T = TypeVar("T")
 PREFIX = "glowplug:v1"
 TIMEOUT_S = 2.0
-# The clock is a floor, so that a store that came back empty still gives a higher number than before.
-_NEXT_EPOCH = """
-local next = math.max(tonumber(redis.call('get', KEYS[1]) or '0') + 1, tonumber(ARGV[1]))
-redis.call('set', KEYS[1], string.format('%.0f', next))
-return next
-"""
 
 
 class RedisStore:
@@ -36,18 +32,29 @@ class RedisStore:
             retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
             health_check_interval=0,
         )
+        self._fence: tuple[str, int] | None = None
 
     async def _ask(self, call: Any) -> Any:
         try:
             return await cast(Awaitable[Any], call)
         except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            if scripts.FENCED in str(error):
+                raise Fenced(f"{self._fence}: another leads with a newer epoch") from error
             raise StoreUnavailable(repr(error)) from error
 
+    async def _write(self, command: str, key: str, *words: Any) -> None:
+        """One write, refused as Fenced when this client is fenced off."""
+        if self._fence is None:
+            await self._ask(cast(Any, self._redis).execute_command(command, key, *words))
+            return
+        service, epoch = self._fence
+        await self._ask(self._redis.eval(scripts.FENCED_WRITE, 2, _epoch(service), key, str(epoch), command, *words))
+
     async def put(self, table: str, key: str, row: bytes) -> None:
-        await self._ask(self._redis.hset(f"{PREFIX}:{table}", key, cast(Any, row)))
+        await self._write("HSET", f"{PREFIX}:{table}", key, row)
 
     async def delete(self, table: str, key: str) -> None:
-        await self._ask(self._redis.hdel(f"{PREFIX}:{table}", key))
+        await self._write("HDEL", f"{PREFIX}:{table}", key)
 
     async def get(self, table: str, key: str) -> bytes | None:
         return cast(bytes | None, await self._ask(self._redis.hget(f"{PREFIX}:{table}", key)))
@@ -57,10 +64,8 @@ class RedisStore:
         return {key.decode(): row for key, row in rows.items()}
 
     async def append(self, log: str, row: bytes, *, keep: int) -> None:
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.lpush(f"{PREFIX}:{log}", row)
-        pipe.ltrim(f"{PREFIX}:{log}", 0, keep - 1)
-        await self._ask(pipe.execute())
+        await self._write("LPUSH", f"{PREFIX}:{log}", row)
+        await self._write("LTRIM", f"{PREFIX}:{log}", 0, keep - 1)
 
     async def tail(self, log: str, count: int) -> list[bytes]:
         if count <= 0:
@@ -68,8 +73,34 @@ class RedisStore:
         return cast(list[bytes], await self._ask(self._redis.lrange(f"{PREFIX}:{log}", 0, count - 1)))
 
     async def next_epoch(self, issuer: str) -> int:
-        floor = int(time.time() * 1000)
-        return int(await self._ask(self._redis.eval(_NEXT_EPOCH, 1, f"{PREFIX}:epoch:{issuer}", str(floor))))
+        return int(await self._ask(self._redis.eval(scripts.NEXT_EPOCH, 1, _epoch(issuer), _floor())))
+
+    async def see_lease(self, service: str, known_epoch: int = 0) -> Lease:
+        return await self._lease(scripts.SEE, service, known_epoch)
+
+    async def take_lease(self, service: str, holder: str, url: str, lease_s: float) -> Lease:
+        return await self._lease(scripts.TAKE, service, holder, url, round(lease_s * 1000), _floor())
+
+    async def keep_lease(self, service: str, holder: str, epoch: int, url: str, lease_s: float) -> Lease:
+        return await self._lease(scripts.KEEP, service, holder, url, round(lease_s * 1000), epoch)
+
+    async def drop_lease(self, service: str, holder: str) -> None:
+        await self._lease(scripts.DROP, service, holder)
+
+    async def _lease(self, script: str, service: str, *words: Any) -> Lease:
+        keys = (f"{PREFIX}:lease:{service}", _epoch(service))
+        answer = await self._ask(self._redis.eval(script, len(keys), *keys, *(str(word) for word in words)))
+        holder, epoch, url, left_ms, newest = answer
+        return Lease(
+            holder=holder.decode(),
+            epoch=int(epoch),
+            url=url.decode(),
+            left_s=max(int(left_ms), 0) / 1000,
+            newest_epoch=int(newest),
+        )
+
+    def fence(self, service: str, epoch: int) -> None:
+        self._fence = (service, epoch) if epoch else None
 
     async def ping(self) -> bool:
         try:
@@ -79,3 +110,12 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+
+def _epoch(service: str) -> str:
+    return f"{PREFIX}:epoch:{service}"
+
+
+def _floor() -> str:
+    """The clock, below which no epoch is given: a store that came back empty still gives a higher one than before."""
+    return str(int(time.time() * 1000))
