@@ -9,8 +9,9 @@ from fastapi.responses import StreamingResponse
 from starlette.responses import Response
 
 from glowplug.domain.errors import BadRequest, Contended, NotFound
+from glowplug.events.envelope import PAYLOADS
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter
-from services.console.events import EventLog, EventRow, Watcher
+from services.console.events import EventLog, EventRow
 from services.console.stream import message
 from services.console.trace_api import json_response
 
@@ -23,10 +24,14 @@ Texts = Annotated[list[str] | None, Query(max_length=16)]
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of the stream: the latest events that match, and the command that shows the same."""
+    """The first message of the stream: the latest events that match, and the command that shows the same.
+
+    `types` are all there are; `kept` says how full each ring is.
+    """
 
     rows: list[EventRow]
     command: str
+    types: list[str]
     num_passed: int
     kept: dict[str, dict[str, int]]
 
@@ -79,19 +84,13 @@ def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
         """Server-sent events: `events` with the latest that match, then `more` as they come, with what was left out."""
         if len(log.watchers) >= max_watchers:
             raise Contended("too many open views of events", retry_after_s=5.0)
-        watcher = log.watch(wanted)
-        opening = Opening(
-            rows=log.latest(wanted, FIRST_ROWS), command=wanted.command(), num_passed=log.num_passed, kept=log.kept()
-        )
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        body = _until_gone(log, watcher, opening, beat_s)
-        return StreamingResponse(body, media_type="text/event-stream", headers=headers)
+        return StreamingResponse(_until_gone(log, wanted, beat_s), media_type="text/event-stream", headers=headers)
 
     @router.get("/events/latest")
     async def latest(wanted: Wanted, limit: int = Query(FIRST_ROWS, ge=1, le=MAX_ROWS)) -> Response:
         """The newest events that match, oldest first."""
-        rows = log.latest(wanted, limit)
-        return json_response(Opening(rows=rows, command=wanted.command(), num_passed=log.num_passed, kept=log.kept()))
+        return json_response(_opening(log, wanted, limit))
 
     @router.get("/events/{event_id}")
     async def one(event_id: str) -> Response:
@@ -115,9 +114,20 @@ def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
     return router
 
 
-async def _until_gone(log: EventLog, watcher: Watcher, opening: Opening, beat_s: float) -> AsyncIterator[bytes]:
+def _opening(log: EventLog, wanted: EventFilter, limit: int) -> Opening:
+    return Opening(
+        rows=log.latest(wanted, limit),
+        command=wanted.command(),
+        types=sorted(PAYLOADS),
+        num_passed=log.num_passed,
+        kept=log.kept(),
+    )
+
+
+async def _until_gone(log: EventLog, wanted: EventFilter, beat_s: float) -> AsyncIterator[bytes]:
+    watcher = log.watch(wanted)
     try:
-        yield message("events", opening)
+        yield message("events", _opening(log, wanted, FIRST_ROWS))
         async for batch in watcher.batches(log, beat_s):
             yield message("more", batch)
     finally:

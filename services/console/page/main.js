@@ -3,6 +3,10 @@
 import { h } from "/page/dom.js";
 import { clock } from "/page/format.js";
 import { live } from "/page/live.js";
+import { decisionView } from "/page/decision.js";
+import { decisionsView } from "/page/decisions.js";
+import { eventView } from "/page/event.js";
+import { eventsView } from "/page/events.js";
 import { fleetView } from "/page/fleet.js";
 import { modelView } from "/page/model.js";
 import { modelsView } from "/page/models.js";
@@ -18,6 +22,10 @@ const VIEWS = {
   models: { open: modelsView, tab: "models" },
   model: { open: modelView, tab: "models" },
   requests: { open: requestsView, tab: "requests" },
+  decisions: { open: decisionsView, tab: "decisions" },
+  decision: { open: decisionView, tab: "decisions" },
+  events: { open: eventsView, tab: "events" },
+  event: { open: eventView, tab: "events" },
   playground: { open: playgroundView, tab: "playground" },
   traces: { open: tracesView, tab: "traces" },
   trace: { open: (id) => traceView({ traceId: id }), tab: "traces" },

@@ -1,0 +1,170 @@
+// One decision: the rule, the figures it looked at, the rivals, what led to it, what came of it.
+
+import { badge, emulated, empty, h, panel, table } from "/page/dom.js";
+import { decisionAddress, modelAddress } from "/page/address.js";
+import { commandLine } from "/page/copy.js";
+import { kindOf, subjectOf } from "/page/decisions.js";
+import { eventLine } from "/page/event.js";
+import { bytes, clock, count, day, seconds } from "/page/format.js";
+import { live } from "/page/live.js";
+import { phaseBars } from "/page/phases.js";
+import { gapWords } from "/page/predicted.js";
+
+export function decisionView(id) {
+  const element = h("div", { class: "decision-view" }, h("p", { class: "note" }, "Reading…"));
+  let closed = false;
+  let timer = 0;
+  let shown = "";
+
+  const load = async () => {
+    timer = 0;
+    try {
+      const answer = await fetch(`/api/v1/decisions/${encodeURIComponent(id)}`);
+      if (closed) return;
+      const page = await answer.json();
+      if (!answer.ok) return element.replaceChildren(h("h1", null, "No such decision"), empty(page.error?.message ?? "not found"), h("a", { href: "#/decisions" }, "All decisions"));
+      const text = JSON.stringify(page);
+      if (text === shown) return;
+      shown = text;
+      const focused = element.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      element.replaceChildren(...parts(page));
+      if (focused) element.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus();
+    } catch (error) {
+      console.info("the decision could not be read", error);
+      soon(2000);
+    }
+  };
+  const soon = (after = 400) => (timer ||= setTimeout(load, after));
+  const changed = ({ detail }) => (!detail || detail.all || detail.decisions || detail.instances?.size) && shown && soon(); // what came of it may have changed
+  live.addEventListener("change", changed);
+  load();
+  return {
+    element,
+    title: "Decision",
+    close: () => {
+      closed = true;
+      clearTimeout(timer);
+      live.removeEventListener("change", changed);
+    },
+  };
+}
+
+function parts(page) {
+  const { line, record } = page;
+  const facts = [
+    ["When", h("time", { datetime: new Date(record.made_at * 1000).toISOString(), title: day(record.made_at) }, clock(record.made_at, true))],
+    ["Rule", record.policy],
+    ["Decided by", record.service],
+    record.model_key && ["Model", h("a", { href: modelAddress(record.model_key) }, live.model(record.model_key)?.name ?? record.model_key)],
+    record.instance_id && ["Instance", h("code", null, record.instance_id)],
+    (record.gpu_id || record.node_id) && ["Where", record.gpu_id || record.node_id],
+    record.chosen && ["Chosen", h("code", null, record.chosen)],
+    record.request_id && ["For request", h("a", { href: `#/request/${encodeURIComponent(record.request_id)}` }, h("code", null, record.request_id))],
+    line.trace_id && ["Trace", h("a", { href: `#/trace/${line.trace_id}` }, h("code", null, line.trace_id.slice(0, 12)))],
+    ["Decision", h("code", null, record.decision_id)],
+  ];
+  return [
+    h("p", { class: "crumbs" }, h("a", { href: "#/decisions" }, "Decisions")),
+    h("h1", null, h("span", { class: `kind ${record.kind}` }, kindOf(line)), ` ${subjectOf(line)}`, emulated(line.emulated)),
+    h("p", { class: "because" }, record.reason),
+    h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
+    h(
+      "div",
+      { class: "decision-grid" },
+      panel("What it looked at", "decision-inputs", inputs(record.inputs)),
+      panel("Options weighed", "decision-rivals", rivals(record)),
+      panel("What led to it", "decision-causes", causes(page)),
+      panel("What came of it", "decision-outcome", ...outcome(page)),
+    ),
+    panel("What belongs to it", "decision-related", related(page.related, record.decision_id)),
+    commandLine(page.command).element,
+  ];
+}
+
+function inputs(figures) {
+  const pairs = Object.entries(figures);
+  if (!pairs.length) return empty("The rule needed no figures.");
+  return h("dl", { class: "figures" }, pairs.map(([name, value]) => h("div", null, h("dt", null, words(name)), h("dd", null, readable(name, value)))));
+}
+
+function words(name) {
+  return name.replace(/_(bytes|s)$/, "").replaceAll("_", " ");
+}
+
+function readable(name, value) {
+  if (typeof value !== "number") return String(value);
+  if (name.endsWith("_bytes")) return bytes(value);
+  if (name.endsWith("_s")) return value < 0 ? "never" : seconds(value);
+  return String(value);
+}
+
+function rivals(record) {
+  if (!record.rivals.length) return empty("There was one way only.");
+  const chosen = new Set([record.chosen, ...record.chosen.split(", ")]);
+  const rows = record.rivals.map((rival) =>
+    h(
+      "tr",
+      { class: chosen.has(rival.name) ? "chosen" : null },
+      h("td", null, h("code", null, rival.name), chosen.has(rival.name) ? badge("chosen", "good") : null),
+      h("td", { class: "num" }, score(record.policy, rival.score)),
+      h("td", { class: "wrap" }, rival.why || "–"),
+    ),
+  );
+  return table("Options weighed", ["Option", "Score", "Why"], h("tbody", null, rows));
+}
+
+const UNITS = { lru: (value) => (value ? `last used ${clock(value)}` : "never used"), first_fit: (value) => `${bytes(value)} free` };
+
+/** A score in the unit of its rule; a rule not known here has plain numbers. */
+function score(policy, value) {
+  return (UNITS[policy] ?? ((plain) => String(Number(plain.toPrecision(4)))))(value);
+}
+
+function causes(page) {
+  const first = page.chain.at(-1);
+  const request = first?.type === "request.waiting" ? first.entity_id : page.record.request_id;
+  const lines = page.chain.map((row) => h("li", null, eventLine(row)));
+  if (request) lines.push(h("li", null, h("a", { href: `#/request/${encodeURIComponent(request)}` }, "a request that waits"), h("small", { class: "id" }, request)));
+  else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is kept no more"));
+  if (!lines.length) return empty(page.record.policy === "operator" ? "A person asked for it." : "Time: the rule looks at the fleet again and again.");
+  return h("ol", { class: "causes" }, lines);
+}
+
+function outcome(page) {
+  const found = [];
+  if (page.outcome) found.push(...outcomeOf(page.outcome));
+  for (const victim of page.victims) {
+    found.push(h("p", { class: "victim" }, badge("victim", "warn"), " ", h("code", null, victim.instance_id), ` is ${victim.state}`, victim.reason ? h("small", null, ` ${victim.reason}`) : null));
+  }
+  return found.length ? found : [empty("Nothing is known of it (yet).")];
+}
+
+function outcomeOf(known) {
+  const whole = Math.max(known.start_s, ...known.phases.map((phase) => phase.offset_s + Math.max(phase.duration_s, 0)), 0);
+  const over = known.phases.filter((phase) => phase.duration_s >= 0);
+  return [
+    h(
+      "p",
+      { class: `state ${known.state}` },
+      h("i", { class: "dot", "aria-hidden": "true" }),
+      h("b", null, known.state),
+      known.start_s ? ` after ${seconds(known.start_s)}` : "",
+      known.reason ? h("small", null, ` ${known.reason}`) : null,
+      emulated(known.emulated),
+    ),
+    over.length ? phaseBars(over, whole) : null,
+    over.length ? h("ul", { class: "gaps" }, over.map((phase) => h("li", null, h("i", { class: `swatch phase ${phase.name}`, "aria-hidden": "true" }), h("b", null, phase.name), ` ${gapWords(phase)}`))) : null,
+  ].filter(Boolean);
+}
+
+function related(rows) {
+  if (!rows.length) return empty("Nothing else was decided about it.");
+  return h(
+    "ol",
+    { class: "related" },
+    rows.map((row) =>
+      h("li", null, h("span", { class: "num" }, clock(row.made_at, true)), h("a", { class: `kind ${row.kind}`, href: decisionAddress(row.decision_id) }, kindOf(row)), h("span", null, row.reason), h("small", null, `${row.policy} · ${row.service}`)),
+    ),
+    h("li", { class: "hidden" }, count(rows.length, "decision")),
+  );
+}

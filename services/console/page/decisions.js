@@ -1,0 +1,131 @@
+// What was decided, newest first: by which rule, about what, and why in one sentence. Filters stand in the address.
+
+import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.js";
+import { asked, decisionAddress, modelAddress, remember } from "/page/address.js";
+import { clock, count, day } from "/page/format.js";
+import { live } from "/page/live.js";
+
+const COLUMNS = ["Time", "Decision", "About", "Why", "Rule", "Where", "Trace"];
+const FIELDS = ["q", "kind", "policy", "model", "node", "service", "instance", "request", "trace", "gpu"];
+const LIMIT = 200;
+
+export function decisionsView() {
+  const given = asked("decisions");
+  const wanted = Object.fromEntries(FIELDS.map((name) => [name, given.get(name) ?? ""]));
+  const body = h("tbody");
+  const tally = h("p", { class: "note", role: "status" });
+  const search = h("input", { type: "search", id: "decision-filter", value: wanted.q, placeholder: "reason, id, instance, GPU", autocomplete: "off", spellcheck: "false", "aria-keyshortcuts": "/" });
+  const selects = Object.fromEntries(["kind", "policy", "model", "node"].map((name) => [name, h("select", { id: `decision-${name}` })]));
+  const pinned = h("span", { class: "pinned-filters" });
+  const tools = h(
+    "form",
+    { class: "tools", role: "search", onsubmit: (event) => event.preventDefault() },
+    h("label", { class: "hidden", for: "decision-filter" }, "Search decisions"),
+    search,
+    Object.entries(selects).map(([name, select]) => h("label", { class: "field", for: `decision-${name}` }, h("span", null, name), select)),
+    pinned,
+    tally,
+  );
+  const element = h("div", { class: "decisions-view" }, h("h1", { class: "hidden" }, "Decisions"), tools, panel("Decisions", "decision-list", table("Decisions, newest first", COLUMNS, body)));
+  let timer = 0;
+  let closed = false;
+  let number = 0;
+
+  const load = async () => {
+    timer = 0;
+    const mine = (number += 1);
+    try {
+      const answer = await fetch(`/api/v1/decisions?${new URLSearchParams([...Object.entries(wanted).filter(([, value]) => value), ["limit", String(LIMIT)]])}`);
+      if (closed || mine !== number) return;
+      if (answer.ok) show(await answer.json());
+      else say(tally, `the console answered ${answer.status}`);
+    } catch (error) {
+      console.info("decisions could not be read", error);
+      soon(2000);
+    }
+  };
+  const show = (page) => {
+    const nothing = page.num_kept ? "No decision matches." : "Nothing has been decided yet. A request for a sleeping model makes the first decision.";
+    const rows = page.decisions.length ? page.decisions : [{ nothing }];
+    keyed(body, rows, (row) => row.decision_id ?? "", decisionRow, (row) => nameOf(row.model_key));
+    const more = page.num_matching - page.decisions.length;
+    say(tally, `${count(page.num_matching, "decision")} of ${page.num_kept} kept${more > 0 ? `, ${more} older not shown` : ""}`);
+    options("kind", page.facets.kind);
+    options("policy", page.facets.policy);
+    options("node", page.facets.node);
+    options("model", live.models.map((model) => model.key), nameOf);
+  };
+  const options = (name, values, words = (value) => value) => {
+    const all = wanted[name] && !values.includes(wanted[name]) ? [...values, wanted[name]] : values;
+    const rows = [{ value: "", text: "any" }, ...all.map((value) => ({ value, text: words(value) }))];
+    keyed(selects[name], rows, (row) => row.value, (row) => h("option", { value: row.value }, row.text));
+    selects[name].value = wanted[name];
+  };
+  const drawPinned = () => {
+    const rest = ["service", "instance", "request", "trace", "gpu"].filter((name) => wanted[name]);
+    pinned.replaceChildren(
+      ...rest.map((name) => h("button", { type: "button", class: "act", "aria-label": `Show any ${name} again`, onclick: () => ask({ [name]: "" }) }, `${name} ${wanted[name]} ×`)),
+    );
+  };
+  const ask = (change) => {
+    Object.assign(wanted, change);
+    remember("decisions", Object.entries(wanted));
+    drawPinned();
+    clearTimeout(timer);
+    load();
+  };
+  const soon = (after = 250) => (timer ||= setTimeout(load, after));
+  const changed = ({ detail }) => (!detail || detail.all || detail.decisions) && soon();
+  search.addEventListener("input", () => ask({ q: search.value.trim() }));
+  for (const [name, select] of Object.entries(selects)) select.addEventListener("change", () => ask({ [name]: select.value }));
+  live.addEventListener("change", changed);
+  live.addEventListener("models", soon);
+  drawPinned();
+  load();
+  return {
+    element,
+    title: "Decisions",
+    close: () => {
+      closed = true;
+      clearTimeout(timer);
+      live.removeEventListener("change", changed);
+      live.removeEventListener("models", soon);
+    },
+  };
+}
+
+function nameOf(key) {
+  return live.model(key)?.name ?? key;
+}
+
+/** What a decision is about, in a few words. */
+export function subjectOf(row) {
+  return row.model_key ? nameOf(row.model_key) : row.gpu_id || row.node_id || row.request_id;
+}
+
+/** Its kind with what was chosen where that says more: "scale · unload". */
+export function kindOf(row) {
+  const verb = ["scale", "drain", "expire"].includes(row.kind) && row.chosen && row.chosen !== row.kind ? ` · ${row.chosen}` : "";
+  return `${row.kind}${verb}`;
+}
+
+export function decisionRow(row) {
+  if (row.nothing) return h("tr", null, h("td", { colspan: String(COLUMNS.length) }, empty(row.nothing)));
+  return h(
+    "tr",
+    { class: row.kind === "refuse" ? "failed" : null },
+    h("td", { class: "num", title: day(row.made_at) }, clock(row.made_at)),
+    h("td", null, h("a", { class: `kind ${row.kind}`, href: decisionAddress(row.decision_id), "data-focus": "decision", "aria-label": `${kindOf(row)} ${subjectOf(row)}, why` }, kindOf(row))),
+    h(
+      "td",
+      { class: "name" },
+      row.model_key ? h("a", { href: modelAddress(row.model_key), "data-focus": "model" }, nameOf(row.model_key)) : h("span", null, subjectOf(row)),
+      emulated(row.emulated),
+      row.instance_id ? h("small", { class: "id" }, row.instance_id) : null,
+    ),
+    h("td", { class: "wrap" }, row.reason),
+    h("td", null, row.policy, h("small", null, ` ${row.service}`)),
+    h("td", null, row.gpu_id || row.node_id || "–", row.num_rivals > 1 ? badge(`of ${row.num_rivals}`, "quiet", `${row.num_rivals} options were weighed`) : null),
+    h("td", null, row.trace_id ? h("a", { class: "id", href: `#/trace/${row.trace_id}`, "data-focus": "trace" }, "trace") : h("span", { class: "zero" }, "–")),
+  );
+}
