@@ -51,6 +51,7 @@ function build() {
   const draw = () => {
     drawModels(ui.model, wanted);
     wanted = ui.model.value || wanted;
+    if (!stop) ui.send.disabled = !ui.model.value;
     const model = live.model(ui.model.value);
     keyed(ui.card, model ? [model] : [], (row) => row.key, modelCard);
   };
@@ -65,7 +66,7 @@ function build() {
     }
   };
   const busy = (is) => {
-    ui.send.disabled = is;
+    ui.send.disabled = is || !ui.model.value;
     ui.stop.disabled = !is;
     ui.clear.disabled = is || !said.childElementCount;
     ui.curl.disabled = !last;
