@@ -1,10 +1,12 @@
 """What every bus does, in memory and on a real NATS."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from glowplug.bus.port import BusUnavailable
+from glowplug.events import Event
 from glowplug.events.subjects import commands_to, entity_facts, facts_of, subject
 from tests.contract.bus_rig import Ear, Rig, commands_of, evicted, evictions_of, load, name, stop
 from tests.servers import NatsProcess
@@ -180,3 +182,52 @@ async def test_a_bus_that_is_down_refuses(kind: str, own_nats: NatsProcess) -> N
     assert not bus.connected
     assert ear.num_calls == 0
     await rig.close()
+
+
+async def test_a_released_reader_hears_no_more_and_the_next_one_goes_on(rig: Rig) -> None:
+    """As a new leader does under the name of the old one: nothing is lost, nothing comes twice."""
+    old, new, node, durable = await rig.client(), await rig.client(), name(), name()
+    first, second = Ear(), Ear()
+    await old.subscribe([commands_of(node)], first, durable=durable)
+    await old.publish(stop(node, "i-1"))
+    await first.hear(1)
+    await old.release(durable)
+    await old.release(durable)
+    await old.publish(stop(node, "i-2"))
+    await new.subscribe([commands_of(node)], second, durable=durable)
+    await old.publish(stop(node, "i-3"))
+    assert [e.data.instance_id for e in await second.hear(2)] == ["i-2", "i-3"]
+    assert [e.data.instance_id for e in first.heard] == ["i-1"]
+
+
+async def test_a_client_may_read_again_under_a_name_it_released(rig: Rig) -> None:
+    bus, node, durable = await rig.client(), name(), name()
+    for k in range(3):
+        ear = Ear()
+        await bus.subscribe([commands_of(node)], ear, durable=durable)
+        await bus.publish(stop(node, f"i-{k}"))
+        assert [e.data.instance_id for e in await ear.hear(1)] == [f"i-{k}"]
+        await bus.release(durable)
+
+
+async def test_what_a_handler_has_in_hand_is_finished_before_the_release(rig: Rig) -> None:
+    bus, node, durable, ear = await rig.client(), name(), name(), Ear()
+    taken, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(event: Event) -> None:
+        taken.set()
+        await go.wait()
+        await ear(event)
+
+    await bus.subscribe([commands_of(node)], slow, durable=durable)
+    await bus.publish(stop(node))
+    await taken.wait()
+    releasing = asyncio.create_task(bus.release(durable))
+    await asyncio.sleep(0)
+    go.set()
+    await releasing
+    assert len(ear.heard) == 1
+    again = Ear()
+    await bus.subscribe([commands_of(node)], again, durable=durable)
+    await bus.publish(stop(node, "i-next"))
+    assert [e.data.instance_id for e in await again.hear(1)] == ["i-next"]

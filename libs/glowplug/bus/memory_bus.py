@@ -32,6 +32,7 @@ class _Subscription:
     durable: str
     queue: asyncio.Queue[tuple[int, bytes]] = field(default_factory=asyncio.Queue)  # (end of it in `kept`, event)
     task: asyncio.Task[None] | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while an event is handled
 
     def wants(self, name: str) -> bool:
         return any(matches(pattern, name) for pattern in self.filters)
@@ -107,15 +108,19 @@ class MemoryBus:
     async def _deliver(self, sub: _Subscription) -> None:
         while True:
             end, raw = await sub.queue.get()
-            try:
-                event = decode(raw)
-            except MalformedEvent as error:
-                self.counts.num_malformed += 1
-                log.warning("malformed event: %s", error)
-            else:
-                await self._handle(sub, event)
-            if sub.durable:
-                self.broker.acknowledged[sub.durable] = end
+            async with sub.turn:
+                await self._take(sub, raw)
+                if sub.durable:
+                    self.broker.acknowledged[sub.durable] = end
+
+    async def _take(self, sub: _Subscription, raw: bytes) -> None:
+        try:
+            event = decode(raw)
+        except MalformedEvent as error:
+            self.counts.num_malformed += 1
+            log.warning("malformed event: %s", error)
+        else:
+            await self._handle(sub, event)
 
     async def _handle(self, sub: _Subscription, event: Event) -> None:
         for attempt in range(MAX_DELIVER if sub.durable else 1):
@@ -125,6 +130,14 @@ class MemoryBus:
                 return
             except Exception:
                 log.exception("handler failed", extra={"event_type": event.type, "attempt": attempt})
+
+    async def release(self, durable: str) -> None:
+        for sub in [sub for sub in self._mine if sub.durable == durable]:
+            self._mine.remove(sub)
+            self.broker.subscriptions.remove(sub)
+            async with sub.turn:
+                if sub.task:
+                    sub.task.cancel()
 
     async def close(self) -> None:
         for sub in self._mine:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import nats
 from nats.aio.client import Client
@@ -27,6 +28,19 @@ CLOSE_S = 2.0
 REFUSED = (NatsError, OSError, TimeoutError)
 
 
+@dataclass(eq=False)
+class _Reader:
+    """One durable reader. `rebind`: bind again, or end if `released`."""
+
+    durable: str
+    filters: tuple[str, ...]
+    handler: Handler
+    rebind: asyncio.Event = field(default_factory=asyncio.Event)
+    bound: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    released: bool = False
+
+
 class NatsBus:
     """A client that reconnects for ever and whose subscriptions outlive the server's restarts, emptied or not.
 
@@ -41,7 +55,7 @@ class NatsBus:
         self._tasks: list[asyncio.Task[None]] = []
         self._in_flight: set[asyncio.Timeout] = set()
         self._back = asyncio.Event()  # the server is back, or a stream of it is gone
-        self._rebinds: list[asyncio.Event] = []  # one per durable reader: bind again
+        self._readers: dict[str, _Reader] = {}  # by durable name
         self.counts = BusCounts()
 
     @property
@@ -88,8 +102,8 @@ class NatsBus:
             self._back.clear()
             log.info("bus is back; streams and readers are set up again")
             await self._ensure_streams()
-            for rebind in self._rebinds:
-                rebind.set()
+            for reader in self._readers.values():
+                reader.rebind.set()
 
     async def _ensure_streams(self) -> None:
         """Waits until both streams exist. A stream whose settings cannot be changed is used as it is."""
@@ -138,9 +152,23 @@ class NatsBus:
             with contextlib.suppress(*REFUSED):
                 await self._nc.flush(timeout=1)  # the server knows of them before anything more is sent
             return
-        bound = asyncio.Event()
-        self._tasks.append(asyncio.create_task(self._read(tuple(filters), handler, durable, bound)))
-        await bound.wait()
+        reader = self._readers[durable] = _Reader(durable, tuple(filters), handler)
+        reader.task = asyncio.create_task(self._read(reader))
+        try:
+            await reader.bound.wait()
+        except asyncio.CancelledError:
+            await self.release(durable)
+            raise
+
+    async def release(self, durable: str) -> None:
+        reader = self._readers.pop(durable, None)
+        if reader is None or reader.task is None:
+            return
+        reader.released = True
+        reader.rebind.set()
+        await asyncio.wait([reader.task], timeout=CLOSE_S)
+        reader.task.cancel()
+        await asyncio.gather(reader.task, return_exceptions=True)
 
     def _core_callback(self, handler: Handler) -> Callable[[Msg], Awaitable[None]]:
         one_at_a_time = asyncio.Lock()
@@ -165,24 +193,24 @@ class NatsBus:
             log.warning("malformed event on %s: %s", msg.subject, error)
             return None
 
-    async def _read(self, filters: tuple[str, ...], handler: Handler, durable: str, bound: asyncio.Event) -> None:
-        """Bind, read until the connection has been lost and found, and again, for ever."""
-        rebind = asyncio.Event()
-        self._rebinds.append(rebind)
-        while True:
-            rebind.clear()
+    async def _read(self, own: "_Reader") -> None:
+        """Bind, read until the connection has been lost and found, and again, until released."""
+        while not own.released:
+            own.rebind.clear()
             try:
-                reader = await self._bind(filters, durable)
+                reader = await self._bind(own.filters, own.durable)
             except REFUSED as error:
-                log.warning("reader %s cannot bind: %r", durable, error)
+                log.warning("reader %s cannot bind: %r", own.durable, error)
                 await asyncio.sleep(RETRY_S)
                 await self._ensure_streams()
                 continue
-            bound.set()
+            own.bound.set()
+            if own.released:
+                own.rebind.set()  # it was, while this bound
             try:
-                await self._read_bound(reader, handler, rebind)
+                await self._read_bound(reader, own.handler, own.rebind)
             except Exception as error:
-                log.warning("reader %s lost (%r); binding again", durable, error, exc_info=error)
+                log.warning("reader %s lost (%r); binding again", own.durable, error, exc_info=error)
                 await asyncio.sleep(RETRY_S)
             finally:
                 with contextlib.suppress(*REFUSED):
@@ -234,9 +262,10 @@ class NatsBus:
             await msg.ack()
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *(reader.task for reader in self._readers.values() if reader.task is not None)]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if not self._nc.options:
             return  # never connected: there is nothing to close
         with contextlib.suppress(*REFUSED):

@@ -39,6 +39,11 @@ class Bus(Protocol):
         All filters of one call are of one plane (evt, tel or cmd)."""
         ...
 
+    async def release(self, durable: str) -> None:
+        """Read no more under that name: what is in hand is finished, what comes waits for the next reader of it, in
+        whichever process. Releasing what is not read is no error."""
+        ...
+
     @property
     def connected(self) -> bool: ...
 
