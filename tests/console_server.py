@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -19,12 +20,31 @@ from services.console.settings import ConsoleSettings
 
 
 @dataclass
+class Hands:
+    """The console's clock: the real one until it is stopped; then it stands still but for `forward`."""
+
+    stopped_at: float = 0.0
+
+    def __call__(self) -> float:
+        return self.stopped_at or time.time()
+
+    def stop(self) -> float:
+        self.stopped_at = time.time()
+        return self.stopped_at
+
+    def forward(self, seconds: float) -> float:
+        self.stopped_at += seconds
+        return self.stopped_at
+
+
+@dataclass
 class ConsoleUnderTest:
     console: Console
     url: str
     broker: MemoryBroker
     store: MemoryStore
     registry: CollectorRegistry
+    clock: Hands
 
     async def tell(self, *events: object) -> None:
         """Publish events and let the console's handler run."""
@@ -46,7 +66,8 @@ async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
     """A console on a port of its own, fed by memory twins."""
     registry, broker, store = CollectorRegistry(), MemoryBroker(), MemoryStore()
     told = ConsoleSettings(**{"resync_s": 0.1, "stream_beat_s": 0.05, **settings})  # type: ignore[arg-type]
-    console = Console(told, ConsoleMetrics(registry))
+    clock = Hands()
+    console = Console(told, ConsoleMetrics(registry), clock=clock)
 
     async def connect() -> None:
         return None
@@ -57,7 +78,7 @@ async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
     while len(broker.subscriptions) < 3:  # facts, telemetry and commands
         await asyncio.sleep(0)
     try:
-        yield ConsoleUnderTest(console, url, broker, store, registry)
+        yield ConsoleUnderTest(console, url, broker, store, registry, clock)
     finally:
         await feed.stop()
         server.cancel()

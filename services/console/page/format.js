@@ -12,6 +12,10 @@ export function bytes(count) {
   return `${value >= 100 || unit === 0 || Number.isInteger(value) ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
 }
 
+export function rate(bytesPerS) {
+  return `${bytes(bytesPerS)}/s`;
+}
+
 export function seconds(value) {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);

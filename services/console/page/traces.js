@@ -1,10 +1,9 @@
 // The list of traces, latest first, filtered as one types.
 
-import { h, keyed, badge, emulated, empty } from "/page/dom.js";
+import { h, keyed, badge, emulated, empty, panel, table } from "/page/dom.js";
 import { plainService, serviceHue } from "/page/colours.js";
 import { bytes, clock, count, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
-import { panel, table } from "/page/fleet.js";
 
 const COLUMNS = ["Time", "Trace", "Model", "Services", "Spans", "Duration"];
 const LIMIT = 200;

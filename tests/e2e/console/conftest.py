@@ -4,7 +4,6 @@
 of playwright's async API; `tests/browser.py` has `until` for what `expect` cannot say.
 """
 
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,9 +18,10 @@ expect.set_options(timeout=chromium.PATIENCE_S * 1000)
 
 @pytest.fixture
 async def at() -> AsyncIterator[ConsoleUnderTest]:
-    """A console that has heard `console_story.fleet_events`."""
+    """A console that has heard `console_story.fleet_events`. Its clock stands still, so that nothing told goes stale
+    while a slow browser looks; `at.clock.forward(seconds)` lets time pass."""
     async with serving() as console:
-        await console.tell(*story.fleet_events(time.time()))
+        await console.tell(*story.fleet_events(console.clock.stop()))
         yield console
 
 

@@ -7,59 +7,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from playwright.async_api import Page
 
 from glowplug.domain.instance import InstanceState
-from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.facts import InstanceReady, ModelDeployed, RequestFinished, RouterLoadReported
+from glowplug.events.facts import InstanceReady, ModelDeployed, RequestFinished
 from tests import console_story as story
 from tests.browser import until
 from tests.console_server import ConsoleUnderTest, serving
 
 EVIL = "<img src=x onerror=document.title='owned'><b>bold</b>"
-ROWS = "[...document.querySelectorAll('.models tbody tr')]"
+NODES = "document.querySelectorAll('.node')"
 SPANS = "[...document.querySelectorAll('[role=treegrid] [role=row]')].filter((row) => !row.hidden)"
-MODEL_NAMES = f"{ROWS}.map((row) => row.querySelector('.name > span').textContent)"
-
-
-async def test_the_fleet_is_drawn(at: ConsoleUnderTest, page: Page) -> None:
-    await page.goto(at.url)
-    await until(page, f"{ROWS}.length === 6")
-    assert await page.evaluate(MODEL_NAMES) == [
-        "Qwen/Qwen3-8B",
-        "smol-broken",
-        "smol-chat",
-        "smol-coder",
-        "smol-poet",
-        "smol-tutor",
-    ]
-    marked = await page.evaluate(f"{ROWS}.map((row) => row.querySelectorAll('.badge.emulated').length)")
-    assert marked == [2, 0, 0, 0, 0, 0], "the emulated model and its instance carry the mark, nothing else does"
-    states = await page.evaluate(f"{ROWS}.map((row) => row.querySelector('.state').className)")
-    assert states == [f"state {word}" for word in ("ready", "failed", "ready", "loading", "ready", "cold")]
-    widths = await page.evaluate(
-        "[...document.querySelectorAll('.node')].map((node) => [...node.querySelectorAll('.grant')]"
-        ".map((grant) => Math.round(parseFloat(grant.style.width))))"
-    )
-    assert widths == [[22, 10, 40, 10], [22, 10, 50, 15], []]
-    assert await page.evaluate("document.querySelectorAll('.requests-panel tbody tr').length") == 13
-    assert await page.evaluate("document.querySelectorAll('.decisions li').length") == 6
-    assert await page.evaluate("document.getElementById('status').textContent") == "live"
-
-
-async def test_what_happens_shows_without_a_reload(at: ConsoleUnderTest, page: Page) -> None:
-    await page.goto(at.url)
-    await until(page, f"{ROWS}.length === 6")
-    now = time.time()
-    ready = story.instance("i-b7d4", "smol-coder", "node-1", InstanceState.READY, now, revision=6)
-    finished = dataclasses.replace(story.request_finished(99, now), model_key="smol-coder")
-    await at.tell(
-        story.fact(InstanceReady(instance=ready), now),
-        story.fact(RouterLoadReported(router_id="router-1", loads={"smol-coder": ModelLoad(num_in_flight=5)}), now),
-        story.fact(finished, now, 99),
-        story.fact(ModelDeployed(model=story.model("aaa", "a-new-model", 20)), now),
-    )
-    await until(page, f"{ROWS}.length === 7 && {MODEL_NAMES}[0] === 'a-new-model'")
-    await until(page, f"{ROWS}[4].querySelector('.state').className === 'state ready'")
-    assert await page.evaluate(f"{ROWS}[4].children[3].textContent") == "5"
-    await until(page, "document.querySelector('.requests-panel tbody tr td a').title === 'req-0099-7d1e'")
 
 
 async def test_a_trace_by_deep_link_with_late_spans(at: ConsoleUnderTest, page: Page) -> None:
@@ -172,7 +127,7 @@ async def test_data_never_becomes_markup(at: ConsoleUnderTest, page: Page) -> No
         story.fact(evil_request, now, 5),
     )
     for address, proof in (
-        ("#/fleet", ".models"),
+        ("#/fleet", ".motion-panel"),
         ("#/traces", ".trace-list"),
         (f"#/trace/{story.trace_id(4)}", ".rows"),
     ):
@@ -184,12 +139,12 @@ async def test_data_never_becomes_markup(at: ConsoleUnderTest, page: Page) -> No
 
 async def test_stale_data_is_called_stale(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(at.url)
-    await until(page, f"{ROWS}.length === 6")
+    await until(page, f"{NODES}.length === 3")
     at.broker.down = at.store.down = True
     status = "document.getElementById('status').textContent"
     await until(page, f"{status}.includes('bus down, stale since') && {status}.includes('store down')")
-    assert await page.evaluate(f"{ROWS}.length") == 6
-    assert await page.evaluate("document.querySelectorAll('.node.lost').length") == 0
+    assert await page.evaluate(f"{NODES}.length") == 3
+    assert await page.evaluate("document.querySelectorAll('.node.silent').length") == 0
     at.broker.down = at.store.down = False
     await until(page, f"{status} === 'live'")
 
@@ -198,21 +153,21 @@ async def test_a_dead_console_is_noticed_and_found_again(page: Page, complaints:
     async with serving() as first:
         await first.tell(*story.fleet_events(time.time()))
         await page.goto(first.url)
-        await until(page, f"{ROWS}.length === 6")
+        await until(page, f"{NODES}.length === 3")
         port = int(first.url.rpartition(":")[2])
     status = "document.getElementById('status').textContent"
     await until(page, f"{status}.includes('unreachable, stale since')")
-    assert await page.evaluate(f"{ROWS}.length") == 6, "what was known stays on the page"
+    assert await page.evaluate(f"{NODES}.length") == 3, "what was known stays on the page"
     async with serving(port=port) as second:
-        await second.tell(*story.fleet_events(time.time())[:4])
-        await until(page, f"{status} === 'live' && {ROWS}.length === 4")
+        await second.tell(story.beats(time.time())[1])
+        await until(page, f"{status} === 'live' && {NODES}.length === 1")
     assert all("ERR_" in complaint for complaint in complaints)  # the connection that broke, nothing else
     complaints.clear()
 
 
 async def test_dark_and_light_follow_the_reader(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(at.url)
-    await until(page, f"{ROWS}.length === 6")
+    await until(page, f"{NODES}.length === 3")
     grounds = []
     for scheme in ("dark", "light"):
         await page.emulate_media(color_scheme=scheme)
@@ -223,5 +178,5 @@ async def test_dark_and_light_follow_the_reader(at: ConsoleUnderTest, page: Page
 async def test_a_narrow_window_does_not_scroll_sideways(at: ConsoleUnderTest, page: Page) -> None:
     await page.set_viewport_size({"width": 420, "height": 800})
     await page.goto(at.url)
-    await until(page, f"{ROWS}.length === 6")
+    await until(page, f"{NODES}.length === 3")
     assert await page.evaluate("document.documentElement.scrollWidth <= 420")

@@ -1,0 +1,272 @@
+// Cards of nodes: whose bytes lie on each GPU, what runs there, and what arrives. A card off the screen is a head only.
+
+import { nodeActions } from "/page/actions.js";
+import { hues } from "/page/colours.js";
+import { h, keyed, kept, emulated } from "/page/dom.js";
+import { bytes, clock, rate } from "/page/format.js";
+import { live } from "/page/live.js";
+
+const OWNER_WORDS = { weights: "weights", kv: "KV cache", prewarm: "prewarmed", reservation: "reserved" };
+const KIND_WORDS = { host: "host memory", cuda: "CUDA", emulated: "emulated" };
+const HOLDERS_SHOWN = 8;
+const AHEAD = "400px"; // how far outside the window a card is drawn
+
+export function stateOf(node) {
+  if (!node.is_alive) return "silent";
+  return node.draining ? "draining" : "ready";
+}
+
+export function nameOf(key) {
+  return live.model(key)?.name ?? key;
+}
+
+export function modelAddress(key) {
+  return `#/model/${encodeURIComponent(key)}`;
+}
+
+export class NodeGrid {
+  constructor() {
+    this.element = h("div", { class: "nodes" });
+    this.cards = new Map();
+    this.here = new Map(); // node id -> its instances
+    this.hue = new Map();
+    this.seer = new IntersectionObserver((entries) => {
+      for (const entry of entries) this.cards.get(entry.target.dataset.node)?.see(entry.isIntersecting);
+    }, { rootMargin: AHEAD });
+  }
+
+  recolour() {
+    this.hue = hues(live.tables.models.keys());
+  }
+
+  /** Who runs where, for the lists on the cards. */
+  index() {
+    this.here = new Map();
+    for (const instance of live.instances.values()) {
+      const list = this.here.get(instance.node_id);
+      if (list) list.push(instance);
+      else this.here.set(instance.node_id, [instance]);
+    }
+  }
+
+  show(nodes, all = false) {
+    kept(this.element, nodes, (node) => node.node_id, (node) => this.card(node), all);
+  }
+
+  card(node) {
+    let card = this.cards.get(node.node_id);
+    if (!card) {
+      card = new NodeCard(node, this);
+      this.cards.set(node.node_id, card);
+      this.seer.observe(card.element);
+    }
+    return { element: card.element, update: (row) => card.update(row) };
+  }
+
+  /** These instances changed or went: the cards of their nodes list them anew. */
+  touch(instanceIds) {
+    if (!instanceIds.size) return;
+    for (const card of this.cards.values()) if (card.lists(instanceIds)) card.update(card.node);
+    for (const id of this.cards.keys()) {
+      if (live.node(id)) continue;
+      this.seer.unobserve(this.cards.get(id).element);
+      this.cards.delete(id);
+    }
+  }
+
+  close() {
+    this.seer.disconnect();
+  }
+}
+
+class NodeCard {
+  constructor(node, grid) {
+    this.grid = grid;
+    this.node = node;
+    this.head = h("h3", { id: `node-${node.node_id}` });
+    this.gpus = h("div", { class: "gpus" });
+    this.holders = h("ul", { class: "legend", "aria-label": "Instances" });
+    this.links = h("div", { class: "links" });
+    this.fetches = h("ul", { class: "fetches", "aria-label": "Weights arriving" });
+    this.cache = h("div");
+    this.element = h(
+      "article",
+      { class: "node", "data-node": node.node_id, "aria-labelledby": `node-${node.node_id}`, style: { "--rows": String(node.gpus.length) } },
+      this.head,
+      this.gpus,
+      this.holders,
+      this.links,
+      this.fetches,
+      this.cache,
+    );
+    this.isSeen = false;
+    this.isStale = true;
+  }
+
+  see(isSeen) {
+    this.isSeen = isSeen;
+    if (isSeen && this.isStale) this.draw();
+  }
+
+  /** Of these instances, does one run here, or did one when the card was last drawn? */
+  lists(instanceIds) {
+    const here = this.grid.here.get(this.node.node_id) ?? [];
+    return here.some((instance) => instanceIds.has(instance.instance_id)) || this.node.gpus.some((gpu) => gpu.grants.some((grant) => instanceIds.has(grant.holder)));
+  }
+
+  update(node) {
+    this.node = node;
+    this.element.className = `node ${stateOf(node)}`;
+    keyed(this.head, [headOf(node)], () => "head", headElement);
+    if (this.isSeen) this.draw();
+    else this.isStale = true;
+  }
+
+  draw() {
+    const { node, grid } = this;
+    this.isStale = false;
+    const colour = (key) => grid.hue.get(key) ?? -1;
+    const look = (gpu) => gpu.grants.map((grant) => `${colour(grant.model_key)} ${nameOf(grant.model_key)}`).join();
+    keyed(this.gpus, node.gpus, (gpu) => gpu.gpu_id, (gpu) => gpuBar(gpu, colour), look);
+    keyed(this.holders, holdersOf(node, grid.here.get(node.node_id) ?? []), (line) => line.id, (line) => holderLine(line, colour));
+    keyed(this.links, node.links.map((link) => ({ ...link, measured: node.fetches.reduce((all, fetch) => all + fetch.bytes_per_s, 0) })), (link) => link.link_id, linkLine);
+    kept(this.fetches, node.fetches, (fetch) => fetch.digest, (fetch) => new FetchLine(fetch, colour), true);
+    keyed(this.cache, cacheOf(node), () => "cache", (cache) => cacheLine(cache, colour));
+  }
+}
+
+function headOf(node) {
+  const kinds = [...new Set(node.gpus.map((gpu) => gpu.kind))];
+  const { node_id, is_alive, lost_since, draining, cordoned, engines } = node;
+  return { node_id, is_alive, lost_since, draining, cordoned, engines, kinds, numGpus: node.gpus.length };
+}
+
+function headElement(head) {
+  const words = { silent: `silent since ${clock(head.lost_since)}`, draining: head.cordoned ? "drained" : "draining", ready: "ready" };
+  const state = stateOf(head);
+  const isEmulated = head.kinds.length === 1 && head.kinds[0] === "emulated";
+  const what = `${head.numGpus} × ${head.kinds.map((kind) => KIND_WORDS[kind] ?? kind).join(", ")}`;
+  return h(
+    "span",
+    { class: "node-head" },
+    h("b", null, head.node_id),
+    h("span", { class: `node-state ${state}` }, h("i", { class: "dot", "aria-hidden": "true" }), words[state]),
+    isEmulated ? [h("small", null, `${head.numGpus} GPU${head.numGpus === 1 ? "" : "s"}`), emulated(true)] : h("small", null, what),
+    h("small", { class: "engines" }, head.engines.join(", ")),
+    head.is_alive || head.cordoned ? nodeActions(head) : null,
+  );
+}
+
+// ---- GPUs
+
+function gpuBar(gpu, colour) {
+  const used = gpu.total_bytes - gpu.free_bytes;
+  const name = gpu.gpu_id.slice(gpu.gpu_id.lastIndexOf("/") + 1);
+  const words = gpu.grants.map((grant) => `${nameOf(grant.model_key) || grant.holder}: ${OWNER_WORDS[grant.owner] ?? grant.owner} ${bytes(grant.num_bytes)}`);
+  const label = `GPU ${name}, ${KIND_WORDS[gpu.kind] ?? gpu.kind}, ${bytes(used)} of ${bytes(gpu.total_bytes)} used. ${words.join("; ")}`;
+  return h(
+    "div",
+    { class: "gpu" },
+    h("span", { class: "gpu-name", "aria-hidden": "true" }, name),
+    h("div", { class: "bar", role: "img", "aria-label": label }, gpu.grants.map((grant) => grantSlice(grant, gpu.total_bytes, colour))),
+    h("span", { class: "num", "aria-hidden": "true" }, bytes(used), h("small", null, ` / ${bytes(gpu.total_bytes)}`)),
+  );
+}
+
+function grantSlice(grant, total, colour) {
+  const hue = colour(grant.model_key);
+  const width = `${(100 * grant.num_bytes) / Math.max(total, 1)}%`;
+  const title = `${nameOf(grant.model_key) || grant.holder} · ${OWNER_WORDS[grant.owner] ?? grant.owner} · ${bytes(grant.num_bytes)} · ${grant.holder}${grant.emulated ? " · emulated" : ""}`;
+  return h("i", { class: `grant ${grant.owner} ${hue < 0 ? "" : "owned"}`, title, style: { width, "--h": String(Math.max(hue, 0)) } });
+}
+
+/** A line per instance on the node: those the agent reports, and holders of bytes nobody reports any more. */
+function holdersOf(node, instances) {
+  const lines = new Map();
+  for (const i of instances) {
+    lines.set(i.instance_id, { id: i.instance_id, key: i.model_key, name: nameOf(i.model_key), state: i.state, load: i.num_in_flight, most: i.max_concurrency, emulated: i.emulated, num_bytes: i.num_bytes });
+  }
+  for (const gpu of node.gpus) {
+    for (const grant of gpu.grants) {
+      if (lines.has(grant.holder)) continue;
+      const line = { id: grant.holder, key: grant.model_key, name: nameOf(grant.model_key) || grant.holder, state: OWNER_WORDS[grant.owner] ?? grant.owner, emulated: grant.emulated, num_bytes: grant.num_bytes };
+      lines.set(grant.holder, line);
+    }
+  }
+  const all = [...lines.values()].sort((a, b) => a.name.localeCompare(b.name) || (a.id < b.id ? -1 : 1));
+  if (all.length <= HOLDERS_SHOWN) return all;
+  return [...all.slice(0, HOLDERS_SHOWN - 1), { id: "", more: all.length - HOLDERS_SHOWN + 1, names: all.slice(HOLDERS_SHOWN - 1).map((line) => line.name).join(", ") }];
+}
+
+function holderLine(line, colour) {
+  if (line.more) return h("li", { class: "more", title: line.names }, `and ${line.more} more`);
+  const hue = colour(line.key);
+  const title = `${line.id}, ${line.state}, ${bytes(line.num_bytes)}`;
+  return h(
+    "li",
+    { class: `holder ${line.state}`, title },
+    h("i", { class: `swatch ${hue < 0 ? "nobody" : ""}`, style: { "--h": String(Math.max(hue, 0)) }, "aria-hidden": "true" }),
+    line.key ? h("a", { href: modelAddress(line.key), "data-focus": line.id }, line.name) : h("span", null, line.name),
+    h("small", null, line.state === "ready" ? `${line.load}/${line.most}` : line.state.replace("_", " ")),
+    line.emulated ? emulated(true) : null,
+  );
+}
+
+// ---- what arrives
+
+function linkLine(link) {
+  const name = link.link_id.slice(link.link_id.lastIndexOf("/") + 1).toUpperCase();
+  const isBusy = link.bytes_in_flight > 0 || link.num_transfers > 0;
+  const share = link.bytes_per_s ? Math.min(1, link.measured / link.bytes_per_s) : isBusy ? 1 : 0;
+  const words = isBusy
+    ? [`${bytes(link.bytes_in_flight)} in flight`, link.measured ? rate(link.measured) : "", link.num_transfers > 1 ? `${link.num_transfers} transfers` : ""].filter(Boolean).join(" · ")
+    : link.bytes_per_s ? `idle · ${rate(link.bytes_per_s)}` : "idle";
+  return h(
+    "p",
+    { class: `link ${isBusy ? "busy" : ""}` },
+    h("span", null, name),
+    h("span", { class: "thin", "aria-hidden": "true" }, h("i", { class: link.bytes_per_s ? "" : "unlimited", style: { width: `${100 * share}%` } })),
+    h("small", null, words),
+  );
+}
+
+/** One fetch: the bar grows in place. */
+export class FetchLine {
+  constructor(fetch, colour, node = "") {
+    this.fill = h("i", { style: { "--h": String(Math.max(colour(fetch.model_key), 0)) } });
+    this.words = h("small");
+    this.element = h(
+      "li",
+      { class: "fetch" },
+      h("a", { href: modelAddress(fetch.model_key) }, nameOf(fetch.model_key)),
+      node ? h("small", null, `→ ${node}`) : null,
+      h("span", { class: "thin", "aria-hidden": "true" }, this.fill),
+      this.words,
+    );
+  }
+
+  update = (fetch) => {
+    this.fill.style.width = `${(100 * fetch.num_bytes_done) / Math.max(fetch.num_bytes, 1)}%`;
+    this.words.textContent = `${bytes(fetch.num_bytes_done)} of ${bytes(fetch.num_bytes)}${fetch.bytes_per_s ? ` · ${rate(fetch.bytes_per_s)}` : ""}`;
+  };
+}
+
+function cacheOf(node) {
+  const used = node.cached.reduce((sum, blob) => sum + blob.num_bytes, 0);
+  if (!used && !node.host_cache_bytes) return [];
+  return [{ used, total: node.host_cache_bytes, blobs: node.cached.map((blob) => [blob.model_keys[0] ?? "", blob.num_bytes]) }];
+}
+
+function cacheLine(cache, colour) {
+  const slices = cache.blobs.map(([key, size]) => {
+    const hue = colour(key);
+    return h("i", { class: hue < 0 ? "" : "owned", title: `${nameOf(key)} ${bytes(size)}`, style: { width: `${(100 * size) / Math.max(cache.total || cache.used, 1)}%`, "--h": String(Math.max(hue, 0)) } });
+  });
+  return h(
+    "p",
+    { class: "link cache" },
+    h("span", null, "Cache"),
+    h("span", { class: "thin", "aria-hidden": "true" }, slices),
+    h("small", null, `${bytes(cache.used)}${cache.total ? ` of ${bytes(cache.total)}` : ""}`, h("span", { class: "hidden" }, " of host memory")),
+  );
+}
