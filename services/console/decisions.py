@@ -11,8 +11,9 @@ import msgspec
 
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
 from glowplug.events import Event
-from glowplug.events.facts import DecisionMade, InstanceChange
+from glowplug.events.facts import DecisionMade, InstanceChange, ModelDeployed, ModelUndeployed
 from services.console.events import trace_id_of
 
 OUTCOMES_KEPT: Final = 4000
@@ -106,6 +107,7 @@ class DecisionLog:
         self._records: dict[str, DecisionRecord] = {}  # oldest first
         self._events: dict[str, str] = {}  # decision id -> id of the event that carried it
         self._outcomes: dict[str, tuple[int, Outcome]] = {}  # instance id -> (revision, what became of it)
+        self._emulated: dict[str, bool] = {}  # model key -> whether its engine is
 
     def __len__(self) -> int:
         return len(self._records)
@@ -118,12 +120,18 @@ class DecisionLog:
             self.put(data.decision)
         elif isinstance(data, InstanceChange):
             self.put_instance(data.instance)
+        elif isinstance(data, ModelDeployed):
+            self.put_model(data.model)
+        elif isinstance(data, ModelUndeployed):
+            self._emulated.pop(data.model_key, None)
 
     def put(self, record: DecisionRecord) -> None:
         """Keep one decision; one that is known already is kept once."""
         if record.decision_id in self._records:
             return
         self._records[record.decision_id] = record
+        if engine := record.inputs.get("engine"):
+            self._emulated[record.model_key] = engine == "emulated"
         if len(self._records) > self._max:
             oldest = next(iter(self._records))
             del self._records[oldest]
@@ -154,6 +162,10 @@ class DecisionLog:
         if len(self._outcomes) > OUTCOMES_KEPT:
             del self._outcomes[next(iter(self._outcomes))]
 
+    def put_model(self, model: Model) -> None:
+        """A model that is deployed: what is decided about it is emulated when its engine is."""
+        self._emulated[model.key] = model.engine == "emulated"
+
     def get(self, decision_id: str) -> DecisionRecord | None:
         return self._records.get(decision_id)
 
@@ -181,7 +193,7 @@ class DecisionLog:
     def is_emulated(self, record: DecisionRecord) -> bool:
         """Whether it is about an emulated engine."""
         outcomes = (self.outcome(instance_id) for instance_id in named_in(record))
-        return record.inputs.get("engine") == "emulated" or any(o.emulated for o in outcomes if o)
+        return self._emulated.get(record.model_key, False) or any(o.emulated for o in outcomes if o)
 
     def related(self, record: DecisionRecord) -> list[DecisionRecord]:
         """Other decisions about the same instance, its victims or the same request, oldest first."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 from glowplug.bus.port import Bus
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.facts import ServiceStarted
@@ -85,6 +86,9 @@ class Feed:
                 raw_rows = await self._store.load(table)
                 table_rows = dict(self._readable(table, raw_rows.items(), cls))
                 view.restore(table, table_rows, clock())
+                if cls is Model:
+                    for model in table_rows.values():
+                        self._console.decisions.put_model(model)
                 if cls is Instance:
                     self._restore_starts(table_rows.values())
             wanted = DECISIONS_READ if len(self._console.decisions) else self._console.settings.decisions_kept
