@@ -1,0 +1,151 @@
+"""The load anticipator: how full an instance's KV cache will be over its coming steps.
+
+Paper: PreServe section 4.3.1. A request with P prompt tokens and an expected response of D tokens that has been
+prefilled at step s adds (P + i) / M to the fraction U used at step s + i, for i in [0, D), where M is the instance's KV
+capacity in tokens. One that ends early takes the rest of that away; one that does not end is expected to go on for
+another 0.2 D, again and again.
+
+Departures:
+- The paper's map is an array of the next L iterations that every request walks. A request is a ramp, so the sum of all
+  is linear between the steps at which one begins or ends: two numbers change there, and nothing in between. An update
+  costs O(log n), a look ahead one visit per change within it. Steps are the engine's own (erratum E33).
+- The paper updates the map after the prefill, so that a burst is routed on one stale map. `add` at dispatch and `begin`
+  after the prefill keep a provisional ramp meanwhile (erratum E34).
+"""
+
+import heapq
+import math
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Ramp:
+    start: int  # step
+    end: int  # the first step it is not expected at
+    prompt: int
+    expected: int  # response tokens as predicted
+
+
+class LookAhead:
+    """One instance's coming load. Steps only grow; `M` is `kv_tokens`."""
+
+    __slots__ = ("_constant", "_count", "_ends", "_ramps", "_steps", "_turns", "extend_ratio", "kv_tokens", "now_step")
+
+    def __init__(self, kv_tokens: int, extend_ratio: float = 0.2) -> None:
+        if kv_tokens < 1 or not extend_ratio > 0:
+            raise ValueError(f"a KV cache of {kv_tokens} tokens, extension by {extend_ratio}")
+        self.kv_tokens, self.extend_ratio = kv_tokens, extend_ratio
+        self.now_step = 0
+        self._ramps: dict[str, _Ramp] = {}
+        self._constant = 0  # sum of prompt - start of the ramps at now_step; their sum there is this + count x step
+        self._count = 0
+        self._turns: dict[int, list[int]] = {}  # step -> [change of constant, change of count]
+        self._steps: list[int] = []  # the keys of _turns, sorted
+        self._ends: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._ramps)
+
+    def add(self, request_id: str, prompt_tokens: int, expected_tokens: int) -> None:
+        """A request was sent here. Its ramp begins now; one already there begins anew."""
+        self.end(request_id)
+        ramp = _Ramp(self.now_step, self.now_step + max(1, expected_tokens), prompt_tokens, max(1, expected_tokens))
+        self._ramps[request_id] = ramp
+        self._constant += ramp.prompt - ramp.start
+        self._count += 1
+        self._turn(ramp.end, ramp.start - ramp.prompt, -1)
+        heapq.heappush(self._ends, (ramp.end, request_id))
+
+    def begin(self, request_id: str) -> None:
+        """It has been prefilled: what was provisional begins now. Unknown ids are none of ours."""
+        ramp = self._ramps.get(request_id)
+        if ramp is not None:
+            self.add(request_id, ramp.prompt, ramp.expected)
+
+    def end(self, request_id: str) -> None:
+        """It has ended, early or not: nothing more is expected of it."""
+        ramp = self._ramps.pop(request_id, None)
+        if ramp is None:
+            return
+        self._turn(ramp.end, ramp.prompt - ramp.start, 1)
+        self._constant -= ramp.prompt - ramp.start
+        self._count -= 1
+
+    def advance(self, step: int) -> None:
+        """The engine has done its steps up to `step`. Who should have ended by then is expected for another while."""
+        while self._ends and self._ends[0][0] <= max(step, self.now_step):
+            end, request_id = heapq.heappop(self._ends)
+            ramp = self._ramps.get(request_id)
+            if ramp is None or ramp.end != end:
+                continue
+            more = max(1, math.ceil(self.extend_ratio * ramp.expected))
+            later = end + more * (1 + max(0, step - end) // more)
+            self._turn(ramp.end, ramp.prompt - ramp.start, 1)
+            self._turn(later, ramp.start - ramp.prompt, -1)
+            ramp.end = later
+            heapq.heappush(self._ends, (later, request_id))
+        self.now_step = max(step, self.now_step)
+        while self._steps and self._steps[0] <= self.now_step:
+            constant, count = self._turns.pop(self._steps.pop(0))
+            self._constant += constant
+            self._count += count
+
+    def tokens(self, step: int) -> int:
+        """Tokens expected in the cache at `step`, from now on."""
+        constant, count = self._constant, self._count
+        for at in self._steps[: bisect_left(self._steps, step + 1)]:
+            constant += self._turns[at][0]
+            count += self._turns[at][1]
+        return constant + count * max(step, self.now_step)
+
+    def peak_ratio(self, num_steps: int, prompt_tokens: int = 0, expected_tokens: int = 0) -> float:
+        """The highest U over the next `num_steps` steps, with one more such request if it is given."""
+        first, last = self.now_step, self.now_step + num_steps - 1
+        ends = first + expected_tokens  # the newcomer's ramp covers [first, ends)
+        peak, constant, count = 0, self._constant, self._count
+        at = first
+        turns = self._steps[: bisect_left(self._steps, last + 1)]
+        for turn in (*turns, last + 1):
+            upto = turn - 1  # between turns the sum only grows: its highest is the last step before one
+            if upto >= at:
+                peak = max(peak, constant + count * upto + (prompt_tokens + upto - first if upto < ends else 0))
+                if at < ends <= upto:  # the newcomer ends in between
+                    peak = max(peak, constant + count * (ends - 1) + prompt_tokens + ends - 1 - first)
+            if turn <= last:
+                constant += self._turns[turn][0]
+                count += self._turns[turn][1]
+                at = turn
+        return peak / self.kv_tokens
+
+    def num_steps_above(self, ratio: float, num_steps: int) -> int:
+        """How many of the next `num_steps` steps have U above `ratio` (the scaler's question)."""
+        limit, last = ratio * self.kv_tokens, self.now_step + num_steps - 1
+        constant, count, at, above = self._constant, self._count, self.now_step, 0
+        for turn in (*self._steps[: bisect_left(self._steps, last + 1)], last + 1):
+            if turn > at:
+                if count > 0:
+                    begins = max(at, math.floor((limit - constant) / count) + 1)
+                    above += max(0, turn - begins)
+                at = turn
+            if turn <= last:
+                constant += self._turns[turn][0]
+                count += self._turns[turn][1]
+        return above
+
+    def _turn(self, step: int, constant: int, count: int) -> None:
+        """From `step` on, add these. One in the past has been counted already and is put right at once."""
+        if step <= self.now_step:
+            self._constant += constant
+            self._count += count
+            return
+        here = self._turns.get(step)
+        if here is None:
+            self._turns[step] = [constant, count]
+            insort(self._steps, step)
+            return
+        here[0] += constant
+        here[1] += count
+        if here == [0, 0]:
+            del self._turns[step]
+            del self._steps[bisect_left(self._steps, step)]

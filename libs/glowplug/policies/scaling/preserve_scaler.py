@@ -1,0 +1,133 @@
+"""Proactive scaling: instances for the tokens the next window will bring, put right as the window goes.
+
+Paper: PreServe sections 4.1 and 4.3.2, Algorithms 1 and 2. For the window to come, with P prompt and D response tokens
+predicted and mu_p, mu_d, mu_t the most an instance has been seen to take without missing an objective:
+
+    N = ceil( max(P / mu_p, D / mu_d, (P + D) / mu_t) ), at least 1
+
+Within a window: one more instance for each whose anticipated KV use exceeds 95 % in more than a tenth of the next l
+steps; and once a window, if every instance stays below 30 % over all of them, N_c - ceil(sum max U / T_mem) fewer.
+
+Departures: the ceiling and the floor of 1 are ours (erratum E32); mu is per instance, from windows in which all
+requests met their objectives, as `capacity_of` says (E31); the count of the way down reads as above, at least one
+instance stays (E36). With no prediction (`predicted` None) only the second half acts, and the reason says so.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The most tokens per second one instance has taken in a clean window; 0 while none has been seen."""
+
+    prompt_per_s: float = 0.0  # mu_p
+    response_per_s: float = 0.0  # mu_d
+    total_per_s: float = 0.0  # mu_t
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTokens:
+    """Tokens of one window of `window_s` seconds, measured or predicted."""
+
+    prompt_tokens: float
+    response_tokens: float
+    window_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceOutlook:
+    """What an instance's anticipator sees over the next steps."""
+
+    instance_id: str
+    peak_ratio: float  # the highest U
+    over_share: float  # share of the steps with U above `overload_ratio`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerParams:
+    overload_ratio: float = 0.95
+    overload_share: float = 0.10
+    idle_ratio: float = 0.30
+    memory_ratio: float = 0.80  # T_mem
+    num_steps: int = 100  # l
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerState:
+    """What the scaler remembers of one model."""
+
+    window: int = -1  # the window last begun
+    shrunk: bool = False  # whether this window's one way down within it has been used
+    num_planned: int = 0
+    answered: frozenset[str] = frozenset()  # instances that were too full, and have had theirs added
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """How many instances there should be, and why."""
+
+    num_wanted: int
+    reason: str
+
+
+def capacity_of(known: Capacity, window: WindowTokens, num_instances: float, *, is_clean: bool) -> Capacity:
+    """mu after one more window (Algorithm 1, lines 6-8): tokens per second and instance, where all met their SLO."""
+    if not is_clean or num_instances <= 0 or window.window_s <= 0:
+        return known
+    scale = 1 / (window.window_s * num_instances)
+    prompt, response = window.prompt_tokens * scale, window.response_tokens * scale
+    return Capacity(
+        prompt_per_s=max(known.prompt_per_s, prompt),
+        response_per_s=max(known.response_per_s, response),
+        total_per_s=max(known.total_per_s, prompt + response),
+    )
+
+
+def instances_for(predicted: WindowTokens, capacity: Capacity) -> int:
+    """N of Algorithm 2, line 5."""
+    if predicted.window_s <= 0:
+        raise ValueError(f"a window of {predicted.window_s} s")
+    prompt, response = predicted.prompt_tokens / predicted.window_s, predicted.response_tokens / predicted.window_s
+    needs = (
+        (prompt, capacity.prompt_per_s),
+        (response, capacity.response_per_s),
+        (prompt + response, capacity.total_per_s),
+    )
+    return max(1, *(math.ceil(need / most - 1e-9) if most > 0 else 1 for need, most in needs))
+
+
+def scale(
+    num_running: int,
+    window: int,
+    predicted: WindowTokens | None,
+    capacity: Capacity,
+    outlooks: Sequence[InstanceOutlook],
+    state: ScalerState,
+    params: ScalerParams = ScalerParams(),
+) -> tuple[Target, ScalerState]:
+    """The number of instances one model should have now. `num_running` counts those coming, not those draining;
+    `window` is the number of the present window; `predicted` is what it will bring."""
+    if window != state.window:
+        state = ScalerState(window=window, num_planned=num_running)
+        if predicted is not None and capacity != Capacity():
+            planned = instances_for(predicted, capacity)
+            state = replace(state, num_planned=planned)
+            tokens = f"{predicted.prompt_tokens:.0f} prompt and {predicted.response_tokens:.0f} response tokens"
+            return Target(num_wanted=planned, reason=f"the window is to bring {tokens}"), state
+    hot = frozenset(o.instance_id for o in outlooks if o.over_share > params.overload_share)
+    fresh = hot - state.answered
+    state = replace(state, answered=hot)
+    if fresh:
+        state = replace(state, num_planned=max(num_running, state.num_planned) + len(fresh))
+        why = f"{', '.join(sorted(fresh)[:3])} will be above {params.overload_ratio:.0%} of the KV cache"
+        return Target(num_wanted=state.num_planned, reason=why), state
+    calm = outlooks and all(o.peak_ratio < params.idle_ratio for o in outlooks)
+    if calm and not state.shrunk and num_running > 1:
+        wanted = max(1, math.ceil(sum(o.peak_ratio for o in outlooks) / params.memory_ratio))
+        if wanted < num_running:
+            why = f"every instance stays below {params.idle_ratio:.0%} of its KV cache"
+            return Target(num_wanted=wanted, reason=why), replace(state, shrunk=True, num_planned=wanted)
+    why = "as planned for this window" if predicted is not None else "no prediction; nobody is too full or too empty"
+    return Target(num_wanted=state.num_planned, reason=why), state

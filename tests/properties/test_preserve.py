@@ -1,0 +1,105 @@
+"""The anticipator against the paper's own map, an array that every request walks; the router against every instance."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.policies.prediction.preserve_anticipator import LookAhead
+from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadAwareParams, LoadOrder, load_of, route
+
+M, HORIZON = 500, 60
+NAMES = st.sampled_from("abcde")
+DEEDS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), NAMES, st.integers(1, 50), st.integers(1, 30)),
+        st.tuples(st.just("begin"), NAMES),
+        st.tuples(st.just("end"), NAMES),
+        st.tuples(st.just("advance"), st.integers(0, 25)),
+    ),
+    max_size=30,
+)
+
+
+class PlainMap:
+    """As printed: start, prompt and end of every request, summed step by step."""
+
+    def __init__(self):
+        self.now, self.requests = 0, {}
+
+    def do(self, deed):
+        if deed[0] == "add":
+            self.requests[deed[1]] = [self.now, deed[2], self.now + deed[3], deed[3]]
+        elif deed[0] == "begin" and deed[1] in self.requests:
+            _, prompt, _, expected = self.requests[deed[1]]
+            self.requests[deed[1]] = [self.now, prompt, self.now + expected, expected]
+        elif deed[0] == "end":
+            self.requests.pop(deed[1], None)
+        elif deed[0] == "advance":
+            self.now += deed[1]
+            for request in self.requests.values():
+                while request[2] <= self.now:
+                    request[2] += max(1, math.ceil(0.2 * request[3]))
+
+    def tokens(self, step):
+        return sum(prompt + step - start for start, prompt, end, _ in self.requests.values() if step < end)
+
+
+def both(deeds):
+    plain, look = PlainMap(), LookAhead(M)
+    for deed in deeds:
+        plain.do(deed)
+        if deed[0] == "advance":
+            look.advance(plain.now)
+        else:
+            getattr(look, deed[0])(*deed[1:])
+    return plain, look
+
+
+@given(DEEDS, st.integers(1, HORIZON), st.integers(0, 60), st.integers(0, 70), st.floats(0, 1.2))
+def test_two_numbers_a_turn_are_the_map_of_the_paper(deeds, num_steps, prompt, expected, ratio):
+    plain, look = both(deeds)
+    steps = range(plain.now, plain.now + num_steps)
+    wanted = [plain.tokens(step) for step in steps]
+    assert [look.tokens(step) for step in steps] == wanted
+    assert look.peak_ratio(num_steps) == max(wanted) / M
+    assert look.num_steps_above(ratio, num_steps) == sum(tokens > ratio * M for tokens in wanted)
+    if expected:
+        more = [tokens + (prompt + i if i < expected else 0) for i, tokens in enumerate(wanted)]
+        assert look.peak_ratio(num_steps, prompt, expected) == max(more) / M
+
+
+@given(
+    st.lists(st.tuples(DEEDS, st.integers(0, 400), st.integers(0, 400), st.booleans()), min_size=1, max_size=8),
+    st.integers(1, 300),
+    st.integers(1, 100),
+)
+def test_stopping_early_finds_what_asking_everybody_finds(made, prompt, expected):
+    loads = [
+        InstanceLoad(f"i-{n}", both(deeds)[1], queued, current, room)
+        for n, (deeds, queued, current, room) in enumerate(made)
+    ]
+    params = LoadAwareParams()
+    open_ = [
+        (load_of(load, prompt, expected, params), load.tokens, load.instance_id) for load in loads if load.has_room
+    ]
+    chosen = route(loads, prompt, expected, params).instance_id
+    order = LoadOrder(params)
+    for load in loads:
+        order.put(load)
+    assert order.route(prompt, expected).instance_id == chosen
+    if not open_:
+        assert chosen == ""
+        return
+    assert next(load for load, _, name in open_ if name == chosen) == min(load for load, _, _ in open_)
+
+
+@given(DEEDS, st.integers(1, 200), st.integers(1, 100), st.integers(0, 200))
+def test_more_load_never_lowers_a_score(deeds, prompt, expected, more):
+    _, look = both(deeds)
+    params = LoadAwareParams()
+    here = load_of(InstanceLoad("i", look, 10, 10), prompt, expected, params)
+    assert load_of(InstanceLoad("i", look, 10 + more, 10), prompt, expected, params) >= here
+    assert load_of(InstanceLoad("i", look, 10, 10), prompt + more, expected, params) >= here
+    look.add("more", 1 + more, 20)
+    assert load_of(InstanceLoad("i", look, 10, 10), prompt, expected, params) >= here

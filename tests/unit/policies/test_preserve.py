@@ -1,0 +1,208 @@
+"""PreServe's published rules, section by section, with numbers worked by hand."""
+
+import pytest
+
+from glowplug.policies.prediction.preserve_anticipator import LookAhead
+from glowplug.policies.routing.preserve_load_aware import (
+    InstanceLoad,
+    LoadAwareParams,
+    LoadOrder,
+    load_of,
+    route,
+)
+from glowplug.policies.scaling.preserve_scaler import (
+    Capacity,
+    InstanceOutlook,
+    ScalerState,
+    WindowTokens,
+    capacity_of,
+    instances_for,
+    scale,
+)
+
+
+def usage(look_ahead, num_steps):
+    return [look_ahead.tokens(look_ahead.now_step + i) for i in range(num_steps)]
+
+
+# section 4.3.1
+
+
+def test_a_request_is_a_ramp():
+    """U_i gains (P + i) / M for i in [0, D)."""
+    look = LookAhead(kv_tokens=100)
+    look.add("a", 10, 4)
+    assert usage(look, 6) == [10, 11, 12, 13, 0, 0]
+    look.add("b", 5, 2)
+    assert usage(look, 6) == [15, 17, 12, 13, 0, 0]
+    assert look.peak_ratio(6) == 0.17
+    assert look.peak_ratio(1) == 0.15
+
+
+def test_an_early_end_takes_the_rest_away():
+    look = LookAhead(kv_tokens=100)
+    look.add("a", 10, 4)
+    look.advance(2)
+    assert usage(look, 3) == [12, 13, 0]
+    look.end("a")
+    assert usage(look, 3) == [0, 0, 0] and len(look) == 0
+
+
+def test_who_goes_on_is_expected_for_another_fifth_again_and_again():
+    """0.2 D: 10 steps become 12, then 14."""
+    look = LookAhead(kv_tokens=1000)
+    look.add("a", 100, 10)
+    look.advance(10)
+    assert usage(look, 3) == [110, 111, 0]
+    look.advance(12)
+    assert usage(look, 3) == [112, 113, 0]
+    look.advance(99)  # many extensions later it is still there
+    assert look.tokens(99) == 199
+
+
+def test_a_newcomer_is_added_virtually():
+    look = LookAhead(kv_tokens=100)
+    look.add("a", 10, 4)
+    before = usage(look, 10)
+    assert look.peak_ratio(10, prompt_tokens=20, expected_tokens=3) == 0.34  # 12 + 22 in the third step
+    assert look.peak_ratio(10, prompt_tokens=20, expected_tokens=8) == 0.36  # 13 + 23 in the fourth
+    assert usage(look, 10) == before
+
+
+def test_a_burst_sees_what_was_sent_before_it():
+    """Erratum E34: dispatched and not yet prefilled counts; the prefill sets its true start."""
+    look = LookAhead(kv_tokens=100)
+    look.add("a", 10, 4)
+    look.advance(3)
+    look.begin("a")
+    assert usage(look, 5) == [10, 11, 12, 13, 0]
+    look.begin("nobody")
+    look.end("nobody")
+
+
+def test_steps_above_a_ratio():
+    look = LookAhead(kv_tokens=100)
+    look.add("a", 90, 10)  # 90 .. 99
+    assert look.num_steps_above(0.95, 100) == 4
+    assert look.num_steps_above(0.95, 8) == 2
+    assert LookAhead(kv_tokens=10).num_steps_above(0.95, 100) == 0
+
+
+def test_a_cache_without_tokens_is_refused():
+    with pytest.raises(ValueError, match="0 tokens"):
+        LookAhead(0)
+
+
+# section 4.3.3
+
+
+def an_instance(name, queued=0, current=0, kv_tokens=1000, busy=(), room=True):
+    look = LookAhead(kv_tokens)
+    for at, (prompt, response) in enumerate(busy):
+        look.add(f"{name}-{at}", prompt, response)
+    return InstanceLoad(name, look, queued, current, room)
+
+
+def test_load_is_prefill_plus_decode():
+    one = an_instance("i-1", queued=100, current=50)
+    assert load_of(one, 10, 20, LoadAwareParams()) == 100 + 10 + 50 + 20
+
+
+def test_memory_beyond_four_fifths_is_a_penalty_in_tokens():
+    """beta max(0, U - 0.8) M: 700 there and 150 + 99 of the newcomer make 949 of 1000 at the end of 100 steps."""
+    full = an_instance("i-1", busy=[(600, 200)])  # 600 .. 699 over the next 100 steps
+    assert load_of(full, 150, 300, LoadAwareParams()) == pytest.approx(150 + 300 + (0.699 + 0.249 - 0.8) * 1000)
+    assert load_of(full, 150, 300, LoadAwareParams(penalty=0.0)) == 450
+
+
+def test_the_least_load_is_chosen_and_the_full_one_avoided():
+    busy, full = an_instance("i-1", queued=300), an_instance("i-2", busy=[(750, 500)])
+    assert route([busy, full], 50, 100).instance_id == "i-2"  # 948 at the peak: a penalty of 148
+    assert route([busy, full], 200, 100).instance_id == "i-1"
+
+
+def test_nobody_with_room_holds_the_request():
+    assert route([an_instance("i-1", room=False)], 1, 1).instance_id == ""
+    assert route([], 1, 1).instance_id == ""
+
+
+def test_order_kept_is_order_sorted():
+    order = LoadOrder()
+    for name, tokens in (("i-1", 30), ("i-2", 10), ("i-3", 20)):
+        order.put(an_instance(name, queued=tokens))
+    assert order.route(1, 1).instance_id == "i-2"
+    order.moved("i-2", queued=50, current=5)
+    assert order.route(1, 1).instance_id == "i-3"
+    order.drop("i-3")
+    order.drop("i-3")
+    order.moved("i-3", queued=1)
+    assert order.route(1, 1).instance_id == "i-1" and len(order) == 2
+
+
+# sections 4.1 and 4.3.2
+
+MU = Capacity(prompt_per_s=1000, response_per_s=200, total_per_s=1100)
+
+
+def tokens(prompt, response, window_s=600.0):
+    return WindowTokens(prompt_tokens=prompt * window_s, response_tokens=response * window_s, window_s=window_s)
+
+
+def outlook(name, peak=0.5, over=0.0):
+    return InstanceOutlook(instance_id=name, peak_ratio=peak, over_share=over)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "wanted"), [(2500, 100, 3), (100, 450, 3), (2000, 300, 3), (2000, 200, 2), (0, 0, 1)]
+)
+def test_instances_for_a_window(prompt, response, wanted):
+    """N = max of three ratios, rounded up (Algorithm 2 line 5, erratum E32)."""
+    assert instances_for(tokens(prompt, response), MU) == wanted
+
+
+def test_capacity_is_the_most_seen_without_a_miss():
+    """Algorithm 1 lines 6-8, per instance (erratum E31)."""
+    known = capacity_of(Capacity(), tokens(800, 100), 2, is_clean=True)
+    assert known == Capacity(prompt_per_s=400, response_per_s=50, total_per_s=450)
+    assert capacity_of(known, tokens(8000, 100), 2, is_clean=False) == known
+    more = capacity_of(known, tokens(700, 200), 2, is_clean=True)
+    assert more == Capacity(prompt_per_s=400, response_per_s=100, total_per_s=450)
+
+
+def test_at_the_start_of_a_window_the_prediction_decides():
+    target, state = scale(2, 7, tokens(3500, 100), MU, [], ScalerState())
+    assert target.num_wanted == 4 and state.window == 7
+    target, _ = scale(4, 8, tokens(900, 100), MU, [], state)
+    assert target.num_wanted == 1
+
+
+def test_one_more_for_each_that_will_be_too_full_once():
+    _, state = scale(2, 7, tokens(1500, 100), MU, [], ScalerState())
+    hot = [outlook("i-1", 0.99, over=0.2), outlook("i-2", 0.97, over=0.05)]
+    target, state = scale(2, 7, tokens(1500, 100), MU, hot, state)
+    assert target.num_wanted == 3 and "i-1" in target.reason
+    target, state = scale(3, 7, tokens(1500, 100), MU, hot, state)
+    assert target.num_wanted == 3, "its instance is on the way"
+    _, state = scale(3, 7, tokens(1500, 100), MU, [outlook("i-1"), outlook("i-2")], state)
+    target, _ = scale(3, 7, tokens(1500, 100), MU, hot, state)
+    assert target.num_wanted == 4, "too full again"
+
+
+def test_calm_instances_shrink_once_a_window():
+    """N_c - ceil(sum max U / T_mem) go (erratum E36): 4 x 0.2 / 0.8 = 1 stays."""
+    calm = [outlook(f"i-{n}", 0.2) for n in range(4)]
+    _, state = scale(4, 7, tokens(3500, 100), MU, [], ScalerState())
+    target, state = scale(4, 7, tokens(3500, 100), MU, calm, state)
+    assert target.num_wanted == 1
+    target, state = scale(4, 7, tokens(3500, 100), MU, calm[:2], state)
+    assert target.num_wanted == 1, "not undone, not done again"
+    warm = [*calm[:3], outlook("i-3", 0.31)]
+    _, fresh = scale(4, 8, tokens(3500, 100), MU, [], state)
+    assert scale(4, 8, tokens(3500, 100), MU, warm, fresh)[0].num_wanted == 4
+
+
+def test_without_a_prediction_it_says_so():
+    target, state = scale(3, 7, None, MU, [], ScalerState())
+    assert target.num_wanted == 3 and "no prediction" in target.reason
+    target, _ = scale(3, 7, None, MU, [outlook("i-1", 0.99, over=0.5)], state)
+    assert target.num_wanted == 4
