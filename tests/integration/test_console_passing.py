@@ -4,106 +4,36 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from glowplug.events.facts import ServiceStarted
-from glowplug.runtime.rest import error_body
-from glowplug.runtime.service import serve_rest
-from glowplug.runtime.settings import ServiceSettings
 from tests import console_story as story
+from tests.console_owner import ADMIN_TOKEN, FakeOwner, addresses, owning
 from tests.console_server import ConsoleUnderTest, serving
 
 PATIENCE_S = 20.0
 CHAT = "/playground/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
-
-
-@dataclass
-class FakeOwner:
-    """A router, an autoscaler and a placer in one: it notes what reaches it and answers as it is told."""
-
-    url: str = ""
-    asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    head_at_once: bool = True
-    num_sent: int = 0
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def app(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.post("/v1/chat/completions")
-        async def chat(request: Request) -> Response:
-            await self.note(request)
-            if not self.head_at_once:
-                await self.until_left(request)
-            headers = {
-                "X-Glowplug-Emulated": "1",
-                "Server-Timing": "queue;dur=1.0",
-                "X-Request-Id": "req-7",
-                "traceparent": f"00-{'a' * 32}-{'b' * 16}-01",
-                "X-Private": "stays inside",
-            }
-            return StreamingResponse(self.tokens(), media_type="text/event-stream", headers=headers)
-
-        @app.get("/v1/models")
-        async def models(request: Request) -> Response:
-            await self.note(request)
-            body = error_body("the API key is missing or wrong", "authentication_error", "invalid_api_key")
-            return JSONResponse(body, status_code=401, headers={"WWW-Authenticate": "Bearer"})
-
-        @app.post("/{path:path}")
-        async def act(request: Request, path: str) -> Response:
-            await self.note(request)
-            if "slow" in path:
-                await asyncio.sleep(PATIENCE_S)
-            if request.headers.get("authorization") != "Bearer right":
-                body = error_body("the admin token is missing or wrong", "authentication_error", "invalid_api_key")
-                return JSONResponse(body, status_code=401)
-            return JSONResponse({"key": path, "state": "starting"}, status_code=202)
-
-        return app
-
-    async def note(self, request: Request) -> None:
-        self.asked.append((request.method, request.url.path, dict(request.headers), await request.body()))
-
-    async def until_left(self, request: Request) -> None:
-        while not await request.is_disconnected():
-            await asyncio.sleep(0.01)
-        self.left.set()
-
-    async def tokens(self) -> AsyncIterator[bytes]:
-        try:
-            yield b'data: {"n": 0}\n\n'
-            await self.go_on.wait()
-            for number in range(1, 200_000):
-                self.num_sent = number
-                await asyncio.sleep(0)
-                yield b'data: {"n": %d, "pad": "%s"}\n\n' % (number, b"x" * 1000)
-        finally:
-            self.left.set()
+RIGHT = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+FIRST = b'data: {"n": 0}\n\n'
+FLOOD = [b'data: {"n": 1, "pad": "%s"}\n\n' % (b"x" * 1000)] * 200_000
 
 
 @pytest.fixture
 async def owner() -> AsyncIterator[FakeOwner]:
-    owner = FakeOwner()
-    server, owner.url = await serve_rest(owner.app(), ServiceSettings())
-    yield owner
-    owner.go_on.set()
-    server.cancel()
-    await asyncio.gather(server, return_exceptions=True)
+    async with owning() as far_side:
+        yield far_side
 
 
 @contextlib.asynccontextmanager
 async def between(owner: FakeOwner, **settings: Any) -> AsyncIterator[tuple[ConsoleUnderTest, httpx.AsyncClient]]:
-    urls = {f"{name}_url": owner.url for name in ("router", "autoscaler", "placer")}
-    async with serving(**{**urls, **settings}) as at, httpx.AsyncClient(base_url=at.url, timeout=PATIENCE_S) as client:
+    async with (
+        serving(**{**addresses(owner), **settings}) as at,
+        httpx.AsyncClient(base_url=at.url, timeout=PATIENCE_S) as client,
+    ):
         yield at, client
         await at.console.upstream.close()
 
@@ -112,13 +42,14 @@ async def test_a_chat_streams_as_it_comes_with_the_headers_that_matter(owner: Fa
     asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "secret words"}], "top_k": 3}
     given = {"Authorization": "Bearer k", "X-Request-Id": "mine", "traceparent": "00-1-2-01", "Cookie": "a=b", **JSON}
     raw = json.dumps(asked).encode()
+    owner.script = [FIRST, asyncio.Event()]
     async with between(owner) as (_, client), client.stream("POST", CHAT, content=raw, headers=given) as answer:
         chunks = answer.aiter_raw()
-        assert await anext(chunks) == b'data: {"n": 0}\n\n', "the first token is here before there is a second"
+        assert await anext(chunks) == FIRST, "the first token is here before there is a second"
         assert answer.headers["x-glowplug-emulated"] == "1"
         assert answer.headers["server-timing"] == "queue;dur=1.0"
-        assert answer.headers["x-request-id"] == "req-7", "the router's, not one of the console's own"
-        assert answer.headers["traceparent"].startswith("00-aaaa")
+        assert answer.headers["x-request-id"] == "req-1", "the router's, not one of the console's own"
+        assert answer.headers["traceparent"] == story.traceparent(1)
         assert "x-private" not in answer.headers and answer.headers["cache-control"] == "no-store"
     [(_, path, headers, body)] = owner.asked
     assert (path, body) == ("/v1/chat/completions", raw), "byte for byte, unknown fields too"
@@ -127,13 +58,15 @@ async def test_a_chat_streams_as_it_comes_with_the_headers_that_matter(owner: Fa
 
 
 async def test_a_reader_who_leaves_ends_the_generation(owner: FakeOwner) -> None:
+    go_on = asyncio.Event()
+    owner.script = [FIRST, go_on, *FLOOD]
     async with between(owner) as (_, client):
         async with client.stream("POST", CHAT, content=b"{}", headers=JSON) as answer:
             await anext(answer.aiter_raw())
-        owner.go_on.set()
+        go_on.set()
         async with asyncio.timeout(PATIENCE_S):
             await owner.left.wait()
-        assert owner.num_sent < 199_000
+        assert owner.num_sent < len(FLOOD)
 
 
 async def test_a_reader_who_leaves_before_the_head_ends_the_wait(owner: FakeOwner) -> None:
@@ -149,7 +82,7 @@ async def test_a_reader_who_leaves_before_the_head_ends_the_wait(owner: FakeOwne
 
 
 async def test_a_reader_who_does_not_read_holds_the_router_back(owner: FakeOwner) -> None:
-    owner.go_on.set()
+    owner.script = [*FLOOD]
     async with between(owner) as (_, client), client.stream("POST", CHAT, content=b"{}", headers=JSON) as answer:
         await anext(answer.aiter_raw(64))
         num_sent = -1
@@ -178,6 +111,7 @@ async def _parts() -> AsyncIterator[bytes]:
 
 
 async def test_too_many_chats_are_told_to_wait(owner: FakeOwner) -> None:
+    owner.script = [FIRST, asyncio.Event()]
     async with between(owner, chat_max_streams=1) as (_, client):
         async with client.stream("POST", CHAT, content=b"{}", headers=JSON) as first:
             await anext(first.aiter_raw())
@@ -186,6 +120,7 @@ async def test_too_many_chats_are_told_to_wait(owner: FakeOwner) -> None:
 
 
 async def test_errors_come_back_as_they_are(owner: FakeOwner) -> None:
+    owner.api_key = "asked for"
     async with between(owner) as (_, client):
         models = await client.get("/playground/v1/models")
         assert models.status_code == 401 and models.json()["error"]["code"] == "invalid_api_key"
@@ -202,7 +137,7 @@ async def test_a_router_that_is_not_there_or_not_known(owner: FakeOwner) -> None
 
 
 async def test_actions_go_to_their_owner_with_the_token_they_came_with(owner: FakeOwner) -> None:
-    right = {"Authorization": "Bearer right", "Cookie": "a=b"}
+    right = RIGHT | {"Cookie": "a=b"}
     async with between(owner) as (_, client):
         loaded = await client.post("/api/v1/models/smol-chat/load", headers=right)
         refused = await client.post("/api/v1/models/smol-chat/unload")
@@ -210,11 +145,12 @@ async def test_actions_go_to_their_owner_with_the_token_they_came_with(owner: Fa
         wrong = await client.post("/api/v1/models/smol-chat/destroy", headers=right)
         foreign = await client.post("/api/v1/models/a/load", headers={**right, "Sec-Fetch-Site": "cross-site"})
     assert loaded.status_code == 202 and loaded.json()["state"] == "starting"
-    assert refused.status_code == 401 and refused.json()["error"]["message"] == "the admin token is missing or wrong"
+    assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "path.verb")
     assert foreign.status_code == 403
     assert drained.status_code == 202
-    assert [path for _, path, *_ in owner.asked][:2] == ["/v1/models/smol-chat/load", "/v1/models/smol-chat/unload"]
+    on_model, on_node = "/v1/models/smol-chat", "/v1/nodes/node-1"
+    assert owner.paths == [f"{on_model}/load", f"{on_model}/unload", f"{on_node}/drain"]
     assert all("cookie" not in headers for *_, headers, _ in owner.asked)
 
 
