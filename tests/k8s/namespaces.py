@@ -1,0 +1,120 @@
+"""Network namespaces of this machine that play pods: one each, all on one bridge that leads nowhere else.
+
+Needs root, iproute2 and nftables. Nothing of the machine's own network is touched: the bridge has a namespace too.
+"""
+
+import ctypes
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@cache
+def why_not() -> str:
+    """Why namespaces cannot be had here; "" when they can."""
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    if missing := [tool for tool in ("ip", "nft") if shutil.which(tool) is None]:
+        return f"not installed: {' and '.join(missing)} (Debian: iproute2, nftables)"
+    name = f"gp{os.getpid()}-try"
+    tries = [
+        ["ip", "netns", "add", name],
+        ["ip", "-n", name, "link", "add", "name", "b", "type", "bridge"],
+        ["ip", "netns", "exec", name, "nft", "add table inet t { chain c { ct state established accept; }; }"],
+    ]
+    try:
+        for command in tries:
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            if made.returncode:
+                return f"this kernel does not allow it: {' '.join(command[:4])}: {made.stderr.strip()[:200]}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return ""
+
+
+class Network:
+    """Pods by name, each with one address. Close it: namespaces outlive processes."""
+
+    def __init__(self) -> None:
+        self._prefix = f"gp{os.getpid()}-"
+        self.addresses: dict[str, str] = {}
+        self._switch = f"{self._prefix}switch"
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "name", "bridge0", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "bridge0", "up")
+
+    def namespace(self, pod: str) -> str:
+        return f"{self._prefix}{pod}"
+
+    def add(self, pod: str, address: str = "") -> str:
+        """A pod on the bridge. Returns its address: the one given, or the next of 10.77.0.0/24."""
+        address = address or f"10.77.0.{len(self.addresses) + 10}"
+        own, cable = self.namespace(pod), f"p{len(self.addresses)}"
+        _run("ip", "netns", "add", own)
+        self.addresses[pod] = address
+        _run("ip", "link", "add", "eth0", "netns", own, "type", "veth", "peer", "name", cable, "netns", self._switch)
+        _run("ip", "-n", self._switch, "link", "set", cable, "master", "bridge0", "up")
+        _run("ip", "-n", own, "link", "set", "lo", "up")
+        _run("ip", "-n", own, "address", "add", f"{address}/32", "dev", "eth0")
+        _run("ip", "-n", own, "link", "set", "eth0", "up")
+        _run("ip", "-n", own, "route", "add", "default", "dev", "eth0")  # everybody is a neighbour
+        return address
+
+    def enforce(self, pod: str, ruleset: str) -> None:
+        """Put these rules, and only these, in force."""
+        _run("ip", "netns", "exec", self.namespace(pod), "nft", "-f", "-", text=f"flush ruleset\n{ruleset}")
+
+    def counters(self, pod: str) -> str:
+        """`nft -j list ruleset` of the pod."""
+        return _run("ip", "netns", "exec", self.namespace(pod), "nft", "-j", "list", "ruleset")
+
+    def inside(self, pod: str, call: Callable[[], T]) -> T:
+        """`call()` in the pod's namespace, in a thread of its own. Sockets made there stay there."""
+        outcome: list[T] = []
+        errors: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                with Path(f"/run/netns/{self.namespace(pod)}").open() as handle:
+                    if _libc.setns(handle.fileno(), CLONE_NEWNET) != 0:
+                        raise OSError(ctypes.get_errno(), f"cannot enter the namespace of {pod}")
+                outcome.append(call())
+            except BaseException as error:  # noqa: BLE001 - handed to the caller
+                errors.append(error)
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return outcome[0]
+
+    def socket(self, pod: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+        return self.inside(pod, lambda: socket.socket(socket.AF_INET, kind))
+
+    def command(self, pod: str, hosts: Path, argv: list[str]) -> list[str]:
+        """`argv` in the pod's namespace, with `hosts` for /etc/hosts."""
+        seen = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        return ["ip", "netns", "exec", self.namespace(pod), "sh", "-c", seen, str(hosts), *argv]
+
+    def close(self) -> None:
+        for pod in self.addresses:
+            subprocess.run(["ip", "netns", "del", self.namespace(pod)], capture_output=True, check=False)
+        subprocess.run(["ip", "netns", "del", self._switch], capture_output=True, check=False)
+
+
+def _run(*argv: str, text: str = "") -> str:
+    made = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise RuntimeError(f"{' '.join(argv)}: {made.stderr.strip()}\n{text}")
+    return made.stdout
