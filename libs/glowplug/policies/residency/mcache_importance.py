@@ -1,0 +1,100 @@
+"""Importance-aware caching: who leaves is who costs least to bring back, per byte and per second until it is asked for.
+
+Paper: mCache section 4.3, Eq. 1-2 and Algorithm 1, with P the penalty of a miss (seconds), S the size, T the time until
+the next request, C the models cached:
+
+    utility = P / S  1 / T                                     (1)
+    rank_i  = log( sum over j != i of [u_i > u_j]  + b0 )      (2)
+
+Departures:
+- T is not known; it is one over the request rate, an average with half-life `half_life_s` (errata E25, E27). A model
+  asked for once has the rate of one request per half-life, so that it is worth something; it is always let in, since it
+  must be loaded to run.
+- The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
+  renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
+  infinity. Victims leave by (rank, utility, last use).
+- Between two renewals the paper's queue is read-only and a shadow is built; here the scores are the same few numbers,
+  computed at once when they are `renew_s` old.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from glowplug.policies.residency.resident import Resident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceParams:
+    half_life_s: float = 600.0
+    renew_s: float = 0.0  # scores may be this old; 0 computes them when they are asked for
+    b0: float = 1.0
+
+
+@dataclass(slots=True)
+class _Rate:
+    """An exponentially forgetful count of requests."""
+
+    weight: float
+    since_s: float
+
+
+class Importance:
+    """mCache's order. `penalty_s` tells what a miss of (name, bytes) costs: measured seconds, or a model of them."""
+
+    name = "least important"
+
+    def __init__(self, penalty_s: Callable[[str, int], float], params: ImportanceParams = ImportanceParams()) -> None:
+        self._penalty_s, self._params = penalty_s, params
+        self._rates: dict[str, _Rate] = {}
+        self._scores: dict[str, float] = {}
+        self._scored_at = -math.inf
+
+    def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
+        rate = self._rates.get(name)
+        if rate is None:
+            self._rates[name] = _Rate(1.0, now_s)
+        else:
+            rate.weight = rate.weight * self._decay(now_s - rate.since_s) + 1.0
+            rate.since_s = now_s
+
+    def left(self, name: str) -> None:
+        """Who has left keeps its history: it will be weighed by it when it comes back."""
+
+    def rate_per_s(self, name: str, now_s: float) -> float:
+        """Requests a second, as remembered; 0 for a name never used."""
+        rate = self._rates.get(name)
+        if rate is None:
+            return 0.0
+        decayed = rate.weight * self._decay(now_s - rate.since_s)
+        return decayed * math.log(2) / self._params.half_life_s
+
+    def utility(self, resident: Resident, now_s: float) -> float:
+        """Eq. 1: seconds saved per byte and second."""
+        penalty = self._penalty_s(resident.name, resident.num_bytes)
+        return penalty / max(1, resident.num_bytes) * self.rate_per_s(resident.name, now_s)
+
+    def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
+        if now_s - self._scored_at >= self._params.renew_s:
+            self._scores = {r.name: self.utility(r, now_s) for r in present}
+            self._scored_at = now_s
+        known = [(self._scores.get(r.name, self.utility(r, now_s)), r) for r in present]
+        known.sort(key=lambda entry: (entry[0], entry[1].last_used_at, entry[1].name))
+        return [
+            (rank, resident)
+            for rank, (_, resident) in zip(ranks([u for u, _ in known], self._params.b0), known, strict=True)
+        ]
+
+    def _decay(self, seconds: float) -> float:
+        return float(0.5 ** (max(0.0, seconds) / self._params.half_life_s))
+
+
+def ranks(sorted_utilities: Sequence[float], b0: float = 1.0) -> list[float]:
+    """Eq. 2 for utilities in ascending order."""
+    out: list[float] = []
+    below = 0
+    for at, utility in enumerate(sorted_utilities):
+        if at and utility > sorted_utilities[at - 1]:
+            below = at
+        out.append(math.log(below + b0))
+    return out
