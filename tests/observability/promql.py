@@ -1,0 +1,62 @@
+"""What a PromQL expression names: series with the labels they are asked for, and labels it groups by."""
+
+import re
+from dataclasses import dataclass
+
+from glowplug.telemetry import document
+
+TARGET = {"job", "instance"}  # what Prometheus adds to every series
+FOREIGN = {  # not ours: of Prometheus itself and of the client library
+    "up": set(),
+    "process_open_fds": set(),
+    "process_max_fds": set(),
+    "process_cpu_seconds_total": set(),
+    "process_resident_memory_bytes": set(),
+    "process_start_time_seconds": set(),
+}
+_SERIES = re.compile(r"\b(glowplug[_:][a-z0-9_:]+|up|process_[a-z_]+)\b(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r"([a-z_]+)\s*(?:=~|!~|!=|=)\s*\"((?:[^\"\\]|\\.)*)\"")
+_GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+
+
+@dataclass(frozen=True)
+class Series:
+    """A selector: `matchers` are its (label, value) pairs."""
+
+    name: str
+    matchers: tuple[tuple[str, str], ...]
+
+
+def known() -> dict[str, set[str]]:
+    """Series name -> its own labels, for every metric of semconv.py."""
+    found: dict[str, set[str]] = dict(FOREIGN)
+    for name in document.names():
+        if name.section.startswith("Metrics:"):
+            own = set(document.labels(name))
+            if document.kind(name.value) == "histogram":
+                found |= {f"{name.value}_bucket": own | {"le"}, f"{name.value}_sum": own, f"{name.value}_count": own}
+            else:
+                found[name.value] = own
+    return found
+
+
+def series(expr: str) -> list[Series]:
+    return [Series(name, tuple(_MATCHER.findall(inside))) for name, inside in _SERIES.findall(expr)]
+
+
+def grouped_by(expr: str) -> set[str]:
+    return {label.strip() for inside in _GROUPING.findall(expr) for label in inside.split(",") if label.strip()}
+
+
+def faults(expr: str, series_known: dict[str, set[str]]) -> list[str]:
+    """What the expression names that does not exist."""
+    found, labels = [], set(TARGET)
+    for one in series(expr):
+        if one.name not in series_known:
+            found.append(f"no series {one.name}")
+            continue
+        own = series_known[one.name] | TARGET
+        labels |= own
+        found += [f"{one.name} has no label {label}" for label, _ in one.matchers if label not in own]
+    made = set(re.findall(r'label_replace\(.*?, "([a-z_]+)"', expr))
+    return found + [f"nothing here has the label {label}" for label in grouped_by(expr) - labels - made]

@@ -1,0 +1,109 @@
+"""Rules, dashboards and runbooks name series, labels and commands that exist."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from glowplug.cli.main import app
+from glowplug.telemetry import document
+from tests.observability import promql
+from tests.observability.promtool import HERE, ROOT, needs_promtool, promtool
+
+CLI = typer.main.get_command(app)
+RULES: list[dict[str, Any]] = [
+    rule
+    for path in sorted((HERE / "rules").glob("*.yml"))
+    for group in yaml.safe_load(path.read_text())["groups"]
+    for rule in group["rules"]
+]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The lines of all fenced blocks of a language."""
+    text = (ROOT / page).read_text()
+    return [
+        line
+        for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+        for line in block.splitlines()
+        if line
+    ]
+
+
+def known() -> dict[str, set[str]]:
+    """Metrics, and what the rules record of them."""
+    found = promql.known()
+    for rule in RULES:
+        if "record" in rule:
+            found[rule["record"]] = promql.grouped_by(rule["expr"]) or {
+                label for one in promql.series(rule["expr"]) for label in found[one.name]
+            }
+    return found
+
+
+PAGES = ("docs/runbooks.md", "docs/observability.md")
+PROMQL = [line for page in PAGES for line in blocks(page, "promql")]
+COMMANDS = sorted({line for page in PAGES for line in blocks(page, "sh") if line.startswith("glowplug ")})
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_a_rule_names_series_and_labels_that_exist(rule: dict[str, Any]) -> None:
+    assert promql.faults(rule["expr"], known()) == []
+
+
+def test_what_a_rule_tells_it_has_the_label_for() -> None:
+    for rule in (rule for rule in RULES if "alert" in rule):
+        asked = set(re.findall(r"\$labels\.(\w+)", " ".join(rule.get("annotations", {}).values())))
+        grouped = promql.grouped_by(rule["expr"])
+        own = {label for one in promql.series(rule["expr"]) for label in known()[one.name]} | promql.TARGET
+        made = set(re.findall(r'label_replace\(.*?, "([a-z_]+)"', rule["expr"]))
+        kept = own if "unless on" in rule["expr"] else grouped & own or own
+        assert asked <= kept | made, (rule["alert"], asked, kept)
+
+
+@pytest.mark.parametrize("expr", sorted(set(PROMQL)))
+def test_an_expression_of_the_docs_names_what_exists(expr: str) -> None:
+    assert promql.faults(expr, known()) == []
+
+
+@needs_promtool
+def test_every_expression_of_the_docs_parses(tmp_path: Path) -> None:
+    file = tmp_path / "docs.yml"
+    rules = [{"record": f"docs:{i}", "expr": expr} for i, expr in enumerate(PROMQL)]
+    file.write_text(yaml.safe_dump({"groups": [{"name": "docs", "rules": rules}]}))
+    done = promtool("check", "rules", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_docs_exists_with_its_options(line: str) -> None:
+    """Parsed by the command line itself, not run."""
+    assert isinstance(CLI, TyperGroup)
+    name, *args = shlex.split(line, comments=True)[1:]
+    command = CLI.commands[name]
+    command.make_context(name, args)
+    assert command.help
+
+
+def test_the_reader_of_expressions_sees_faults() -> None:
+    """Held against expressions that are wrong, so that the tests above can fail."""
+    assert promql.faults("rate(glowplug_nothing_total[5m])", known()) == ["no series glowplug_nothing_total"]
+    assert promql.faults('glowplug_requests_held{pod="x"}', known()) == ["glowplug_requests_held has no label pod"]
+    assert promql.faults("sum by (owner) (glowplug_requests_held)", known()) == ["nothing here has the label owner"]
+    assert promql.faults("sum by (model, le) (rate(glowplug_request_ttft_seconds_bucket[5m]))", known()) == []
+
+
+def test_every_metric_on_the_page_has_its_labels_as_words() -> None:
+    odd = [
+        n.value
+        for n in document.names()
+        if n.section.startswith("Metrics:")
+        for label in document.labels(n)
+        if not re.fullmatch("[a-z_]+", label)
+    ]
+    assert odd == []
