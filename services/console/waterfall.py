@@ -11,6 +11,7 @@ import msgspec
 
 from glowplug.telemetry import semconv
 from services.console.spans import AttributeValue, Resource, Span
+from services.console.stages import COLD, Stage, stages
 from services.console.trace_store import TraceSummary
 
 
@@ -44,7 +45,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class PhaseBar(msgspec.Struct, frozen=True):
-    """One stage of the cold start inside the trace."""
+    """One stage of the cold start inside the trace. `predicted_s` is 0 when nothing was predicted."""
 
     name: str
     span_id: str
@@ -70,6 +71,7 @@ class Waterfall(msgspec.Struct, frozen=True):
     revision: int
     services: list[str]
     phases: list[PhaseBar]
+    stages: list[Stage]
     rows: list[Row]
 
 
@@ -106,8 +108,14 @@ def waterfall(summary: TraceSummary, spans: Sequence[tuple[Span, Resource]]) -> 
         revision=summary.revision,
         services=list(dict.fromkeys(row.service for row in rows)),
         phases=[_phase(row) for row in sorted(rows, key=lambda row: row.offset_s) if row.phase],
+        stages=stages([span for span, _ in spans], _phases_of(spans)),
         rows=rows,
     )
+
+
+def _phases_of(spans: Sequence[tuple[Span, Resource]]) -> list[tuple[str, int, int]]:
+    named = [(str(span.attribute(semconv.ATTR_PHASE) or ""), span.start_ns, span.end_ns) for span, _ in spans]
+    return [stretch for stretch in named if stretch[0] in COLD]
 
 
 def _descend(

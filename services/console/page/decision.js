@@ -84,7 +84,7 @@ function parts(page) {
 function inputs(figures) {
   const pairs = Object.entries(figures);
   if (!pairs.length) return empty("The rule needed no figures.");
-  return h("dl", { class: "figures" }, pairs.map(([name, value]) => h("div", null, h("dt", null, words(name)), h("dd", null, readable(name, value)))));
+  return h("dl", { class: "inputs" }, pairs.map(([name, value]) => h("div", null, h("dt", null, words(name)), h("dd", null, readable(name, value)))));
 }
 
 function words(name) {
@@ -148,7 +148,7 @@ function outcomeOf(known) {
       { class: `state ${known.state}` },
       h("i", { class: "dot", "aria-hidden": "true" }),
       h("b", null, known.state),
-      known.start_s ? ` after ${seconds(known.start_s)}` : "",
+      known.start_s ? (known.state === "ready" ? ` after ${seconds(known.start_s)}` : `, was ready after ${seconds(known.start_s)}`) : "",
       known.reason ? h("small", null, ` ${known.reason}`) : null,
       emulated(known.emulated),
     ),

@@ -244,15 +244,16 @@ function focusOn(list, element) {
 }
 
 function eventRow(row) {
+  const isEmulated = row.emulated || live.model(row.model_key)?.emulated;
   return h(
     "li",
-    { class: `event-row ${row.plane}`, "data-id": row.event_id, tabindex: "-1", "aria-label": `${clock(row.occurred_at, true)} ${row.type} by ${row.issuer} ${row.words}${row.emulated ? ", emulated" : ""}` },
+    { class: `event-row ${row.plane}`, "data-id": row.event_id, tabindex: "-1", "aria-label": `${clock(row.occurred_at, true)} ${row.type} by ${row.issuer} ${row.words}${isEmulated ? ", emulated" : ""}` },
     h("span", { class: "num" }, clock(row.occurred_at, true)),
     badge(PLANES[row.plane], `plane ${row.plane}`),
     h("b", null, row.type),
     h("span", { class: "by" }, row.issuer),
     h("span", { class: "words" }, row.words),
-    emulated(row.emulated),
+    emulated(isEmulated),
     row.trace_id ? h("a", { href: `#/trace/${row.trace_id}`, tabindex: "-1" }, "trace") : null,
   );
 }
