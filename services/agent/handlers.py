@@ -6,13 +6,15 @@ from typing import Any
 
 from glowplug.controllers.agent import AgentController
 from glowplug.controllers.agent_words import AgentMemory, EngineKind, ReportStart
+from glowplug.controllers.fencing import LEADERS
 from glowplug.domain.errors import GlowplugError
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
+from glowplug.domain.lease import Leader
 from glowplug.engines import drivers
 from glowplug.engines.port import EngineDriver
 from glowplug.events.subjects import commands_to
-from glowplug.memory.discovery import Discovery
+from glowplug.memory.discovery import EMULATED, HOST, Discovery
 from glowplug.memory.ledger import ByteLedger
 from glowplug.runtime.shell import Executor
 from services.agent.engine_room import EngineRoom
@@ -20,7 +22,7 @@ from services.agent.settings import AgentSettings
 from services.agent.telemetry import StartReporter
 
 log = logging.getLogger(__name__)
-TABLES: dict[str, type[Any]] = {"instances": Instance, "nodes": Node}
+TABLES: dict[str, type[Any]] = {"instances": Instance, "nodes": Node, LEADERS: Leader}
 
 
 def commands(node_id: str) -> list[str]:
@@ -50,6 +52,12 @@ def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict
 def kinds_of(available: Mapping[str, EngineDriver]) -> dict[str, EngineKind]:
     """Engines that are all available."""
     return {name: EngineKind(name=name, emulated=d.capabilities.emulated) for name, d in available.items()}
+
+
+def gpu_kind(asked: str, available: Mapping[str, EngineDriver]) -> str:
+    """Budgets of host memory are emulated where nothing but emulated engines can be granted them."""
+    only_emulated = bool(available) and all(driver.capabilities.emulated for driver in available.values())
+    return EMULATED if asked == HOST and only_emulated else asked
 
 
 def make_controller(

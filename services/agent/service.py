@@ -57,16 +57,17 @@ class AgentService:
     ) -> None:
         self.settings, self._bus, self._connect = settings, bus, connect
         self._lock = NodeLock(settings.node_dir, settings.node)
-        found = discover(settings.node, settings.gpu_kind, settings.gpu_budgets.split(","))
+        if drivers is None:
+            self._drivers, kinds = handlers.find_engines(settings)
+        else:
+            self._drivers, kinds = drivers, handlers.kinds_of(drivers)
+        gpu_kind = handlers.gpu_kind(settings.gpu_kind, self._drivers)
+        found = discover(settings.node, gpu_kind, settings.gpu_budgets.split(","))
         self.warnings = found.warnings
         for warning in self.warnings:
             log.warning("%s", warning)
         if is_wildcard(settings.host) and not settings.advertise_host:
             log.warning("GLOWPLUG_ADVERTISE_HOST is empty: other machines cannot reach this agent and its engines")
-        if drivers is None:
-            self._drivers, kinds = handlers.find_engines(settings)
-        else:
-            self._drivers, kinds = drivers, handlers.kinds_of(drivers)
         self._state = StateFile(settings.node_dir / "agent.json")
         self.room = EngineRoom(settings, self._drivers, self._state)
         self.controller = handlers.make_controller(settings, found, kinds, self._state.memory)

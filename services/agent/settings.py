@@ -17,7 +17,7 @@ class AgentSettings(ServiceSettings):
     node_id: NodeId = Field("", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=64)  # a dot becomes a dash
     agent_url: str = ""  # how others reach this agent; empty: its own address
     prefetcher_url: str = ""
-    gpu_kind: Literal["host", "cuda", "auto"] = "host"
+    gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"  # host is emulated where every engine is
     gpu_budgets: str = "1GiB"
     host_cache_bytes: int = Field(8 << 30, ge=0)  # what the node's prefetcher may keep (its setting of that name)
     shm_dir: Path = Path(".glowplug/shm")

@@ -32,11 +32,11 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One accelerator, or on a laptop a budget of host memory (`kind="host"`)."""
+    """One accelerator; on a laptop a budget of host memory (`kind="host"`), or bytes only counted (`"emulated"`)."""
 
     gpu_id: str  # unique in the fleet: "<node_id>/<index>"
     total_bytes: int
-    kind: str = "host"  # host | cuda
+    kind: str = "host"  # host | cuda | emulated
     role: GpuRole = GpuRole.IDLE
     grants: tuple[Grant, ...] = ()
 

@@ -39,7 +39,7 @@ class LaunchRequest:
     run_dir: Path
     log_path: Path
     gpu_id: str = ""
-    gpu_kind: str = "host"  # host | cuda
+    gpu_kind: str = "host"  # host | cuda | emulated
     gpu_index: int = 0  # device ordinal on this node, for gpu_kind "cuda"
     traceparent: str = ""
     host: str = "127.0.0.1"  # address the engine listens on

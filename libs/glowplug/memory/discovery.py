@@ -1,4 +1,4 @@
-"""What GPUs a node has: a budget of host memory on a laptop, or NVIDIA hardware read through NVML."""
+"""What GPUs a node has: a budget of host memory on a laptop, NVIDIA hardware read through NVML, or emulated ones."""
 
 import importlib
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import psutil
 from glowplug.domain.hardware import Gpu
 from glowplug.domain.units import parse_bytes
 
-HOST, CUDA = "host", "cuda"
+HOST, CUDA, EMULATED = "host", "cuda", "emulated"
 
 
 class HardwareUnavailable(RuntimeError):
@@ -25,19 +25,27 @@ class Discovery:
     warnings: tuple[str, ...] = ()
 
 
-def host_gpus(node_id: str, budgets: Sequence[str]) -> Discovery:
-    """One `host` GPU per budget ("1GiB"). Raises ValueError for a budget that is no size or is zero."""
+def budgeted_gpus(node_id: str, budgets: Sequence[str], kind: str) -> Discovery:
+    """One GPU of `kind` per budget ("1GiB"). Raises ValueError for a budget that is no size or is zero."""
     sizes = [parse_bytes(text) for text in budgets]
     if not sizes or min(sizes) <= 0:
         raise ValueError(f"a node needs at least one GPU of more than 0 bytes, got {list(budgets)}")
-    gpus = tuple(Gpu(gpu_id=f"{node_id}/{i}", total_bytes=size, kind=HOST) for i, size in enumerate(sizes))
-    installed = psutil.virtual_memory().total
-    warnings = (
-        (f"budgets of {sum(sizes)} bytes are more than the {installed} bytes of memory here",)
-        if sum(sizes) > installed
-        else ()
-    )
-    return Discovery(gpus, warnings)
+    gpus = tuple(Gpu(gpu_id=f"{node_id}/{i}", total_bytes=size, kind=kind) for i, size in enumerate(sizes))
+    return Discovery(gpus)
+
+
+def host_gpus(node_id: str, budgets: Sequence[str]) -> Discovery:
+    """Budgets of this machine's memory; a warning when they are more than it has."""
+    found = budgeted_gpus(node_id, budgets, HOST)
+    asked, installed = sum(gpu.total_bytes for gpu in found.gpus), psutil.virtual_memory().total
+    if asked <= installed:
+        return found
+    return Discovery(found.gpus, (f"budgets of {asked} bytes are more than the {installed} bytes of memory here",))
+
+
+def emulated_gpus(node_id: str, budgets: Sequence[str]) -> Discovery:
+    """GPUs that are only counted: nothing of this machine stands behind their bytes."""
+    return budgeted_gpus(node_id, budgets, EMULATED)
 
 
 def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -> Discovery:
@@ -75,7 +83,8 @@ def _nvml() -> Any:
 
 
 def discover(node_id: str, kind: str, budgets: Sequence[str]) -> Discovery:
-    """`kind`: "host" (budgets), "cuda", or "auto": cuda where it can be read, else host with the reason as warning.
+    """`kind`: "host" or "emulated" (budgets), "cuda", or "auto": cuda where it can be read, else host with the reason
+    as warning.
 
     Raises ValueError for another kind, HardwareUnavailable for "cuda" without it.
     """
@@ -83,8 +92,10 @@ def discover(node_id: str, kind: str, budgets: Sequence[str]) -> Discovery:
         return host_gpus(node_id, budgets)
     if kind == CUDA:
         return cuda_gpus(node_id)
+    if kind == EMULATED:
+        return emulated_gpus(node_id, budgets)
     if kind != "auto":
-        raise ValueError(f"unknown GPU kind {kind!r}: one of host, cuda, auto")
+        raise ValueError(f"unknown GPU kind {kind!r}: one of host, cuda, auto, emulated")
     try:
         return cuda_gpus(node_id)
     except HardwareUnavailable as error:

@@ -94,3 +94,9 @@ def test_auto_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_kind() -> None:
     with pytest.raises(ValueError, match="unknown GPU kind 'tpu'"):
         discover("node-1", "tpu", ["1MiB"])
+
+
+def test_emulated_gpus_need_no_memory_and_say_what_they_are() -> None:
+    found = discover("node-1", "emulated", ["80GB"] * 200)
+    assert {gpu.kind for gpu in found.gpus} == {"emulated"} and len(found.gpus) == 200
+    assert found.warnings == ()

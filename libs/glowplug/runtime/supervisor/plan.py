@@ -121,6 +121,8 @@ def service_environment(
     }
     env.setdefault("GLOWPLUG_HOST_CACHE_BYTES", str(HOST_CACHE_BYTES))
     env.setdefault("GLOWPLUG_WARM_ENGINES", settings.engine)
+    if settings.engine == "emulated":
+        env.setdefault("GLOWPLUG_GPU_KIND", "emulated")
     env.setdefault("GLOWPLUG_GPU_BUDGETS", GPU_BUDGETS.get(settings.engine, GPU_BUDGETS["llamacpp"]))
     return env
 

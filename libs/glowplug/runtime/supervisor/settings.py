@@ -24,7 +24,7 @@ class FleetSettings(BaseSettings):
     admin_token: str = ""  # empty: generated
     models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, filled with the samples at first start
     shm_dir: Path | None = None  # empty: /dev/shm when it has room, else <state_dir>/shm
-    gpu_kind: Literal["host", "cuda", "auto"] = "host"  # what the nodes' agents read
+    gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"  # what the nodes' agents read
     ready_timeout_s: float = Field(60.0, gt=0)
     stop_grace_s: float = Field(12.0, ge=0)  # SIGTERM to SIGKILL, per tier
     restart_max_s: float = Field(10.0, gt=0)  # longest wait between two restarts of one process
@@ -45,7 +45,7 @@ class FleetSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _one_owner_per_device(self) -> "FleetSettings":
-        if self.gpu_kind != "host" and self.nodes > 1:
+        if self.gpu_kind in ("cuda", "auto") and self.nodes > 1:
             raise ValueError(
                 f"GLOWPLUG_GPU_KIND={self.gpu_kind}: this machine's GPUs belong to one node, use --nodes 1"
             )
