@@ -67,17 +67,21 @@ def check_ports(host: str, ports: Sequence[tuple[int, str]]) -> None:
     for port, owner in ports:
         if not is_free(host, port):
             raise PortInUse(
-                f"port {port} on {host}, needed by {owner}, is taken{_holder(port)}: "
+                f"port {port} on {host}, needed by {owner}, is taken{_by(port)}: "
                 "free it or choose other ports with --port-base (GLOWPLUG_PORT_BASE)"
             )
 
 
-def _holder(port: int) -> str:
-    """' by <process> (pid N)' when the system lets us see it."""
+def _by(port: int) -> str:
+    return f" by {name}" if (name := holder(port)) else ""
+
+
+def holder(port: int) -> str:
+    """'<process> (pid N)' that listens on `port`, when the system lets us see it."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.pid and connection.laddr[1:2] == (port,):
-                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return ""
 
 

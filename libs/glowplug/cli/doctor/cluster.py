@@ -1,0 +1,239 @@
+"""Is Glowplug well in a Kubernetes namespace? Pure: the objects as kubectl prints them in, findings out."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from glowplug.cli.doctor.findings import Finding, Findings
+
+SECRET = "glowplug-tokens"
+NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
+COMPONENTS = ("router", "autoscaler", "placer", "predictor", "console", "node", "nats", "valkey")
+GPU = "nvidia.com/gpu"
+CUSTOM_METRICS = "custom.metrics.k8s.io"
+MANY_RESTARTS = 5
+_K = Findings("cluster")
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """`items` by kind, as in `kubectl get KIND -o json`; None where this user may not look."""
+
+    namespace: str
+    error: str = ""
+    items: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)  # kind -> why it could not be read
+    nodes: tuple[Object, ...] | None = None
+    api_services: tuple[Object, ...] | None = None
+    secret_keys: tuple[str, ...] | None = None  # None: it could not be read
+    secret_problem: str = ""
+
+    def of(self, kind: str) -> tuple[Object, ...]:
+        return self.items.get(kind, ())
+
+
+def check(facts: ClusterFacts) -> list[Finding]:
+    """Every finding about the namespace."""
+    if facts.error:
+        return [_K.fail("kubectl", facts.error, "kubectl cluster-info; is --context right, and are you logged in?")]
+    groups = (_refused, _workloads, _pods, _images, _volumes, _secret, _policies, _gpus, _scaling)
+    return [finding for group in groups for finding in group(facts)]
+
+
+def _refused(facts: ClusterFacts) -> Iterator[Finding]:
+    for kind, why in sorted(facts.refused.items()):
+        yield _K.skipped(kind, f"cannot be read: {why}", f"kubectl auth can-i list {kind} -n {facts.namespace}")
+
+
+def _name(thing: Object) -> str:
+    return str(thing["metadata"]["name"])
+
+
+def _component(thing: Object) -> str:
+    return str(thing["metadata"].get("labels", {}).get(COMPONENT, ""))
+
+
+def _workloads(facts: ClusterFacts) -> Iterator[Finding]:
+    """Deployments, StatefulSets and DaemonSets: as many ready as wanted, and none missing."""
+    seen: set[str] = set()
+    for kind in ("deployments", "statefulsets", "daemonsets"):
+        for workload in facts.of(kind):
+            seen.add(_component(workload))
+            yield _workload(kind, workload, facts.namespace)
+    unread = {"deployments", "statefulsets", "daemonsets"} & set(facts.refused)
+    for component in COMPONENTS:
+        if component not in seen and not unread:
+            do = f"kubectl apply -k deploy/k8s/overlays/sim (or gpu); is {facts.namespace} the namespace?"
+            yield _K.fail(component, "is not deployed", do)
+
+
+def _workload(kind: str, workload: Object, namespace: str) -> Finding:
+    status, name = workload.get("status", {}), _name(workload)
+    if kind == "daemonsets":
+        wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
+        if not wanted:
+            return _K.fail(name, "no node of the cluster is chosen for it", "label the nodes as its nodeSelector says")
+    else:
+        wanted, ready = workload["spec"].get("replicas", 1), status.get("readyReplicas", 0)
+    if workload["metadata"].get("generation", 0) > status.get("observedGeneration", 0):
+        return _K.warn(
+            name, "a change is not taken in yet", f"kubectl rollout status {kind[:-1]}/{name} -n {namespace}"
+        )
+    if ready < wanted:
+        return _K.fail(name, f"{ready} of {wanted} ready", f"kubectl describe {kind[:-1]}/{name} -n {namespace}")
+    if not wanted:
+        return _K.warn(name, "scaled to 0", f"kubectl scale {kind[:-1]}/{name} --replicas 1 -n {namespace}")
+    return _K.ok(name, f"{ready} of {wanted} ready")
+
+
+def _pods(facts: ClusterFacts) -> Iterator[Finding]:
+    """Why pods are not ready: the first reason of each."""
+    for pod in facts.of("pods"):
+        if pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") == "Succeeded":
+            continue
+        name, ns = _name(pod), facts.namespace
+        if reason := _unscheduled(pod):
+            yield _K.fail(name, f"has no node: {reason}", f"kubectl describe pod/{name} -n {ns}")
+        for status in (*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())):
+            waiting = status.get("state", {}).get("waiting", {})
+            last = status.get("lastState", {}).get("terminated", {})
+            if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+                says = f"{status['name']}: {waiting['reason']}: {waiting.get('message', 'no message')}"
+                yield _K.fail(name, says, f"kubectl logs {name} -c {status['name']} --previous -n {ns}")
+            elif last.get("reason") == "OOMKilled":
+                says = f"{status['name']} was killed for its memory ({status['restartCount']} restarts)"
+                yield _K.fail(name, says, "raise its memory limit, or lower what it may keep")
+            elif status.get("restartCount", 0) >= MANY_RESTARTS:
+                says = f"{status['name']} was restarted {status['restartCount']} times"
+                yield _K.warn(name, says, f"kubectl logs {name} -c {status['name']} --previous -n {ns}")
+
+
+def _unscheduled(pod: Object) -> str:
+    for condition in pod["status"].get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason") or "unknown")
+    return ""
+
+
+def _images(facts: ClusterFacts) -> Iterator[Finding]:
+    by_tag: dict[str, set[str]] = {}
+    for pod in facts.of("pods"):
+        for container in pod["spec"]["containers"]:
+            image, _, tag = str(container["image"]).partition("@")[0].rpartition(":")
+            if "glowplug/" in image and "/" not in tag:
+                by_tag.setdefault(tag, set()).add(image.rpartition("/")[2])
+    if len(by_tag) > 1:
+        told = "; ".join(f"{tag}: {', '.join(sorted(names))}" for tag, names in sorted(by_tag.items()))
+        yield _K.warn("images", f"mixed versions: {told}", "finish the rollout or undo it: docs/howto/upgrade.md")
+    elif by_tag:
+        yield _K.ok("images", f"every pod runs {next(iter(by_tag))}")
+
+
+def _volumes(facts: ClusterFacts) -> Iterator[Finding]:
+    claims = facts.of("persistentvolumeclaims")
+    unbound = [claim for claim in claims if claim["status"].get("phase") != "Bound"]
+    for claim in unbound:
+        says = f"is {claim['status'].get('phase', 'unknown')}, not bound"
+        wanted = claim["spec"].get("storageClassName") or "the default"
+        yield _K.fail(_name(claim), says, f"is there a storage class ({wanted}) that makes volumes? kubectl get sc")
+    if claims and not unbound:
+        yield _K.ok("volumes", f"{len(claims)} bound")
+    elif not claims and "persistentvolumeclaims" in facts.items:
+        yield _K.warn("volumes", "no claim: NATS and Valkey keep nothing over a restart", "give them volumes")
+
+
+def _secret(facts: ClusterFacts) -> Iterator[Finding]:
+    """That it is there with every key the pods name. Values are never read."""
+    if facts.secret_keys is None:
+        if "forbidden" in facts.secret_problem.lower():
+            yield _K.skipped("secret", f"{SECRET} may not be read by this user", "ask who may whether it is there")
+        else:
+            yield _K.fail("secret", f"{SECRET}: {facts.secret_problem}", "make it: docs/howto/kubernetes.md")
+        return
+    wanted = {
+        ref["key"]
+        for pod in facts.of("pods")
+        for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+        for env in container.get("env", ())
+        if (ref := (env.get("valueFrom") or {}).get("secretKeyRef"))
+        and ref["name"] == SECRET
+        and not ref.get("optional")
+    }
+    if missing := sorted(wanted - set(facts.secret_keys)):
+        yield _K.fail("secret", f"{SECRET} lacks {', '.join(missing)}", "add it: docs/howto/kubernetes.md")
+    else:
+        yield _K.ok("secret", f"{SECRET} has every key the pods name")
+
+
+def _policies(facts: ClusterFacts) -> Iterator[Finding]:
+    if "networkpolicies" not in facts.items:
+        return
+    policies = facts.of("networkpolicies")
+    closed = [
+        p
+        for p in policies
+        if not p["spec"].get("podSelector")
+        and not p["spec"].get("ingress")
+        and not p["spec"].get("egress")
+        and {"Ingress", "Egress"} <= set(p["spec"].get("policyTypes", ()))
+    ]
+    if not policies or not closed:
+        says = "there is none" if not policies else "none closes what the others do not open"
+        yield _K.warn("network policies", says, "kubectl apply -k deploy/k8s/overlays/sim (or gpu) brings them")
+    elif len(policies) == len(closed):
+        yield _K.fail("network policies", "everything is closed and nothing opened", "apply the others too")
+    else:
+        yield _K.ok("network policies", f"closed but for the {len(policies) - len(closed)} that open arrows")
+
+
+def _gpus(facts: ClusterFacts) -> Iterator[Finding]:
+    """That nodes offer what agents ask for."""
+    asked = [
+        int(limit)
+        for daemon in facts.of("daemonsets")
+        for container in daemon["spec"]["template"]["spec"]["containers"]
+        if (limit := container.get("resources", {}).get("limits", {}).get(GPU))
+    ]
+    if not asked:
+        yield _K.skipped("gpus", "agents ask for none: their GPUs are budgets of host memory")
+        return
+    if facts.nodes is None:
+        yield _K.skipped("gpus", "this user may not list the cluster's nodes")
+        return
+    offering = {_name(n): int(n["status"].get("allocatable", {}).get(GPU, 0)) for n in facts.nodes}
+    able = [name for name, num in offering.items() if num >= max(asked)]
+    if not able:
+        says = f"no node offers {max(asked)} {GPU}"
+        yield _K.fail("gpus", says, "install the NVIDIA driver and device plugin: deploy/k8s/nvidia-device-plugin")
+    else:
+        yield _K.ok("gpus", f"{len(able)} node(s) offer what an agent asks for ({max(asked)})")
+
+
+def _scaling(facts: ClusterFacts) -> Iterator[Finding]:
+    for scaler in facts.of("horizontalpodautoscalers"):
+        conditions = {c["type"]: c for c in scaler.get("status", {}).get("conditions", ())}
+        active = conditions.get("ScalingActive", {})
+        if active.get("status") == "False":
+            says = f"does not scale: {active.get('message', active.get('reason', 'unknown'))}"
+            yield _K.warn(f"hpa {_name(scaler)}", says, "serve its metrics: deploy/k8s/components/monitoring")
+        elif active:
+            replicas = scaler["status"].get("currentReplicas", 0)
+            yield _K.ok(f"hpa {_name(scaler)}", f"{replicas} of at most {scaler['spec']['maxReplicas']} replicas")
+    if facts.api_services is not None and facts.of("horizontalpodautoscalers"):
+        custom = [s for s in facts.api_services if s["spec"].get("group") == CUSTOM_METRICS]
+        up = [s for s in custom if any(_is_available(c) for c in s.get("status", {}).get("conditions", ()))]
+        if up:
+            yield _K.ok("metrics API", f"{CUSTOM_METRICS} is served")
+        else:
+            says = f"{CUSTOM_METRICS} is {'not available' if custom else 'not served'}: the routers' number stays"
+            yield _K.warn("metrics API", says, "install prometheus-adapter: deploy/k8s/components/monitoring")
+    for budget in facts.of("poddisruptionbudgets"):
+        status = budget.get("status", {})
+        if status.get("expectedPods", 0) and status.get("currentHealthy", 0) < status.get("desiredHealthy", 0):
+            says = f"{status['currentHealthy']} healthy of {status['desiredHealthy']}: no node can be drained now"
+            yield _K.warn(f"pdb {_name(budget)}", says, "mend its pods first")
+
+
+def _is_available(condition: Object) -> bool:
+    return condition.get("type") == "Available" and condition.get("status") == "True"

@@ -1,0 +1,110 @@
+"""`glowplug doctor`."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import httpx
+import typer
+
+from glowplug.cli.client import FleetClient, connect
+from glowplug.cli.doctor import cluster, fleet_facts, machine, machine_facts, rows, servers, services
+from glowplug.cli.doctor.cluster_facts import Kubectl
+from glowplug.cli.doctor.findings import Finding, Findings, document, lines
+from glowplug.cli.doctor.redact import redacted
+from glowplug.cli.options import DEFAULT_STATE_DIR, FAILED, CliError, Format, NoFleet, OutputOption, StateDirOption
+
+WRONG_USAGE = 2
+ANSWER_S = 4.0
+
+KubernetesOption = Annotated[bool, typer.Option("--kubernetes", help="Look at a cluster, through kubectl.")]
+NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="With --kubernetes: where Glowplug runs.")]
+ContextOption = Annotated[str, typer.Option("--context", help="With --kubernetes: kubectl's context.")]
+UrlOption = Annotated[
+    list[str] | None,
+    typer.Option("--url", help="Admin address of a service of a fleet elsewhere; several. It tells which one it is."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
+DeepOption = Annotated[bool, typer.Option("--deep", help="Import vLLM too, which takes up to a minute.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only what is wrong.")]
+
+
+def doctor(
+    kubernetes: KubernetesOption = False,
+    namespace: NamespaceOption = "glowplug",
+    context: ContextOption = "",
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+    deep: DeepOption = False,
+    quiet: QuietOption = False,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Check this machine and the running fleet, or a cluster, and say what to fix. Changes nothing; exit code 1 when
+    something failed."""
+    if kubernetes and url:
+        raise CliError("--kubernetes looks through kubectl: it takes no --url", WRONG_USAGE)
+    if kubernetes:
+        found = cluster.check(Kubectl(namespace, context).gather())
+    else:
+        found = asyncio.run(_machine_and_fleet(state_dir, tuple(url or ()), deep))
+    shown = document(found)
+    if as_json or output is Format.JSON:
+        typer.echo(json.dumps(shown, indent=2))
+    else:
+        typer.echo("\n".join(lines(found, only_bad=quiet)))
+    if not shown["healthy"]:
+        raise typer.Exit(FAILED)
+
+
+async def _machine_and_fleet(state_dir: Path, urls: tuple[str, ...], deep: bool) -> list[Finding]:
+    try:
+        fleet = await _named(urls) if urls else connect(state_dir)
+    except NoFleet:
+        fleet = None
+    here = bool(fleet and fleet.document)
+    facts = await asyncio.to_thread(machine_facts.gather, state_dir, fleet_runs=here, deep=deep)
+    found = machine.check(facts)
+    if fleet is None:
+        says = f"none runs in {state_dir.absolute()}, and no GLOWPLUG_*_URL names one"
+        return [*found, Findings("fleet").skipped("fleet", says, "glowplug up starts one")]
+    where = str(state_dir.absolute()) if here else ", ".join(sorted(fleet.urls.values()))
+    redis_url = fleet.document.get("redis_url") or os.environ.get("GLOWPLUG_REDIS_URL", "")
+    known = await fleet_facts.gather(fleet, where, redis_url=redis_url)
+    found += [*services.check(known), *servers.check(known), *rows.check(known)]
+    return redacted(found, _secrets(fleet, redis_url))
+
+
+def _secrets(fleet: FleetClient, redis_url: str) -> tuple[str, ...]:
+    """What no line may show, whatever an error message says."""
+    parts = [part for url in (fleet.nats_url, redis_url) if (part := urlsplit(url))]
+    return (fleet.admin_token, fleet.api_key, *(p.password or p.username or "" for p in parts))
+
+
+async def _named(urls: tuple[str, ...]) -> FleetClient:
+    """Ask each address which service it is. Raises CliError for one that does not tell."""
+    found: dict[str, str] = {}
+    async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
+        for url in (url.rstrip("/") for url in urls):
+            if urlsplit(url).scheme not in ("http", "https"):
+                raise CliError(f"--url {url!r} is no http address", WRONG_USAGE)
+            found[await _service_at(http, url)] = url
+    return FleetClient(
+        urls=found,
+        admin_token=os.environ.get("GLOWPLUG_ADMIN_TOKEN", ""),
+        api_key=os.environ.get("GLOWPLUG_API_KEY", ""),
+        nats_url=os.environ.get("GLOWPLUG_NATS_URL", ""),
+    )
+
+
+async def _service_at(http: httpx.AsyncClient, url: str) -> str:
+    try:
+        answer: Any = (await http.get(f"{url}/health")).json()
+        return str(answer["service"])
+    except httpx.HTTPError as error:
+        raise CliError(f"{url} does not answer: {error}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise CliError(f"{url} is no admin address of a Glowplug service (its /health does not tell which)") from error

@@ -1,0 +1,77 @@
+"""One finding per thing that was looked at, and how findings are shown."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"  # works, but not as it should, or not for long
+    FAIL = "fail"
+    SKIPPED = "skipped"  # could not be looked at, or does not apply here
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`about` names the thing ("disk", "agent-1"), `says` is one sentence, `do` what mends it ("" when nothing need be
+    done). No secret is ever put into either."""
+
+    level: Level
+    area: str  # machine | fleet | cluster
+    about: str
+    says: str
+    do: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Makes the findings of one area."""
+
+    area: str
+
+    def ok(self, about: str, says: str) -> Finding:
+        return Finding(Level.OK, self.area, about, says)
+
+    def warn(self, about: str, says: str, do: str) -> Finding:
+        return Finding(Level.WARN, self.area, about, says, do)
+
+    def fail(self, about: str, says: str, do: str) -> Finding:
+        return Finding(Level.FAIL, self.area, about, says, do)
+
+    def skipped(self, about: str, says: str, do: str = "") -> Finding:
+        return Finding(Level.SKIPPED, self.area, about, says, do)
+
+
+def summary(findings: Iterable[Finding]) -> dict[str, int]:
+    """How many of each level."""
+    counts = dict.fromkeys((level.value for level in Level), 0)
+    for finding in findings:
+        counts[finding.level.value] += 1
+    return counts
+
+
+def document(findings: list[Finding]) -> dict[str, Any]:
+    """`--json`: `healthy`, `counts` by level, and the findings with the keys of Finding."""
+    return {
+        "healthy": not any(finding.level is Level.FAIL for finding in findings),
+        "counts": summary(findings),
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def lines(findings: list[Finding], *, only_bad: bool = False) -> list[str]:
+    """What a person reads: areas in the order they were looked at, each finding on a line, its remedy below it."""
+    shown = [f for f in findings if not only_bad or f.level in (Level.WARN, Level.FAIL)]
+    width = max((len(f.about) for f in shown), default=0)
+    out: list[str] = []
+    for area in dict.fromkeys(f.area for f in shown):
+        out += ["", area] if out else [area]
+        for finding in (f for f in shown if f.area == area):
+            out.append(f"  {finding.level.value:<7}  {finding.about:<{width}}  {finding.says}")
+            if finding.do and finding.level is not Level.OK:
+                out.append(f"  {'':<7}  {'':<{width}}  do: {finding.do}")
+    counts = summary(findings)
+    tally = f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed, {counts['skipped']} skipped"
+    return [*out, *([""] if out else []), tally]

@@ -1,0 +1,210 @@
+"""Do the tables, the models, the nodes and the queues make sense together? Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from glowplug.cli.doctor.findings import Finding, Findings
+from glowplug.cli.doctor.fleet import FleetFacts
+from glowplug.domain.units import show_bytes
+
+NODE_LEASE_S = 8.0  # the placer's default
+OVERDUE_S = 5.0  # beyond max_wait_s: the router's tick and a slow machine
+FUTURE_S = 60.0
+STUCK_PLACEMENT_S = 60.0
+_F = Findings("fleet")
+
+
+def check(facts: FleetFacts) -> Iterator[Finding]:
+    """Nodes and ledgers, instances, models and their weights, what waits."""
+    yield from _tables(facts)
+    yield from _nodes(facts)
+    yield from _instances(facts)
+    yield from _models(facts)
+    yield from _weights(facts)
+    yield from _waiting(facts)
+
+
+def _tables(facts: FleetFacts) -> Iterator[Finding]:
+    for row in facts.store.unreadable:
+        yield _F.fail("rows", f"{row}", "written by a newer version? docs/howto/upgrade.md")
+    ahead = {who: epoch for who, epoch in facts.store.epochs.items() if epoch / 1000 - facts.now_s > FUTURE_S}
+    for who, epoch in sorted(ahead.items()):
+        yield _F.warn(
+            "epochs",
+            f"that of the {who} lies {epoch / 1000 - facts.now_s:.0f} s in the future: a clock was wrong",
+            "nothing for this store; after restoring an older one, commands are refused until that moment",
+        )
+    if facts.store.epochs and not ahead:
+        yield _F.ok("epochs", ", ".join(f"{who} {epoch}" for who, epoch in sorted(facts.store.epochs.items())))
+
+
+def _nodes(facts: FleetFacts) -> Iterator[Finding]:
+    nodes = facts.store.nodes
+    if not nodes and not facts.store.error and not facts.store.unknown:
+        yield _F.fail("nodes", "no node has joined: nothing can be placed", "start an agent: docs/howto/nodes.md")
+    for node_id, node in sorted(nodes.items()):
+        silent_s = facts.now_s - node.heartbeat_at
+        said = facts.nodes.get(node_id)
+        over = [gpu for gpu in node.gpus if gpu.used_bytes > gpu.total_bytes]
+        if silent_s > NODE_LEASE_S:
+            yield _F.fail(
+                node_id,
+                f"silent for {silent_s:.0f} s: taken as left, its instances are placed elsewhere",
+                f"is its agent ({node.agent_url}) running, and does it reach NATS?",
+            )
+        elif over:
+            says = f"{over[0].gpu_id} has {show_bytes(over[0].used_bytes)} granted of {show_bytes(over[0].total_bytes)}"
+            yield _F.fail(
+                node_id, says, f"a budget was lowered? glowplug nodes; drain it: POST /v1/nodes/{node_id}/drain"
+            )
+        elif said is not None and said.warnings and not _all_emulated(facts):
+            yield _F.warn(node_id, said.warnings[0], "correct GLOWPLUG_GPU_KIND and GLOWPLUG_GPU_BUDGETS of its agent")
+        else:
+            kinds = ", ".join(
+                f"{num} {kind} GPU(s)" for kind, num in sorted(Counter(g.kind for g in node.gpus).items())
+            )
+            yield _F.ok(
+                node_id,
+                f"{kinds}, engines {', '.join(node.engines) or 'none'}" + (", draining" if node.draining else ""),
+            )
+        if not node.engines:
+            why = "; ".join(f"{name}: {reason}" for name, reason in (said.unavailable if said else {}).items())
+            yield _F.fail(
+                f"{node_id} engines", f"none can start: {why or 'its agent does not say why'}", "make install"
+            )
+        if said is not None:
+            yield from _cache(facts, node_id)
+
+
+def _all_emulated(facts: FleetFacts) -> bool:
+    """An emulated engine takes no memory, so that its budgets may be larger than the machine."""
+    return all(model.engine == "emulated" for model in facts.store.models.values())
+
+
+def _cache(facts: FleetFacts, node_id: str) -> Iterator[Finding]:
+    said = facts.nodes[node_id]
+    if said.cache_capacity_bytes is None:
+        return
+    sizes = {m.name: m.weights.num_bytes or m.weights_bytes for m in facts.store.models.values() if m.weights.uri}
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    room = show_bytes(said.cache_capacity_bytes)
+    if largest and sizes[largest] > said.cache_capacity_bytes:
+        yield _F.fail(
+            f"{node_id} weights",
+            f"room for {room}, and {largest} has {show_bytes(sizes[largest])}",
+            "raise GLOWPLUG_HOST_CACHE_BYTES, or give GLOWPLUG_SHM_DIR a larger file system",
+        )
+    else:
+        yield _F.ok(f"{node_id} weights", f"{show_bytes(said.cache_used_bytes)} of {room} in host memory")
+
+
+def _instances(facts: FleetFacts) -> Iterator[Finding]:
+    store = facts.store
+    living = {i.instance_id: i for i in store.instances.values() if not i.state.is_gone}
+    num_bad = 0
+    for instance in living.values():
+        if instance.node_id not in store.nodes:
+            num_bad += 1
+            where = instance.node_id or "no node"
+            says = f"{instance.instance_id} of {instance.model_key} is on {where}, which is not there"
+            yield _F.fail("instances", says, "start that node's agent again, or wait for the placer to take it as left")
+        elif instance.model_key not in store.models and instance.state.value != "draining":
+            num_bad += 1
+            says = f"{instance.instance_id} serves {instance.model_key}, which is not deployed"
+            yield _F.warn(
+                "instances", says, f"glowplug ps; POST /v1/instances/{instance.instance_id}/stop at its agent"
+            )
+    for node in store.nodes.values():
+        for gpu in node.gpus:
+            lost = [grant.holder for grant in gpu.grants if grant.holder not in store.instances]
+            if lost:
+                num_bad += 1
+                says = f"{gpu.gpu_id} keeps bytes for {', '.join(sorted(set(lost)))}, of which there is no row"
+                yield _F.warn("instances", says, "a start under way? look again; else restart the node's agent")
+    if not num_bad and store.nodes:
+        yield _F.ok("instances", f"{len(living)} running, each on a node that is there")
+
+
+def _models(facts: FleetFacts) -> Iterator[Finding]:
+    for file, reason in sorted(facts.file_errors.items()):
+        yield _F.fail("model files", f"{file} is not in force: {reason}", "correct it; it is read again by itself")
+    for file, reason in sorted(facts.missing_files.items()):
+        yield _F.warn("model files", f"{file}: {reason}", "put it back, or glowplug undeploy the model")
+    if facts.models is None:
+        return
+    bad = 0
+    for row in facts.models:
+        if finding := _model(facts, row):
+            bad += 1
+            yield finding
+    if not facts.models:
+        yield _F.warn("models", "none is deployed", "glowplug deploy FILE: docs/howto/models.md")
+    elif not bad and not facts.file_errors:
+        yield _F.ok("models", f"{len(facts.models)} deployed, each fits a GPU of a node that has its engine")
+
+
+def _model(facts: FleetFacts, row: Mapping[str, Any]) -> Finding | None:
+    name = row["name"]
+    if row.get("last_failure"):
+        says = f"its last start failed: {row['last_failure'].splitlines()[0]}"
+        return _F.fail(f"model {name}", says, f"glowplug why {name}; glowplug logs {name}")
+    if row.get("config_error"):
+        return _F.fail(f"model {name}", f"an older file is in force: {row['config_error']}", "correct the file")
+    nodes = facts.store.nodes
+    if not nodes:
+        return None
+    able = [node for node in nodes.values() if row["engine"] in node.engines]
+    if not able:
+        reasons = {n.unavailable[row["engine"]] for n in facts.nodes.values() if n.unavailable.get(row["engine"])}
+        why = f": {sorted(reasons)[0]}" if reasons else ""
+        return _F.fail(
+            f"model {name}", f"no node can start {row['engine']}{why}", "mend the engine, or change `engine`"
+        )
+    room = max((gpu.total_bytes for node in able for gpu in node.gpus), default=0)
+    if row["memory_bytes"] > room:
+        says = (
+            f"needs {show_bytes(row['memory_bytes'])}, and the largest GPU with {row['engine']} has {show_bytes(room)}"
+        )
+        return _F.fail(f"model {name}", says, "lower kv_bytes or context_tokens, or add a larger GPU")
+    return None
+
+
+def _weights(facts: FleetFacts) -> Iterator[Finding]:
+    for name, problem in sorted(facts.weights.items()):
+        yield _F.fail(
+            f"weights of {name}", problem, "bring them back: docs/howto/weights.md; they are never served like this"
+        )
+    if facts.num_weights_checked and not facts.weights:
+        yield _F.ok(
+            "weights", f"{facts.num_weights_checked} local file(s) are there, with the size and checksum they are given"
+        )
+
+
+def _waiting(facts: FleetFacts) -> Iterator[Finding]:
+    if facts.queues is None:
+        yield _F.skipped(
+            "held requests", "no router tells what it holds", "set GLOWPLUG_ROUTER_URL and the admin token"
+        )
+        return
+    bad = 0
+    for queue in facts.queues:
+        waited_s, longest_s = float(queue["oldest_waiting_s"]), float(queue["max_wait_s"])
+        if queue["num_waiting"] and waited_s > longest_s + OVERDUE_S:
+            bad += 1
+            says = f"{queue['num_waiting']} held, the oldest for {waited_s:.0f} s of at most {longest_s:g} s"
+            yield _F.fail(f"requests of {queue['model']}", says, "the router hangs: glowplug logs router-1")
+        elif queue["num_waiting"] >= queue["max_queue"] > 0:
+            bad += 1
+            says = f"its queue is full ({queue['num_waiting']}): more are refused with 429"
+            yield _F.warn(f"requests of {queue['model']}", says, "raise max_instances or max_queue, or add nodes")
+    for waiting in facts.placements:
+        if not waiting["started"] and waiting["waited_s"] > STUCK_PLACEMENT_S:
+            bad += 1
+            says = f"an instance of {waiting['model_key']} has waited {waiting['waited_s']:.0f} s for room"
+            yield _F.warn(
+                "placements", says, f"glowplug why {waiting['model_key']}; glowplug nodes shows who has the bytes"
+            )
+    if not bad:
+        num = sum(int(queue["num_waiting"]) for queue in facts.queues)
+        yield _F.ok("held requests", f"{num} held, none longer than its model allows")
