@@ -1,6 +1,10 @@
 // One trace: fetched, drawn, and fetched again whenever late spans arrive.
 
-import { h, badge, emulated, empty } from "/page/dom.js";
+import { h, badge, emulated, empty, panel } from "/page/dom.js";
+import { decisionAddress, modelAddress } from "/page/address.js";
+import { copy } from "/page/copy.js";
+import { kindOf } from "/page/decisions.js";
+import { drawStages } from "/page/stages.js";
 import { clock, count, day, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
 import { serviceTag } from "/page/traces.js";
@@ -13,7 +17,9 @@ export function traceView({ traceId, requestId }) {
   const address = traceId ? `/api/v1/traces/${encodeURIComponent(traceId)}` : `/api/v1/requests/${encodeURIComponent(requestId)}/trace`;
   const head = h("header", { class: "trace-head" });
   const drawing = new Waterfall();
-  const element = h("div", { class: "trace" }, head, drawing.element);
+  const stages = h("div");
+  const decided = h("div");
+  const element = h("div", { class: "trace" }, head, stages, decided, drawing.element);
   const openedAt = Date.now();
   let timer = 0;
   let closed = false;
@@ -38,7 +44,17 @@ export function traceView({ traceId, requestId }) {
     revision = trace.revision;
     id = trace.trace_id;
     head.replaceChildren(...headline(trace));
+    stages.replaceChildren(...drawStages(trace.stages, trace.is_emulated));
     drawing.draw(trace);
+    readDecisions();
+  };
+  const readDecisions = async () => {
+    try {
+      const answer = await fetch(`/api/v1/decisions?limit=50&trace=${encodeURIComponent(id)}`);
+      if (answer.ok && !closed) decided.replaceChildren(...decisionsOf((await answer.json()).decisions));
+    } catch (error) {
+      console.info("the trace's decisions could not be read", error);
+    }
   };
   const missing = (message) => {
     if (revision >= 0) return; // what is drawn is better than nothing
@@ -69,7 +85,7 @@ function headline(trace) {
   const facts = [
     ["Duration", seconds(trace.duration_s)],
     ["Started", h("time", { title: day(trace.start_at), datetime: new Date(trace.start_at * 1000).toISOString() }, clock(trace.start_at, true))],
-    model && ["Model", model],
+    model && ["Model", h("a", { href: modelAddress(trace.model) }, model)],
     ["Spans", String(trace.rows.length)],
     ...trace.request_ids.slice(0, 2).map((id) => ["Request", h("code", null, id)]),
     ["Trace", h("code", null, trace.trace_id)],
@@ -82,9 +98,41 @@ function headline(trace) {
     trace.num_dropped ? badge(`${trace.num_dropped} dropped`, "warn", "Past the bound of spans for one trace") : null,
   ];
   return [
-    h("p", { class: "crumbs" }, h("a", { href: "#/traces" }, "Traces")),
+    h("p", { class: "crumbs" }, h("a", { href: "#/traces" }, "Traces"), takeAway(trace.trace_id)),
     h("h1", null, trace.name || "Trace", ...notes.filter(Boolean)),
     h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
     h("p", { class: "services", "aria-label": "Services" }, trace.services.map(serviceTag)),
   ];
+}
+
+/** The trace for other tools, in Jaeger's JSON. */
+function takeAway(id) {
+  const address = `/api/traces/${id}`;
+  const button = h("button", { type: "button", class: "act", onclick: () => copyJson(address, button) }, "Copy as Jaeger JSON");
+  return h("span", { class: "take-away" }, button, h("a", { class: "act", href: address, download: `trace-${id}.json` }, "Download"));
+}
+
+async function copyJson(address, button) {
+  try {
+    const answer = await fetch(address);
+    if (answer.ok) await copy(JSON.stringify(await answer.json(), null, 2), button);
+    else button.textContent = `the console answered ${answer.status}`;
+  } catch (error) {
+    console.info("the trace could not be copied", error);
+  }
+}
+
+function decisionsOf(lines) {
+  if (!lines.length) return [];
+  const rows = lines.toReversed().map((line) =>
+    h(
+      "li",
+      null,
+      h("span", { class: "num" }, clock(line.made_at, true)),
+      h("a", { class: `kind ${line.kind}`, href: decisionAddress(line.decision_id) }, kindOf(line)),
+      h("span", null, line.reason),
+      h("small", null, `${line.policy} · ${line.service}`),
+    ),
+  );
+  return [panel("Decisions in it", "trace-decisions", h("ol", { class: "related" }, rows))];
 }

@@ -3,7 +3,9 @@
 
 import { h, badge } from "/page/dom.js";
 import { plainService, serviceHue } from "/page/colours.js";
-import { inLanes, mark, seconds, ticks } from "/page/format.js";
+import { decisionAddress } from "/page/address.js";
+import { mark, seconds, ticks } from "/page/format.js";
+import { gapWords, verdict } from "/page/predicted.js";
 
 const KINDS = ["", "internal", "server", "client", "producer", "consumer"];
 const LABEL_ROOM = 0.78; // a bar that ends past this share of the axis has its label on the left
@@ -12,7 +14,7 @@ export class Waterfall {
   constructor() {
     this.marks = h("div", { class: "marks" });
     this.axis = h("div", { class: "axis", "aria-hidden": "true" }, this.marks);
-    this.phases = h("div", { class: "phase-lanes" });
+    this.phases = h("div", { class: "phase-lanes", role: "group", "aria-label": "Cold start, predicted and actual" });
     this.tree = h("div", { class: "rows", role: "treegrid", "aria-label": "Spans", onkeydown: (event) => this.onKey(event), onclick: (event) => this.onClick(event) });
     this.detail = h("aside", { class: "detail", "aria-label": "Span details", "aria-live": "polite" });
     this.element = h("div", { class: "waterfall", hidden: true }, h("div", { class: "chart" }, this.axis, this.phases, this.tree), this.detail);
@@ -51,28 +53,39 @@ export class Waterfall {
     this.marks.replaceChildren(...marks.map((at) => h("span", { style: { left: this.left(at) }, class: at / this.span > 0.95 ? "last" : null }, mark(at, this.span))));
   }
 
+  /** A line per phase: behind, outlined, what was predicted; before it what happened; the gap in words at its name. */
   drawPhases() {
-    const lanes = inLanes(this.trace.phases, this.span * 1e-6);
-    const title = h("span", { class: "lane-title" }, "cold start");
-    this.phases.replaceChildren(...(lanes.length ? [title] : []), ...lanes.map((lane) => h("div", { class: "lane" }, lane.map((phase) => this.phaseBar(phase)))));
+    this.phases.replaceChildren(...this.trace.phases.map((phase) => this.phaseLine(phase)));
   }
 
-  phaseBar(phase) {
-    const words = `${phase.name} ${seconds(phase.duration_s)}`;
-    const predicted = phase.predicted_s ? `, predicted ${seconds(phase.predicted_s)}` : "";
-    const wide = phase.duration_s / this.span > 0.055;
+  phaseLine(phase) {
+    const known = phase.predicted_s > 0;
+    const label = known ? verdict(phase) : "no prediction yet";
+    const late = known && label !== "as predicted" && phase.duration_s > phase.predicted_s;
+    const room = this.span - phase.offset_s;
     return h(
       "button",
       {
         type: "button",
-        class: `phase ${phase.name}`,
-        title: words + predicted,
-        "aria-label": `Cold start phase ${words}${predicted}`,
-        style: { left: this.left(phase.offset_s), width: this.left(phase.duration_s) },
+        class: "phase-line",
+        title: `${phase.name}: ${gapWords(phase)}`,
+        "aria-label": `Cold start phase ${phase.name} ${gapWords(phase)}`,
         onclick: () => this.select(phase.span_id, true),
       },
-      wide ? h("span", null, phase.name) : null,
-      wide && phase.duration_s / this.span > 0.12 ? h("small", null, seconds(phase.duration_s)) : null,
+      h(
+        "span",
+        { class: "phase-name-cell" },
+        h("i", { class: `swatch stage p-${phase.name}`, "aria-hidden": "true" }),
+        h("b", null, phase.name),
+        h("span", null, seconds(phase.duration_s)),
+        h("small", { class: late ? "late" : known ? null : "unknown" }, label),
+      ),
+      h(
+        "span",
+        { class: "when" },
+        known ? h("i", { class: `predicted-bar p-${phase.name}${phase.predicted_s > room ? " cut" : ""}`, style: { left: this.left(phase.offset_s), width: this.left(Math.min(phase.predicted_s, room)) } }) : null,
+        h("i", { class: `actual-bar p-${phase.name}`, style: { left: this.left(phase.offset_s), width: this.left(phase.duration_s) } }),
+      ),
     );
   }
 
@@ -104,7 +117,8 @@ export class Waterfall {
         h("i", { class: "swatch", "aria-hidden": "true" }),
         h("b", null, ownName(row)),
         row.is_error ? h("span", { class: "mark", "aria-hidden": "true" }, "!") : null,
-        row.phase ? badge(row.phase, `phase-name ${row.phase}`) : null,
+        row.phase ? badge(row.phase, `phase-name p-${row.phase}`) : null,
+        row.attributes["glowplug.decision_id"] ? badge("decided", "decided", row.attributes["glowplug.reason"] ?? "A decision was made here") : null,
         row.is_orphan ? badge("orphan", "warn", "Its parent is not here") : null,
         h("small", null, plainService(row.service)),
       ),
@@ -185,6 +199,7 @@ function details(row) {
     ["Service", plainService(row.service)],
     ["Starts at", seconds(row.offset_s)],
     ["Takes", seconds(row.duration_s)],
+    row.attributes["glowplug.predicted_seconds"] > 0 ? ["Predicted", `${seconds(row.attributes["glowplug.predicted_seconds"])}: ${verdict({ duration_s: row.duration_s, predicted_s: row.attributes["glowplug.predicted_seconds"] })}`] : null,
     KINDS[row.kind] ? ["Kind", KINDS[row.kind]] : null,
     ["Span", h("code", null, row.span_id)],
   ].filter(Boolean);
@@ -192,6 +207,8 @@ function details(row) {
   if (row.is_error) parts.push(h("p", { class: "error-note" }, row.status_message || "This span ended with an error."));
   if (row.is_orphan) parts.push(h("p", { class: "orphan-note" }, "Its parent is not here: it has not arrived, was not sampled, or belongs to the client."));
   parts.push(list(facts));
+  const decision = row.attributes["glowplug.decision_id"];
+  if (decision) parts.push(h("p", { class: "decided-note" }, row.attributes["glowplug.reason"] ?? "", " ", h("a", { href: decisionAddress(decision) }, "why")));
   const attributes = Object.entries(row.attributes);
   if (attributes.length) parts.push(h("h3", null, "Attributes"), list(attributes));
   if (row.events.length) {
