@@ -47,6 +47,14 @@ class Kernel:
             raise ValueError(f"a delay of {delay_s} s")
         return self.at(self.now_s + delay_s, action, *arguments)
 
+    @property
+    def next_s(self) -> float | None:
+        """When the next thing is due; None when nothing is."""
+        heap = self._heap
+        while heap and heap[0][2].action is None:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
     def step(self) -> bool:
         """Do what is due next; False when there is nothing left."""
         heap = self._heap

@@ -1,0 +1,166 @@
+"""The control plane in virtual time: the controllers of the services, a bus that delivers, a store that keeps.
+
+Nothing here decides. A stimulus goes into a controller; its effects become events for whoever reads them, rows of a
+table, or work for a node or for the traffic.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from glowplug.controllers import operator
+from glowplug.controllers.agent import AgentController
+from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
+from glowplug.controllers.placer import PlacerController
+from glowplug.controllers.predictor import PredictorController
+from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
+from glowplug.controllers.router import RouterController
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.errors import StaleEpoch
+from glowplug.events import Event
+from glowplug.events.envelope import COMMANDS
+from glowplug.events.facts import DecisionMade, RouterLoadReported
+from glowplug.policies.registry import choose
+from glowplug.simulator.kernel import Kernel
+from glowplug.simulator.setup import Setup
+
+EPOCH = 1
+
+
+class Hands(Protocol):
+    """Whoever carries out the effects of one service that are neither events nor rows."""
+
+    def execute(self, effect: Any) -> None: ...
+
+
+class Fleet:
+    """Every service of one run. `hands` are registered by service name before anything happens."""
+
+    def __init__(self, setup: Setup, kernel: Kernel) -> None:
+        self.setup, self.kernel = setup, kernel
+        self.services: dict[str, Any] = {}
+        self.hands: dict[str, Hands] = {}
+        self.tables: dict[str, dict[str, Any]] = {"models": {}, "nodes": {}, "instances": {}}
+        self.on_event: list[Callable[[Event], None]] = []
+        self.on_decision: list[Callable[[DecisionRecord], None]] = []
+        self._num_events = 0
+        policies, params = setup.policies, setup.params
+        self.router = RouterController(params.router, choose("routing", policies.routing))
+        self.autoscaler = AutoscalerController(
+            choose("scaling", policies.scaling), policies.scaling, EPOCH, params.autoscaler
+        )
+        self.placer = PlacerController(
+            choose("placement", policies.placement),
+            choose("residency", policies.residency),
+            {"placement": policies.placement, "residency": policies.residency},
+            EPOCH,
+            params.placer,
+        )
+        self.predictor = PredictorController(params.predictor)
+        self.services |= {
+            "router": self.router,
+            "autoscaler": self.autoscaler,
+            "placer": self.placer,
+            "predictor": self.predictor,
+        }
+        self._node_readers: list[str] = []
+
+    def add_node(self, node_id: str, agent: AgentController, prefetcher: PrefetcherController, hands: Hands) -> None:
+        """A node with its two services; their effects go to `hands`."""
+        for name, service in ((node_id, agent), (f"prefetcher-{node_id}", prefetcher)):
+            self.services[name] = service
+            self.hands[name] = hands
+        self._node_readers.append(f"prefetcher-{node_id}")
+
+    def start(self) -> None:
+        """Deploy the models and let time pass for everybody."""
+        for one in self.setup.models:
+            self.give("autoscaler", operator.Deploy(model=one.model))
+        params = self.setup.params
+        self._every(params.router_tick_s, "router")
+        for name in ("autoscaler", "placer", "predictor"):
+            self._every(params.tick_s, name)
+        for name in self._node_readers:
+            self._every(params.agent_tick_s, name)
+            self._every(params.agent_tick_s, name.removeprefix("prefetcher-"))
+        self._report_load()
+
+    def _every(self, period_s: float, name: str) -> None:
+        self.give(name, Tick())
+        self.kernel.after(period_s, self._every, period_s, name)
+
+    def _report_load(self) -> None:
+        self.publish("router", RouterLoadReported(router_id="router-1", loads=self.router.loads()), None)
+        self.kernel.after(self.setup.params.load_every_s, self._report_load)
+
+    def give(self, name: str, stimulus: Any) -> None:
+        """One stimulus for one service; its effects are carried out at once."""
+        try:
+            effects = self.services[name].handle(stimulus, self.kernel.now_s)
+        except StaleEpoch:
+            return
+        if effects:
+            self.execute(name, effects, stimulus if isinstance(stimulus, Event) else None)
+
+    def execute(self, name: str, effects: list[Any], cause: Event | None) -> None:
+        for effect in effects:
+            if isinstance(effect, Publish):
+                self.publish(name, effect.payload, effect.cause or cause)
+            elif isinstance(effect, Save):
+                self.tables.setdefault(effect.table, {})[effect.key] = effect.value
+            elif isinstance(effect, Remove):
+                self.tables.setdefault(effect.table, {}).pop(effect.key, None)
+            elif isinstance(effect, Record):
+                for listener in self.on_decision:
+                    listener(effect.decision)
+                if self.on_event:
+                    self.publish(name, DecisionMade(decision=effect.decision), effect.cause or cause)
+            else:
+                self.hands[name].execute(effect)
+
+    def publish(self, name: str, payload: Any, cause: Event | None) -> None:
+        """One event to everybody who reads its kind, `bus_s` later."""
+        self._num_events += 1
+        event = Event(
+            event_id=f"e{self._num_events}",
+            type=payload.TYPE,
+            occurred_at=self.kernel.now_s,
+            issuer=name if name[-1].isdigit() else f"{name}-1",
+            data=payload,
+            cause_id=cause.event_id if cause else "",
+            epoch=EPOCH if payload.TYPE in COMMANDS else 0,
+        )
+        for listener in self.on_event:
+            listener(event)
+        for reader in self._readers(payload):
+            self.kernel.after(self.setup.params.bus_s, self.give, reader, event)
+
+    def _readers(self, payload: Any) -> list[str]:
+        kind = payload.TYPE
+        if kind in COMMANDS:
+            service = kind.partition(".")[0]
+            target = getattr(payload, "target", "")
+            return [{"agent": target, "prefetcher": f"prefetcher-{target}"}.get(service, service)]
+        entity = kind.partition(".")[0]
+        if entity == "instance":
+            mine = f"prefetcher-{payload.instance.node_id}"
+            return ["router", "autoscaler", "placer", *([mine] if mine in self.services else [])]
+        if entity == "model":
+            return ["router", "placer", *self._node_readers]
+        return _READERS.get(kind, [])
+
+
+_READERS = {
+    "request.waiting": ["autoscaler"],
+    "request.finished": ["predictor"],
+    "router.load_reported": ["autoscaler", "placer", "predictor"],
+    "node.beat": ["placer"],
+    "node.joined": ["placer"],
+    "weights.fetch_failed": ["router"],
+}
+
+
+def make_prefetcher(node_id: str, capacity_bytes: int, residency: str, digest_of: Callable[..., str]) -> Any:
+    """The prefetcher of one simulated node."""
+    params = PrefetcherParams(capacity_bytes=capacity_bytes, policy=residency)
+    return PrefetcherController(node_id, params, evict=choose("residency", residency), digest_of=digest_of)

@@ -1,0 +1,128 @@
+"""The services' own controllers in virtual time: everybody is answered, nothing oversubscribed, a seed is a run."""
+
+import hashlib
+import os
+from random import Random
+
+import pytest
+
+from glowplug.domain.model import Model, Slo, WeightsRef
+from glowplug.events.envelope import encode
+from glowplug.simulator.costs import FITTED
+from glowplug.simulator.setup import GB, ModelSetup, ServerSetup, Setup, StartSeconds
+from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.workload.sampling import gamma_times, merge, power_law_shares
+from glowplug.simulator.world import World
+
+SEEDS = range(int(os.environ.get("GLOWPLUG_SIM_SEEDS", "40")) // 8 or 1)
+COSTS = {"h800": FITTED["llama-2-7b", "h800"]}
+
+
+def a_model(key, gb=12.5, kv_gb=20.0, **fields):
+    model = Model(
+        name=key,
+        key=key,
+        engine="emulated",
+        weights=WeightsRef(uri=f"s3://{key}", num_bytes=int(gb * GB)),
+        weights_bytes=int(gb * GB),
+        kv_bytes=int(kv_gb * GB),
+        **{"max_concurrency": 16, "max_instances": 4, "keep_alive_s": 10.0, "max_wait_s": 120.0, "slo": Slo(ttft_s=5.0)}
+        | fields,
+    )
+    return ModelSetup(
+        model=model, costs=COSTS, kv_bytes_per_token=500_000, start=StartSeconds(launch_s=0.5, warmup_s=0.2)
+    )
+
+
+def traffic(seed, num_models, rate, seconds, cv=2.0):
+    chance = Random(seed)
+    streams = [
+        [
+            Arrival(at_s, f"m{n}", chance.randint(10, 1024), chance.randint(2, 300))
+            for at_s in gamma_times(rate * share, cv, seconds, chance)
+        ]
+        for n, share in enumerate(power_law_shares(num_models, 1.0))
+    ]
+    return list(merge(*streams))
+
+
+def a_setup(num_models, **server):
+    return Setup(
+        servers=(ServerSetup(**{"num_servers": 2, "num_gpus": 2, "gpu_bytes": 40 * GB} | server),),
+        models=tuple(a_model(f"m{n}") for n in range(num_models)),
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_more_models_than_memory_and_everybody_is_answered(seed):
+    arrivals = traffic(seed, 8, rate=3.0, seconds=120.0)
+    world = World(a_setup(8), arrivals, check=True)
+    total = world.run(120.0).total()
+    assert world.traffic.num_open == 0, f"seed {seed}"
+    assert total.num_arrived == len(arrivals) == total.num_finished + sum(total.num_refused.values())
+    assert total.num_finished > 0.8 * len(arrivals), f"seed {seed}: {total.num_refused}"
+    assert world.results.num_starts >= 8
+
+
+def test_after_the_traffic_every_gpu_is_free():
+    world = World(a_setup(4), traffic(1, 4, 2.0, 30.0), check=True)
+    world.run(30.0)
+    world.kernel.run(world.kernel.now_s + 60.0)
+    assert [n for node in world.nodes.values() for n in node.engines] == []
+    assert all(not gpu.grants for node in world.nodes.values() for gpu in node.agent.ledger.gpus)
+
+
+def test_a_cold_start_takes_what_its_stages_take():
+    """Fetch 12.5 GB at 2 GB/s beside the launch, load at 25 GB/s, warm up, prefill; the control plane takes 20 ms."""
+    setup = a_setup(1, num_servers=1, num_gpus=1, pcie_bytes_per_s=25e9)
+    world = World(setup, [Arrival(0.0, "m0", 1000, 2)], check=True)
+    total = world.run(10.0).total()
+    expected = 12.5 / 2 + 0.5 + 0.2 + COSTS["h800"].prefill_s(1000, 1000**2)
+    assert total.num_cold == 1
+    assert expected < total.ttft.highest < expected + 0.02
+    assert world.results.bytes_fetched == world.results.bytes_loaded == 12.5 * GB
+
+
+def test_weights_in_host_memory_are_not_fetched():
+    world = World(a_setup(2, weights_in_host=True), traffic(3, 2, 1.0, 20.0))
+    world.run(20.0)
+    assert world.results.bytes_fetched == 0 < world.results.bytes_loaded
+
+
+def digest_of_a_run(seed):
+    world, seen = World(a_setup(6), traffic(seed, 6, 3.0, 60.0)), hashlib.sha256()
+    world.fleet.on_event.append(lambda event: seen.update(encode(event)))
+    world.run(60.0)
+    return seen.hexdigest()
+
+
+def test_one_seed_is_one_run_byte_for_byte():
+    assert digest_of_a_run(5) == digest_of_a_run(5)
+    assert digest_of_a_run(5) != digest_of_a_run(6)
+
+
+def test_a_prompt_that_never_fits_is_refused_and_the_rest_goes_on():
+    tiny = a_model("m0", kv_gb=0.1)  # 200 tokens
+    setup = Setup(servers=(ServerSetup(num_gpus=1),), models=(tiny,))
+    world = World(setup, [Arrival(0.0, "m0", 500, 10), Arrival(1.0, "m0", 50, 10)], check=True)
+    total = world.run(30.0).total()
+    assert total.num_refused == {"context_length_exceeded": 1} and total.num_finished == 1
+
+
+def test_a_model_nobody_deployed_is_refused():
+    world = World(a_setup(1), [Arrival(0.0, "nobody", 5, 5)])
+    assert world.run(5.0).total().num_refused == {"model_not_found": 1}
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        (lambda: Setup(servers=(), models=(a_model("a"),)), "servers"),
+        (lambda: Setup(servers=(ServerSetup(),), models=()), "models"),
+        (lambda: Setup(servers=(ServerSetup(),), models=(a_model("a"), a_model("a"))), "2 of them with 1 keys"),
+        (lambda: ServerSetup(num_gpus=-1), "num_gpus: -1"),
+    ],
+)
+def test_an_impossible_setup_names_the_field(broken, named):
+    with pytest.raises(ValueError, match=named):
+        broken()
