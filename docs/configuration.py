@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_settings import BaseSettings
 
 from glowplug.events.shapes import comments_of
-from glowplug.runtime.settings import ServiceSettings
+from glowplug.runtime.settings import ElectedSettings, ServiceSettings
 from glowplug.runtime.supervisor.settings import FleetSettings
 
 # ruff: noqa: E501 - a row of a table is one line
@@ -79,6 +79,7 @@ def classes() -> dict[str, type[BaseSettings]]:
     found: dict[str, type[BaseSettings]] = {
         "The local fleet (`glowplug up`)": FleetSettings,
         "Every service": ServiceSettings,
+        "Autoscaler, placer and predictor": ElectedSettings,
     }
     for service in SERVICES:
         module = importlib.import_module(f"services.{service}.settings")

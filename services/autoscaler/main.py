@@ -18,7 +18,7 @@ from services.autoscaler.settings import AutoscalerSettings
 
 WIRING = Wiring(
     tables={"models": Model, "instances": Instance},
-    facts=[entity_facts("instance"), facts_of("request.waiting")],
+    facts=[entity_facts("instance"), facts_of("request.waiting"), facts_of("model.undeployed")],
     telemetry=[facts_of("router.load_reported")],
 )
 

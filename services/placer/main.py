@@ -5,9 +5,11 @@ import time
 
 from prometheus_client import REGISTRY
 
+from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer import CORDONS, Cordon, PlacerController, PlacerParams
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
+from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events.subjects import commands_to, entity_facts, facts_of
 from glowplug.policies.registry import choose
@@ -19,7 +21,7 @@ from services.placer.metrics import FleetCollector
 from services.placer.settings import PlacerSettings
 
 WIRING = Wiring(
-    tables={"models": Model, "nodes": Node, "instances": Instance, CORDONS: Cordon},
+    tables={"models": Model, "nodes": Node, "instances": Instance, CORDONS: Cordon, LEADERS: Leader},
     facts=[entity_facts("instance"), entity_facts("node"), facts_of("model.deployed")],
     telemetry=[facts_of("router.load_reported"), facts_of("node.beat")],
     commands=[commands_to("placer")],

@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from glowplug.runtime.settings import ServiceSettings
+from glowplug.runtime.settings import ElectedSettings
 
 
-class PlacerSettings(ServiceSettings):
+class PlacerSettings(ElectedSettings):
     policy_placement: str = "first_fit"
     policy_residency: str = "lru"
     node_lease_s: float = Field(8.0, gt=0)  # a node silent for this long has left

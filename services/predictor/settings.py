@@ -2,9 +2,9 @@
 
 from pydantic import Field
 
-from glowplug.runtime.settings import ServiceSettings
+from glowplug.runtime.settings import ElectedSettings
 
 
-class PredictorSettings(ServiceSettings):
+class PredictorSettings(ElectedSettings):
     window_s: float = Field(60.0, gt=0)
     num_windows: int = Field(1440, ge=2)

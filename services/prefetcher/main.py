@@ -4,10 +4,12 @@ import asyncio
 import time
 from typing import Any
 
+from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
 from glowplug.controllers.prefetcher_words import RegionsFound
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.instance import Instance
+from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events.subjects import commands_to, entity_facts
 from glowplug.policies.registry import choose
@@ -77,7 +79,7 @@ async def serve(stopping: asyncio.Event) -> None:
         )
 
     wiring = Wiring(
-        tables={"models": Model, "instances": Instance},
+        tables={"models": Model, "instances": Instance, LEADERS: Leader},
         facts=[entity_facts("instance"), entity_facts("model")],
         commands=[commands_to("prefetcher", settings.node_id)],
         executors=fetcher.executors(),

@@ -37,7 +37,7 @@ from glowplug.controllers.agent_words import (
     WeightsFailed,
 )
 from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
-from glowplug.controllers.fencing import Fence
+from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -303,6 +303,9 @@ class AgentController:
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Hold the store's tables against the truth, which is here: heal rows that are missing or behind."""
+        if table == LEADERS:
+            self._fence.raise_to(rows)
+            return []
         if table == NODES:
             own = rows.get(self.node_id)
             self._node_revision = max(self._node_revision, own.revision if own is not None else 0)

@@ -30,6 +30,7 @@ class AutoscalerParams:
     backoff_s: float = 0.5  # after a failed start; doubles with each, up to max_backoff_s
     max_backoff_s: float = 30.0
     orphan_s: float = 10.0  # instances of an unknown model are stopped after this
+    absent_s: float = 30.0  # a standby believes in a model without a row for so long, unless no model has one
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class AutoscalerController:
         self._asked: dict[str, str] = {}  # model_key -> who asked for an instance of it without a request
         self._waiting: dict[str, Event] = {}  # model_key -> the request that waits, for the trace
         self._unknown_since: dict[str, float] = {}  # model_key of instances without a model
+        self._absent_since: dict[str, float] = {}  # model_key of models without a row
         self._undeployed: dict[str, int] = {}  # model_key -> revision it left with, until its row has left too
         self._failures: dict[str, tuple[int, float]] = {}  # model_key -> consecutive failures, not before
 
@@ -84,13 +86,23 @@ class AutoscalerController:
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`."""
         if table == "models":
-            return self._restore_models(rows)
+            return self._restore_models(rows, now_s)
         for instance in self.instances.restore(rows, now_s):
             self._noticed(instance, now_s)
         return []
 
-    def _restore_models(self, rows: dict[str, Model]) -> list[Effect]:
+    def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
+        """Demand, and models: a store that came back empty gets them from us. One that the leader has undeployed is
+        known by the fact, or by its row having gone alone."""
+        self.instances, self.loads = earlier.instances, earlier.loads
+        absent = {k for k, since in earlier._absent_since.items() if now_s - since > self._params.absent_s}
+        self.models = {key: model for key, model in earlier.models.items() if key not in absent}
+        self._absent_since = {k: since for k, since in earlier._absent_since.items() if k in self.models}
+
+    def _restore_models(self, rows: dict[str, Model], now_s: float) -> list[Effect]:
         """`rows` may have been read before the latest change here was written."""
+        absent = [key for key in self.models if rows and key not in rows]
+        self._absent_since = {key: self._absent_since.get(key, now_s) for key in absent}
         self._undeployed = {key: revision for key, revision in self._undeployed.items() if key in rows}
         left = [key for key, revision in self._undeployed.items() if rows[key].revision <= revision]
         for key, model in rows.items():
@@ -109,6 +121,11 @@ class AutoscalerController:
                 return []  # a late fact: that request has been answered long ago
             self._waiting[data.model_key] = event
             return self._balance(data.model_key, now_s, waiting=data.num_waiting)
+        if isinstance(data, ModelUndeployed):
+            model = self.models.get(data.model_key)
+            if model is not None and model.revision <= event.occurred_at * 1000:  # another led, and has let it go
+                self._forget(model)
+            return []
         instance = getattr(data, "instance", None)
         if isinstance(instance, Instance) and self.instances.apply(instance, now_s):
             self._noticed(instance, now_s)

@@ -1,8 +1,12 @@
 """Fencing: a receiver remembers the highest epoch of each issuer and refuses commands of lower ones."""
 
+from collections.abc import Mapping
+
 from glowplug.domain.errors import StaleEpoch
+from glowplug.domain.lease import Leader
 from glowplug.events.envelope import Event
 
+LEADERS = "leaders"  # table: service -> Leader, written by whoever begins to lead
 COMMANDERS = ("autoscaler", "placer")  # who sends commands; epochs are counted per service
 
 
@@ -18,11 +22,18 @@ class Fence:
 
     def __init__(self, seen: dict[str, int] | None = None) -> None:
         self.seen = dict(seen or {})
+        self._leading: dict[str, int] = {}  # service -> epoch of its leader, which may not have spoken to us yet
+
+    def raise_to(self, leaders: Mapping[str, Leader]) -> None:
+        """Take the table `leaders`: whoever led before is refused from now on."""
+        for service, leader in leaders.items():
+            self._leading[service] = max(leader.epoch, self._leading.get(service, 0))
 
     def admit(self, event: Event) -> None:
         """Raises StaleEpoch when a newer holder of the same role has spoken."""
-        role = event.type.partition(".")[0] + "<" + service_of(event.issuer)
-        highest = self.seen.get(role, 0)
+        service = service_of(event.issuer)
+        role = event.type.partition(".")[0] + "<" + service
+        highest = max(self.seen.get(role, 0), self._leading.get(service, 0))
         if event.epoch < highest:
             raise StaleEpoch(f"{event.type} from {event.issuer} at epoch {event.epoch}, newest is {highest}")
         self.seen[role] = event.epoch

@@ -11,7 +11,7 @@ from typing import Any
 
 from glowplug.controllers import operator
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
-from glowplug.controllers.fencing import Fence
+from glowplug.controllers.fencing import LEADERS, Fence, service_of
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.placer_orders import Placement, record, record_of_node, refused, start_commands
 from glowplug.controllers.placer_room import Room, on_gpus
@@ -108,6 +108,8 @@ class PlacerController:
             self.models = rows
         elif table == CORDONS:
             return self._restore_cordons(rows)
+        elif table == LEADERS:
+            self._fence.raise_to(rows)
         elif table == "nodes":
             for node in rows.values():
                 self.nodes.apply(node, now_s)
@@ -116,13 +118,22 @@ class PlacerController:
                 self._settle(instance)
         return []
 
+    def inherit(self, earlier: "PlacerController", now_s: float) -> None:
+        """Instances, demand, and cordons, which an emptied store gets from us. Not the nodes: those of the table have
+        a whole lease to speak, however long we have not listened."""
+        self.instances, self.loads = earlier.instances, earlier.loads
+        self._cordoned = set(earlier._cordoned)
+
     def _restore_cordons(self, rows: dict[str, "Cordon"]) -> list[Effect]:
-        """Taken once, at the start; from then on the table is made to say what we know."""
+        """Taken once, at the start; from then on the table is made to say what we know. A row that says `cordoned`
+        false is one that was lifted; a row that is missing tells nothing."""
         if not self._knows_cordons:
-            self._cordoned.update(rows)
+            self._cordoned |= {n for n, row in rows.items() if row.cordoned}
+            self._cordoned -= {n for n, row in rows.items() if not row.cordoned}
             self._knows_cordons = True
-        missing, lifted = sorted(self._cordoned - rows.keys()), sorted(rows.keys() - self._cordoned)
-        return [*(Save(CORDONS, n, Cordon(n, True)) for n in missing), *(Remove(CORDONS, n) for n in lifted)]
+        said = {n for n, row in rows.items() if row.cordoned}
+        wrong = {n: n in self._cordoned for n in self._cordoned ^ said}
+        return [Save(CORDONS, n, Cordon(n, wrong[n])) for n in sorted(wrong)]
 
     def _mind_the_gap(self, now_s: float) -> None:
         gap_s = now_s - (now_s if self._ticked_at is None else self._ticked_at)
@@ -142,9 +153,11 @@ class PlacerController:
     def _take(self, event: Event, now_s: float) -> None:
         command: PlaceInstance = event.data
         stale = [
-            i for i, p in self.placements.items() if p.event.issuer == event.issuer and p.event.epoch < event.epoch
+            i
+            for i, p in self.placements.items()
+            if service_of(p.event.issuer) == service_of(event.issuer) and p.event.epoch < event.epoch
         ]
-        for instance_id in stale:  # asked for by an autoscaler that has since been restarted and asks anew
+        for instance_id in stale:  # asked for by an autoscaler that has since been replaced: the next one asks anew
             if not self.placements[instance_id].sent_at:
                 del self.placements[instance_id]
         known = self.placements.get(command.instance_id)
@@ -210,7 +223,7 @@ class PlacerController:
         if not cordon.cordoned:
             why = "undrained by its operator: instances may be placed there again"
             lifted = self._about_node(node_id, "drain", operator.POLICY, why, "undrain", inputs, now_s)
-            return [Record(lifted), Remove(CORDONS, node_id), *self._work(now_s)]
+            return [Record(lifted), Save(CORDONS, node_id, cordon), *self._work(now_s)]
         why = "drained by its operator: nothing is placed there until it is undrained"
         decided = self._about_node(node_id, "drain", operator.POLICY, why, "drain", inputs, now_s)
         effects: list[Effect] = [Record(decided), Save(CORDONS, node_id, cordon)]

@@ -76,10 +76,14 @@ class PredictorController:
         return []
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Table `models`: series of models that are gone are dropped."""
-        for key in [k for k in self._series if k not in rows]:
+        """Table `models`: series of models that are gone are dropped, but none over an emptied store."""
+        for key in [k for k in self._series if rows and k not in rows]:
             del self._series[key]
         return []
+
+    def inherit(self, earlier: "PredictorController", now_s: float) -> None:
+        """The past is nowhere but in the memory of those who lived through it."""
+        self.forecasts, self._series, self._heard_at = earlier.forecasts, earlier._series, earlier._heard_at
 
     def windows(self, model_key: str) -> list[Window]:
         """Oldest first; the last one is still open."""

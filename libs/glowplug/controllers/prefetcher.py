@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Tick
-from glowplug.controllers.fencing import Fence
+from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.controllers.prefetcher_cache import HostCache
 from glowplug.controllers.prefetcher_holds import Holds
 from glowplug.controllers.prefetcher_words import (
@@ -127,6 +127,8 @@ class PrefetcherController:
             self.holds.set_instances(rows, now_s)
         elif table == "models":
             self.holds.set_models(rows)
+        elif table == LEADERS:
+            self._fence.raise_to(rows)
         return self._settle_room(now_s)
 
     # events

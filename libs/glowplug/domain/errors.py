@@ -70,6 +70,12 @@ class NoCapacity(GlowplugError):
     status, type, code = 503, "service_unavailable", "no_capacity"
 
 
+class NotLeader(GlowplugError):
+    """Another process of this service leads, or none does now: ask again (503)."""
+
+    status, type, code = 503, "service_unavailable", "not_leader"
+
+
 class EngineFailed(GlowplugError):
     """The engine answered badly or not at all, and no other instance could be tried (502)."""
 

@@ -1,21 +1,28 @@
-"""One control service, whole: REST first, then bus, store and epoch, then its controller's shell, until stopped."""
+"""One control service, whole: REST first, then bus, store and epoch, then its controller's shell, until stopped.
+
+Where processes elect a leader each is whole but for its effects: it leads, or stands by (runtime/leader.py).
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
-from glowplug.controllers.port import Controller
+from glowplug.controllers.port import Controller, Heir
 from glowplug.domain.errors import NoCapacity
+from glowplug.runtime.forward import ToLeader
+from glowplug.runtime.leader import Candidate, ElectedShell
 from glowplug.runtime.service import World, announce, serve_rest
+from glowplug.runtime.settings import ElectedSettings
 from glowplug.runtime.shell import Executor, Shell
-from glowplug.runtime.tasks import essential
+from glowplug.runtime.tasks import end, essential
 
 log = logging.getLogger(__name__)
 C = TypeVar("C")
+Background = Callable[[Shell], Any]
 
 
 @dataclass
@@ -30,11 +37,13 @@ class Wiring:
 
 
 class ControlService:
-    """Holds the shell once there is one, so that REST can answer (503) while the service is still connecting."""
+    """Holds the shell once there is one, so that REST can answer (503) while the service is still connecting.
+    `candidate` stands for the lead where one is elected."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.shell: Shell | None = None
+        self.candidate: Candidate | None = None
 
     def not_ready(self) -> str:
         """ "" or why this service cannot do its work."""
@@ -51,57 +60,141 @@ class ControlService:
         assert isinstance(self.shell.controller, kind)
         return self.shell.controller
 
+    def about(self) -> dict[str, Any]:
+        """What `/health` tells beside being alive: the role, and who leads."""
+        if self.candidate is None:
+            return {"role": "single"}
+        lease = self.candidate.lease
+        role = "leader" if self.candidate.may_act() else "standby"
+        return {"role": role, "leader": self.candidate.leader_id, "leader_url": lease.url, "epoch": lease.epoch}
+
     async def run(
         self,
         stopping: asyncio.Event,
         app: FastAPI,
-        make_controller: Callable[[int], Controller],
+        make_controller: Callable[[int], Any],
         wiring: Wiring,
-        background: Callable[[Shell], Any] | None = None,
+        background: Background | None = None,
     ) -> None:
-        """Serve until `stopping`. `background(shell)` is a coroutine run beside it, whose error ends the service."""
+        """Serve until `stopping`. `background(shell)` is a coroutine run beside it (while this process leads, where one
+        does), whose error ends the service. Where one leads, controllers are Heirs."""
         world, settings = self.world, self.world.settings
+        app.state.about = self.about
+        forward = ToLeader(lambda: self.candidate)
+        app.middleware("http")(forward)
         server, url = await serve_rest(app, settings)
         essential(server, stopping)
-        connecting = asyncio.create_task(self._connect(make_controller, wiring))
+        lease_s = settings.leader_lease_s if isinstance(settings, ElectedSettings) else 0.0
+        if lease_s:
+            connect = self._stand(make_controller, wiring, background, url, lease_s, stopping)
+        else:
+            connect = self._connect(make_controller, wiring, background, url)
+        connecting = asyncio.create_task(connect)
         stop_asked = asyncio.create_task(stopping.wait())
         await asyncio.wait([connecting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         beside: asyncio.Task[Any] | None = None
         if connecting.done():
-            shell = connecting.result()
-            await announce(shell, url)
+            beside = asyncio.create_task(connecting.result(), name=f"{world.service} background")
+            essential(beside, stopping)
             log.info("ready at %s", url)
-            if background is not None:
-                beside = essential(asyncio.create_task(background(shell), name=f"{world.service} background"), stopping)
             await stopping.wait()
-            await shell.stop()
+            await end([beside])
+            if self.candidate is not None:
+                await self.candidate.resign()
+            assert self.shell is not None
+            await self.shell.stop()
+        await forward.close()
         await world.close(connecting, beside, server, stop_asked)
 
-    async def _connect(self, make_controller: Callable[[int], Controller], wiring: Wiring) -> Shell:
-        world, settings = self.world, self.world.settings
+    async def _connect(
+        self, make_controller: Callable[[int], Controller], wiring: Wiring, background: Background | None, url: str
+    ) -> Coroutine[Any, Any, None]:
+        """Alone: decide and act at once. Returns what to run beside."""
+        world, name = self.world, self.world.settings.service_id
         await world.bus.connect()
         epoch = await world.epoch()
+        controller = make_controller(epoch)
         shell = Shell(
             world.service,
-            settings.service_id,
-            make_controller(epoch),
+            name,
+            controller,
             world.bus,
             world.store,
             world.tracing,
             world.metrics,
             epoch=epoch,
-            tables=wiring.tables,
-            executors=wiring.executors,
-            tick_s=settings.tick_s,
-            resync_s=settings.resync_s,
+            **self._options(wiring),
         )
-        await shell.start()
-        name = settings.service_id
-        if wiring.telemetry:
-            await world.bus.subscribe(wiring.telemetry, shell.on_event)
-        if wiring.facts:
-            await world.bus.subscribe(wiring.facts, shell.on_event, durable=f"{name}-facts")
+        await self._listen(shell, wiring)
         if wiring.commands:
             await world.bus.subscribe(wiring.commands, shell.on_event, durable=f"{name}-commands")
         self.shell = shell
-        return shell
+        await announce(shell, url)
+        return _beside(shell, background)
+
+    async def _stand(
+        self,
+        make_controller: Callable[[int], Heir],
+        wiring: Wiring,
+        background: Background | None,
+        url: str,
+        lease_s: float,
+        stopping: asyncio.Event,
+    ) -> Coroutine[Any, Any, None]:
+        """One of several: follow, and stand for the lead. Returns the standing."""
+        world, name = self.world, self.world.settings.service_id
+        await world.bus.connect()
+        durable = f"{world.service}-commands"  # one name for all: who leads next reads on where the last one stopped
+
+        async def term(epoch: int) -> None:
+            try:
+                await shell.lead(epoch, url)
+                if wiring.commands:
+                    await world.bus.subscribe(wiring.commands, shell.on_event, durable=durable)
+                await announce(shell, url)
+                await _beside(shell, background)
+            finally:
+                shell.follow()
+                await world.bus.release(durable)
+
+        candidate = Candidate(world.service, name, url, lease_s, world.store, world.metrics, term, stopping)
+        shell = ElectedShell(
+            world.service,
+            name,
+            make_controller,
+            candidate.may_act,
+            world.bus,
+            world.store,
+            world.tracing,
+            world.metrics,
+            **self._options(wiring),
+        )
+        await self._listen(shell, wiring)
+        self.shell, self.candidate = shell, candidate
+        await announce(shell, url)
+        return candidate.run()
+
+    def _options(self, wiring: Wiring) -> dict[str, Any]:
+        settings = self.world.settings
+        return {
+            "tables": wiring.tables,
+            "executors": wiring.executors,
+            "tick_s": settings.tick_s,
+            "resync_s": settings.resync_s,
+        }
+
+    async def _listen(self, shell: Shell, wiring: Wiring) -> None:
+        """Tables, telemetry and facts: what a standby follows too."""
+        bus = self.world.bus
+        await shell.start()
+        if wiring.telemetry:
+            await bus.subscribe(wiring.telemetry, shell.on_event)
+        if wiring.facts:
+            await bus.subscribe(wiring.facts, shell.on_event, durable=f"{shell.service_id}-facts")
+
+
+async def _beside(shell: Shell, background: Background | None) -> None:
+    """The service's own work beside the shell; for ever."""
+    if background is not None:
+        await background(shell)
+    await asyncio.Event().wait()

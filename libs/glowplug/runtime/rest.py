@@ -5,6 +5,7 @@ import logging
 import math
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -47,17 +48,24 @@ def make_app(
     `policies()` maps room to the policy in force."""
     app = FastAPI(title=f"glowplug {service}", version=__version__, description=description)
 
-    @app.get("/health", tags=["health"])
+    app.state.about = dict  # what else this process says of itself: its role, where processes elect a leader
+
     @app.get("/live", tags=["health"])
     async def live() -> dict[str, str]:
         """The process answers."""
         return {"status": "ok", "service": service, "service_id": service_id, "version": __version__}
 
+    @app.get("/health", tags=["health"])
+    async def health() -> dict[str, Any]:
+        """The process answers, and who leads where one of several does."""
+        return {**await live(), **app.state.about()}
+
     @app.get("/ready", tags=["health"], responses={503: {"description": "not ready; `reason` says why"}})
     async def is_ready() -> JSONResponse:
         """The service can do its work."""
         why = ready()
-        return JSONResponse({"ready": not why, "reason": why}, status_code=503 if why else 200)
+        role = {"role": about["role"]} if "role" in (about := app.state.about()) else {}
+        return JSONResponse({"ready": not why, "reason": why, **role}, status_code=503 if why else 200)
 
     @app.get("/metrics", tags=["health"], response_class=Response)
     async def metrics() -> Response:

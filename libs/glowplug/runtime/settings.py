@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+SHORTEST_LEASE_S = 1.0  # below it a busy machine's pauses would look like deaths
 
 
 def _without_dots(name: Any) -> Any:
@@ -38,6 +40,19 @@ class ServiceSettings(BaseSettings):
     tick_s: float = Field(0.5, gt=0)  # how often a controller sees time pass
     resync_s: float = Field(2.0, gt=0)  # how often tables are read again
     drain_s: float = Field(10.0, ge=0)  # how long a stopping service finishes what it has
+
+
+class ElectedSettings(ServiceSettings):
+    """Of a service whose processes elect one leader among them."""
+
+    leader_lease_s: float = Field(0.0, ge=0)  # a leader silent for so long is replaced by a standby; 0: no election
+
+    @field_validator("leader_lease_s")
+    @classmethod
+    def _is_long_enough(cls, given: float) -> float:
+        if 0 < given < SHORTEST_LEASE_S:
+            raise ValueError(f"0 (no election) or at least {SHORTEST_LEASE_S:g}")
+        return given
 
 
 def explain(error: ValidationError) -> str:

@@ -59,6 +59,10 @@ class Shell:
         self.restored = False
         metrics.introduce(service_id)
 
+    def may_act(self) -> bool:
+        """Whether effects are carried out now. Asked before each of them."""
+        return True
+
     async def start(self) -> None:
         """Read the tables once (waiting for the store), then run until `stop`."""
         while not await self._resync():
@@ -121,9 +125,11 @@ class Shell:
     async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
         """Perform effects in order. What the world refuses is counted; the next tick decides again."""
         traceparent = ""
-        if effects and event is not None and is_sampled(event.traceparent):
+        if effects and self.may_act() and event is not None and is_sampled(event.traceparent):
             traceparent = self._span(event, effects, self._clock() if at is None else at)
         for effect in effects:
+            if not self.may_act():
+                return
             self.metrics.saw(effect)
             try:
                 await self._execute(effect, event, traceparent)
@@ -205,23 +211,34 @@ class Shell:
     async def _resync(self) -> bool:
         """Level-triggered: whatever messages were lost, the tables tell."""
         try:
-            for table, cls in self._tables.items():
-                rows = {}
-                for key, raw in (await self.store.load(table)).items():
-                    try:
-                        rows[key] = from_json(raw, cls)
-                    except MalformedEvent as error:
-                        log.warning("row %s of %s is not readable: %s", key, table, error)
+            for table in self._tables:
+                rows = await self._read(table)
                 async with self._turn:
                     await self.execute(self.controller.restore(table, rows, self._clock()))
         except StoreUnavailable as error:
-            self.metrics.store_connected.set(0)
-            log.warning("store: %s", error)
-            return False
+            return self._not_synced(error)
+        return self._synced()
+
+    async def _read(self, table: str) -> dict[str, Any]:
+        """One table, without the rows that cannot be read."""
+        rows = {}
+        for key, raw in (await self.store.load(table)).items():
+            try:
+                rows[key] = from_json(raw, self._tables[table])
+            except MalformedEvent as error:
+                log.warning("row %s of %s is not readable: %s", key, table, error)
+        return rows
+
+    def _synced(self) -> bool:
         self.metrics.store_connected.set(1)
         self.metrics.synced_at.set(self._clock())
         self.restored = True
         return True
+
+    def _not_synced(self, error: StoreUnavailable) -> bool:
+        self.metrics.store_connected.set(0)
+        log.warning("store: %s", error)
+        return False
 
     async def stop(self) -> None:
         await end(self._tasks)

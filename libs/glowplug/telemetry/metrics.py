@@ -62,6 +62,8 @@ class ShellMetrics:
         self.bus_connected = Gauge(semconv.BUS_CONNECTED, "1 when the bus answers", registry=registry)
         self.store_connected = Gauge(semconv.STORE_CONNECTED, "1 when the store answers", registry=registry)
         self.published = counter(semconv.EVENTS_PUBLISHED_TOTAL, "Events the bus has taken", "service", "type")
+        self.leader = Gauge(semconv.LEADER, "1 when this process leads", ["service"], registry=registry).labels(service)
+        self.leader_changes = counter(semconv.LEADER_CHANGES_TOTAL, "New leaders heard of", "service").labels(service)
         self.service = service
         self.observers: list[Callable[[Any], None]] = []
         self._build = Gauge(semconv.BUILD_INFO, "Who this is", ["service", "service_id", "version"], registry=registry)

@@ -41,6 +41,8 @@ LOOP_LAG_SECONDS = "glowplug_loop_lag_seconds"  # service; how late each tick is
 TABLE_SYNC_TIMESTAMP_SECONDS = "glowplug_table_sync_timestamp_seconds"  # service; when its tables were last read whole
 SPANS_EXPORTED_TOTAL = "glowplug_spans_exported_total"  # service
 SPANS_DROPPED_TOTAL = "glowplug_spans_dropped_total"  # service; made, and never taken by the receiver
+LEADER = "glowplug_leader"  # service; 1: this process leads, 0: it stands by or is not elected
+LEADER_CHANGES_TOTAL = "glowplug_leader_changes_total"  # service; new leaders this process has heard of
 BUILD_INFO = "glowplug_build_info"  # service, service_id, version; always 1
 
 # Metrics: fleet (placer, autoscaler)

@@ -303,8 +303,9 @@ def test_a_cordon_outlives_the_placer():
     second = placer(a_node())
     assert second.restore("cordons", rows, 6.0) == []
     assert [n.draining for n in second.view(6.0)] == [True]
-    assert Remove("cordons", "node-1") in second.handle(Cordon("node-1", False), 7.0)
-    assert second.restore("cordons", rows, 7.1) == [Remove("cordons", "node-1")], "read before it was written"
+    lifted = Save("cordons", "node-1", Cordon("node-1", False))
+    assert lifted in second.handle(Cordon("node-1", False), 7.0)
+    assert second.restore("cordons", rows, 7.1) == [lifted], "read before it was written"
     assert [n.draining for n in second.view(7.1)] == [False]
 
 

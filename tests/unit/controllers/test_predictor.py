@@ -6,7 +6,7 @@ from glowplug.controllers.effects import Tick
 from glowplug.controllers.predictor import PredictorController, PredictorParams
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import RequestFinished
-from tests.fleet_builder import an_event, load_report
+from tests.fleet_builder import a_model, an_event, load_report
 
 
 def finished(**fields):
@@ -64,6 +64,8 @@ def test_series_of_an_undeployed_model_is_dropped_and_forecasts_are_empty():
     controller = PredictorController()
     controller.handle(finished(), 1.0)
     controller.restore("models", {}, 2.0)
+    assert controller.model_keys == ["m"], "an emptied store takes no past away"
+    controller.restore("models", {"other": a_model("other")}, 3.0)
     assert controller.model_keys == [] and controller.forecasts == {}
 
 
