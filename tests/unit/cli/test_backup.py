@@ -1,0 +1,167 @@
+"""The archive of a backup comes back as it was, or says what is wrong with it; a restore is planned first."""
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.cli.backup_archive import FORMAT_VERSION, MANIFEST, MODELS, Backup, BadArchive, pack, read, write
+from glowplug.cli.backup_plan import body, plan
+from glowplug.cli.options import CliError
+from glowplug.domain.model import Model
+from glowplug.runtime.model_files import ModelFile
+from tests.fleet_builder import a_model
+from tests.strategies import values
+
+FILE = "name: m\nengine: emulated\nweights_bytes: 100MiB\n"
+M = a_model("m", source="/somewhere/m.yaml", pinned=True)
+API = a_model("api", source="api", suspended=True)
+KEPT = Backup(made_at=1_800_000_000.0, models={"m": M, "api": API}, cordons=("node-2",), files={"m.yaml": FILE})
+
+
+def shown(model: Model, **fields: Any) -> dict[str, Any]:
+    """A row as the autoscaler's REST shows it."""
+    return {**msgspec.to_builtins(model), "state": "cold", "instances": [], **fields}
+
+
+def test_what_was_packed_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "b.tar.gz", pack(KEPT))
+    assert read(tmp_path / "b.tar.gz") == KEPT
+    assert (tmp_path / "b.tar.gz").stat().st_mode & 0o777 == 0o600
+    assert pack(KEPT) == pack(KEPT)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.tar.gz"]
+
+
+@given(st.lists(values(Model), max_size=3))
+def test_any_models_come_back(tmp_path_factory: pytest.TempPathFactory, models: list[Model]) -> None:
+    file = tmp_path_factory.mktemp("b") / "b.tar.gz"
+    kept = Backup(made_at=1.0, models={model.key: model for model in models})
+    write(file, pack(kept))
+    assert read(file).models == kept.models
+
+
+def repacked(change: Callable[[dict[str, bytes]], None]) -> bytes:
+    """The archive with its members changed."""
+    with tarfile.open(fileobj=io.BytesIO(pack(KEPT)), mode="r:gz") as tar:
+        members = {entry.name: (tar.extractfile(entry) or io.BytesIO()).read() for entry in tar}
+    change(members)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, raw in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(raw)
+            tar.addfile(entry, io.BytesIO(raw))
+    return buffer.getvalue()
+
+
+def manifest(**fields: Any) -> Callable[[dict[str, bytes]], None]:
+    def change(members: dict[str, bytes]) -> None:
+        members[MANIFEST] = json.dumps(json.loads(members[MANIFEST]) | fields).encode()
+
+    return change
+
+
+def linked() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        entry = tarfile.TarInfo("manifest.json")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(entry)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "is no backup"),
+        (b"PK\x03\x04 something else", "is no backup"),
+        (gzip.compress(b"not a tar"), "is no backup"),
+        (pack(KEPT)[:-40], "cut short"),
+        (pack(KEPT)[:200], "cut short"),
+        (repacked(lambda m: m.pop(MANIFEST) and None), "no manifest"),
+        (repacked(lambda m: m.pop(MODELS) and None), "models.jsonl is missing"),
+        (repacked(lambda m: m.update({MODELS: b"{}\n"})), "models.jsonl is not what its manifest says"),
+        (repacked(lambda m: m.update({"extra": b""})), "does not name extra"),
+        (repacked(lambda m: m.update({"../up": b""})), "'../up'"),
+        (repacked(manifest(format="other")), "another format, 'other'"),
+        (repacked(manifest(format_version=FORMAT_VERSION + 1, glowplug_version="9.0")), "made by glowplug 9.0"),
+        (linked(), "is not one that"),
+    ],
+)
+def test_a_foreign_or_corrupt_archive_says_what_is_wrong(raw: bytes, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "b.tar.gz"
+    file.write_bytes(raw)
+    with pytest.raises(BadArchive) as error:
+        read(file)
+    assert words in str(error.value) and str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_every_flipped_byte_is_seen_or_harmless(tmp_path: Path) -> None:
+    raw, file = bytearray(pack(KEPT)), tmp_path / "b.tar.gz"
+    seen = 0
+    for at in range(10, len(raw), 7):
+        file.write_bytes(bytes(raw[:at]) + bytes([raw[at] ^ 0x55]) + bytes(raw[at + 1 :]))
+        try:
+            assert read(file) == KEPT
+        except BadArchive:
+            seen += 1
+    assert seen > 50
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="cannot write"):
+        write(tmp_path / "no" / "b.tar.gz", b"")
+
+
+def test_an_empty_fleet_gets_everything() -> None:
+    todo = plan(KEPT, {}, {}, frozenset())
+    assert dict(todo.files) == {"m.yaml": FILE}
+    assert [b["name"] for b in todo.deploy] == ["api"]
+    assert set(todo.verbs) == {("pin", "m"), ("drain", "api")}
+    assert todo.cordons == ("node-2",)
+    assert not todo.conflicts
+
+
+def test_a_fleet_elsewhere_gets_its_models_over_rest() -> None:
+    todo = plan(KEPT, {}, None, frozenset())
+    assert not todo.files
+    assert {b["name"] for b in todo.deploy} == {"m", "api"}
+
+
+def test_what_is_there_already_is_left_alone() -> None:
+    rows = {"m": shown(M, revision=7), "api": shown(API)}
+    todo = plan(KEPT, rows, {"m.yaml": FILE}, frozenset({"node-2"}))
+    assert todo.is_nothing and not todo.conflicts
+    assert set(todo.unchanged) == {"m", "api"}
+
+
+def test_what_differs_is_a_conflict() -> None:
+    rows = {"api": shown(replace(API, kv_bytes=5))}
+    todo = plan(KEPT, rows, {"m.yaml": "name: other\n"}, frozenset())
+    assert todo.conflicts == (
+        "model file m.yaml is there with other words",
+        "model api is there and declared otherwise",
+    )
+
+
+def test_pins_and_drains_are_brought_back_to_what_they_were() -> None:
+    rows = {"m": shown(M, pinned=False), "api": shown(API, suspended=False, pinned=True)}
+    todo = plan(KEPT, rows, {"m.yaml": FILE}, frozenset({"node-2"}))
+    assert set(todo.verbs) == {("pin", "m"), ("unpin", "api"), ("drain", "api")}
+    assert not todo.deploy
+
+
+def test_a_body_is_what_rest_takes() -> None:
+    for row in (M, shown(M)):
+        made = ModelFile.model_validate(body(row)).to_model(M.source)
+        assert made == replace(M, revision=0)
