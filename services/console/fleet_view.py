@@ -80,6 +80,7 @@ class FleetView:
         self.node_rows = RowTable(self._node_row)
         self._cordoned: frozenset[str] = frozenset()
         self._of_model: dict[str, dict[str, Instance]] = {}  # model key -> its instances
+        self._coming: dict[str, str] = {}  # instance id -> model key, of those on their way
         self._estimates = Estimates()
         self._loads = Loads()
         self._fetches = Fetches()
@@ -162,9 +163,7 @@ class FleetView:
             now_s = max(source.stale_since for source in self.sources.values()) or now_s
         model_keys, instance_ids = self._loads.refresh(now_s)
         self.model_rows.touch(model_keys)
-        self.model_rows.touch(
-            key for key, mine in self._of_model.items() if any(i.state.is_coming for i in mine.values())
-        )
+        self.model_rows.touch(self._coming.values())  # what is left of a start changes by itself
         self.instance_rows.touch(instance_ids)
         self.node_rows.touch(self._fetches.refresh(now_s))
         for node_id in self.nodes:
@@ -225,6 +224,10 @@ class FleetView:
             return
         self.instances[key] = instance
         self._of_model.setdefault(instance.model_key, {})[key] = instance
+        if instance.state.is_coming:
+            self._coming[key] = instance.model_key
+        else:
+            self._coming.pop(key, None)
         self._touch_around(instance)
 
     def _drop(self, table: str, key: str) -> None:
@@ -237,6 +240,7 @@ class FleetView:
             self._lost.pop(key, None)
             self.node_rows.touch([key])
         elif gone is not None:
+            self._coming.pop(key, None)
             mine = self._of_model.get(gone.model_key, {})
             mine.pop(key, None)
             if not mine:
