@@ -21,6 +21,7 @@ from services.console.receiver import Receiver
 from services.console.request_log import RequestLog
 from services.console.settings import ConsoleSettings
 from services.console.stream import Hub
+from services.console.trace_disk import TraceDisk
 from services.console.trace_store import TraceStore
 from services.console.upstream import Addresses, Upstream
 
@@ -53,6 +54,7 @@ class Console:
     upstream: Upstream = field(init=False)
     events: EventLog = field(init=False)
     decisions: DecisionLog = field(init=False)
+    disk: TraceDisk | None = None
 
     def __post_init__(self) -> None:
         told = self.settings
@@ -68,6 +70,19 @@ class Console:
         addresses = {"router": told.router_url, "autoscaler": told.autoscaler_url, "placer": told.placer_url}
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * told.chat_max_streams)
 
+    def open_disk(self) -> None:
+        """Read the traces of the last run and write those to come. Blocks; call before anything is served."""
+        told = self.settings
+        path = told.state_dir / (told.service_id or "console-1") / "traces.sqlite"
+        disk = TraceDisk(
+            path,
+            max_bytes=told.trace_max_bytes,
+            keep_content=told.log_prompts,
+            on_failure=self.metrics.disk_dropped.inc,
+        )
+        self.traces.restore(disk.open(), disk)
+        self.disk = disk
+
 
 def build_app(console: Console) -> FastAPI:
     """Ready from the start: the console takes traces and shows what it has whether bus and store answer or not."""
@@ -81,14 +96,14 @@ def build_app(console: Console) -> FastAPI:
     )
     door = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
     app.include_router(receiver.routes(door))
-    app.include_router(trace_api.own_routes(console.traces))
+    app.include_router(trace_api.own_routes(console.traces, console.disk))
     app.include_router(trace_api.jaeger_routes(console.traces, console.clock))
     app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
     app.include_router(detail_api.routes(console.view, console.requests, console.starts, console.clock))
     app.include_router(decisions_api.routes(console.decisions, console.events))
     told = console.settings
     app.include_router(
-        events_api.routes(console.events, max_watchers=told.events_max_watchers, beat_s=told.stream_beat_s)
+        events_api.routes(console.events, max_watchers=told.events_max_watchers, beat_s=5 * told.stream_beat_s)
     )
     app.include_router(actions.routes(console.upstream, told.action_timeout_s))
     app.include_router(

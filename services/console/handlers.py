@@ -43,6 +43,7 @@ class Feed:
         self._tasks: list[asyncio.Task[None]] = []
         self._dropped_told = 0
         self._unreadable: deque[tuple[str, str]] = deque(maxlen=UNREADABLE_KEPT)
+        self._read: dict[str, dict[str, tuple[bytes, Any]]] = {}  # table -> key -> row as last read, what it says
 
     def start(self, stopping: asyncio.Event | None = None) -> None:
         """Begin; a loop that fails sets `stopping`, since a page that shows an old fleet as the present one lies."""
@@ -110,11 +111,14 @@ class Feed:
             self._console.decisions.put_instance(instance)
 
     def _readable(self, table: str, raw_rows: Iterable[tuple[str, bytes]], cls: type[Any]) -> list[tuple[str, Any]]:
-        """The rows that decode; each one that does not is logged once, not at every resync."""
+        """The rows that decode; each one that does not is logged once. A row that is as it was is not decoded anew."""
         rows = []
+        before, self._read[table] = self._read.get(table, {}), (now := {})
         for key, raw in raw_rows:
+            known = before.get(key)
             try:
-                rows.append((key, from_json(raw, cls)))
+                now[key] = known if known and known[0] == raw else (raw, from_json(raw, cls))
+                rows.append((key, now[key][1]))
             except MalformedEvent as error:
                 if (table, key) not in self._unreadable:
                     log.warning("row %s of %s is not readable: %s", key, table, error)
@@ -134,6 +138,8 @@ class Feed:
         if self._health:
             self._health.bus_connected.set(self._bus.connected)
             self._health.store_connected.set(console.view.sources["store"].is_up)
+        if console.disk is not None:
+            console.metrics.disk_bytes.set(console.disk.num_bytes)
         console.metrics.stream_clients.set(len(console.hub.clients))
         if console.hub.clients:
             console.hub.flush(console.view, now_s)

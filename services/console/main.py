@@ -14,6 +14,8 @@ async def serve(stopping: asyncio.Event) -> None:
     settings = ConsoleSettings()
     world = World.open("console", settings)
     console = Console(settings, ConsoleMetrics())
+    if settings.trace_disk:
+        await asyncio.to_thread(console.open_disk)
     feed = Feed(console, world.bus, world.store, world.bus.connect, world.metrics)
     server, _ = await serve_rest(build_app(console), settings)
     feed.start(stopping)
@@ -21,6 +23,8 @@ async def serve(stopping: asyncio.Event) -> None:
     await asyncio.wait({waiter, server}, return_when=asyncio.FIRST_COMPLETED)
     await feed.stop()
     await console.upstream.close()
+    if console.disk is not None:
+        await asyncio.to_thread(console.disk.close)
     await world.close(waiter, server)
 
 

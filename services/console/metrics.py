@@ -19,6 +19,10 @@ class ConsoleMetrics:
         self.traces = Gauge(semconv.TRACES_KEPT, "Traces kept", registry=registry)
         self.trace_bytes = Gauge(semconv.TRACES_BYTES, "Bytes of the traces kept", registry=registry)
         self.traces_evicted = Counter(semconv.TRACES_EVICTED_TOTAL, "Traces that left the ring", registry=registry)
+        self.disk_bytes = Gauge(semconv.TRACES_DISK_BYTES, "What the file of traces takes", registry=registry)
+        self.disk_dropped = Counter(
+            semconv.TRACES_DISK_DROPPED_TOTAL, "Spans the disk did not take; they are in memory only", registry=registry
+        )
         self.stream_clients = Gauge(semconv.STREAM_CLIENTS, "Open pages", registry=registry)
         self.stream_dropped = Counter(
             semconv.STREAM_DROPPED_TOTAL, "Messages dropped because a page read too slowly", registry=registry

@@ -11,6 +11,7 @@ class ConsoleSettings(ServiceSettings):
     trace_max_traces: int = Field(2000, ge=1)
     trace_max_bytes: int = Field(32 << 20, ge=1 << 16)
     trace_max_spans: int = Field(2000, ge=1)  # of one trace
+    trace_disk: bool = True  # traces are in <state_dir>/<service_id>/traces.sqlite and survive a restart
     otlp_max_body_bytes: int = Field(4 << 20, ge=1024)  # as sent
     otlp_max_plain_bytes: int = Field(16 << 20, ge=1024)  # once unpacked
     otlp_max_held_bytes: int = Field(32 << 20, ge=1024)  # bodies of all exports being read; past it they get 503
@@ -19,7 +20,7 @@ class ConsoleSettings(ServiceSettings):
     events_per_beat: int = Field(60, ge=1)  # sent to one open view of events; the others are counted
     events_max_watchers: int = Field(16, ge=1)
     decisions_kept: int = Field(2000, ge=1)
-    stream_beat_s: float = Field(0.25, gt=0)
+    stream_beat_s: float = Field(0.05, gt=0)
     stream_queue: int = Field(64, ge=2)
     stream_max_clients: int = Field(64, ge=1)
     router_url: str = ""  # its OpenAI API, for the playground; empty, here and below: learned when the service starts

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from glowplug.domain.errors import NotFound
 from services.console import jaeger
+from services.console.trace_disk import TraceDisk
 from services.console.trace_store import TraceStore, TraceSummary
 from services.console.waterfall import waterfall
 
@@ -18,12 +19,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TracePage(msgspec.Struct, frozen=True):
-    """Summaries, latest arrival first, and how full the store is."""
+    """Summaries, latest arrival first, and how full the store is.
+
+    `disk`: "memory" (they end with the console), "kept" (they survive it), or why the disk takes none now.
+    """
 
     traces: list[TraceSummary]
     num_kept: int
     num_bytes: int
     num_evicted: int
+    disk: str
 
 
 def json_response(value: object) -> Response:
@@ -31,7 +36,7 @@ def json_response(value: object) -> Response:
     return Response(_encode(value), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-def own_routes(store: TraceStore) -> APIRouter:
+def own_routes(store: TraceStore, disk: TraceDisk | None = None) -> APIRouter:
     """What the page and the command line read."""
     router = APIRouter(prefix="/api/v1", tags=["traces"])
 
@@ -39,7 +44,13 @@ def own_routes(store: TraceStore) -> APIRouter:
     async def latest(limit: int = Query(100, ge=1, le=MAX_LINES), q: str = Query("", max_length=200)) -> Response:
         """Summaries of the latest traces; `q` looks in names, models, services and ids."""
         return json_response(
-            TracePage(_latest(store, limit, q.lower().strip()), len(store), store.num_bytes, store.num_evicted)
+            TracePage(
+                _latest(store, limit, q.lower().strip()),
+                len(store),
+                store.num_bytes,
+                store.num_evicted,
+                "memory" if disk is None else disk.problem or "kept",
+            )
         )
 
     @router.get("/traces/{trace_id}")

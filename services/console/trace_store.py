@@ -7,7 +7,7 @@ Nothing here touches a clock or a file.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -58,8 +58,19 @@ class _Trace:
         self.num_bytes = TRACE_OVERHEAD_BYTES
 
 
+class Journal(Protocol):
+    """Hears what the ring keeps and what leaves it; returns at once."""
+
+    def keep(self, trace_id: str, span_id: str, span: bytes, resource: bytes) -> None: ...
+
+    def forget(self, trace_id: str) -> None: ...
+
+
 class TraceStore:
-    """A ring of traces by first arrival. All lookups are by exact id; `newest` walks from the latest back."""
+    """A ring of traces by first arrival. All lookups are by exact id; `newest` walks from the latest back.
+
+    `journal`, when there is one, hears of every span kept and every trace that left.
+    """
 
     def __init__(self, *, max_traces: int = 2000, max_bytes: int = 32 << 20, max_spans_per_trace: int = 2000) -> None:
         assert max_traces > 0 and max_bytes > 0 and max_spans_per_trace > 0
@@ -68,6 +79,7 @@ class TraceStore:
         self._max_spans = max_spans_per_trace
         self._traces: OrderedDict[str, _Trace] = OrderedDict()
         self._by_request: dict[str, str] = {}  # request id -> trace id
+        self.journal: Journal | None = None
         self.num_bytes = 0
         self.num_spans = 0
         self.num_evicted = 0
@@ -89,6 +101,18 @@ class TraceStore:
             touched[span.trace_id] = trace.summary
         self._evict()
         return [summary for trace_id, summary in touched.items() if trace_id in self._traces]
+
+    def restore(self, traces: Iterable[list[tuple[Span, Resource]]], journal: Journal) -> None:
+        """Traces of an earlier run, oldest first, and from then on a journal. Those that do not fit leave it too."""
+        had = []
+        for spans in traces:
+            had.append(spans[0][0].trace_id)
+            self.add(spans)
+        self.num_evicted = self.num_dropped_spans = 0  # what the bounds took was told by the earlier run
+        self.journal = journal
+        for trace_id in had:
+            if trace_id not in self._traces:
+                journal.forget(trace_id)
 
     def get(self, trace_id: str) -> list[tuple[Span, Resource]] | None:
         """Spans of one trace by start time, or None. Short ids are taken as zero-padded, like Jaeger does."""
@@ -132,6 +156,8 @@ class TraceStore:
         trace.num_bytes += grown
         self.num_bytes += grown
         self.num_spans += 1
+        if self.journal is not None:
+            self.journal.keep(trace.summary.trace_id, span.span_id, encoded, resource)
         return True
 
     def _summarise(self, trace: _Trace, span: Span, service: str) -> None:
@@ -163,6 +189,8 @@ class TraceStore:
             self.num_bytes -= trace.num_bytes
             self.num_spans -= len(trace.spans)
             self.num_evicted += 1
+            if self.journal is not None:
+                self.journal.forget(trace.summary.trace_id)
             for request_id in trace.summary.request_ids:
                 if self._by_request.get(request_id) == trace.summary.trace_id:
                     del self._by_request[request_id]

@@ -83,6 +83,8 @@ EXPORTS_REFUSED_TOTAL = "glowplug_exports_refused_total"  # code
 TRACES_KEPT = "glowplug_traces_kept"
 TRACES_BYTES = "glowplug_traces_bytes"
 TRACES_EVICTED_TOTAL = "glowplug_traces_evicted_total"
+TRACES_DISK_BYTES = "glowplug_traces_disk_bytes"
+TRACES_DISK_DROPPED_TOTAL = "glowplug_traces_disk_dropped_total"
 STREAM_CLIENTS = "glowplug_stream_clients"
 STREAM_DROPPED_TOTAL = "glowplug_stream_dropped_total"
 

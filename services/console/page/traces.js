@@ -7,6 +7,7 @@ import { live } from "/page/live.js";
 
 const COLUMNS = ["Time", "Trace", "Model", "Services", "Spans", "Duration"];
 const LIMIT = 200;
+const DISK = { kept: ", on disk too", memory: "", undefined: "" };
 
 export function tracesView() {
   const body = h("tbody");
@@ -38,7 +39,7 @@ export function tracesView() {
     const shown = rows.length || !loaded ? rows : [{ nothing }];
     keyed(body, shown, (t) => t.trace_id ?? "", (t) => traceRow(t, longest), (t) => longest + nameOf(t));
     const gone = page.num_evicted ? `, ${page.num_evicted} older ones gone` : "";
-    note.textContent = `${count(rows.length, "trace")} shown, ${page.num_kept} kept (${bytes(page.num_bytes)})${gone}`;
+    note.textContent = `${count(rows.length, "trace")} shown, ${page.num_kept} kept (${bytes(page.num_bytes)}${DISK[page.disk] ?? `, in memory only: ${page.disk}`})${gone}`;
   };
   const load = async () => {
     timer = 0;
