@@ -15,12 +15,12 @@ export const MODEL_VERBS = {
   unload: {
     word: "Unload",
     done: "is told to unload",
-    ask: (model) => `Unload ${model.name}? ${running(model)} The next request starts it again.`,
+    ask: (model) => [`Unload ${model.name}?`, ...running(model), "The next request starts it again."].join(" "),
   },
   drain: {
     word: "Drain",
     done: "is drained",
-    ask: (model) => `Drain ${model.name}? ${running(model)} New requests are refused until it is loaded again.`,
+    ask: (model) => [`Drain ${model.name}?`, ...running(model), "New requests are refused until it is loaded again."].join(" "),
   },
   pin: { word: "Pin", done: "is pinned: never evicted, always at least one instance" },
   unpin: { word: "Unpin", done: "is no longer pinned" },
@@ -44,7 +44,7 @@ function running(model) {
   const parts = [];
   if (model.num_in_flight) parts.push(`${model.num_in_flight} running ${model.num_in_flight === 1 ? "request finishes" : "requests finish"} first.`);
   if (model.num_waiting) parts.push(`${model.num_waiting} ${model.num_waiting === 1 ? "is" : "are"} waiting.`);
-  return parts.join(" ");
+  return parts;
 }
 
 /** Load, unload, drain, pin or unpin for one model: those that make sense now. `verbs` chooses some of them. */
@@ -141,7 +141,7 @@ function setBusy(subject, busy) {
 
 function ask(build) {
   return new Promise((resolve) => {
-    const dialog = h("dialog", { class: "ask" });
+    const dialog = h("dialog", { class: "ask", "aria-labelledby": "asked" });
     const end = (value) => {
       dialog.close();
       dialog.remove();
@@ -176,6 +176,7 @@ function askToken(complaint) {
     const form = h(
       "form",
       null,
+      h("p", { id: "asked" }, "This needs the fleet's admin rights."),
       h("label", { for: "admin-token" }, "Admin token"),
       field,
       complaint ? h("p", { class: "bad", role: "alert" }, complaint) : null,

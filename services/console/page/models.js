@@ -93,7 +93,7 @@ function drawKinds(kinds, models, draw) {
           draw();
         },
       },
-      key || "all",
+      `${key || "all"} `,
       h("small", null, String(num)),
     ),
   );

@@ -72,7 +72,7 @@ export function requestsView() {
       num: key === "live" ? sum(["held", "dispatched", "streaming"]) : key ? sum([key]) : sum(Object.keys(tallied)),
     }));
     keyed(states, choices, (choice) => choice.key, ({ key, on, num }) =>
-      h("button", { type: "button", "aria-pressed": String(on), "data-focus": key, onclick: () => ask({ state: key }) }, WORDS[key] ?? key, h("small", null, String(num))),
+      h("button", { type: "button", "aria-pressed": String(on), "data-focus": key, onclick: () => ask({ state: key }) }, `${WORDS[key] ?? key} `, h("small", null, String(num))),
     );
   };
   const ask = (change) => {

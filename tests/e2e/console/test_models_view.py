@@ -1,0 +1,172 @@
+"""Models in a real browser: what each is doing, what an operator does with it, and that nothing asked is lost."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Page, expect
+
+from glowplug.events.facts import ModelDeployed
+from tests import console_story as story
+from tests.browser import expected, until
+from tests.console_owner import ADMIN_TOKEN, FakeOwner, addresses, owning
+from tests.console_server import ConsoleUnderTest, serving
+
+LINES = "document.querySelectorAll('.models-grid .lines .line')"
+NAMES = f"[...{LINES}].map((line) => line.querySelector('a').textContent)"
+
+
+@pytest.fixture
+async def owner() -> AsyncIterator[FakeOwner]:
+    async with owning() as far_side:
+        yield far_side
+
+
+@pytest.fixture
+async def at(owner: FakeOwner) -> AsyncIterator[ConsoleUnderTest]:
+    async with serving(**addresses(owner)) as console:
+        await console.tell(*story.fleet_events(console.clock.stop()))
+        yield console
+        await console.console.upstream.close()
+
+
+async def has_token(page: Page) -> None:
+    await page.evaluate(f"sessionStorage.setItem('glowplug.admin-token', '{ADMIN_TOKEN}')")
+
+
+async def test_filter_temperature_and_order(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(f"{at.url}/#/models")
+    await until(page, f"{LINES}.length === 6")
+    assert await page.evaluate(NAMES) == sorted(await page.evaluate(NAMES), key=str.lower)
+    await page.get_by_role("button", name="Queue").click()
+    assert (await page.evaluate(NAMES))[0] == "smol-coder", "seven wait for it"
+    assert await page.get_by_role("columnheader", name="Queue").get_attribute("aria-sort") == "descending"
+    await page.get_by_role("button", name="hot 3").click()
+    await until(page, f"{LINES}.length === 3")
+    await page.get_by_label("Filter models").fill("qwen emulated")
+    assert await page.evaluate(NAMES) == ["Qwen/Qwen3-8B"]
+    await expect(page.get_by_text("1 of 6 models")).to_be_visible()
+    await page.get_by_label("Filter models").fill("no such thing")
+    await expect(page.get_by_text("No model matches.")).to_be_visible()
+
+
+async def test_a_line_follows_the_fleet_and_keeps_its_element(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(f"{at.url}/#/models")
+    await until(page, f"{LINES}.length === 6")
+    await page.evaluate(f"window.kept = [...{LINES}]")
+    pinned = dataclasses.replace(story.model("smol-poet", "smol-poet", 139), pinned=True, revision=9)
+    await at.tell(story.fact(ModelDeployed(model=pinned), time.time()))
+    await expect(page.get_by_role("button", name="Unpin smol-poet")).to_be_visible()
+    assert await page.evaluate(f"[...{LINES}].filter((line) => window.kept.includes(line)).length") >= 5
+
+
+async def test_loading_asks_for_the_token_once(
+    at: ConsoleUnderTest, owner: FakeOwner, page: Page, complaints: list[str]
+) -> None:
+    await page.goto(f"{at.url}/#/models")
+    await page.get_by_role("button", name="Load smol-tutor").click()
+    token = page.get_by_label("Admin token")
+    await expect(token).to_be_focused()
+    await token.fill("wrong")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("That is not this fleet's admin token.")).to_be_visible()
+    await page.get_by_label("Admin token").fill(ADMIN_TOKEN)
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".notes .good")).to_contain_text("smol-tutor is told to load")
+    await page.get_by_role("button", name="Pin smol-tutor").click()
+    await expect(page.locator(".notes .good").first).to_contain_text("smol-tutor is pinned")
+    assert owner.paths == ["/v1/models/smol-tutor/load"] * 3 + ["/v1/models/smol-tutor/pin"]
+    assert await page.evaluate("localStorage.length") == 0
+    await expected(page, complaints)
+
+
+async def test_what_ends_work_asks_first_and_can_be_called_off(
+    at: ConsoleUnderTest, owner: FakeOwner, page: Page
+) -> None:
+    await page.goto(f"{at.url}/#/models")
+    await has_token(page)
+    unload = page.get_by_role("button", name="Unload smol-chat")
+    await unload.click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("3 running requests finish first.")
+    await expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_be_hidden()
+    assert owner.asked == []
+    await unload.click()
+    await dialog.get_by_role("button", name="Unload").click()
+    await expect(page.locator(".notes .good")).to_contain_text("smol-chat is told to unload")
+    assert owner.paths == ["/v1/models/smol-chat/unload"]
+
+
+async def test_buttons_wait_while_an_action_is_under_way(at: ConsoleUnderTest, owner: FakeOwner, page: Page) -> None:
+    owner.hold = asyncio.Event()
+    await page.goto(f"{at.url}/#/models")
+    await has_token(page)
+    load = page.get_by_role("button", name="Load smol-tutor")
+    await load.click()
+    await expect(load).to_be_disabled()
+    changed = dataclasses.replace(story.model("smol-tutor", "smol-tutor", 200), revision=9)
+    await at.tell(story.fact(ModelDeployed(model=changed), time.time()))
+    await expect(page.locator("[data-key=smol-tutor]")).to_contain_text("264 MiB")
+    await expect(load).to_be_disabled()
+    owner.hold.set()
+    await expect(load).to_be_enabled()
+    assert owner.paths == ["/v1/models/smol-tutor/load"]
+
+
+async def test_a_failure_stays_until_it_is_dismissed(
+    at: ConsoleUnderTest, owner: FakeOwner, page: Page, complaints: list[str]
+) -> None:
+    at.console.upstream.addresses._told.pop("autoscaler")
+    await page.goto(f"{at.url}/#/models")
+    await has_token(page)
+    await page.get_by_role("button", name="Load smol-tutor").click()
+    note = page.locator(".notes .bad")
+    await expect(note).to_contain_text("set GLOWPLUG_AUTOSCALER_URL for the console (503 no_address)")
+    await expect(page.get_by_role("alert")).to_contain_text("no_address")
+    await note.get_by_role("button", name="Dismiss").click()
+    await expect(note).to_have_count(0)
+    await expected(page, complaints)
+
+
+async def test_one_model_shows_its_starts_against_what_was_predicted(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(f"{at.url}/#/models")
+    await page.get_by_role("link", name="smol-chat", exact=True).click()
+    await expect(page.get_by_role("heading", level=1)).to_contain_text("smol-chat")
+    starts = page.get_by_role("region", name="Latest starts").get_by_role("row")
+    await expect(starts).to_have_count(2)
+    await expect(starts.nth(1)).to_contain_text("load580 mspredicted 638 ms")
+    await expect(page.locator(".declared")).to_contain_text("file:/models/smol-chat.gguf")
+    await expect(page.get_by_role("button", name="Unpin smol-chat")).to_be_visible()
+    assert "predicted 638 ms" in str(await page.locator(".starts-panel .phases").get_attribute("aria-label"))
+
+
+async def test_a_start_under_way_shows_what_is_over_and_what_goes_on(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(f"{at.url}/#/model/smol-coder")
+    await expect(page.get_by_text("Starting on node-1")).to_be_visible()
+    await expect(page.locator(".stages li.over")).to_have_text(["fetch1.73 s"])
+    await expect(page.locator(".stages li.now")).to_have_text(["launchnow", "loadnow", "warmupnow"])
+
+
+async def test_an_unknown_model_is_said_to_be_unknown(at: ConsoleUnderTest, page: Page, complaints: list[str]) -> None:
+    await page.goto(f"{at.url}/#/model/nobody")
+    await expect(page.get_by_text("no model 'nobody' is deployed")).to_be_visible()
+    await expected(page, complaints)
+
+
+async def test_five_hundred_models_are_drawn_once_and_patched(at: ConsoleUnderTest, page: Page) -> None:
+    many = [story.model(f"m-{i:03}", f"m-{i:03}", 100) for i in range(500)]
+    await at.tell(*(story.fact(ModelDeployed(model=m), time.time(), i) for i, m in enumerate(many)))
+    await page.goto(f"{at.url}/#/models")
+    await until(page, f"{LINES}.length === 506")
+    await page.evaluate(f"window.kept = new Set({LINES})")
+    for i in range(20):
+        changed = dataclasses.replace(many[i], pinned=True, revision=9)
+        await at.tell(story.fact(ModelDeployed(model=changed), time.time(), 1000 + i))
+    await until(page, f"[...{LINES}].filter((line) => line.textContent.includes('pinned')).length === 21")
+    assert await page.evaluate(f"[...{LINES}].filter((line) => !window.kept.has(line)).length") == 20
+    await page.get_by_label("Filter models").fill("m-49")
+    await until(page, f"{LINES}.length === 10")
