@@ -17,7 +17,8 @@ class ConsoleSettings(ServiceSettings):
     otlp_max_held_bytes: int = Field(32 << 20, ge=1024)  # bodies of all exports being read; past it they get 503
     events_kept: int = Field(4000, ge=1)  # of each class: facts, commands, telemetry
     events_max_bytes: int = Field(8 << 20, ge=1 << 16)  # of each class
-    events_per_beat: int = Field(60, ge=1)  # sent to one open view of events; the others are counted
+    events_beat_s: float = Field(0.25, gt=0)  # an open view of events is sent something at most this often
+    events_per_beat: int = Field(60, ge=1)  # ... and at most so many; the others are counted
     events_max_watchers: int = Field(16, ge=1)
     decisions_kept: int = Field(2000, ge=1)
     stream_beat_s: float = Field(0.05, gt=0)
