@@ -60,14 +60,14 @@ class Network:
         """A pod on the bridge. Returns its address: the one given, or the next of 10.77.0.0/24."""
         address = address or f"10.77.0.{len(self.addresses) + 10}"
         own, cable = self.namespace(pod), f"p{len(self.addresses)}"
-        _run("ip", "netns", "add", own)
         self.addresses[pod] = address
-        _run("ip", "link", "add", "eth0", "netns", own, "type", "veth", "peer", "name", cable, "netns", self._switch)
+        link = f"link add eth0 netns {own} type veth peer name {cable} netns {self._switch}"
+        _run("ip", "-batch", "-", text=f"netns add {own}\n{link}\n")
         _run("ip", "-n", self._switch, "link", "set", cable, "master", "bridge0", "up")
-        _run("ip", "-n", own, "link", "set", "lo", "up")
-        _run("ip", "-n", own, "address", "add", f"{address}/32", "dev", "eth0")
-        _run("ip", "-n", own, "link", "set", "eth0", "up")
-        _run("ip", "-n", own, "route", "add", "default", "dev", "eth0")  # everybody is a neighbour
+        self.inside(pod, lambda: Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1"))
+        everybody = "route add default dev eth0"  # no router: all are neighbours
+        up = f"link set lo up\naddress add {address}/32 dev eth0\nlink set eth0 up\n{everybody}\n"
+        _run("ip", "-n", own, "-batch", "-", text=up)
         return address
 
     def enforce(self, pod: str, ruleset: str) -> None:

@@ -36,15 +36,24 @@ def network() -> Iterator[Network]:
 
 
 def build(network: Network, overlay: str) -> dict[str, End]:
-    """One namespace per kind of pod and per stranger, the rules of the overlay in force."""
+    """One namespace per kind of pod and per stranger, and one for a second pod of each kind; the rules of the overlay
+    are in force in all of them."""
     manifests = render(overlay)
     ends = fleet_ends(manifests) | outside_ends()
     for name, end in ends.items():
         network.add(name, end.address)
     addresses = {name: [address] for name, address in network.addresses.items()}
+    for name in fleet_ends(manifests):
+        addresses[name].append(network.add(twin(name)))
     for name, end in ends.items():
-        network.enforce(name, ruleset(manifests, end, ends, addresses))
+        for pod in (name, twin(name))[: len(addresses[name])]:
+            network.enforce(pod, ruleset(manifests, end, ends, addresses))
     return ends
+
+
+def twin(name: str) -> str:
+    """The second pod of a kind."""
+    return f"{name}-2"
 
 
 def listen(network: Network, pod: str, ports: set[tuple[str, int]]) -> list[socket.socket]:
@@ -105,7 +114,7 @@ async def probe(network: Network, source: str, targets: list[str], ports: set[tu
 @pytest.mark.parametrize("overlay", OVERLAYS)
 async def test_only_the_arrows_connect(network: Network, overlay: str) -> None:
     ends, ports = build(network, overlay), ports_to_try(overlay)
-    listeners = [sock for name in ends for sock in listen(network, name, ports)]
+    listeners = [sock for name in network.addresses for sock in listen(network, name, ports)]
     answering = [asyncio.create_task(answer(sock)) for sock in listeners]
     ours = {name for name, end in ends.items() if end.is_ours}
     try:
@@ -114,6 +123,9 @@ async def test_only_the_arrows_connect(network: Network, overlay: str) -> None:
             assert len(await probe(network, source, [source], ports)) == len(ports), f"{source}: listeners are deaf"
             targets = [name for name in ends if name != source and (source in ours or name in ours)]
             reached |= await probe(network, source, targets, ports)
+            if source in ours:
+                to_twin = await probe(network, source, [twin(source)], ports)
+                reached |= {(source, source, protocol, port) for _, _, protocol, port in to_twin}
     finally:
         for task in answering:
             task.cancel()
@@ -124,7 +136,7 @@ async def test_only_the_arrows_connect(network: Network, overlay: str) -> None:
         (source, target, protocol, port)
         for (source, target), spans in expand(table(overlay)).items()
         for protocol, port in ports
-        if source != target and any((protocol, port) in span for span in spans)
+        if any((protocol, port) in span for span in spans)
     }
     assert reached - drawn == set(), "reached without an arrow"
     assert drawn - reached == set(), "drawn, and refused"

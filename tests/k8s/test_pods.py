@@ -140,4 +140,5 @@ def test_those_who_decide_have_a_standby(overlay: str) -> None:
         deployment: Manifest = named(manifests, "Deployment", name)
         (container,) = containers(deployment)
         assert deployment["spec"]["replicas"] == 2
+        assert float(environment(manifests, container)["GLOWPLUG_LEADER_LEASE_S"]) > 0
         assert environment(manifests, container)["GLOWPLUG_SERVICE_ID"]["fieldRef"]["fieldPath"] == "metadata.name"
