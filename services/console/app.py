@@ -11,10 +11,21 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from glowplug.runtime.rest import make_app
-from services.console import actions, decisions_api, detail_api, events_api, fleet_api, playground, receiver, trace_api
+from services.console import (
+    actions,
+    decisions_api,
+    detail_api,
+    events_api,
+    fleet_api,
+    forecasts,
+    playground,
+    receiver,
+    trace_api,
+)
 from services.console.decisions import DecisionLog
 from services.console.events import EventLog
 from services.console.fleet_view import FleetView
+from services.console.forecasts import Forecasts
 from services.console.metrics import ConsoleMetrics
 from services.console.model_detail import StartHistory
 from services.console.receiver import Receiver
@@ -67,7 +78,12 @@ class Console:
             max_events=told.events_kept, max_bytes=told.events_max_bytes, watch_limit=told.events_per_beat
         )
         self.decisions = DecisionLog(max_decisions=told.decisions_kept)
-        addresses = {"router": told.router_url, "autoscaler": told.autoscaler_url, "placer": told.placer_url}
+        addresses = {
+            "router": told.router_url,
+            "autoscaler": told.autoscaler_url,
+            "placer": told.placer_url,
+            "predictor": told.predictor_url,
+        }
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * told.chat_max_streams)
 
     def open_disk(self) -> None:
@@ -103,8 +119,9 @@ def build_app(console: Console) -> FastAPI:
     app.include_router(decisions_api.routes(console.decisions, console.events))
     told = console.settings
     app.include_router(
-        events_api.routes(console.events, max_watchers=told.events_max_watchers, beat_s=5 * told.stream_beat_s)
+        events_api.routes(console.events, max_watchers=told.events_max_watchers, beat_s=told.events_beat_s)
     )
+    app.include_router(forecasts.routes(Forecasts(console.upstream, console.clock)))
     app.include_router(actions.routes(console.upstream, told.action_timeout_s))
     app.include_router(
         playground.routes(

@@ -27,6 +27,7 @@ class ConsoleSettings(ServiceSettings):
     router_url: str = ""  # its OpenAI API, for the playground; empty, here and below: learned when the service starts
     autoscaler_url: str = ""  # where operator actions on models go
     placer_url: str = ""  # where operator actions on nodes go
+    predictor_url: str = ""  # whose windows and forecasts are shown
     action_timeout_s: float = Field(15.0, gt=0)
     chat_max_body_bytes: int = Field(2 << 20, ge=1024)
     chat_max_streams: int = Field(64, ge=1)  # through this console at once

@@ -48,7 +48,7 @@ class ClientGone(Exception):
 
 
 class Addresses:
-    """Base URLs by service: `router` (the port of the OpenAI API), `autoscaler`, `placer`."""
+    """Base URLs by service: `router` (the port of the OpenAI API), `autoscaler`, `placer`, `predictor`."""
 
     def __init__(self, told: Mapping[str, str]) -> None:
         self._told = {service: url.rstrip("/") for service, url in told.items() if url}

@@ -30,9 +30,10 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
         return service.controller(PredictorController)
 
     @app.get("/v1/forecasts", tags=["forecasts"])
-    async def forecasts() -> dict[str, Any]:
+    async def forecasts(model: str = "") -> dict[str, Any]:
         """Forecasts per model; empty while no forecasting policy is in force, and `policy` says so."""
-        rows = [{"model_key": key} | asdict(f) for key, f in sorted(controller().forecasts.items())]
+        known = sorted(controller().forecasts.items())
+        rows = [{"model_key": key} | asdict(f) for key, f in known if model in ("", key)]
         return {"object": "list", "data": rows, "policy": "none"}
 
     @app.get("/v1/windows", tags=["forecasts"])

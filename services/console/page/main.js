@@ -8,6 +8,7 @@ import { decisionsView } from "/page/decisions.js";
 import { eventView } from "/page/event.js";
 import { eventsView } from "/page/events.js";
 import { fleetView } from "/page/fleet.js";
+import { forecastsView } from "/page/forecasts.js";
 import { modelView } from "/page/model.js";
 import { modelsView } from "/page/models.js";
 import { playgroundView } from "/page/playground.js";
@@ -24,6 +25,7 @@ const VIEWS = {
   requests: { open: requestsView, tab: "requests" },
   decisions: { open: decisionsView, tab: "decisions" },
   decision: { open: decisionView, tab: "decisions" },
+  forecasts: { open: forecastsView, tab: "forecasts" },
   events: { open: eventsView, tab: "events" },
   event: { open: eventView, tab: "events" },
   playground: { open: playgroundView, tab: "playground" },

@@ -1,0 +1,162 @@
+// What was expected of a model against what came, window by window. Nothing is drawn that nobody forecast.
+
+import { badge, emulated, empty, h, keyed, panel, say } from "/page/dom.js";
+import { asked, modelAddress, remember } from "/page/address.js";
+import { LineChart } from "/page/chart.js";
+import { clock, seconds } from "/page/format.js";
+import { live } from "/page/live.js";
+
+const EVERY_MS = 5000;
+const SPANS = { "30m": 1800, "2h": 7200, "6h": 21600, "24h": 86400 };
+const plain = (v) => String(Number(v.toPrecision(v >= 1000 ? 4 : 3)));
+const tokens = (v) => (v >= 10000 ? `${plain(v / 1000)}k` : plain(v));
+const VIEWS = {
+  requests: { title: "Requests per window", format: plain, measured: [["requests", "came", "came"], ["cold", "of them cold starts", "cold-line"]], metrics: [["requests", "forecast", "expected"]] },
+  concurrency: { title: "Concurrency", format: plain, measured: [["concurrency", "mean that came", "came"], ["concurrency_peak", "peak that came", "peak"]], metrics: [["concurrency", "forecast", "expected"]] },
+  tokens: {
+    title: "Tokens per window",
+    format: tokens,
+    measured: [["prompt_tokens", "prompt, came", "came"], ["response_tokens", "response, came", "peak"]],
+    metrics: [["prompt_tokens", "prompt, forecast", "expected"], ["response_tokens", "response, forecast", "expected second"]],
+  },
+};
+
+export function forecastsView() {
+  const given = asked("forecasts");
+  const wanted = { model: given.get("model") ?? "", show: given.get("show") in VIEWS ? given.get("show") : "requests", span: given.get("span") in SPANS ? given.get("span") : "30m" };
+  const models = h("select", { id: "forecast-model" });
+  const shows = h("span", { class: "segments", role: "group", "aria-label": "What" });
+  const spans = h("span", { class: "segments", role: "group", "aria-label": "How far back" });
+  const note = h("p", { class: "note", role: "status" });
+  const facts = h("dl", { class: "facts" });
+  const why = h("p", { class: "why-empty", hidden: true });
+  const box = h("div", { class: "forecast-chart" });
+  const element = h(
+    "div",
+    { class: "forecasts-view" },
+    h("h1", { class: "hidden" }, "Forecasts"),
+    h("div", { class: "tools" }, h("label", { class: "field", for: "forecast-model" }, h("span", null, "model"), models), shows, spans, note),
+    facts,
+    why,
+    panel("Expected and measured", "forecast", box),
+  );
+  let chart = null;
+  let timer = 0;
+  let closed = false;
+  let number = 0;
+
+  const load = async () => {
+    clearTimeout(timer);
+    if (!wanted.model) return;
+    const mine = (number += 1);
+    try {
+      const answer = await fetch(`/api/v1/forecasts?model=${encodeURIComponent(wanted.model)}`);
+      if (closed || mine !== number) return;
+      if (answer.ok) show(await answer.json());
+      else say(note, `the console answered ${answer.status}`);
+    } catch (error) {
+      console.info("forecasts could not be read", error);
+      say(note, "the console does not answer");
+    }
+    if (!closed && mine === number) timer = setTimeout(load, EVERY_MS);
+  };
+  const show = (page) => {
+    const view = VIEWS[wanted.show];
+    if (chart?.title !== view.title) {
+      chart?.close();
+      chart = new LineChart(view.title);
+      box.replaceChildren(chart.element);
+    }
+    say(note, page.problem ? `the predictor cannot be read: ${page.problem}` : `windows of ${seconds(page.window_s)}`);
+    why.hidden = !page.why_empty;
+    say(why, page.why_empty ? `No forecast: ${page.why_empty}.` : "");
+    drawFacts(page);
+    const data = dataOf(page, view, SPANS[wanted.span]);
+    const nothing = !page.windows.length && !page.forecasts.length;
+    chart.element.hidden = nothing;
+    box.querySelector(".empty")?.remove();
+    if (nothing) box.append(empty(page.problem ? "Nothing to draw while the predictor does not answer." : "No request of this model has been measured yet. Its windows show here from the first one on."));
+    else chart.draw(data);
+  };
+  const drawFacts = (page) => {
+    const last = page.windows.filter((w) => !w.is_open).at(-1);
+    const newest = page.forecasts.at(-1);
+    const model = live.model(page.model_key);
+    const pairs = [
+      ["Model", h("span", null, h("a", { href: modelAddress(page.model_key) }, model?.name ?? page.model_key), emulated(model?.emulated))],
+      ["Policy", page.policy === "none" ? badge("none", "quiet", "The room of forecasting policies is empty") : page.policy || "–"],
+      last && ["Last whole window", `${last.requests} requests, ${tokens(last.prompt_tokens)} + ${tokens(last.response_tokens)} tokens${last.is_exact ? "" : " (estimated)"}`],
+      ["Forecast made", newest ? `${clock(newest.made_at)}, ${seconds(page.now - newest.made_at)} ago` : "never"],
+      newest?.error_ratio ? ["Error lately", `${(100 * newest.error_ratio).toFixed(0)} %`] : null,
+    ];
+    facts.replaceChildren(...pairs.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+  };
+  const ask = (change) => {
+    Object.assign(wanted, change);
+    remember("forecasts", Object.entries(wanted));
+    draw();
+    load();
+  };
+  const segment = (parent, keys, name, words = (key) => key) =>
+    keyed(parent, keys.map((key) => ({ key, on: wanted[name] === key })), (choice) => choice.key, ({ key, on }) =>
+      h("button", { type: "button", "aria-pressed": String(on), "data-focus": key, onclick: () => ask({ [name]: key }) }, words(key)),
+    );
+  const draw = () => {
+    segment(shows, Object.keys(VIEWS), "show");
+    segment(spans, Object.keys(SPANS), "span");
+    const rows = live.models.map(({ key, name }) => ({ key, name }));
+    if (wanted.model && !rows.some((row) => row.key === wanted.model)) rows.push({ key: wanted.model, name: wanted.model });
+    keyed(models, rows, (row) => row.key, (row) => h("option", { value: row.key }, row.name));
+    models.value = wanted.model;
+  };
+  const named = () => {
+    draw();
+    if (wanted.model || !live.models.length) return;
+    wanted.model = live.requests[0]?.model_key || live.models[0].key; // what was busy last is what one asks about
+    draw();
+    load();
+  };
+  models.addEventListener("change", () => ask({ model: models.value }));
+  live.addEventListener("models", named);
+  named();
+  if (wanted.model) load();
+  return {
+    element,
+    title: "Forecasts",
+    keys: [["← →", "read the chart moment by moment"]],
+    close: () => {
+      closed = true;
+      clearTimeout(timer);
+      chart?.close();
+      live.removeEventListener("models", named);
+    },
+  };
+}
+
+function dataOf(page, view, back) {
+  const ahead = page.forecasts.filter((point) => view.metrics.some(([metric]) => metric === point.metric));
+  const end = Math.max(page.now, ...ahead.map((point) => point.target_at + point.window_s));
+  const from = page.now - back;
+  const series = view.measured.map(([field, name, className]) => ({ name, className, step: true, points: page.windows.filter((w) => w.started_at >= from).map((w) => ({ t: w.started_at, v: w[field] })) }));
+  const bands = [];
+  for (const [metric, name, className] of view.metrics) {
+    const mine = latestOf(ahead.filter((point) => point.metric === metric && point.target_at >= from));
+    if (!mine.length) continue;
+    series.push({ name, className, dashed: true, points: mine.map((point) => ({ t: point.target_at, v: point.value })) });
+    const spread = mine.filter((point) => point.quantiles.length);
+    if (spread.length) bands.push({ name: `${name}, ${bandName(spread[0])}`, className, points: spread.map((point) => ({ t: point.target_at, low: point.quantiles.length > 1 ? point.quantiles[0][1] : point.value, high: point.quantiles.at(-1)[1] })) });
+  }
+  return { series, bands, from, to: end, now: page.now, format: view.format };
+}
+
+/** Of forecasts of the same window the newest. */
+function latestOf(points) {
+  const byTarget = new Map();
+  for (const point of points) if (!byTarget.has(point.target_at) || byTarget.get(point.target_at).made_at <= point.made_at) byTarget.set(point.target_at, point);
+  return [...byTarget.values()].sort((a, b) => a.target_at - b.target_at);
+}
+
+function bandName(point) {
+  const percent = (q) => `${Math.round(100 * q)} %`;
+  return point.quantiles.length > 1 ? `${percent(point.quantiles[0][0])} to ${percent(point.quantiles.at(-1)[0])}` : "up to its peak";
+}
