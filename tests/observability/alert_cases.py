@@ -55,7 +55,21 @@ SYNC = 'glowplug_table_sync_timestamp_seconds{job="placer",instance="p:8080",ser
 STORE = 'glowplug_store_connected{job="placer",instance="p:8080"}'
 ROUTER, PLACER, AUTOSCALER = 'up{job="router"}', 'up{job="placer"}', 'up{job="autoscaler"}'
 
+LEADERS = {
+    'glowplug_leader{service="placer",instance="a"}': "1x80",
+    'glowplug_leader{service="placer",instance="b"}': "0x80",
+    'glowplug_leader{service="autoscaler",instance="c"}': "1x80",
+    'glowplug_leader_changes_total{service="placer",instance="b"}': "3x80",
+}
+
 CASES = (
+    Case(
+        "NoLeader",
+        LEADERS | {'glowplug_leader{service="placer",instance="a"}': "1x60 0x20"},
+        (LEADERS, dict.fromkeys(LEADERS, "0x80")),  # one leads; no election is held
+        labels={"service": "placer"},
+    ),
+    Case("TwoLeaders", LEADERS | {'glowplug_leader{service="placer",instance="b"}': "0x60 1x20"}, (LEADERS,)),
     Case(
         "RouterDown",
         {ROUTER: "1x10 0x70"},

@@ -48,6 +48,14 @@ def grouped_by(expr: str) -> set[str]:
     return {label.strip() for inside in _GROUPING.findall(expr) for label in inside.split(",") if label.strip()}
 
 
+def kept(expr: str, series_known: dict[str, set[str]]) -> set[str]:
+    """Labels the result may carry: those of its series, fewer once something sums by them."""
+    own = {label for one in series(expr) for label in series_known[one.name]} | TARGET
+    summed = {label.strip() for inside in re.findall(r"\bby\s*\(([^)]*)\)", expr) for label in inside.split(",")}
+    made = set(re.findall(r'label_replace\(.*?, "([a-z_]+)"', expr))
+    return (summed & own or own) | made
+
+
 def faults(expr: str, series_known: dict[str, set[str]]) -> list[str]:
     """What the expression names that does not exist."""
     found, labels = [], set(TARGET)

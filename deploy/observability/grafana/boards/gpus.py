@@ -1,0 +1,142 @@
+"""Who holds the bytes: GPUs by owner, host memory, links, nodes."""
+
+from panels import NODE, Board, Panel, per_minute, rate, stat
+
+HITS, MISSES = (rate(f"glowplug_cache_{kind}_total", "node", NODE, "5m") for kind in ("hits", "misses"))
+USED = f"sum by (node, gpu, owner) (glowplug_gpu_bytes{{{NODE}}})"
+NOW = [
+    stat("GPU memory", "Of the chosen nodes.", f"sum(glowplug_gpu_total_bytes{{{NODE}}})", "bytes"),
+    stat(
+        "Free",
+        "Share nobody holds.",
+        f"1 - sum(glowplug_gpu_bytes{{{NODE}}}) / sum(glowplug_gpu_total_bytes{{{NODE}}})",
+        "percentunit",
+    ),
+    stat("Nodes alive", "That take instances.", 'max(glowplug_nodes{state="alive"})'),
+    stat(
+        "Nodes silent",
+        "That left without a word within the last hour.",
+        "count(max by (node) (glowplug_node_up) == 0) or vector(0)",
+        bounds=[("red", 1)],
+    ),
+    stat("Instances ready", "On the chosen nodes.", f'sum(glowplug_instances{{state="ready", {NODE}}})'),
+    stat(
+        "Host memory in use",
+        "Of what weights may take.",
+        f"sum(glowplug_cache_bytes{{{NODE}}}) / sum(glowplug_cache_capacity_bytes{{{NODE}}})",
+        "percentunit",
+    ),
+]
+MEMORY = [
+    Panel(
+        title="By owner",
+        about="weights and kv belong to running engines; prewarm to copies nobody asked for yet; reservation to what "
+        "is on its way.",
+        asks=[(f"sum by (owner) (glowplug_gpu_bytes{{{NODE}}})", "{{owner}}")],
+        unit="bytes",
+        width=12,
+        stacked=True,
+    ),
+    Panel(
+        title="Free, by GPU",
+        about="A model fits only where one GPU alone has the room.",
+        asks=[
+            (
+                f"sum by (node, gpu) (glowplug_gpu_total_bytes{{{NODE}}}) "
+                f"- sum by (node, gpu) (glowplug_gpu_bytes{{{NODE}}})",
+                "{{gpu}}",
+            )
+        ],
+        unit="bytes",
+        width=12,
+    ),
+    Panel(
+        title="Each GPU by owner, now",
+        about="Zero owners are left out.",
+        asks=[(f"{USED} > 0", "{{gpu}} {{owner}}")],
+        kind="bargauge",
+        unit="bytes",
+        width=12,
+        height=10,
+    ),
+    Panel(
+        title="Evictions",
+        about="Instances sent away to make room, per minute, by the policy that chose.",
+        asks=[(per_minute("glowplug_decisions_total", "policy", 'kind="evict"'), "{{policy}}")],
+        width=12,
+        height=10,
+        link="#/decisions",
+    ),
+]
+NODES = [
+    Panel(
+        title="Nodes",
+        about="1 alive, 0 silent; a gap: it said goodbye.",
+        asks=[(f"max by (node) (glowplug_node_up{{{NODE}}})", "{{node}}")],
+        kind="state-timeline",
+        base="red",
+        bounds=[("green", 1)],
+        width=12,
+    ),
+    Panel(
+        title="Instances by state",
+        about="As their agents see them.",
+        asks=[(f"sum by (state) (glowplug_instances{{{NODE}}})", "{{state}}")],
+        width=12,
+        stacked=True,
+    ),
+]
+HOST = [
+    Panel(
+        title="Weights in host memory",
+        about="Of each node; at its capacity the next fetch evicts.",
+        asks=[
+            (f"sum by (node) (glowplug_cache_bytes{{{NODE}}})", "{{node}}"),
+            (f"sum by (node) (glowplug_cache_capacity_bytes{{{NODE}}})", "{{node}} capacity"),
+        ],
+        unit="bytes",
+    ),
+    Panel(
+        title="Found in host memory",
+        about="Share of asked weights that were there.",
+        asks=[
+            (
+                f"{HITS} / ({HITS} + {MISSES})",
+                "{{node}}",
+            )
+        ],
+        unit="percentunit",
+    ),
+    Panel(
+        title="Evicted from host memory",
+        about="Weights per minute. More than one, with more misses than hits, is thrashing.",
+        asks=[(per_minute("glowplug_cache_evictions_total", "node", NODE), "{{node}}")],
+        bounds=[("red", 1)],
+    ),
+    Panel(
+        title="Bytes in flight on links",
+        about="Asked for and not landed.",
+        asks=[(f"sum by (node) (glowplug_link_bytes_in_flight{{{NODE}}})", "{{node}}")],
+        unit="bytes",
+    ),
+    Panel(
+        title="Fetches at once",
+        about="Queued or running.",
+        asks=[(f"sum by (node) (glowplug_fetches_in_flight{{{NODE}}})", "{{node}}")],
+    ),
+    Panel(
+        title="Failed and repeated fetches",
+        about="Per minute, by code; repeats are single reads.",
+        asks=[
+            (per_minute("glowplug_fetch_failures_total", "node, code", NODE), "{{node}} {{code}}"),
+            (per_minute("glowplug_fetch_retries_total", "node", NODE), "{{node}} repeats"),
+        ],
+    ),
+]
+BOARD = Board(
+    uid="glowplug-gpus",
+    title="Glowplug: GPUs by owner",
+    about="Who holds the bytes, on GPUs and in host memory.",
+    variables=["node"],
+    rows=[("Now", NOW), ("GPU memory", MEMORY), ("Nodes", NODES), ("Host memory and links", HOST)],
+)
