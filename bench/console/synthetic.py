@@ -71,12 +71,12 @@ class SyntheticFleet:
         self.instances: dict[str, Instance] = {}
         self.fetching: dict[str, tuple[str, int]] = {}  # instance id -> (node id, bytes done)
         self._later: list[tuple[int, int, str, InstanceState]] = []
-        for _ in range(int(0.6 * nodes * gpus)):
+        for _ in range(int(0.7 * nodes * gpus)):
             if (instance := self._place(0.0)) is not None:
                 self._set(replace(instance, state=InstanceState.READY, ready_at=1.0, phases=phases(0.0)))
 
     def _model(self, number: int) -> Model:
-        size = self.chance.choice((4, 8, 14, 16, 28)) * GIB
+        size = self.chance.choice((8, 14, 16, 28, 40)) * GIB
         return Model(
             name=f"org-{number % 20}/model-{number:03d}-{size // GIB}b",
             key=f"org-{number % 20}-model-{number:03d}-{size // GIB}b",
@@ -222,7 +222,7 @@ class SyntheticFleet:
         """What one router holds and runs: most models change from report to report."""
         loads: dict[str, dict[str, int]] = {}
         for instance in self.instances.values():
-            if instance.state is InstanceState.READY and (num := self.chance.randrange(8)):
+            if instance.state is InstanceState.READY and (num := self.chance.randrange(5)):
                 loads.setdefault(instance.model_key, {})[instance.instance_id] = num
         return {
             key: ModelLoad(num_in_flight=sum(by.values()), num_waiting=0, in_flight_by_instance=by)

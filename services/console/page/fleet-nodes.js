@@ -65,8 +65,12 @@ export class NodeGrid {
 
   /** These instances changed or went: the cards of their nodes list them anew. */
   touch(instanceIds) {
-    if (!instanceIds.size) return;
-    for (const card of this.cards.values()) if (card.lists(instanceIds)) card.update(card.node);
+    for (const card of this.cards.values()) if (card.isSeen && card.lists(instanceIds)) card.list();
+  }
+
+  /** Forget the cards of nodes that are no more. */
+  tidy() {
+    if (this.cards.size <= live.nodes.length) return;
     for (const id of this.cards.keys()) {
       if (live.node(id)) continue;
       this.seer.unobserve(this.cards.get(id).element);
@@ -105,7 +109,8 @@ class NodeCard {
 
   see(isSeen) {
     this.isSeen = isSeen;
-    if (isSeen && this.isStale) this.draw();
+    if (!isSeen) this.isStale = true; // what runs there is not followed meanwhile
+    else if (this.isStale) this.draw();
   }
 
   /** Of these instances, does one run here, or did one when the card was last drawn? */
@@ -128,30 +133,40 @@ class NodeCard {
     const colour = (key) => grid.hue.get(key) ?? -1;
     const look = (gpu) => gpu.grants.map((grant) => `${colour(grant.model_key)} ${nameOf(grant.model_key)}`).join();
     keyed(this.gpus, node.gpus, (gpu) => gpu.gpu_id, (gpu) => gpuBar(gpu, colour), look);
-    keyed(this.holders, holdersOf(node, grid.here.get(node.node_id) ?? []), (line) => line.id, (line) => holderLine(line, colour));
+    this.list();
     keyed(this.links, node.links.map((link) => ({ ...link, measured: node.fetches.reduce((all, fetch) => all + fetch.bytes_per_s, 0) })), (link) => link.link_id, linkLine);
     kept(this.fetches, node.fetches, (fetch) => fetch.digest, (fetch) => new FetchLine(fetch, colour), true);
     keyed(this.cache, cacheOf(node), () => "cache", (cache) => cacheLine(cache, colour));
   }
+
+  /** What runs here. An emulated node carries the mark itself, so its instances need not repeat it. */
+  list() {
+    const { node, grid } = this;
+    const lines = holdersOf(node, grid.here.get(node.node_id) ?? [], !isEmulated(node));
+    keyed(this.holders, lines, (line) => line.id, (line) => holderLine(line, (key) => grid.hue.get(key) ?? -1));
+  }
+}
+
+function isEmulated(node) {
+  return node.gpus.length > 0 && node.gpus.every((gpu) => gpu.kind === "emulated");
 }
 
 function headOf(node) {
   const kinds = [...new Set(node.gpus.map((gpu) => gpu.kind))];
   const { node_id, is_alive, lost_since, draining, cordoned, engines } = node;
-  return { node_id, is_alive, lost_since, draining, cordoned, engines, kinds, numGpus: node.gpus.length };
+  return { node_id, is_alive, lost_since, draining, cordoned, engines, kinds, numGpus: node.gpus.length, isEmulated: isEmulated(node) };
 }
 
 function headElement(head) {
   const words = { silent: `silent since ${clock(head.lost_since)}`, draining: head.cordoned ? "drained" : "draining", ready: "ready" };
   const state = stateOf(head);
-  const isEmulated = head.kinds.length === 1 && head.kinds[0] === "emulated";
   const what = `${head.numGpus} × ${head.kinds.map((kind) => KIND_WORDS[kind] ?? kind).join(", ")}`;
   return h(
     "span",
     { class: "node-head" },
     h("b", null, head.node_id),
     h("span", { class: `node-state ${state}` }, h("i", { class: "dot", "aria-hidden": "true" }), words[state]),
-    isEmulated ? [h("small", null, `${head.numGpus} GPU${head.numGpus === 1 ? "" : "s"}`), emulated(true)] : h("small", null, what),
+    head.isEmulated ? [h("small", null, `${head.numGpus} GPU${head.numGpus === 1 ? "" : "s"}`), emulated(true)] : h("small", null, what),
     h("small", { class: "engines" }, head.engines.join(", ")),
     head.is_alive || head.cordoned ? nodeActions(head) : null,
   );
@@ -169,7 +184,7 @@ function gpuBar(gpu, colour) {
     { class: "gpu" },
     h("span", { class: "gpu-name", "aria-hidden": "true" }, name),
     h("div", { class: "bar", role: "img", "aria-label": label }, gpu.grants.map((grant) => grantSlice(grant, gpu.total_bytes, colour))),
-    h("span", { class: "num", "aria-hidden": "true" }, bytes(used), h("small", null, ` / ${bytes(gpu.total_bytes)}`)),
+    h("span", { class: used ? "num" : "num zero", "aria-hidden": "true" }, bytes(used), h("small", null, ` / ${bytes(gpu.total_bytes)}`)),
   );
 }
 
@@ -181,15 +196,15 @@ function grantSlice(grant, total, colour) {
 }
 
 /** A line per instance on the node: those the agent reports, and holders of bytes nobody reports any more. */
-function holdersOf(node, instances) {
+function holdersOf(node, instances, marks) {
   const lines = new Map();
   for (const i of instances) {
-    lines.set(i.instance_id, { id: i.instance_id, key: i.model_key, name: nameOf(i.model_key), state: i.state, load: i.num_in_flight, most: i.max_concurrency, emulated: i.emulated, num_bytes: i.num_bytes });
+    lines.set(i.instance_id, { id: i.instance_id, key: i.model_key, name: nameOf(i.model_key), state: i.state, load: i.num_in_flight, most: i.max_concurrency, emulated: marks && i.emulated, num_bytes: i.num_bytes });
   }
   for (const gpu of node.gpus) {
     for (const grant of gpu.grants) {
       if (lines.has(grant.holder)) continue;
-      const line = { id: grant.holder, key: grant.model_key, name: nameOf(grant.model_key) || grant.holder, state: OWNER_WORDS[grant.owner] ?? grant.owner, emulated: grant.emulated, num_bytes: grant.num_bytes };
+      const line = { id: grant.holder, key: grant.model_key, name: nameOf(grant.model_key) || grant.holder, state: OWNER_WORDS[grant.owner] ?? grant.owner, emulated: marks && grant.emulated, num_bytes: grant.num_bytes };
       lines.set(grant.holder, line);
     }
   }

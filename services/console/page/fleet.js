@@ -3,6 +3,7 @@
 import { h, keyed, empty, panel, say } from "/page/dom.js";
 import { bytes, count, rate } from "/page/format.js";
 import { live } from "/page/live.js";
+import { NodeMap } from "/page/fleet-map.js";
 import { NodeGrid, stateOf } from "/page/fleet-nodes.js";
 import { arriving, decisionLine, inMotion, motionLine, transferLine } from "/page/fleet-side.js";
 
@@ -20,6 +21,7 @@ const STATES = [
 export function fleetView(wanted) {
   const figures = h("dl", { class: "figures" });
   const grid = new NodeGrid();
+  const map = new NodeMap();
   const motion = h("ol", { class: "lines" });
   const transfers = h("ol", { class: "lines" });
   const decisions = h("ol", { class: "decisions" });
@@ -42,7 +44,7 @@ export function fleetView(wanted) {
     { class: "fleet" },
     h("h1", { class: "hidden" }, "Fleet"),
     figures,
-    panel("Nodes", "nodes-panel", tools, grid.element, nothing),
+    panel("Nodes", "nodes-panel", map.element, tools, grid.element, nothing),
     h("div", { class: "column" }, panel("In motion", "motion-panel", motion), panel("On the links", "links-panel", transfers), panel("Decisions", "decisions-panel", decisions)),
   );
 
@@ -60,6 +62,8 @@ export function fleetView(wanted) {
     if (changed.all || changed.nodes.size || changed.instances.size) {
       drawNodes(changed.all);
       grid.touch(changed.instances);
+      grid.tidy();
+      map.show(live.nodes);
       keyed(transfers, orNothing(arriving().slice(0, TRANSFER_LINES), "No weights are on their way."), (t) => t.key ?? "", transferLine);
     }
     const moving = inMotion(models).slice(0, MOTION_LINES);

@@ -3,8 +3,11 @@
 
 const TABLES = { models: "key", instances: "instance_id", nodes: "node_id" };
 const LOGS = { decisions: 200, requests: 200 };
-const byName = (a, b) => a.name.localeCompare(b.name) || (a.key < b.key ? -1 : 1);
-const byId = new Intl.Collator(undefined, { numeric: true }).compare;
+const compare = new Intl.Collator(undefined, { numeric: true }).compare;
+const ORDERS = {
+  models: (a, b) => compare(a.name, b.name) || (a.key < b.key ? -1 : 1),
+  nodes: (a, b) => compare(a.node_id, b.node_id),
+};
 
 function nothing() {
   return { all: false, models: new Set(), instances: new Set(), nodes: new Set(), decisions: 0, requests: 0 };
@@ -17,7 +20,8 @@ class Live extends EventTarget {
     this.connected = false;
     this.lostAt = 0;
     this.tables = { models: new Map(), instances: new Map(), nodes: new Map() };
-    this.sorted = {}; // table -> its rows in order, until one changes
+    this.order = {}; // table -> its keys in order, until a row comes or goes
+    this.rows = {}; // table -> its rows in that order, until one changes
     this.sources = {};
     this.decisions = [];
     this.requests = [];
@@ -62,7 +66,8 @@ class Live extends EventTarget {
     for (const [table, key] of Object.entries(TABLES)) {
       this.tables[table] = new Map(fleet[table].map((row) => [row[key], row]));
     }
-    this.sorted = {};
+    this.order = {};
+    this.rows = {};
     for (const log of Object.keys(LOGS)) this[log] = fleet[log];
     this.sources = fleet.sources;
     this.ready = true;
@@ -92,7 +97,8 @@ class Live extends EventTarget {
         rows.delete(id);
         changed[table].add(id);
       }
-      if (changed[table].size) delete this.sorted[table];
+      if (patch[table] || patch.removed?.[table]) delete this.order[table];
+      if (changed[table].size) delete this.rows[table];
     }
     for (const [log, limit] of Object.entries(LOGS)) {
       if (!patch[log]) continue;
@@ -131,12 +137,19 @@ class Live extends EventTarget {
     return this.tables.nodes.get(id);
   }
 
+  inOrder(table) {
+    const rows = this.tables[table];
+    this.order[table] ??= [...rows.values()].sort(ORDERS[table]).map((row) => row[TABLES[table]]);
+    return (this.rows[table] ??= this.order[table].map((key) => rows.get(key)));
+  }
+
+  /** By name. The same array until a row changes. */
   get models() {
-    return (this.sorted.models ??= [...this.tables.models.values()].sort(byName));
+    return this.inOrder("models");
   }
 
   get nodes() {
-    return (this.sorted.nodes ??= [...this.tables.nodes.values()].sort((a, b) => byId(a.node_id, b.node_id)));
+    return this.inOrder("nodes");
   }
 
   get instances() {
