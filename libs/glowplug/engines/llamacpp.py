@@ -1,6 +1,7 @@
 """llama.cpp as an engine: real tokens on any CPU, about a second after the process starts."""
 
 import asyncio
+import os
 import subprocess
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,6 +56,12 @@ class LlamacppDriver(HostedDriver):
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         self._busy.pop(handle.pid, None)
         await super().stop(handle, grace_s)
+
+    def environment(self, request: LaunchRequest) -> dict[str, str]:
+        """Threads that wait give their core away: spinning, as libgomp does by default, engines that share cores bring
+        each other to a standstill."""
+        wait = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+        return super().environment(request) | wait
 
     def unavailable(self) -> str:
         return super().unavailable() or self._missing_library
