@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.domain.model import Model
+from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.llamacpp import LlamacppDriver
 from glowplug.engines.port import LaunchRequest
 
 REQUEST = LaunchRequest(
     instance_id="i-1",
-    model=Model(key="m", name="m", engine="llamacpp"),
+    model=Model(key="m", name="m", engine="llamacpp", weights=WeightsRef(uri="/m.gguf"), weights_bytes=1, kv_bytes=1),
     num_bytes=1,
     run_dir=Path("run"),
     log_path=Path("log"),
