@@ -210,7 +210,7 @@ def request_row(event: Event) -> RequestRow:
         request_id=data.request_id,
         model_key=data.model_key,
         status=data.status,
-        code="",
+        code=data.error_code,
         finished_at=data.finished_at,
         queue_s=data.queue_s,
         ttft_s=data.ttft_s,

@@ -7,6 +7,7 @@ A row is made anew only when something it shows was touched, so that a large fle
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +43,7 @@ from services.console.fleet_table import RowTable
 NODE_LEASE_S: Final = 5.0  # silence after which a node is shown as lost
 ABSENT_GRACE_S: Final = 10.0  # a row the store has lost is shown this long
 REQUESTS_KEPT: Final = 200
+LOOKED_BACK: Final = 32  # requests among which a refused one is looked for: its two events come together
 DECISIONS_KEPT: Final = 200
 TOMBSTONES_KEPT: Final = 4096
 MODELS_REMEMBERED: Final = 4096  # of which the last start and failure are kept
@@ -99,6 +101,8 @@ class FleetView:
                 self._put_node(node, now_s)
             case RouterLoadReported(router_id=router_id, loads=loads):
                 self._loads.put(router_id, loads, now_s)
+            case RequestRejected(request_id=request_id) if self._has_ended(request_id):
+                return  # its end, told before it, says the code too
             case RequestFinished() | RequestRejected():
                 self.requests.append(shapes.request_row(event))
             case DecisionMade(decision=decision):
@@ -121,6 +125,10 @@ class FleetView:
             case _:
                 return
         self.seq += 1
+
+    def _has_ended(self, request_id: str) -> bool:
+        latest = islice(reversed(self.requests), LOOKED_BACK)
+        return any(row.request_id == request_id for row in latest)
 
     def restore(self, table: str, table_rows: Mapping[str, Any], now_s: float) -> None:
         """A whole table as the store has it (one of TABLES)."""

@@ -104,7 +104,7 @@ class RequestLog:
             now=now_s,
             requests=matching,
             num_matching=num_matching,
-            num_live=sum(num for _, num, _ in self._reports.values()),
+            num_live=self._num_live(),
             num_kept=len(self._ended),
             states=states,
         )
@@ -113,6 +113,10 @@ class RequestLog:
         live = [line for _, _, lines in self._reports.values() for line in lines if _key(line) not in self._ended]
         yield from sorted(live, key=lambda line: (line.arrived_at, line.request_id))
         yield from reversed(self._ended.values())
+
+    def _num_live(self) -> int:
+        """Those reported, also past the bound of a report, less those that have ended since."""
+        return sum(num - sum(_key(line) in self._ended for line in lines) for _, num, lines in self._reports.values())
 
     def _end(self, line: RequestLine) -> None:
         known = self._ended.pop(_key(line), None)

@@ -1,6 +1,7 @@
 // One model: what it is doing, its instances, how its starts went against what was predicted, and what its owner declared.
 
 import { modelActions } from "/page/actions.js";
+import { decisionAddress } from "/page/address.js";
 import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.js";
 import { bytes, clock, count, day, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
@@ -58,7 +59,7 @@ export function modelView(key) {
     const longest = Math.max(...detail.starts.map((start) => start.seconds), 0);
     const lines = detail.starts.length ? detail.starts : [{ nothing: "No start of this model has been seen yet." }];
     keyed(starts, lines, (row) => row.instance_id ?? "", (row) => startLine(row, longest), () => String(longest));
-    keyed(facts, declared(detail.declared), ([name]) => name, fact);
+    keyed(facts, [...declared(detail.declared), ...residence(key)], ([name]) => name, fact);
   };
   const missing = (text) => {
     head.replaceChildren(crumbs(), h("h1", null, "No such model"), empty(text));
@@ -114,6 +115,7 @@ function headline(model) {
       modelActions(model),
       h("a", { class: "act", href: `#/playground/${address}`, "data-focus": "chat" }, "Chat"),
       h("a", { class: "act", href: `#/requests/model=${address}`, "data-focus": "requests" }, "Requests"),
+      h("a", { class: "act", href: `#/decisions/model=${address}`, "data-focus": "decisions" }, "Decisions"),
     ),
   );
 }
@@ -129,7 +131,7 @@ function instanceLine(row) {
     h("td", { class: "num" }, bytes(row.num_bytes)),
     h("td", { class: "num" }, `${row.num_in_flight} of ${row.max_concurrency}`),
     h("td", null, h("time", { title: day(row.ready_at || row.created_at) }, clock(row.ready_at || row.created_at))),
-    h("td", { class: "wrap" }, row.reason || "–"),
+    h("td", { class: "wrap" }, row.decision_id ? h("a", { href: decisionAddress(row.decision_id), title: "the decision that placed it", "data-focus": "why" }, row.reason || "decided") : row.reason || "–"),
   );
 }
 
@@ -211,6 +213,14 @@ function declared(model) {
     ["Comes from", model.source || "–"],
   ];
   return rows.filter(Boolean);
+}
+
+/** Where its weights lie now, which is what a start need not fetch. */
+function residence(key) {
+  const holding = live.nodes.flatMap((node) => node.cached.filter((blob) => blob.model_keys.includes(key)).map((blob) => [node.node_id, blob.num_bytes]));
+  const nodes = holding.map(([id]) => id);
+  const some = nodes.length > 6 ? `${nodes.slice(0, 6).join(", ")} and ${nodes.length - 6} more` : nodes.join(", ");
+  return [["In host memory", holding.length ? `${bytes(holding[0][1])} on ${some}` : "of no node"]];
 }
 
 function fact([name, value]) {

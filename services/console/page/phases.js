@@ -2,6 +2,7 @@
 
 import { h } from "/page/dom.js";
 import { inLanes, seconds } from "/page/format.js";
+import { verdict } from "/page/predicted.js";
 
 export const PHASES = ["decide", "fetch", "launch", "load", "warmup"];
 export const PHASE_WORDS = {
@@ -49,7 +50,7 @@ export function phaseList(phases) {
         h("i", { class: `swatch phase ${phase.name}`, "aria-hidden": "true" }),
         phase.name,
         h("b", null, seconds(phase.duration_s)),
-        phase.predicted_s ? h("small", { title: "predicted from the starts before it on that node" }, `predicted ${seconds(phase.predicted_s)}`) : null,
+        phase.predicted_s ? h("small", { title: "predicted from the starts before it on that node" }, `predicted ${seconds(phase.predicted_s)}, ${verdict(phase)}`) : null,
       ),
     ),
   );

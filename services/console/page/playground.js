@@ -1,7 +1,8 @@
 // The playground: talk with any model and watch it wake. The talk stays in this page alone, also while another view is open.
 
 import { asCurl, chat } from "/page/chat.js";
-import { badge, emulated, h, keyed, say } from "/page/dom.js";
+import { copy } from "/page/copy.js";
+import { emulated, h, keyed, say } from "/page/dom.js";
 import { count, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
 import { startUnderWay } from "/page/model.js";
@@ -122,7 +123,7 @@ function build() {
     busy(false);
     ui.prompt.focus();
   });
-  ui.curl.addEventListener("click", () => copyCurl(ui, announced));
+  ui.curl.addEventListener("click", () => copyCurl(ui));
   ui.model.addEventListener("change", () => {
     wanted = ui.model.value;
     history.replaceState(null, "", `#/playground/${encodeURIComponent(wanted)}`);
@@ -159,7 +160,7 @@ function controls() {
 }
 
 function row(label, field, hint) {
-  return h("p", { class: "field" }, h("label", { for: field.id }, label), field, hint ? h("small", null, hint) : null);
+  return h("p", { class: "setting" }, h("label", { for: field.id }, label), field, hint ? h("small", null, hint) : null);
 }
 
 /** The models in groups by temperature; the chosen one stays chosen when it changes its group. */
@@ -185,28 +186,11 @@ function request(ui, model, messages) {
   return body;
 }
 
-async function copyCurl(ui, announced) {
+async function copyCurl(ui) {
   const answer = await fetch("/playground/router");
   const { router } = await answer.json();
   const text = asCurl(router || "http://ROUTER", last.body, Boolean(ui.key.value));
-  try {
-    await navigator.clipboard.writeText(text);
-    say(announced, "");
-    say(announced, "Copied as curl");
-    say(ui.curl, "Copied");
-    setTimeout(() => say(ui.curl, "Copy as curl"), 1500);
-  } catch {
-    showText(text); // no clipboard outside https and loopback
-  }
-}
-
-function showText(text) {
-  const area = h("textarea", { readonly: true, rows: "10", "aria-label": "The request as curl" }, text);
-  const dialog = h("dialog", { class: "ask wide" }, area, h("div", { class: "buttons" }, h("button", { type: "button", class: "strong", onclick: () => dialog.close() }, "Close")));
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
-  area.select();
+  await copy(text, ui.curl);
 }
 
 // ---- one answer

@@ -1,5 +1,6 @@
 // Requests as they happen: held, under way, ended. What is asked for stands in the address, so that a view can be shared.
 
+import { asked as given, remember } from "/page/address.js";
 import { badge, emulated, empty, h, keyed, say, table } from "/page/dom.js";
 import { clock, day, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
@@ -12,7 +13,7 @@ const LIMIT = 200;
 
 /** What follows `#/requests/` in the address is asked for: `model=smol-chat&state=held&q=503`. */
 export function requestsView() {
-  const wanted = Object.fromEntries(new URLSearchParams(location.hash.split("/").slice(2).join("/")));
+  const wanted = Object.fromEntries(given("requests"));
   const asked = { model: wanted.model ?? "", state: GROUPS.includes(wanted.state) ? wanted.state : "", q: wanted.q ?? "" };
   const filter = h("input", { type: "search", id: "request-filter", value: asked.q, placeholder: "Id, error code, status, instance", autocomplete: "off" });
   const models = h("select", { id: "request-model" });
@@ -77,8 +78,7 @@ export function requestsView() {
   };
   const ask = (change) => {
     Object.assign(asked, change);
-    const query = new URLSearchParams(Object.entries(asked).filter(([, value]) => value)).toString();
-    history.replaceState(null, "", query ? `#/requests/${query}` : "#/requests");
+    remember("requests", Object.entries(asked));
     clearTimeout(timer);
     load();
   };

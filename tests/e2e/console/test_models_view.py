@@ -138,7 +138,7 @@ async def test_one_model_shows_its_starts_against_what_was_predicted(at: Console
     await expect(page.get_by_role("heading", level=1)).to_contain_text("smol-chat")
     starts = page.get_by_role("region", name="Latest starts").get_by_role("row")
     await expect(starts).to_have_count(2)
-    await expect(starts.nth(1)).to_contain_text("load580 mspredicted 638 ms")
+    await expect(starts.nth(1)).to_contain_text("load580 mspredicted 638 ms, as predicted")
     await expect(page.locator(".declared")).to_contain_text("file:/models/smol-chat.gguf")
     await expect(page.get_by_role("button", name="Unpin smol-chat")).to_be_visible()
     assert "predicted 638 ms" in str(await page.locator(".starts-panel .phases").get_attribute("aria-label"))

@@ -11,6 +11,7 @@ from glowplug.events.facts import (
     ModelDeployed,
     ModelUndeployed,
     NodeLeft,
+    RequestRejected,
     RouterLoadReported,
 )
 from services.console.fleet_loads import LOAD_LEASE_S
@@ -144,3 +145,17 @@ def test_logs_are_bounded_and_newest_first() -> None:
     assert requests[0].trace_id == story.trace_id(3 * REQUESTS_KEPT - 1)
     view.restore_decisions(list(reversed(story.decisions(NOW))))
     assert [decision.decision_id for decision in view.snapshot(NOW).decisions] == [f"d-{i}" for i in (5, 4, 3, 2, 1, 0)]
+
+
+def test_a_refused_request_is_one_line_with_its_code() -> None:
+    view = FleetView()
+    ended = dataclasses.replace(story.request_finished(1, 99.0), status=503, error_code="no_capacity")
+    refused = RequestRejected(
+        model_key=ended.model_key, request_id=ended.request_id, router_id="router-1", status=503, code="no_capacity"
+    )
+    for fact in (ended, refused, dataclasses.replace(refused, request_id="alone")):
+        view.take(story.fact(fact, 99.0), 99.0)
+    assert [(row.request_id, row.code) for row in view.snapshot(99.0).requests] == [
+        ("alone", "no_capacity"),
+        (ended.request_id, "no_capacity"),
+    ]
