@@ -5,7 +5,7 @@ OTLP fields are translated as OpenTelemetry's "OTLP to Jaeger" mapping asks: kin
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -56,7 +56,7 @@ def parse_search(query: Mapping[str, str], now_s: float) -> Search:
     return Search(
         service=query.get("service", ""),
         operation="" if query.get("operation", "") in ("", "all") else query["operation"],
-        tags=_tags(query.get("tags", "")),
+        tags=_tags(query.get("tags", "")) | _pairs(query.get("tag", "")),
         limit=min(MAX_LIMIT, 20 if limit is None else max(0, limit)),
         start_us=start_us,
         end_us=_whole(query, "end"),
@@ -65,18 +65,23 @@ def parse_search(query: Mapping[str, str], now_s: float) -> Search:
     )
 
 
-def find(store: TraceStore, search: Search) -> list[dict[str, Any]]:
-    """Traces that match, latest first, at most `search.limit`."""
-    found: list[dict[str, Any]] = []
+def find(store: TraceStore, wanted: Search) -> list[dict[str, Any]]:
+    """Traces that match, latest first, at most `wanted.limit`."""
+    return [trace_json(spans) for spans in search(store, wanted)]
+
+
+def search(store: TraceStore, wanted: Search) -> Iterator[list[tuple[Span, Resource]]]:
+    """Spans of each trace that matches, latest first, at most `wanted.limit` traces."""
+    num_found = 0
     for summary in store.newest():
-        if len(found) >= search.limit:
-            break
-        if not _could_match(summary, search):
+        if num_found >= wanted.limit:
+            return
+        if not _could_match(summary, wanted):
             continue
         spans = store.get(summary.trace_id) or []
-        if any(_matches(span, resource, search) for span, resource in spans):
-            found.append(trace_json(spans))
-    return found
+        if any(_matches(span, resource, wanted) for span, resource in spans):
+            num_found += 1
+            yield spans
 
 
 def envelope(data: object, *, total: int = 0) -> dict[str, Any]:
@@ -217,6 +222,17 @@ def _whole(query: Mapping[str, str], name: str) -> int | None:
     if not re.fullmatch(r"-?\d{1,19}", text):
         raise BadQuery(f"{name} must be a whole number, got {text!r}")
     return int(text)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Jaeger's repeated `tag=key:value`, as lines."""
+    found = {}
+    for line in filter(None, text.split("\n")):
+        key, colon, value = line.partition(":")
+        if not colon:
+            raise BadQuery(f"tag must be key:value, got {line!r}")
+        found[key] = value
+    return found
 
 
 def _tags(text: str) -> dict[str, str]:

@@ -96,7 +96,8 @@ def jaeger_routes(store: TraceStore, clock: Callable[[], float] = time.time) -> 
         if ids:
             return jaeger.envelope([jaeger.trace_json(spans) for id_ in ids if (spans := store.get(id_))])
         try:
-            wanted = jaeger.parse_search(dict(request.query_params), clock())
+            given = dict(request.query_params) | {"tag": "\n".join(request.query_params.getlist("tag"))}
+            wanted = jaeger.parse_search(given, clock())
         except jaeger.BadQuery as why:
             return JSONResponse(jaeger.error(400, str(why)), status_code=400)
         return jaeger.envelope(jaeger.find(store, wanted))

@@ -1,5 +1,5 @@
 // A line chart over time: axes, legend, a cursor that keys and mouse move, the values at it in words, and a table of all.
-// Series: { name, className, points: [{ t, v }], step, dashed }. Bands: { name, className, points: [{ t, low, high }] }.
+// Series: { name, className, points: [{ t, v }], step, dashed }; `step` is the width of a window in seconds, 0 for a plain line. Bands: { name, className, points: [{ t, low, high }] }.
 
 import { h, say, svg, table } from "/page/dom.js";
 import { clock } from "/page/format.js";
@@ -100,16 +100,18 @@ export class LineChart {
 
   linePath(line) {
     let path = "";
-    let before = null;
+    let open = false; // the line goes on from the point before
     for (const { t, v } of line.points) {
       if (t < this.data.from || t > this.data.to || !Number.isFinite(v)) {
-        before = null;
+        open = false;
         continue;
       }
-      if (!before) path += `M${this.x(t)} ${this.y(v)}`;
+      if (!open) path += `M${this.x(t)} ${this.y(v)}`;
       else path += line.step ? `H${this.x(t)}V${this.y(v)}` : `L${this.x(t)} ${this.y(v)}`;
-      before = v;
+      open = true;
     }
+    const last = line.points.at(-1);
+    if (open && line.step) path += `H${this.x(Math.min(last.t + line.step, this.data.to))}`; // a window has a width
     return path;
   }
 

@@ -137,7 +137,7 @@ function dataOf(page, view, back) {
   const ahead = page.forecasts.filter((point) => view.metrics.some(([metric]) => metric === point.metric));
   const end = Math.max(page.now, ...ahead.map((point) => point.target_at + point.window_s));
   const from = page.now - back;
-  const series = view.measured.map(([field, name, className]) => ({ name, className, step: true, points: page.windows.filter((w) => w.started_at >= from).map((w) => ({ t: w.started_at, v: w[field] })) }));
+  const series = view.measured.map(([field, name, className]) => ({ name, className, step: page.window_s, points: page.windows.filter((w) => w.started_at >= from).map((w) => ({ t: w.started_at, v: w[field] })) }));
   const bands = [];
   for (const [metric, name, className] of view.metrics) {
     const mine = latestOf(ahead.filter((point) => point.metric === metric && point.target_at >= from));
