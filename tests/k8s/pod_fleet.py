@@ -1,0 +1,244 @@
+"""The fleet as an overlay describes it: its containers as processes of this machine, each pod in a network namespace
+under the overlay's policies. Commands, variables, files and probes are the manifests'; images are our checkout and the
+servers that come with it.
+"""
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.k8s.arrows import outside_ends
+from tests.k8s.namespaces import Network
+from tests.k8s.nft import counted, ruleset
+from tests.k8s.policies import End, fleet_ends
+from tests.k8s.rendering import ROOT, Manifest, containers, environment, matches, named, of_kind, pod_labels, pod_spec
+from tests.servers import nats_binary, valkey_binary
+
+SECRETS = {
+    "GLOWPLUG_ADMIN_TOKEN": "admin-of-the-test",
+    "GLOWPLUG_API_KEY": "key-of-the-test",
+    "NATS_TOKEN": "0bus0of0the0test",
+    "VALKEY_PASSWORD": "1store1of1the1test",
+}
+START_S, STOP_S = 90.0, 20.0
+
+
+class NotReady(RuntimeError):
+    """A pod did not get ready; carries the end of its logs."""
+
+
+@dataclass
+class Pod:
+    """One pod: `kind` is the name of its workload."""
+
+    name: str
+    kind: str
+    address: str
+    workload: Manifest
+    folder: Path
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def path(self, container: Mapping[str, Any], text: str) -> str:
+        """`text` with the paths of the container's mounts put where they are here."""
+        places = {m["mountPath"]: str(self.folder / m["name"]) for m in container["volumeMounts"]}
+        any_of = "|".join(re.escape(path) for path in sorted(places, key=len, reverse=True))
+        return re.sub(rf"(?<![\w/.-])({any_of})(?=[/\"'\s]|$)", lambda found: places[found[1]], text)
+
+
+class PodFleet:
+    """`replicas` by kind of pod; `speedup` are variables set on top (the emulated clock). Close it."""
+
+    def __init__(
+        self, manifests: list[Manifest], folder: Path, replicas: Mapping[str, int], speedup: Mapping[str, str]
+    ) -> None:
+        self.manifests, self.folder, self.speedup = manifests, folder, dict(speedup)
+        self.network = Network()
+        self.ends: dict[str, End] = fleet_ends(manifests) | outside_ends()
+        self.pods: dict[str, Pod] = {}
+        self.hosts = folder / "hosts"
+        for kind in fleet_ends(manifests):
+            workload = next(m for m in manifests if m["metadata"]["name"] == kind and "template" in m.get("spec", {}))
+            for ordinal in range(replicas.get(kind, 1)):
+                name = f"{kind}-{ordinal}"
+                pod = Pod(name, kind, self.network.add(name), workload, folder / name)
+                self.pods[name] = pod
+        for name, end in outside_ends().items():
+            self.network.add(name, end.address)
+        self.enforce()
+        self.write_hosts()
+
+    def enforce(self) -> None:
+        """The policies, as rules in every pod."""
+        addresses: dict[str, list[str]] = {}
+        for name, address in self.network.addresses.items():
+            addresses.setdefault(self.pods[name].kind if name in self.pods else name, []).append(address)
+        for pod in self.pods.values():
+            self.network.enforce(pod.name, ruleset(self.manifests, self.ends[pod.kind], self.ends, addresses))
+
+    def write_hosts(self) -> None:
+        """What the cluster's DNS would say: services by their pods, and the pods of headless ones by name."""
+        lines = ["127.0.0.1 localhost"]
+        for service in of_kind(self.manifests, "Service"):
+            for pod in self.pods.values():
+                if matches({"matchLabels": service["spec"]["selector"]}, pod_labels(pod.workload)):
+                    name = service["metadata"]["name"]
+                    lines.append(f"{pod.address} {name}")
+                    if service["spec"].get("clusterIP") == "None":
+                        lines.append(f"{pod.address} {pod.name}.{name}")
+        self.hosts.write_text("\n".join(lines) + "\n")
+
+    def variables(self, pod: Pod, container: Mapping[str, Any]) -> dict[str, str]:
+        """The environment of a container, as the kubelet would put it together."""
+        env: dict[str, str] = {}
+        downward = {"metadata.name": pod.name, "status.podIP": pod.address, "spec.nodeName": f"{pod.name}.internal"}
+        for name, value in environment(self.manifests, container).items():
+            if isinstance(value, str):
+                text = re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], value)
+            elif "fieldRef" in value:
+                text = downward[value["fieldRef"]["fieldPath"]]
+            else:
+                text = SECRETS[value["secretKeyRef"]["key"]]
+            env[name] = pod.path(container, text)
+        return env
+
+    def start(self, *names: str) -> None:
+        """Start these pods, all of their containers."""
+        for name in names:
+            pod = self.pods[name]
+            self._make_volumes(pod)
+            for container in containers(pod.workload):
+                env = self.variables(pod, container)
+                argv = self._argv(pod, container, env)
+                with (pod.folder / f"{container['name']}.log").open("ab") as log:
+                    pod.processes[container["name"]] = subprocess.Popen(
+                        self.network.command(name, self.hosts, argv),
+                        env={"PATH": os.environ["PATH"], **env, **self.speedup},
+                        cwd=ROOT,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+
+    def _make_volumes(self, pod: Pod) -> None:
+        for container in containers(pod.workload):
+            for mount in container["volumeMounts"]:
+                (pod.folder / mount["name"]).mkdir(parents=True, exist_ok=True)
+        for volume in pod_spec(pod.workload)["volumes"]:
+            if (source := volume.get("configMap")) is not None:
+                (container,) = containers(pod.workload)
+                for file, text in named(self.manifests, "ConfigMap", source["name"])["data"].items():
+                    (pod.folder / volume["name"] / file).write_text(pod.path(container, text))
+
+    def _argv(self, pod: Pod, container: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
+        image = container["image"].partition(":")[0]
+        program = {"nats": [nats_binary()], "valkey/valkey": [valkey_binary()]}.get(image)
+        if program is None:
+            program = [sys.executable, "-m", f"services.{image.removeprefix('glowplug/').partition('-')[0]}"]
+        arguments = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], text) for text in container.get("args", ())]
+        return [*program, *(pod.path(container, text) for text in arguments)]
+
+    def until_ready(self, *names: str, within_s: float = START_S) -> None:
+        """Until every container's readiness probe is content. Raises NotReady."""
+        deadline = time.monotonic() + within_s
+        waiting = [(self.pods[name], c) for name in names for c in containers(self.pods[name].workload)]
+        while waiting:
+            waiting = [(pod, c) for pod, c in waiting if not self._is_ready(pod, c)]
+            dead = [pod for pod, c in waiting if pod.processes[c["name"]].poll() is not None]
+            if waiting and (dead or time.monotonic() > deadline):
+                pod = dead[0] if dead else waiting[0][0]
+                raise NotReady(f"{pod.name} is not ready:\n{self.log(pod.name)[-4000:]}")
+            time.sleep(0.1)
+
+    def _is_ready(self, pod: Pod, container: Mapping[str, Any]) -> bool:
+        probe = container["readinessProbe"]
+        ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+        try:
+            if "httpGet" in probe:
+                target = (ports[probe["httpGet"]["port"]], probe["httpGet"]["path"])
+                return self.ask(pod.name, pod.address, target[0], target[1])[0] == 200
+            with self.network.socket(pod.name) as sock:
+                sock.settimeout(2)
+                sock.connect((pod.address, ports["client"]))
+                sock.sendall(f"AUTH {SECRETS['VALKEY_PASSWORD']}\r\nPING\r\n".encode())
+                time.sleep(0.05)
+                return b"PONG" in sock.recv(100)
+        except OSError:
+            return False
+
+    def ask(
+        self,
+        source: str,
+        host: str,
+        port: int,
+        path: str,
+        *,
+        method: str = "GET",
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        """One HTTP request from the namespace of `source`. Raises OSError where it is not let through."""
+
+        def body_() -> tuple[int, http.client.HTTPMessage, bytes]:
+            connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+            try:
+                connection.request(method, path, body=body, headers=dict(headers or {}))
+                answer = connection.getresponse()
+                return answer.status, answer.headers, answer.read()
+            finally:
+                connection.close()
+
+        return self.network.inside(source, body_)
+
+    def counters(self) -> dict[tuple[str, str, str], int]:
+        """(kind of pod, input or output, who or `refused`) -> packets, summed over the pods of a kind."""
+        found: dict[tuple[str, str, str], int] = {}
+        for pod in self.pods.values():
+            for (hook, who), packets in counted(self.network.counters(pod.name)).items():
+                key = (pod.kind, hook, who)
+                found[key] = found.get(key, 0) + packets
+        return found
+
+    def log(self, name: str) -> str:
+        """What the pod's containers wrote."""
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.pods[name].folder.glob("*.log")))
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to everything in the pod, as when its server dies."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.network.namespace(name)], capture_output=True, text=True, check=False
+        )
+        for pid in listed.stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
+        for process in self.pods[name].processes.values():
+            process.wait()
+        self.pods[name].processes.clear()
+
+    def close(self) -> None:
+        """Ask everybody to end, then end them; the namespaces go too."""
+        try:
+            self._end(lambda pod: pod.kind not in ("nats", "valkey"))
+            self._end(lambda pod: True)
+        finally:
+            for name in self.pods:
+                self.kill(name)
+            self.network.close()
+
+    def _end(self, wanted: Callable[[Pod], bool]) -> None:
+        ending = [p for pod in self.pods.values() if wanted(pod) for p in pod.processes.values() if p.poll() is None]
+        for process in ending:
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        for process in ending:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
