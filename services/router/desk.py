@@ -37,7 +37,7 @@ class Desk:
         self.publish = publish
         self.exchanges: dict[int, Exchange] = {}
         self.started_at = clock()
-        self.table_loaded = False
+        self.table_loaded = self.leaving = False
         self.changed: Callable[[], None] = lambda: None  # told whenever loads change
 
     def lookup(self, name: str) -> Model | None:
@@ -47,7 +47,9 @@ class Desk:
         return self.controller.eta_s(model_key, self.clock())
 
     def not_ready(self) -> str:
-        """Why the router cannot route yet, or ""."""
+        """Why the router cannot route yet or takes no more, or ""."""
+        if self.leaving:
+            return "stopping"
         return "" if self.table_loaded else "the table of models has not been read yet"
 
     def arrive(self, exchange: "Exchange") -> None:

@@ -63,8 +63,9 @@ async def serve(stopping: asyncio.Event) -> None:
     settle_memory()
     log.info("data port at http://%s:%d, admin at %s", settings.host, sock.getsockname()[1], url)
     await stopping.wait()
-    log.info("draining: %d requests here", len(desk.exchanges))
-    await port.drain(settings.drain_s, keep_listening=not settings.reuse_port)
+    log.info("leaving in %g s, %d requests here", settings.drain_delay_s, len(desk.exchanges))
+    await port.leave(settings.drain_delay_s)
+    await port.drain(settings.drain_s, keep_listening=not (settings.reuse_port or settings.drain_delay_s))
     await shell.stop()
     await world.close(*beside, server)
 

@@ -46,7 +46,7 @@ class DataPort:
     ) -> None:
         self.desk, self.metrics, self.limits = desk, metrics, limits or Limits()
         self.loop = asyncio.get_running_loop()
-        self.draining = False
+        self.leaving = self.draining = self.refusing = False  # told to stop; no idle connections; 503 to what comes
         self.buffered_bytes = 0
         self.connections: set[ClientConnection] = set()
         self._expected = b"Bearer " + api_key.encode() if api_key else b""
@@ -66,20 +66,31 @@ class DataPort:
         if self._sweeper is None:
             self._sweeper = self.loop.create_task(self._sweep_for_ever())
 
+    async def leave(self, delay_s: float) -> None:
+        """Say that we stop, to whoever asks whether we are ready and in every answer (connection: close), and serve as
+        before for `delay_s`: balancers notice, clients come back to another router."""
+        self.leaving = self.desk.leaving = True
+        await asyncio.sleep(delay_s)
+
     async def drain(self, within_s: float, *, keep_listening: bool = True) -> None:
-        """Finish what is here, refuse what comes (503), then close everything. Requests still here after `within_s`
-        are told so. Beside other processes on the same port, do not keep listening: they take what comes."""
-        self.draining = True
+        """Finish what is here, then close everything. Requests still here after `within_s` are told so. What comes is
+        refused (503); where others take what comes, on this port or behind a balancer, do not keep listening: then
+        whatever is on its way on a connection of ours is served too."""
+        self.leaving = self.draining = self.desk.leaving = True
+        self.refusing = keep_listening
         if not keep_listening:
             self._stop_listening()
         for connection in [c for c in self.connections if c.is_idle]:
             connection.close()
         deadline = self.loop.time() + within_s
-        while self.desk.exchanges and self.loop.time() < deadline:
+        while (self.desk.exchanges or self._is_receiving()) and self.loop.time() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
         for exchange in list(self.desk.exchanges.values()):
             exchange.stop(503, "This router is stopping.", "router_stopping")
         await self.close()
+
+    def _is_receiving(self) -> bool:
+        return not self.refusing and any(not connection.is_idle for connection in self.connections)
 
     async def close(self) -> None:
         self._stop_listening()
@@ -156,7 +167,7 @@ class DataPort:
         if self._expected and not self._may(parsed):
             self._unauthorized(client, parsed)
             return False
-        if self.draining:
+        if self.refusing:
             message = "This router is stopping."
             self._refuse(client, parsed, 503, message, "router_stopping", "service_unavailable", retry_after_s=1.0)
             return False
@@ -206,7 +217,7 @@ class DataPort:
         elif self._expected and path.startswith(b"/v1/") and not self._may(parsed):
             self._unauthorized(client, parsed)
         else:
-            status, body = proxy_local.answer(path, self.desk, draining=self.draining)
+            status, body = proxy_local.answer(path, self.desk)
             client.respond(parsed, status, body)
 
     def _not_allowed(self, client: ClientConnection, parsed: Parsed, allowed: bytes) -> None:

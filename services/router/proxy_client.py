@@ -246,7 +246,7 @@ class ClientConnection(asyncio.Protocol):
             headers += b"traceparent: %b\r\n" % traceparent.encode()
         if retry_after_s:
             headers += b"retry-after: %d\r\n" % round(retry_after_s)
-        keep_alive = parsed.keep_alive and not self._closing and not self.port.draining
+        keep_alive = parsed.keep_alive and not self._closing and not self.port.leaving
         head = http_text.head(status, headers, length=len(body), keep_alive=keep_alive)
         self.write(head if parsed.method == b"HEAD" else head + body)
         if not keep_alive and self.exchange is None:

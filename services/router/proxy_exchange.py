@@ -344,6 +344,7 @@ class Exchange:
             framing = b"content-length: %d\r\n" % length
         elif self.chunked:
             framing = http_text.CHUNKED
+        self.keep_alive = self.keep_alive and not self.port.leaving
         closing = b"" if self.keep_alive else http_text.CLOSE
         return http_text.status_line(status) + headers + framing + closing + b"\r\n"
 

@@ -17,7 +17,7 @@ def is_local(path: bytes) -> bool:
     return path in _PATHS or path.startswith(b"/v1/models/")
 
 
-def answer(path: bytes, desk: "Desk", *, draining: bool) -> Answer:
+def answer(path: bytes, desk: "Desk") -> Answer:
     """(status, JSON) of a GET on a local path."""
     if path == b"/v1/models":
         models = sorted(desk.controller.fleet.models.values(), key=lambda m: m.key)
@@ -31,7 +31,7 @@ def answer(path: bytes, desk: "Desk", *, draining: bool) -> Answer:
             )
         return 200, encode_json(model_row(model, desk))
     if path in (b"/ready", b"/readyz"):
-        why = "stopping" if draining else desk.not_ready()
+        why = desk.not_ready()
         return 503 if why else 200, encode_json({"ready": not why, "reason": why})
     return 200, b'{"status":"ok","service":"router"}'
 

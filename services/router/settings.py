@@ -13,6 +13,7 @@ DEFAULT = Limits()
 class RouterSettings(ServiceSettings):
     data_port: int = Field(0, ge=0, le=65535)  # 0 lets the kernel choose
     reuse_port: bool = False  # several router processes on one data port (SO_REUSEPORT)
+    drain_delay_s: float = Field(0.0, ge=0)  # after SIGTERM not ready and served as before: balancers notice
     tick_s: float = Field(0.25, gt=0)
     policy_routing: str = "least_loaded"
     max_header_bytes: int = Field(DEFAULT.header_bytes, ge=1024)
