@@ -16,7 +16,7 @@ FILTERS = ("request", "instance", "gpu", "node")
 
 
 def why(
-    subject: Annotated[str, typer.Argument(metavar="REQUEST|MODEL|GPU|NODE|INSTANCE")],
+    subject: Annotated[str, typer.Argument(metavar="REQUEST|MODEL|GPU|NODE|INSTANCE|DECISION")],
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Newest decisions to show.")] = 5,
     state_dir: StateDirOption = DEFAULT_STATE_DIR,
     output: OutputOption = Format.TABLE,
@@ -68,6 +68,8 @@ def _decisions(fleet: FleetClient, subject: str, request: dict[str, Any] | None,
             rows += _about(fleet, "instance", instance_id)
         return _merge(rows)[:limit]
     rows = [row for name in FILTERS for row in _about(fleet, name, subject)]
+    if not rows and subject.startswith("d-"):
+        rows = _decision(fleet, subject)
     if not rows:
         try:
             key = fleet.get("autoscaler", f"/v1/models/{segment(subject)}")["key"]
@@ -84,6 +86,13 @@ def _decisions(fleet: FleetClient, subject: str, request: dict[str, Any] | None,
 def _about(fleet: FleetClient, name: str, value: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = fleet.get("placer", "/v1/decisions", **{name: value})["data"]
     return rows
+
+
+def _decision(fleet: FleetClient, decision_id: str) -> list[dict[str, Any]]:
+    try:
+        return [fleet.get("placer", f"/v1/decisions/{segment(decision_id)}")]
+    except CliError:
+        return []
 
 
 def _merge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
