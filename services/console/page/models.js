@@ -2,7 +2,7 @@
 
 import { modelActions } from "/page/actions.js";
 import { hues } from "/page/colours.js";
-import { badge, emulated, empty, h, keyed, say } from "/page/dom.js";
+import { badge, emulated, empty, h, kept, keyed, say } from "/page/dom.js";
 import { bytes, count, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
 import { phaseBars } from "/page/phases.js";
@@ -26,6 +26,8 @@ const ORDERS = {
   start: { word: "Last cold start", by: (a, b) => (b.last_cold_start?.seconds ?? -1) - (a.last_cold_start?.seconds ?? -1) },
   memory: { word: "Memory", by: (a, b) => b.memory_bytes - a.memory_bytes },
 };
+const UNSEEN_EVERY_MS = 1000;
+const UNSEEN_BUDGET_MS = 12;
 const TEMPERATURES = ["hot", "warm", "cold"];
 // What a person chose stays while the page is open, also when they look at something else meanwhile.
 const chosen = { text: "", temperature: "", order: "name" };
@@ -47,24 +49,110 @@ export function modelsView() {
     h("div", { class: "tools" }, h("label", { class: "hidden", for: "model-filter" }, "Filter models"), filter, kinds, tally),
     h("section", { class: "panel", "aria-label": "Models" }, grid),
   );
+  const lines = new Lines();
   const draw = () => {
     const models = live.models;
-    hue = hues(models.map((model) => model.key));
     const found = inOrder(models.filter(isWanted));
     say(tally, found.length === models.length ? count(models.length, "model") : `${found.length} of ${count(models.length, "model")}`);
     drawKinds(kinds, models, draw);
     drawHead(head, draw);
-    keyed(body, found, (model) => model.key, modelLine, instancesOf);
+    kept(body, found, (model) => model.key, (model) => lines.make(model));
     const why = models.length ? "No model matches." : "No model is deployed yet.";
     keyed(nothing, found.length || !live.ready ? [] : [{ why }], () => "", () => h("div", { role: "row" }, h("div", { role: "cell" }, empty(why))));
+  };
+  const changed = ({ detail }) => {
+    draw();
+    for (const id of detail.instances) lines.touch(live.instances.get(id)?.model_key);
+    if (detail.all) lines.touchAll();
+  };
+  const named = () => {
+    hue = hues(live.models.map((model) => model.key));
+    lines.touchAll();
   };
   filter.addEventListener("input", () => {
     chosen.text = filter.value;
     draw();
   });
-  live.addEventListener("change", draw);
+  live.addEventListener("change", changed);
+  live.addEventListener("models", named);
+  named();
   draw();
-  return { element, title: "Models", close: () => live.removeEventListener("change", draw) };
+  return {
+    element,
+    title: "Models",
+    close: () => {
+      lines.close();
+      live.removeEventListener("change", changed);
+      live.removeEventListener("models", named);
+    },
+  };
+}
+
+/** The lines of the table. One in sight is drawn when its model changes; the others when they come into sight, and now
+ * and then, so that what a search or a screen reader finds there is not old. */
+class Lines {
+  constructor() {
+    this.byKey = new Map();
+    this.stale = new Set();
+    this.seen = new IntersectionObserver((entries) => this.sight(entries), { rootMargin: "300px" });
+    this.timer = setInterval(() => this.redraw(), UNSEEN_EVERY_MS);
+  }
+
+  make(model) {
+    const line = { model, inSight: false, element: h("div", { role: "row", class: "line", "data-key": model.key }, h("span", { role: "rowheader" }, model.name)) };
+    line.element.line = line;
+    line.update = (fresh) => {
+      line.model = fresh;
+      this.touch(fresh.key);
+    };
+    this.byKey.set(model.key, line);
+    this.seen.observe(line.element);
+    return line;
+  }
+
+  touch(key) {
+    const line = this.byKey.get(key);
+    if (!line) return;
+    if (line.inSight) fill(line);
+    else this.stale.add(key);
+  }
+
+  touchAll() {
+    for (const key of this.byKey.keys()) this.touch(key);
+  }
+
+  sight(entries) {
+    for (const { target, isIntersecting } of entries) {
+      const { line } = target;
+      line.inSight = isIntersecting;
+      if (!target.isConnected) this.forget(line);
+      else if (isIntersecting && this.stale.delete(line.model.key)) fill(line);
+    }
+  }
+
+  /** Those out of sight, some at a time. */
+  redraw() {
+    const until = performance.now() + UNSEEN_BUDGET_MS;
+    for (const key of this.stale) {
+      const line = this.byKey.get(key);
+      this.stale.delete(key);
+      if (!line.element.isConnected) this.forget(line);
+      else fill(line);
+      if (performance.now() > until) return;
+    }
+  }
+
+  forget(line) {
+    this.seen.unobserve(line.element);
+    if (this.byKey.get(line.model.key) !== line) return; // filtered out, and in again as another line
+    this.byKey.delete(line.model.key);
+    this.stale.delete(line.model.key);
+  }
+
+  close() {
+    clearInterval(this.timer);
+    this.seen.disconnect();
+  }
 }
 
 function isWanted(model) {
@@ -112,19 +200,18 @@ function drawHead(head, draw) {
   });
 }
 
-function instancesOf(model) {
-  return model.instances.map((id) => shortly(live.instances.get(id))).join() + (hue.get(model.key) ?? "");
+/** Draw a line again in its element; what had the focus has it again. */
+function fill(line) {
+  const { element, model } = line;
+  const focused = element.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  element.className = `line temp-${model.temperature}`;
+  element.replaceChildren(...cells(model));
+  if (focused) (element.querySelector(`[data-focus="${CSS.escape(focused)}"]`) ?? element.querySelector("a")).focus();
 }
 
-function shortly(instance) {
-  return instance ? `${instance.node_id} ${instance.state} ${instance.num_in_flight}` : "";
-}
-
-function modelLine(model) {
+function cells(model) {
   const address = encodeURIComponent(model.key);
-  return h(
-    "div",
-    { role: "row", class: `line temp-${model.temperature}`, "data-key": model.key },
+  return [
     h(
       "span",
       { role: "rowheader", class: "name" },
@@ -147,7 +234,7 @@ function modelLine(model) {
       modelActions(model, ["load", "unload", "pin", "unpin"]),
       h("a", { class: "act", href: `#/playground/${address}`, "data-focus": "chat", "aria-label": `Chat with ${model.name}` }, "Chat"),
     ),
-  );
+  ];
 }
 
 function number(num, kind = "") {
