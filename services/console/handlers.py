@@ -104,6 +104,8 @@ class Feed:
         view.restore_decisions(records[:DECISIONS_READ])
         self._console.decisions.restore(records)
         view.source("store", True, clock())
+        if self._health:
+            self._health.synced_at.set(clock())
 
     def _restore_starts(self, instances: Iterable[Instance]) -> None:
         for instance in sorted(instances, key=lambda i: i.changed_at):
@@ -127,8 +129,12 @@ class Feed:
 
     async def _beat_loop(self) -> None:
         """The pulse of every page: what changed since the last one."""
+        loop = asyncio.get_running_loop()
         while True:
+            due = loop.time() + self._console.settings.stream_beat_s
             await asyncio.sleep(self._console.settings.stream_beat_s)
+            if self._health:
+                self._health.ticked(loop.time() - due, 0, self._bus.counts)
             self.beat()
 
     def beat(self) -> None:

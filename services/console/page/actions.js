@@ -35,10 +35,11 @@ export const NODE_VERBS = {
 };
 
 const underWay = new Set(); // "models/<key>", "nodes/<id>"
-const notes = h("ol", { class: "notes", "aria-label": "What was asked" });
+const notes = h("ol", { class: "notes" });
+const shelf = h("aside", { "aria-label": "What was asked" }, notes);
 const spoken = h("p", { class: "hidden", role: "status", "aria-live": "polite" });
 const alarm = h("p", { class: "hidden", role: "alert" });
-document.body.append(notes, spoken, alarm); // there before they speak, or they are not heard
+document.body.append(shelf, spoken, alarm); // there before they speak, or they are not heard
 
 function running(model) {
   const parts = [];

@@ -95,7 +95,7 @@ export function table(caption, columns, body) {
   const head = columns.map((name) => h("th", { scope: "col" }, name));
   return h(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": `${caption}, table` },
     h("table", null, h("caption", { class: "hidden" }, caption), h("thead", null, h("tr", null, head)), body),
   );
 }

@@ -1,0 +1,148 @@
+"""Usable without eyes, mouse or motion: every view by axe's rules, by Tab alone, in both themes, on a narrow screen.
+
+One browser walks all the views and reports everything it found, so that one run names every fault.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Page, expect
+
+from tests import console_story as story
+from tests.browser import until
+from tests.console_server import ConsoleUnderTest
+
+VIEWS = ("fleet", "models", "requests", "traces", "decisions", "forecasts", "events", "playground")
+INSIDE = (f"trace/{story.trace_id(0)}", "model/smol-chat", "decision/d-3")
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+FOCUS = """(() => {
+  const at = document.activeElement;
+  const style = getComputedStyle(at);
+  const box = at.getBoundingClientRect();
+  window.places ??= new Map();
+  if (!window.places.has(at)) window.places.set(at, window.places.size);
+  return {
+    place: window.places.get(at),
+    what: `${at.tagName} ${at.id || at.getAttribute("aria-label") || at.textContent.trim().slice(0, 40)}`,
+    outlined: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0,
+    inside: document.getElementById("main").contains(at),
+    sized: box.width > 0 && box.height > 0,
+  };
+})()"""
+TABBABLE = """[...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex]")].filter(
+  (at) => at.tabIndex >= 0 && !at.disabled && at.checkVisibility({ visibilityProperty: true })
+    && !at.closest("dialog:not([open])") && !(at.type === "radio" && !at.checked)).length"""
+
+
+@pytest.fixture
+async def shown(at: ConsoleUnderTest, page: Page, complaints: list[str]) -> AsyncIterator[ConsoleUnderTest]:
+    """A console that also has a trace, open in the page. It knows no router: the playground's question gets a 503."""
+    await at.export(story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))
+    await page.goto(at.url)
+    await until(page, "document.getElementById('status').textContent.startsWith('live')")
+    yield at
+    complaints[:] = [line for line in complaints if "503" not in line]
+
+
+async def go(page: Page, address: str) -> None:
+    """Another view, as a link leads there, once it shows something."""
+    await page.evaluate(f"location.hash = '#/{address}'")
+    await until(page, "document.querySelector('main').innerText.length > 40")
+    await page.wait_for_timeout(300)  # views ask for their rows; there is no sign common to all of them
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+async def test_axe_finds_nothing(shown: ConsoleUnderTest, page: Page, scheme: str) -> None:
+    """Names, roles, landmarks, headings, ids and the contrast of every text."""
+    await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+    wrong: list[str] = []
+    for address in (*VIEWS, *INSIDE):
+        await go(page, address)
+        found: dict[str, Any] = (await Axe().run(page, options=RULES)).response
+        assert len(found["passes"]) > 15
+        wrong += [
+            f"{address}: {rule['id']}: {node['target']} {(node['any'] or [{'message': rule['help']}])[0]['message']}"
+            for rule in found["violations"]
+            for node in rule["nodes"]
+        ]
+    assert wrong == [], "\n".join(wrong)
+
+
+async def test_tab_reaches_everything_and_shows_where_it_is(shown: ConsoleUnderTest, page: Page) -> None:
+    wrong: list[str] = []
+    for address in VIEWS:
+        await go(page, address)
+        await page.evaluate("window.places = new Map(); document.activeElement.blur(); window.getSelection().empty()")
+        await page.locator("body").evaluate(
+            "(body) => { body.tabIndex = -1; body.focus(); body.removeAttribute('tabindex'); }"
+        )
+        wanted, places = await page.evaluate(TABBABLE), set()
+        is_inside = False
+        for _ in range(wanted + 10):
+            await page.keyboard.press("Tab")
+            focus = await page.evaluate(FOCUS)
+            if focus["what"].startswith("BODY"):
+                continue
+            if not (focus["outlined"] and focus["sized"]):
+                wrong.append(f"{address}: focus does not show on {focus['what']}")
+            places.add(focus["place"])
+            is_inside |= focus["inside"]
+        if len(places) < wanted or not is_inside:
+            wrong.append(f"{address}: Tab reaches {len(places)} of {wanted}")
+    assert wrong == [], "\n".join(wrong)
+
+
+async def test_the_skip_link_leads_past_the_bar(shown: ConsoleUnderTest, page: Page) -> None:
+    await page.keyboard.press("Tab")
+    assert "Skip to content" in (await page.evaluate(FOCUS))["what"]
+    await page.keyboard.press("Enter")
+    assert await page.evaluate("document.activeElement.id") == "main"
+    assert await page.evaluate("location.hash") == ""
+    await page.keyboard.press("Tab")
+    assert (await page.evaluate(FOCUS))["inside"]
+
+
+async def test_another_view_is_announced_and_takes_the_focus(shown: ConsoleUnderTest, page: Page) -> None:
+    await page.keyboard.press("g")
+    await page.keyboard.press("t")
+    await expect(page.locator("#announcer")).to_have_text("Traces")
+    await expect(page).to_have_title("Traces · Glowplug")
+    assert await page.evaluate("document.activeElement.id") == "main"
+    assert await page.locator("nav a[aria-current=page]").text_content() == "Traces"
+
+
+async def test_keys_are_explained_and_do_not_steal_what_is_typed(shown: ConsoleUnderTest, page: Page) -> None:
+    await page.keyboard.press("?")
+    help_ = page.get_by_role("dialog", name="Keyboard shortcuts")
+    await expect(help_).to_be_visible()
+    for name in VIEWS:
+        await expect(help_).to_contain_text(name.capitalize())
+    await page.keyboard.press("Escape")
+    await expect(help_).to_be_hidden()
+    await page.keyboard.press("/")
+    await page.keyboard.type("gt?")
+    await expect(page.locator("#node-filter")).to_have_value("gt?")
+    assert await page.evaluate("location.hash") == ""
+
+
+async def test_a_narrow_window_does_not_scroll_sideways(shown: ConsoleUnderTest, page: Page) -> None:
+    await page.set_viewport_size({"width": 380, "height": 760})
+    wide = []
+    for address in (*VIEWS, *INSIDE):
+        await go(page, address)
+        if (width := await page.evaluate("document.documentElement.scrollWidth")) > 380:
+            wide.append(f"{address}: {width}")
+        assert await page.evaluate("document.querySelector('nav a[aria-current]').getBoundingClientRect().right") <= 380
+    assert wide == []
+
+
+async def test_motion_stops_for_those_who_ask(shown: ConsoleUnderTest, page: Page) -> None:
+    await page.emulate_media(reduced_motion="reduce")
+    moving = "document.getAnimations().filter((a) => a.playState === 'running').length"
+    await until(page, "document.querySelector('.state.loading .dot') !== null")
+    assert await page.evaluate(moving) == 0
+    await page.emulate_media(reduced_motion="no-preference")
+    await until(page, f"{moving} > 0")
