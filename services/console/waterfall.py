@@ -107,10 +107,14 @@ def waterfall(summary: TraceSummary, spans: Sequence[tuple[Span, Resource]]) -> 
         is_emulated=summary.is_emulated,
         revision=summary.revision,
         services=list(dict.fromkeys(row.service for row in rows)),
-        phases=[_phase(row) for row in sorted(rows, key=lambda row: row.offset_s) if row.phase],
+        phases=[_phase(row) for row in sorted(rows, key=_by_stage) if row.phase],
         stages=stages([span for span, _ in spans], _phases_of(spans)),
         rows=rows,
     )
+
+
+def _by_stage(row: Row) -> tuple[float, int]:
+    return (row.offset_s, COLD.index(row.phase) if row.phase in COLD else len(COLD))
 
 
 def _phases_of(spans: Sequence[tuple[Span, Resource]]) -> list[tuple[str, int, int]]:
