@@ -25,8 +25,8 @@ export function modelView(key) {
     head,
     spoken,
     coming,
-    panel("Instances", "instances-panel", table("Instances", INSTANCE_COLUMNS, instances)),
-    panel("Latest starts", "starts-panel", table("Latest starts", START_COLUMNS, starts)),
+    panel("Instances", "instances-panel", table("Instances and where they run", INSTANCE_COLUMNS, instances)),
+    panel("Latest starts", "starts-panel", table("Starts, newest first", START_COLUMNS, starts)),
     panel("Declared", "declared-panel", facts),
   );
   const view = { element, title: "Model", close };

@@ -38,10 +38,10 @@ export function modelsView() {
   const filter = h("input", { type: "search", id: "model-filter", placeholder: "Filter by name, engine, state", value: chosen.text, autocomplete: "off" });
   const kinds = h("span", { class: "segments", role: "group", "aria-label": "Temperature" });
   const tally = h("span", { class: "note", role: "status", "aria-live": "polite" });
-  const head = h("div", { role: "row", class: "line head" });
-  const body = h("div", { role: "rowgroup", class: "lines" });
+  const head = h("div", { role: "row", class: "model-line head" });
+  const body = h("div", { role: "rowgroup", class: "model-lines" });
   const nothing = h("div", { role: "rowgroup" });
-  const grid = h("div", { role: "table", "aria-label": "Models", class: "grid models-grid" }, h("div", { role: "rowgroup" }, head), body, nothing);
+  const grid = h("div", { role: "table", "aria-label": "Models", class: "models-grid" }, h("div", { role: "rowgroup" }, head), body, nothing);
   const element = h(
     "div",
     { class: "models-view" },
@@ -99,7 +99,7 @@ class Lines {
   }
 
   make(model) {
-    const line = { model, inSight: false, element: h("div", { role: "row", class: "line", "data-key": model.key }, h("span", { role: "rowheader" }, model.name)) };
+    const line = { model, inSight: false, element: h("div", { role: "row", class: "model-line", "data-key": model.key }, h("span", { role: "rowheader" }, model.name)) };
     line.element.line = line;
     line.update = (fresh) => {
       line.model = fresh;
@@ -204,7 +204,7 @@ function drawHead(head, draw) {
 function fill(line) {
   const { element, model } = line;
   const focused = element.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
-  element.className = `line temp-${model.temperature}`;
+  element.className = `model-line temp-${model.temperature}`;
   element.replaceChildren(...cells(model));
   if (focused) (element.querySelector(`[data-focus="${CSS.escape(focused)}"]`) ?? element.querySelector("a")).focus();
 }

@@ -201,7 +201,7 @@ function answering(model, again) {
   const thought = h("p", { class: "text thought", hidden: true });
   const text = h("p", { class: "text" });
   const foot = h("p", { class: "foot" });
-  const marks = h("span", { class: "marks" }, emulated(model.emulated));
+  const marks = h("span", { class: "tags" }, emulated(model.emulated));
   const element = h("li", { class: "turn model", "aria-busy": "true" }, h("h2", null, model.name, marks), wait, thought, text, foot);
   const seen = { head: null, first: 0, latest: 0, pieces: 0, eta_s: 0, text: "" };
 

@@ -36,7 +36,7 @@ export function requestsView() {
       pause,
     ),
     tally,
-    h("section", { class: "panel requests-panel", "aria-label": "Requests" }, table("Requests", COLUMNS, body)),
+    h("div", { class: "panel requests-panel" }, table("Requests", COLUMNS, body)),
   );
   let timer = 0;
   let number = 0; // of the latest question: an answer to an earlier one is dropped

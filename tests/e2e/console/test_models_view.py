@@ -14,7 +14,7 @@ from tests.browser import expected, until
 from tests.console_owner import ADMIN_TOKEN, FakeOwner, addresses, owning
 from tests.console_server import ConsoleUnderTest, serving
 
-LINES = "document.querySelectorAll('.models-grid .lines .line')"
+LINES = "document.querySelectorAll('.models-grid .model-line[data-key]')"
 NAMES = f"[...{LINES}].map((line) => line.querySelector('a').textContent)"
 
 
