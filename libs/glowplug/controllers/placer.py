@@ -5,7 +5,7 @@ placer.place ──▶ policy placement ──▶ decision · prefetcher.fetch �
                       └▶ policy residency ──▶ decision · agent.stop of the victims; placed when they are gone
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from glowplug.controllers import operator
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence, service_of
 from glowplug.controllers.naming import Ids
+from glowplug.controllers.placer_drains import Drains
 from glowplug.controllers.placer_orders import Placement, record, record_of_node, refused, start_commands
 from glowplug.controllers.placer_room import Room, on_gpus
 from glowplug.controllers.views import InstanceView, LoadView, NodeView
@@ -63,6 +64,7 @@ class PlacerController:
         self.placements: dict[str, Placement] = {}
         self.models: dict[str, Model] = {}
         self._cordoned: set[str] = set()
+        self._drains = Drains(params.repeat_s)
         self._knows_cordons = False  # the table, ours, has been read once
         self._born_at: float | None = None
         self._ticked_at: float | None = None
@@ -74,7 +76,8 @@ class PlacerController:
             self._mind_the_gap(now_s)
             self.loads.expire(now_s)
             self._drop_unasked(now_s)
-            return [*self._expire_nodes(now_s), *self._bury(now_s), *self._work(now_s)]
+            drained = self._drain_cordoned(now_s) if self._cordoned else []
+            return [*self._expire_nodes(now_s), *self._bury(now_s), *drained, *self._work(now_s)]
         if isinstance(stimulus, Cordon):
             (self._cordoned.add if stimulus.cordoned else self._cordoned.discard)(stimulus.node_id)
             return self._empty_node(stimulus, now_s)
@@ -223,32 +226,29 @@ class PlacerController:
         if not cordon.cordoned:
             why = "undrained by its operator: instances may be placed there again"
             lifted = self._about_node(node_id, "drain", operator.POLICY, why, "undrain", inputs, now_s)
+            self._drains.forget(i.instance_id for i in here)
             return [Record(lifted), Save(CORDONS, node_id, cordon), *self._work(now_s)]
         why = "drained by its operator: nothing is placed there until it is undrained"
         decided = self._about_node(node_id, "drain", operator.POLICY, why, "drain", inputs, now_s)
-        effects: list[Effect] = [Record(decided), Save(CORDONS, node_id, cordon)]
-        for instance in here:
-            load = self.loads.of(instance.model_key)
-            why, busy = "its node is being drained", load.in_flight_by_instance.get(instance.instance_id, 0)
-            told = self._about_node(
-                node_id, "drain", operator.POLICY, why, "drain", {"in_flight": busy}, now_s, instance
-            )
-            stop = _stop(instance.node_id, instance.instance_id, why, self._params.evict_grace_s)
-            effects += [Record(told), Publish(stop)]
+        return [Record(decided), Save(CORDONS, node_id, cordon), *self._drain_cordoned(now_s)]
+
+    def _drain_cordoned(self, now_s: float) -> list[Effect]:
+        """Whatever is on a cordoned node goes, whenever it came there; each is told until it drains."""
+        effects: list[Effect] = []
+        self._drains.forget(self._drains.instance_ids - self.instances.by_id.keys())
+        for node_id in sorted(self._cordoned):
+            for instance, is_first in self._drains.due(self._on_node(node_id), now_s):
+                load, why = self.loads.of(instance.model_key), "its node is being drained"
+                busy = {"in_flight": load.in_flight_by_instance.get(instance.instance_id, 0)}
+                if is_first:
+                    told = self._about_node(node_id, "drain", operator.POLICY, why, "drain", busy, now_s, instance)
+                    effects.append(Record(told))
+                effects.append(Publish(_stop(node_id, instance.instance_id, why, self._params.evict_grace_s)))
         return effects
 
-    def _about_node(
-        self,
-        node_id: str,
-        kind: str,
-        policy: str,
-        reason: str,
-        chosen: str,
-        inputs: Mapping[str, float | int | str],
-        now_s: float,
-        instance: Instance | None = None,
-    ) -> DecisionRecord:
-        return record_of_node(node_id, self._ids.next("d-p"), kind, policy, reason, chosen, inputs, now_s, instance)
+    def _about_node(self, node_id: str, *what: Any) -> DecisionRecord:
+        """See record_of_node, which `what` is for."""
+        return record_of_node(node_id, self._ids.next("d-p"), *what)
 
     def view(self, now_s: float) -> list[Node]:
         """The nodes alive now, cordoned ones marked as draining."""

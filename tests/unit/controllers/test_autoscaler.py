@@ -1,5 +1,7 @@
 """The autoscaler: one owner of models and of how many instances each has."""
 
+from dataclasses import replace
+
 import pytest
 
 from glowplug.controllers import operator
@@ -9,7 +11,14 @@ from glowplug.domain.errors import Conflict, ModelNotFound
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
-from glowplug.events.facts import InstanceDraining, InstanceFailed, InstanceReady, InstanceStarting, RequestWaiting
+from glowplug.events.facts import (
+    InstanceDraining,
+    InstanceFailed,
+    InstanceReady,
+    InstanceStarting,
+    ModelUndeployed,
+    RequestWaiting,
+)
 from glowplug.policies.scaling.reactive import scale
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
@@ -268,3 +277,47 @@ def test_nothing_is_kept_of_a_model_that_was_undeployed():
     controller.handle(Tick(), 61.0)
     kept = {name: held for name, held in vars(controller).items() if isinstance(held, dict) and held}
     assert kept == {} and controller.loads.of("m").last_active_at == 0.0
+
+
+def heir_of(earlier: AutoscalerController, rows, now_s):
+    """What a standby is made anew from at each reading of the tables."""
+    heir = AutoscalerController(scale, "reactive", epoch=9)
+    heir.inherit(earlier, now_s)
+    return heir, heir.restore("models", rows, now_s)
+
+
+def test_an_heir_writes_what_an_emptied_store_has_lost():
+    earlier = autoscaler(a_model("a"), a_model("b"))
+    for now_s in (1.0, 20.0, 60.0):
+        earlier, effects = heir_of(earlier, {}, now_s)
+    assert sorted(e.key for e in effects if isinstance(e, Save)) == ["a", "b"]
+
+
+def test_an_heir_lets_go_of_a_model_whose_row_alone_has_been_gone_for_long():
+    earlier = autoscaler(a_model("a"), a_model("b"))
+    rows = {"b": earlier.models["b"]}
+    earlier, _ = heir_of(earlier, rows, 1.0)
+    earlier, _ = heir_of(earlier, rows, 20.0)
+    assert set(earlier.models) == {"a", "b"}, "its row may have been read too early"
+    earlier, effects = heir_of(earlier, rows, 40.0)
+    assert set(earlier.models) == {"b"} and effects == []
+
+
+def test_what_another_leader_has_undeployed_is_forgotten_and_what_was_deployed_since_is_not():
+    standby = autoscaler()
+    standby.restore("models", {"a": a_model("a", revision=5_000)}, 5.0)
+    undeployed = an_event(ModelUndeployed(model_key="a"))
+    standby.handle(replace(undeployed, occurred_at=4.0), 6.0)
+    assert set(standby.models) == {"a"}, "an old fact, delivered late"
+    standby.handle(replace(undeployed, occurred_at=7.0), 7.0)
+    assert standby.models == {}
+    assert standby.restore("models", {"a": a_model("a", revision=5_000)}, 7.1) == [Remove("models", "a")]
+
+
+def test_an_heir_knows_the_demand_and_asks_anew_for_what_it_wants():
+    earlier = autoscaler(a_model())
+    earlier.handle(load_report(m=ModelLoad(num_waiting=3, last_active_at=1.0)), 1.0)
+    earlier.handle(Tick(), 1.1)
+    heir, _ = heir_of(earlier, dict(earlier.models), 1.5)
+    (command,) = published(heir.handle(Tick(), 1.6), PlaceInstance)
+    assert command.instance_id.startswith("m-9-"), "under an id of its own epoch"

@@ -8,10 +8,19 @@ from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
 from glowplug.controllers.placer import Cordon, PlacerController
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import InstanceState
+from glowplug.domain.lease import Leader
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import CancelPlacement, FetchWeights, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.envelope import from_json, to_json
-from glowplug.events.facts import InstanceFailed, InstanceReady, InstanceStarting, InstanceStopped, NodeBeat, NodeLeft
+from glowplug.events.facts import (
+    InstanceDraining,
+    InstanceFailed,
+    InstanceReady,
+    InstanceStarting,
+    InstanceStopped,
+    NodeBeat,
+    NodeLeft,
+)
 from glowplug.policies.placement.first_fit import place
 from glowplug.policies.residency.lru import evict
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
@@ -314,3 +323,58 @@ def test_a_cordon_that_the_store_lost_is_written_again():
     controller.restore("cordons", {}, 1.0)
     controller.handle(Cordon("node-1", True), 5.0)
     assert controller.restore("cordons", {}, 6.0) == [Save("cordons", "node-1", Cordon("node-1", True))]
+
+
+def test_whatever_is_on_a_drained_node_is_told_to_go_until_it_does():
+    """The first stop may be lost, and an instance may come up there late."""
+    controller = placer(a_node())
+    controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 1.0)
+    assert len(payloads(controller.handle(Cordon("node-1", True), 2.0), StopInstance)) == 1
+    assert payloads(controller.handle(Tick(), 2.5), StopInstance) == [], "not yet again"
+    again = controller.handle(Tick(), 4.1)
+    assert [s.instance_id for s in payloads(again, StopInstance)] == ["i-1"]
+    assert not [e for e in again if isinstance(e, Record)], "it was decided once"
+    controller.handle(an_event(InstanceReady(instance=an_instance("i-late"))), 4.2)
+    late = controller.handle(Tick(), 4.5)
+    assert [s.instance_id for s in payloads(late, StopInstance)] == ["i-late"]
+    assert [e.decision.instance_id for e in late if isinstance(e, Record)] == ["i-late"]
+    draining = replace(an_instance("i-1"), state=InstanceState.DRAINING, revision=9)
+    controller.handle(an_event(InstanceDraining(instance=draining)), 4.6)
+    told = [s.instance_id for s in payloads(controller.handle(Tick(), 7.0), StopInstance)]
+    assert told == ["i-late"], "what drains is left in peace"
+    controller.handle(Cordon("node-1", False), 7.1)
+    assert payloads(controller.handle(Tick(), 9.5), StopInstance) == []
+
+
+def test_the_heir_of_a_placer_keeps_its_cordons_and_gives_every_node_a_whole_lease():
+    """As after a pause of the standby, with a store that has lost its rows: nobody is taken as left."""
+    earlier = placer(a_node())
+    earlier.restore("cordons", {}, 1.0)
+    earlier.handle(Cordon("node-1", True), 2.0)
+    earlier.handle(Cordon("node-2", True), 2.0)
+    heir = placer(a_node())
+    heir.inherit(earlier, 500.0)
+    saved = heir.restore("cordons", {"node-2": Cordon("node-2", False)}, 500.0)
+    assert saved == [Save("cordons", "node-1", Cordon("node-1", True))]
+    heir.restore("nodes", {"node-1": a_node(revision=7)}, 500.0)
+    assert payloads(heir.handle(Tick(), 500.5), NodeLeft) == []
+    assert [(n.node_id, n.draining) for n in heir.view(500.5)] == [("node-1", True)]
+
+
+def test_placements_of_an_autoscaler_that_was_replaced_make_way_whoever_it_was():
+    """A standby that takes over has another service id and a higher epoch, and asks for an instance of its own."""
+    controller = placer(a_node(gpus_mib=(100,), grants={0: [("x", 100)]}))
+    ask = PlaceInstance(instance_id="i-old", model=a_model(mib=100), reason="", wanted_at=0.0)
+    controller.handle(an_event(ask, issuer="autoscaler-1", epoch=5), 1.0)
+    controller.handle(an_event(replace(ask, instance_id="i-new"), issuer="autoscaler-2", epoch=6), 2.0)
+    assert list(controller.placements) == ["i-new"]
+
+
+def test_an_epoch_that_only_the_table_of_leaders_tells_is_enough_to_refuse():
+    controller = placer(a_node())
+    leader = Leader(service="autoscaler", service_id="autoscaler-2", url="", epoch=9, since=0.0)
+    controller.restore("leaders", {"autoscaler": leader}, 1.0)
+    ask = PlaceInstance(instance_id="i", model=a_model(mib=100), reason="", wanted_at=0.0)
+    with pytest.raises(StaleEpoch):
+        controller.handle(an_event(ask, issuer="autoscaler-1", epoch=8), 2.0)
+    assert controller.handle(an_event(ask, issuer="autoscaler-2", epoch=9), 2.0)
