@@ -235,4 +235,9 @@ def _row(seq: int, event: Event, seen: Sighting) -> EventRow:
 def is_emulated(data: Any) -> bool:
     """Whether a payload is about an emulated engine."""
     about = getattr(data, "instance", None) or getattr(data, "model", None) or data
-    return bool(getattr(about, "emulated", False)) or getattr(about, "engine", "") == "emulated"
+    gpus = getattr(getattr(data, "node", None), "gpus", ())
+    return (
+        bool(getattr(about, "emulated", False))
+        or getattr(about, "engine", "") == "emulated"
+        or any(gpu.kind == "emulated" for gpu in gpus)
+    )

@@ -63,7 +63,7 @@ class EventFilter:
     node: str = ""
     service: str = ""  # who wrote it: a service, or one process of it ("placer", "agent-node-1")
     entity_id: str = ""
-    text: str = ""  # anywhere in the event as JSON, in any case
+    text: str = ""  # anywhere in the event as JSON; letters of ASCII in any case
 
     def wants(self, seen: Sighting, raw: bytes) -> bool:
         """Whether an event is to be shown; `raw` is it as JSON."""
@@ -75,7 +75,7 @@ class EventFilter:
             and (not self.node or seen.node_id == self.node)
             and (not self.service or seen.issuer == self.service or seen.issuer.startswith(f"{self.service}-"))
             and (not self.entity_id or seen.entity_id == self.entity_id or self.entity_id.encode() in raw)
-            and (not self.text or self.text.lower() in raw.decode("utf-8", "replace").lower())
+            and (not self.text or self.text.encode().lower() in raw.lower())
         )
 
     def command(self) -> str:

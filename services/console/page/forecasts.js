@@ -3,7 +3,7 @@
 import { badge, emulated, empty, h, keyed, panel, say } from "/page/dom.js";
 import { asked, modelAddress, remember } from "/page/address.js";
 import { LineChart } from "/page/chart.js";
-import { clock, seconds } from "/page/format.js";
+import { clock, count, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
 
 const EVERY_MS = 5000;
@@ -67,7 +67,7 @@ export function forecastsView() {
       chart = new LineChart(view.title);
       box.replaceChildren(chart.element);
     }
-    say(note, page.problem ? `the predictor cannot be read: ${page.problem}` : `windows of ${seconds(page.window_s)}`);
+    say(note, page.problem ? `the predictor cannot be read: ${page.problem}` : `windows of ${page.window_s} s`);
     why.hidden = !page.why_empty;
     say(why, page.why_empty ? `No forecast: ${page.why_empty}.` : "");
     drawFacts(page);
@@ -85,7 +85,7 @@ export function forecastsView() {
     const pairs = [
       ["Model", h("span", null, h("a", { href: modelAddress(page.model_key) }, model?.name ?? page.model_key), emulated(model?.emulated))],
       ["Policy", page.policy === "none" ? badge("none", "quiet", "The room of forecasting policies is empty") : page.policy || "–"],
-      last && ["Last whole window", `${last.requests} requests, ${tokens(last.prompt_tokens)} + ${tokens(last.response_tokens)} tokens${last.is_exact ? "" : " (estimated)"}`],
+      last && ["Last whole window", `${count(last.requests, "request")}, ${tokens(last.prompt_tokens)} + ${tokens(last.response_tokens)} tokens${last.is_exact ? "" : " (estimated)"}`],
       ["Forecast made", newest ? `${clock(newest.made_at)}, ${seconds(page.now - newest.made_at)} ago` : "never"],
       newest?.error_ratio ? ["Error lately", `${(100 * newest.error_ratio).toFixed(0)} %`] : null,
     ];
