@@ -5,7 +5,6 @@ concurrency (WarmServe section 4.1: average is time-weighted, peak is the maximu
 (PreServe section 4.1).
 """
 
-from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from glowplug.events.facts import RequestFinished, RouterLoadReported
 class PredictorParams:
     window_s: float = 60.0
     num_windows: int = 1440  # windows kept per model
-    max_models: int = 5000
+    max_models: int = 5000  # about 0.3 kB each while idle, and as much for each window in which it was not
     router_lease_s: float = 30.0  # what a router silent for longer held and ran is gone with it
 
 
@@ -39,7 +38,11 @@ class Window:
 
 @dataclass(slots=True)
 class _Series:
-    windows: deque[Window] = field(default_factory=deque)
+    """Windows in which something happened, by number; the others are nothing and cost nothing."""
+
+    first: int = 0  # number of the oldest window kept, empty or not
+    last: int = 0  # ... of the open one
+    windows: dict[int, Window] = field(default_factory=dict)
     by_router: dict[str, int] = field(default_factory=dict)
     changed_at: float = 0.0
 
@@ -86,9 +89,12 @@ class PredictorController:
         self.forecasts, self._series, self._heard_at = earlier.forecasts, earlier._series, earlier._heard_at
 
     def windows(self, model_key: str) -> list[Window]:
-        """Oldest first; the last one is still open."""
-        series = self._series.get(model_key)
-        return list(series.windows) if series else []
+        """Oldest first, empty ones too; the last one is still open."""
+        series, width = self._series.get(model_key), self.params.window_s
+        if series is None:
+            return []
+        numbers = range(series.first, series.last + 1)
+        return [series.windows.get(n) or Window(started_at=n * width) for n in numbers]
 
     @property
     def model_keys(self) -> list[str]:
@@ -99,35 +105,46 @@ class PredictorController:
         if series is None:
             if len(self._series) >= self.params.max_models:
                 return None
-            series = self._series[model_key] = _Series(changed_at=now_s)
+            number = int(now_s // self.params.window_s)
+            series = self._series[model_key] = _Series(first=number, last=number, changed_at=now_s)
         self._advance(series, now_s)
         return series
 
+    def _open(self, series: _Series) -> Window:
+        """The window of now, to be written into."""
+        window = series.windows.get(series.last)
+        if window is None:
+            started_at = series.last * self.params.window_s
+            window = series.windows[series.last] = Window(started_at, concurrency_peak=series.concurrency)
+        return window
+
     def _advance(self, series: _Series, now_s: float) -> None:
-        """Close windows up to `now_s`, spreading the current concurrency over them."""
-        width = self.params.window_s
-        if not series.windows:
-            series.windows.append(Window(started_at=now_s - now_s % width))
-            series.changed_at = now_s
-        first = now_s - now_s % width - (self.params.num_windows - 1) * width
-        while now_s >= series.windows[-1].started_at + width:
-            last = series.windows[-1]
-            end = last.started_at + width
-            last.concurrency_seconds += series.concurrency * max(0.0, end - series.changed_at)
+        """Close windows up to `now_s`, spreading the current concurrency over them; what is too old is dropped."""
+        width, number = self.params.window_s, int(now_s // self.params.window_s)
+        oldest = number - self.params.num_windows + 1
+        if series.last < oldest:  # a long silence of ours: what lies before would be dropped at once
+            series.last, series.changed_at = oldest, max(series.changed_at, oldest * width)
+        while series.last < number and series.concurrency:
+            end = (series.last + 1) * width
+            self._open(series).concurrency_seconds += series.concurrency * max(0.0, end - series.changed_at)
             series.changed_at = max(series.changed_at, end)
-            series.windows.append(Window(started_at=max(end, first), concurrency_peak=series.concurrency))
-            while len(series.windows) > self.params.num_windows:
-                series.windows.popleft()
-        series.windows[-1].concurrency_seconds += series.concurrency * max(0.0, now_s - series.changed_at)
+            series.last += 1
+        series.last = max(series.last, number)
+        if series.concurrency:
+            self._open(series).concurrency_seconds += series.concurrency * max(0.0, now_s - series.changed_at)
         series.changed_at = max(series.changed_at, now_s)
+        series.first = max(series.first, oldest)
+        while series.windows and (first := next(iter(series.windows))) < oldest:
+            del series.windows[first]
 
     def _load(self, key: str, router_id: str, load: ModelLoad, now_s: float) -> None:
         series = self._of(key, now_s)
         if series is None:
             return
         series.by_router[router_id] = load.num_waiting + load.num_in_flight
-        window = series.windows[-1]
-        window.concurrency_peak = max(window.concurrency_peak, series.concurrency)
+        if series.concurrency:
+            window = self._open(series)
+            window.concurrency_peak = max(window.concurrency_peak, series.concurrency)
 
     def _absent(self, router_id: str, present: Set[str], now_s: float) -> None:
         """A report is whole: of models that are not in it the router holds and runs nothing (any more)."""
@@ -140,7 +157,7 @@ class PredictorController:
         series = self._of(data.model_key, now_s)
         if series is None:
             return
-        window = series.windows[-1]
+        window = self._open(series)
         window.num_requests += 1
         window.num_cold += data.cold
         window.prompt_tokens += data.prompt_tokens

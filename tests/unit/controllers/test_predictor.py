@@ -87,3 +87,32 @@ def test_a_router_that_is_silent_is_counted_no_more():
         controller.handle(Tick(), at)
     controller.handle(Tick(), 61.0)
     assert controller.windows("m")[-1].concurrency_peak == 1
+
+
+def test_windows_in_which_nothing_happened_take_no_room_and_are_told_all_the_same():
+    controller = PredictorController(PredictorParams(window_s=60, num_windows=1440))
+    for key in ("a", "b"):
+        controller.handle(finished(model_key=key), 0.0)
+    for minute in range(1, 2000):
+        controller.handle(load_report(a=ModelLoad(), b=ModelLoad()), minute * 60.0)
+        controller.handle(Tick(), minute * 60.0 + 30)
+    assert [len(series.windows) for series in controller._series.values()] == [0, 0]
+    told = controller.windows("a")
+    assert len(told) == 1440 and [w.started_at for w in told[-2:]] == [1998 * 60.0, 1999 * 60.0]
+    assert not any(w.num_requests for w in told)
+
+
+def test_load_that_lasts_over_a_silence_of_ours_fills_the_windows_that_are_kept():
+    controller = PredictorController(PredictorParams(window_s=60, num_windows=10))
+    controller.handle(load_report(m=ModelLoad(num_in_flight=2)), 30.0)
+    controller._advance(controller._series["m"], 6030.0)
+    told = controller.windows("m")
+    assert len(told) == 10 and {w.concurrency_peak for w in told} == {2}
+    assert [w.concurrency_seconds for w in told] == [pytest.approx(120.0)] * 9 + [pytest.approx(60.0)]
+
+
+def test_an_heir_has_the_past_of_the_one_before():
+    earlier, heir = PredictorController(), PredictorController()
+    earlier.handle(finished(), 1.0)
+    heir.inherit(earlier, 2.0)
+    assert heir.windows("m")[0].num_requests == 1

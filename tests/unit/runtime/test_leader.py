@@ -240,3 +240,4 @@ async def test_a_term_that_fails_stops_the_service(group: Group) -> None:
     await group.b.step()
     async with asyncio.timeout(10):
         await group.b.stopping.wait()
+    assert group.b.stopping.is_set()
