@@ -63,12 +63,13 @@ class RouterMetrics:
         self.models: dict[str, _OfModel] = {}
         self.slo = SloBook()
         self._events: Counter | None = None
+        self.controller: RouterController | None = None
         self._registry = registry
         registry.register(TallyCollector(self))
 
     def join(self, shell: ShellMetrics, controller: RouterController) -> None:
         """Count published events as every service does, and show what is held and in flight."""
-        self._events = shell.published
+        self._events, self.controller = shell.published, controller
         self._registry.register(LoadCollector(controller, self.cap))
 
     def published(self, event_type: str) -> None:
@@ -126,6 +127,8 @@ class TallyCollector(Collector):
             semconv.SLO_REQUESTS_TOTAL, "Requests of models that set this level", labels=["model", "level"]
         )
         missed = CounterMetricFamily(semconv.SLO_MISSED_TOTAL, "Of these, the missed", labels=["model", "level"])
+        for model in metrics.controller.fleet.models.values() if metrics.controller else ():
+            metrics.slo.expect(model.key, model.slo)
         counts = metrics.slo.counts.items()
         _add(judged, metrics.cap, ((labels, count.num) for labels, count in counts))
         _add(missed, metrics.cap, ((labels, count.num_missed) for labels, count in counts))

@@ -36,6 +36,12 @@ class SloBook:
         if slo.tpot_s and (tpot_s >= 0 or _is_ours(status)) and status != CLIENT_LEFT:
             self._take(model_key, TPOT, _is_ours(status) or tpot_s > slo.tpot_s)
 
+    def expect(self, model_key: str, slo: Slo) -> None:
+        """Count from 0, so that the first miss is seen as an increase."""
+        for level, is_set in ((TTFT, slo.ttft_s), (TPOT, slo.tpot_s)):
+            if is_set:
+                self.counts.setdefault((model_key, level), Count())
+
     def _take(self, model_key: str, level: str, is_missed: bool) -> None:
         count = self.counts.get((model_key, level))
         if count is None:

@@ -66,13 +66,15 @@ class World:
         service_id = settings.service_id or f"{service}-1"
         settings.service_id = service_id
         logs.configure(service_id, level=settings.log_level, json=settings.log_json)
+        metrics = ShellMetrics(service)
+        metrics.introduce(service_id)
         return cls(
             settings=settings,
             service=service,
             bus=NatsBus(settings.nats_url, service_id, replicas=settings.nats_replicas),
             store=RedisStore(settings.redis_url),
             tracing=Tracing(service, service_id, settings.otlp_endpoint),
-            metrics=ShellMetrics(service),
+            metrics=metrics,
         )
 
     async def epoch(self) -> int:

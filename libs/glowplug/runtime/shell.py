@@ -57,7 +57,6 @@ class Shell:
         self._tasks: list[asyncio.Task[None]] = []
         self._turn = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
         self.restored = False
-        metrics.introduce(service_id)
 
     def may_act(self) -> bool:
         """Whether effects are carried out now. Asked before each of them."""

@@ -67,6 +67,8 @@ class ShellMetrics:
         self.service = service
         self.observers: list[Callable[[Any], None]] = []
         self._build = Gauge(semconv.BUILD_INFO, "Who this is", ["service", "service_id", "version"], registry=registry)
+        for seldom in (self.bus_failures, self.store_failures, self.stale):
+            seldom.labels(service)  # shown from 0, so that the first is seen as an increase
         self._watch(service, registry)
 
     def _watch(self, service: str, registry: CollectorRegistry) -> None:
@@ -91,7 +93,8 @@ class ShellMetrics:
         ).labels(service)
 
     def introduce(self, service_id: str) -> None:
-        """Say who this process is."""
+        """Say who this process is. Its tables count as read when it starts, until it reads them."""
+        self.synced_at.set_to_current_time()
         self._build.labels(self.service, service_id, __version__).set(1)
 
     def saw(self, effect: Any) -> None:
@@ -100,7 +103,7 @@ class ShellMetrics:
         for observer in self.observers:
             observer(effect)
 
-    def ticked(self, lag_s: float, num_waiting: int, bus: "BusBooks", spans: SpanCounts) -> None:
+    def ticked(self, lag_s: float, num_waiting: int, bus: "BusBooks", spans: SpanCounts | None = None) -> None:
         """Once per tick: how late it came, how many stimuli wait, and the books of the bus and the traces."""
         self._lag.observe(max(lag_s, 0.0))
         self._inbox.set(num_waiting)
@@ -108,8 +111,9 @@ class ShellMetrics:
         self._reconnects.follow(bus.num_reconnects)
         self._redelivered.follow(bus.num_redelivered)
         self._malformed.follow(bus.num_malformed)
-        self._exported.follow(spans.num_exported)
-        self._dropped.follow(spans.num_dropped)
+        if spans is not None:
+            self._exported.follow(spans.num_exported)
+            self._dropped.follow(spans.num_dropped)
 
 
 class BusBooks(Protocol):

@@ -1,9 +1,12 @@
 """What the router shows: queues as they are at the scrape, and models past the cap added up, never twice."""
 
+from dataclasses import replace
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from glowplug.controllers.router import RouterController
 from glowplug.controllers.router_words import ClientLeft, RequestArrived
+from glowplug.domain.model import Slo
 from glowplug.telemetry.metrics import LabelCap, ShellMetrics
 from services.router.desk import Desk
 from services.router.metrics import LoadCollector, RouterMetrics
@@ -20,6 +23,15 @@ def test_held_requests_are_those_of_the_moment() -> None:
     assert registry.get_sample_value("glowplug_requests_held", {"model": "m"}) == 1
     desk.controller.handle(ClientLeft(1), desk.clock())
     assert not registry.get_sample_value("glowplug_requests_held", {"model": "m"})
+
+
+def test_levels_are_shown_from_0_before_anybody_asks() -> None:
+    registry, controller = CollectorRegistry(), RouterController()
+    desk = Desk(controller)
+    desk.restore("models", {"m": replace(a_model(), slo=Slo(ttft_s=2.0))})
+    RouterMetrics(registry).join(ShellMetrics("router", CollectorRegistry()), controller)
+    assert registry.get_sample_value("glowplug_slo_missed_total", {"model": "m", "level": "ttft"}) == 0
+    assert registry.get_sample_value("glowplug_slo_missed_total", {"model": "m", "level": "tpot"}) is None
 
 
 def test_models_past_the_cap_are_one_sample() -> None:

@@ -36,11 +36,15 @@ NOW = [
         bounds=[("orange", 2)],
     ),
 ]
+LEADING = (
+    "max by (service, instance) (glowplug_leader) "
+    "and on (service) (sum by (service) (glowplug_leader_changes_total) > 0)"
+)
 LEADERS = [
     Panel(
         title="Leaders",
         about="1 leads, 0 stands by; only services that elect one.",
-        asks=[("glowplug_leader and on (service) glowplug_leader_changes_total", "{{service}} {{instance}}")],
+        asks=[(LEADING, "{{service}} {{instance}}")],
         kind="state-timeline",
         base="blue",
         bounds=[("green", 1)],

@@ -1,0 +1,192 @@
+"""A real Prometheus over a real local fleet of emulated engines: every series, rule and panel of it is asked for."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.observability.promql import known
+from tests.observability.promtool import HERE
+from tests.observability.test_dashboards import asked
+
+pytestmark = [
+    pytest.mark.fleet,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not here (apt install prometheus)"),
+]
+MODEL = EMULATED + "slo: {{ttft_s: 30, tpot_s: 1}}\n"
+NOTHING_YET = (  # panels of what has not happened in a fleet that is well
+    "glowplug-service-levels: Errors by model and code",
+    "glowplug-service-levels: Held by model",
+    "glowplug-cold-starts: Failed starts by model and reason",
+    "glowplug-cold-starts: Engines that died after they were ready",
+    "glowplug-cold-starts: Fetched",  # the emulated engine reads no weights
+    "glowplug-cold-starts: Whole fetches, p95",
+    "glowplug-gpus: Evictions",
+    "glowplug-gpus: Failed and repeated fetches",
+    "glowplug-control-plane: Leaders",  # this fleet holds no election
+)
+
+
+@dataclass
+class Prometheus:
+    """The server's HTTP API."""
+
+    url: str
+
+    def get(self, path: str, **params: str) -> Any:
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=10)
+        body = answer.json()
+        assert body["status"] == "success", (params, body)
+        return body["data"]
+
+    def query(self, expr: str) -> list[Any]:
+        found: list[Any] = self.get("query", query=expr)["result"]
+        return found
+
+    def alerts(self) -> dict[str, str]:
+        """Alert -> pending or firing."""
+        return {alert["labels"]["alertname"]: alert["state"] for alert in self.get("alerts")["alerts"]}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def configuration(fleet: Fleet) -> dict[str, Any]:
+    """What the script a person uses prints, scraped and judged faster."""
+    script = [sys.executable, str(HERE / "local.py"), str(fleet.state_dir)]
+    made: dict[str, Any] = yaml.safe_load(subprocess.run(script, check=True, capture_output=True, text=True).stdout)
+    made["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    return made
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    root = tmp_path_factory.mktemp("fleet")
+    models = {name: MODEL.format(name=name, keep_alive_s=-1) for name in ("one", "two")}
+    made = Fleet.start(root, models, nodes=2)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def prometheus(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(fleet)))
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+    ]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    server = Prometheus(f"http://{address}")
+    try:
+        wait_until("prometheus is ready", lambda: httpx.get(f"{server.url}/-/ready").status_code == 200)
+        wait_until("a first scrape", lambda: server.query('up{job="router"} == 1'))
+        live(fleet, server)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def live(fleet: Fleet, server: Prometheus) -> None:
+    """Some minutes of a day: cold and warm requests of both models, a stream, and one for a model there is not."""
+    for name in ("one", "two", "one", "two"):
+        assert fleet.chat(name, max_tokens=4).status_code == 200
+    for num in (1, 2):  # a rate needs a scrape between two of a kind
+        for name in ("one", "two"):
+            assert fleet.chat(name, max_tokens=16, stream=True).status_code == 200
+        assert fleet.chat("nobody").status_code == 404
+        streams = f"sum(glowplug_request_tpot_seconds_count) == {2 * num}"
+        wait_until("streams are scraped", lambda query=streams: server.query(query))
+    fleet.cli("unload", "one")
+    wait_until("one is asleep", lambda: not [i for i in fleet.instances("one") if i["state"] == "ready"])
+    assert fleet.chat("one").status_code == 200
+    wait_until("all of it is scraped", lambda: server.query('sum(glowplug_requests_total{code="200"}) == 9'))
+    wait_until(
+        "rules have been evaluated", lambda: server.query('glowplug:slo_missed:ratio_rate5m{model="one",level="tpot"}')
+    )
+
+
+def test_every_process_is_scraped_under_the_name_of_its_service(fleet: Fleet, prometheus: Prometheus) -> None:
+    targets = prometheus.get("targets", state="active")["activeTargets"]
+    assert [t["scrapeUrl"] for t in targets if t["health"] != "up"] == []
+    jobs = [t["labels"]["job"] for t in targets]
+    assert sorted(jobs) == sorted(
+        ["router", "predictor", "placer", "autoscaler", "console", *["agent", "prefetcher"] * 2]
+    )
+
+
+def test_what_is_scraped_is_what_the_page_of_metrics_says(fleet: Fleet) -> None:
+    """Of every process: no series of ours that is not on the page, and none with other labels."""
+    page, odd = known(), set()
+    for process in fleet.document["processes"]:
+        if not process["url"] or process["service"] in ("nats", "valkey"):
+            continue
+        for family in text_string_to_metric_families(httpx.get(f"{process['url']}/metrics").text):
+            for sample in family.samples:
+                is_ours = sample.name.startswith("glowplug_") and not sample.name.endswith("_created")
+                if is_ours and set(sample.labels) != page.get(sample.name):
+                    odd.add((sample.name, *sample.labels))
+    assert odd == set()
+
+
+def test_every_panel_is_answered_and_shows_data(prometheus: Prometheus) -> None:
+    """What is empty in a fleet that is well is named above; everything else has data."""
+    full = {where for where, expr in asked() if prometheus.query(expr)}
+    assert {where for where, _ in asked()} - full == set(NOTHING_YET)
+
+
+def test_every_rule_is_well_and_no_alert_is_raised(prometheus: Prometheus) -> None:
+    rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+    assert [(rule["name"], rule["lastError"]) for rule in rules if rule["health"] != "ok"] == []
+    assert len(rules) > 30
+    assert prometheus.alerts() == {}
+
+
+def test_numbers_are_those_of_what_happened(prometheus: Prometheus) -> None:
+    def value(expr: str) -> float:
+        (row,) = prometheus.query(expr)
+        return float(row["value"][1])
+
+    assert value('sum(glowplug_slo_requests_total{level="ttft"})') == 9
+    assert value('sum(glowplug_slo_missed_total{level="ttft"})') == 0
+    assert value("sum(glowplug_starts_total)") == 3
+    assert value('sum(glowplug_cold_start_seconds_count{phase="total"})') == 3
+    assert value('sum(glowplug_cold_start_predicted_seconds_count{phase="load"})') >= 1
+    assert value('sum(glowplug_requests_refused_total{code="404"})') == 2
+    assert value('sum(glowplug_request_ttft_seconds_count{temperature="cold"})') == 3
+    assert value("sum(glowplug_node_up)") == 2 and value('max(glowplug_nodes{state="alive"})') == 2
+    assert value('max(glowplug_models{temperature="hot"})') == 2
+    assert value("sum(glowplug_response_tokens_total)") > 0
+    assert value("count(glowplug_build_info)") == 9
+
+
+def test_a_node_that_stops_speaking_raises_its_alert_and_ends_it(fleet: Fleet, prometheus: Prometheus) -> None:
+    agent = fleet.process("agent-2")
+    os.kill(agent["pid"], signal.SIGSTOP)
+    try:
+        wait_until("NodeSilent", lambda: "NodeSilent" in prometheus.alerts(), timeout_s=90)
+    finally:
+        os.kill(agent["pid"], signal.SIGCONT)
+    assert wait_until("it is over", lambda: "NodeSilent" not in prometheus.alerts(), timeout_s=60)
