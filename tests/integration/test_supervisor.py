@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import nats
@@ -18,6 +19,7 @@ from redis.asyncio import Redis
 from glowplug.runtime.supervisor import embedded
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.output import Output
+from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.sweep import MARK, processes_of, sweep
 
 WAIT_S = 30.0
@@ -64,6 +66,49 @@ async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
         ChildState.STOPPED,
     ]
     assert not psutil.pid_exists(process.pid or first)
+
+
+PAGE = (
+    "import http.server, os, pathlib, sys\n"
+    "server = http.server.HTTPServer(('127.0.0.1', 0), http.server.SimpleHTTPRequestHandler)\n"
+    "part = pathlib.Path(sys.argv[1] + '.part')\n"
+    "part.write_text(f'{os.getpid()} {server.server_port}')\n"
+    "part.rename(sys.argv[1])\n"
+    "server.serve_forever()\n"
+)
+
+
+async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_again(tmp_path: Path) -> None:
+    told = tmp_path / "port"
+    asked = 0
+
+    def url(pid: int | None = None) -> str:
+        """Of the process with that pid; "" while it has not told its port."""
+        owner, port = told.read_text().split() if told.exists() else ("", "")
+        return f"http://127.0.0.1:{port}/" if pid is None or owner == str(pid) else ""
+
+    async def is_ready(pid: int) -> bool:
+        return bool(at := url(pid)) and await http_status(at, 0.5) == 200
+
+    async def is_live() -> bool:
+        nonlocal asked
+        asked += 1
+        return await http_status(url(), 0.1) == 200
+
+    made = replace(spec(sys.executable, "-c", PAGE, str(told), is_ready=is_ready), is_live=is_live)
+    process = child(made, tmp_path)
+    process.live_poll_s, process.hang_misses = 0.05, 4
+    process.start()
+    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    first = process.pid
+    await eventually(lambda: asked > 10)
+    assert process.num_restarts == 0, "one that answers is left alone"
+    os.kill(first, signal.SIGSTOP)
+    await eventually(lambda: process.num_restarts == 1 and process.ready.is_set())
+    assert process.pid != first and process.exit_reason == "killed by SIGKILL"
+    stream = process.output._stream
+    assert isinstance(stream, io.StringIO) and "hangs: 4 questions in a row" in stream.getvalue()
+    await process.stop(grace_s=5)
 
 
 async def test_a_crash_loop_is_told_with_the_last_lines_and_still_retried(tmp_path: Path) -> None:

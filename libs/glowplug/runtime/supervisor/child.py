@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 FIRST_WAIT_S = 0.05
 CRASH_LOOP_STARTS, CRASH_LOOP_WINDOW_S = 4, 60.0
 READY_POLL_S = 0.05
+LIVE_POLL_S = 2.0
 TAIL_LINES = 12
 _READ_BYTES, _LONGEST_LINE = 65536, 65536
 _PR_SET_PDEATHSIG = 1
@@ -48,6 +49,7 @@ class ChildSpec:
     tier: int = 1
     service: str = ""  # kind of process, e.g. "agent"
     url: str = ""  # its REST address, when it has one
+    is_live: Callable[[], Awaitable[bool]] | None = None  # asked while it runs; a process may live and hang
 
 
 def backoff_s(num_crashes: int, longest_s: float) -> float:
@@ -75,6 +77,8 @@ class Child:
     output: Output
     on_change: Callable[["Child"], None]
     longest_wait_s: float = 10.0
+    hang_misses: int = 8  # unanswered questions in a row after which a process that hangs is killed; 0: it is left
+    live_poll_s: float = LIVE_POLL_S
     state: ChildState = ChildState.WAITING
     pid: int = 0
     num_restarts: int = 0
@@ -147,6 +151,19 @@ class Child:
         self.crash_looping.clear()
         self.ready.set()
         self._set(ChildState.READY)
+        if self.spec.is_live is not None and self.hang_misses:
+            await self._watch_live(self.spec.is_live)
+
+    async def _watch_live(self, is_live: Callable[[], Awaitable[bool]]) -> None:
+        """Kill a process that has stopped answering: it is started again like one that died."""
+        misses = 0
+        while misses < self.hang_misses:
+            await asyncio.sleep(self.live_poll_s)
+            misses = 0 if await is_live() else misses + 1
+        if self._stopping:
+            return  # it ends, in its own time
+        self.output.notice(f"{self.spec.name} hangs: {misses} questions in a row without an answer; killed")
+        self.kill()
 
     async def _pump(self, stream: asyncio.StreamReader) -> None:
         rest = b""

@@ -105,8 +105,20 @@ class EmbeddedNats:
             return False
         return await http_status(f"http://127.0.0.1:{self._monitor}/healthz") == 200
 
+    async def is_live(self) -> bool:
+        """Its monitor answers anything at all."""
+        return await http_status(f"http://127.0.0.1:{self._monitor}/healthz") > 0
+
     def spec(self, env: Mapping[str, str]) -> ChildSpec:
-        return ChildSpec(name="nats", argv=self.argv, env=env, is_ready=self.is_ready, tier=0, service="nats")
+        return ChildSpec(
+            name="nats",
+            argv=self.argv,
+            env=env,
+            is_ready=self.is_ready,
+            tier=0,
+            service="nats",
+            is_live=self.is_live,
+        )
 
 
 class EmbeddedValkey:
@@ -142,8 +154,20 @@ class EmbeddedValkey:
     async def is_ready(self, _pid: int) -> bool:
         return await redis_answers(self.socket)
 
+    async def is_live(self) -> bool:
+        """It answers PING."""
+        return await redis_answers(self.socket)
+
     def spec(self, env: Mapping[str, str]) -> ChildSpec:
-        return ChildSpec(name="valkey", argv=self.argv, env=env, is_ready=self.is_ready, tier=0, service="valkey")
+        return ChildSpec(
+            name="valkey",
+            argv=self.argv,
+            env=env,
+            is_ready=self.is_ready,
+            tier=0,
+            service="valkey",
+            is_live=self.is_live,
+        )
 
     def remove(self) -> None:
         """Delete the socket's own directory, when it needed one."""

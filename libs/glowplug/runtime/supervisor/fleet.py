@@ -83,7 +83,13 @@ class Fleet:
     async def _start_tier(self, specs: list[ChildSpec]) -> None:
         """Start all, wait for all. Raises FleetError with the last lines of the one that did not come up."""
         started = [
-            Child(spec, self.output, lambda _child: self._changed.set(), longest_wait_s=self.settings.restart_max_s)
+            Child(
+                spec,
+                self.output,
+                lambda _child: self._changed.set(),
+                longest_wait_s=self.settings.restart_max_s,
+                hang_misses=self.settings.hang_misses,
+            )
             for spec in specs
         ]
         self.children += started

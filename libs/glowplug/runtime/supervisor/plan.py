@@ -141,6 +141,9 @@ def services(plan: Plan, env: Mapping[str, str]) -> list[ChildSpec]:
         async def is_ready(_pid: int) -> bool:
             return await http_status(f"{url}/ready") == 200
 
+        async def is_live() -> bool:
+            return await http_status(f"{url}/live") == 200
+
         own = {
             "GLOWPLUG_HOST": plan.host(offset),
             "GLOWPLUG_SERVICE_ID": name,
@@ -149,7 +152,14 @@ def services(plan: Plan, env: Mapping[str, str]) -> list[ChildSpec]:
         }
         argv = (sys.executable, "-m", f"services.{service}")
         return ChildSpec(
-            name=name, argv=lambda: argv, env={**env, **own}, is_ready=is_ready, tier=1, service=service, url=url
+            name=name,
+            argv=lambda: argv,
+            env={**env, **own},
+            is_ready=is_ready,
+            tier=1,
+            service=service,
+            url=url,
+            is_live=is_live,
         )
 
     found = [
