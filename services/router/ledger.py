@@ -109,13 +109,16 @@ class Ledger:
     def live(self, limit: int) -> RouterRequestsReported:
         """The oldest `limit` requests here. Exchanges stand in order of arrival, as the held ones of a model do."""
         num_held: dict[str, int] = {}
+        etas: dict[str, float] = {}
         rows = []
         for exchange in islice(self._desk.exchanges.values(), limit):
             key = exchange.model.key
             held = self._is_held(exchange)
             if held:
                 num_held[key] = num_held.get(key, 0) + 1
-            rows.append(_live_request(exchange, num_held[key] if held else 0, self._desk.eta_s(key) if held else 0.0))
+                if key not in etas:
+                    etas[key] = self._desk.eta_s(key)
+            rows.append(_live_request(exchange, num_held[key] if held else 0, etas[key] if held else 0.0))
         return RouterRequestsReported(
             router_id=self._router_id, num_live=len(self._desk.exchanges), requests=tuple(rows)
         )
