@@ -38,7 +38,7 @@ def _licence(metadata: PackageMetadata) -> dict[str, Any] | None:
     if "License-Expression" in metadata:
         return {"expression": metadata["License-Expression"]}
     named = [line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier", []) if line.startswith("License ::")]
-    name = named[0] if named else (metadata["License"] if "License" in metadata else "")
+    name = named[0] if named else (metadata.get_all("License") or [""])[0]
     return {"license": {"name": name}} if name and len(name) < LICENSE_LIMIT and "\n" not in name else None
 
 
