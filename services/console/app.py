@@ -90,7 +90,7 @@ class Console:
     def open_disk(self) -> None:
         """Read the traces of the last run and write those to come. Blocks; call before anything is served."""
         told = self.settings
-        path = told.state_dir / (told.service_id or "console-1") / "traces.sqlite"
+        path = told.state_dir / "console" / "traces.sqlite"  # a pod's service id changes, what it has seen does not
         disk = TraceDisk(
             path,
             max_bytes=told.trace_max_bytes,

@@ -11,7 +11,7 @@ class ConsoleSettings(ServiceSettings):
     trace_max_traces: int = Field(2000, ge=1)
     trace_max_bytes: int = Field(32 << 20, ge=1 << 16)
     trace_max_spans: int = Field(2000, ge=1)  # of one trace
-    trace_disk: bool = True  # traces are in <state_dir>/<service_id>/traces.sqlite and survive a restart
+    trace_disk: bool = True  # traces are in <state_dir>/console/traces.sqlite and survive a restart
     otlp_max_body_bytes: int = Field(4 << 20, ge=1024)  # as sent
     otlp_max_plain_bytes: int = Field(16 << 20, ge=1024)  # once unpacked
     otlp_max_held_bytes: int = Field(32 << 20, ge=1024)  # bodies of all exports being read; past it they get 503
