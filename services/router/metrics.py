@@ -4,55 +4,66 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from glowplug.controllers.router import RouterController
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap, ShellMetrics
-from services.router.slo import SloBook
+from glowplug.telemetry.tally import CountChild, TallyCounter, TallyHistogram, TallyRows
+from services.router.slo import Count, SloBook
 
 if TYPE_CHECKING:
     from services.router.proxy_exchange import Exchange
 
 OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 1)
 TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
 class _OfModel:
-    """One model's children, and plain counts that cost an addition each: they are shown by TallyCollector."""
+    """One model's children."""
 
     __slots__ = ("chunks", "codes", "cold_ttft", "e2e", "hot_ttft", "prompt_tokens", "queue", "response_tokens", "tpot")
 
     def __init__(self, metrics: "RouterMetrics", model: str) -> None:
-        self.codes: dict[int, Counter] = {}
+        self.codes: dict[int, CountChild] = {}
         self.hot_ttft = metrics.ttft.labels(model, "hot")
         self.cold_ttft = metrics.ttft.labels(model, "cold")
         self.queue = metrics.queue.labels(model)
         self.tpot = metrics.tpot.labels(model)
         self.e2e = metrics.e2e.labels(model)
         self.chunks = metrics.chunks.labels(model)
-        self.prompt_tokens = self.response_tokens = 0
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.response_tokens = metrics.response_tokens.labels(model)
 
 
 class RouterMetrics:
     """Label values are bounded: models by LabelCap, codes by the HTTP statuses there are."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        def histogram(name: str, doc: str, *labels: str, buckets: tuple[float, ...] = SECONDS_BUCKETS) -> Histogram:
-            return Histogram(name, doc, labels, registry=registry, buckets=buckets)
+        def histogram(
+            name: str, doc: str, *labels: str, buckets: tuple[float, ...] = SECONDS_BUCKETS
+        ) -> TallyHistogram:
+            return TallyHistogram(name, doc, labels, buckets, registry)
 
-        self.requests = Counter(semconv.REQUESTS_TOTAL, "Requests ended", ["model", "code"], registry=registry)
+        def counter(name: str, doc: str, *labels: str) -> TallyCounter:
+            return TallyCounter(name, doc, labels, registry)
+
+        self.requests = counter(semconv.REQUESTS_TOTAL, "Requests ended", "model", "code")
         self.ttft = histogram(semconv.REQUEST_TTFT_SECONDS, "Arrival to first byte", "model", "temperature")
         self.queue = histogram(semconv.REQUEST_QUEUE_SECONDS, "Arrival to dispatch", "model")
         self.tpot = histogram(
             semconv.REQUEST_TPOT_SECONDS, "Seconds per token after the first", "model", buckets=TPOT_BUCKETS
         )
         self.e2e = histogram(semconv.REQUEST_E2E_SECONDS, "Arrival to last byte", "model")
-        self.overhead = histogram(
-            semconv.ROUTER_OVERHEAD_SECONDS, "Time in the router, queue excluded", buckets=OVERHEAD_BUCKETS
+        self.chunks = counter(semconv.RESPONSE_CHUNKS_TOTAL, "SSE events passed on", "model")
+        self.prompt_tokens = counter(semconv.PROMPT_TOKENS_TOTAL, "Prompt tokens read", "model")
+        self.response_tokens = counter(semconv.RESPONSE_TOKENS_TOTAL, "Tokens answered", "model")
+        self.overhead = Histogram(
+            semconv.ROUTER_OVERHEAD_SECONDS,
+            "Time in the router, queue excluded",
+            buckets=OVERHEAD_BUCKETS,
+            registry=registry,
         )
-        self.chunks = Counter(semconv.RESPONSE_CHUNKS_TOTAL, "SSE events passed on", ["model"], registry=registry)
         self.retries = Counter(semconv.UPSTREAM_RETRIES_TOTAL, "Engines lost before a first byte", registry=registry)
         self.connections = Gauge(semconv.CONNECTIONS, "Client connections open", registry=registry)
         self.dropped = Counter(semconv.TELEMETRY_DROPPED_TOTAL, "Telemetry the bus did not take", registry=registry)
@@ -62,15 +73,25 @@ class RouterMetrics:
         self.cap = LabelCap()
         self.models: dict[str, _OfModel] = {}
         self.slo = SloBook()
-        self._events: Counter | None = None
         self.controller: RouterController | None = None
-        self._registry = registry
-        registry.register(TallyCollector(self))
+        self._events: Counter | None = None
+        self._read_at_each_scrape(registry)
+
+    def _read_at_each_scrape(self, registry: CollectorRegistry) -> None:
+        """Gauges are never behind the queues, and a model that left leaves none."""
+        level = ["model", "level"]
+        TallyRows(
+            semconv.SLO_REQUESTS_TOTAL, "Requests of models that set this level", level, self._judged, registry=registry
+        )
+        TallyRows(semconv.SLO_MISSED_TOTAL, "Of these, the missed", level, self._missed, registry=registry)
+        TallyRows(
+            semconv.REQUESTS_IN_FLIGHT, "Requests at engines", ["model"], self._running, kind="gauge", registry=registry
+        )
+        TallyRows(semconv.REQUESTS_HELD, "Requests held", ["model"], self._held, kind="gauge", registry=registry)
 
     def join(self, shell: ShellMetrics, controller: RouterController) -> None:
         """Count published events as every service does, and show what is held and in flight."""
         self._events, self.controller = shell.published, controller
-        self._registry.register(LoadCollector(controller, self.cap))
 
     def published(self, event_type: str) -> None:
         """One event the bus has taken."""
@@ -90,7 +111,7 @@ class RouterMetrics:
         code = mine.codes.get(exchange.status)
         if code is None:
             code = mine.codes[exchange.status] = self.requests.labels(self.cap(key), str(exchange.status))
-        code.inc()
+        code.value += 1
         e2e_s, ttft_s, tpot_s = exchange.ended - exchange.arrived, -1.0, -1.0
         if exchange.started:
             ttft_s = exchange.first_byte - exchange.arrived
@@ -98,10 +119,10 @@ class RouterMetrics:
             ttft.observe(ttft_s)
             self.overhead.observe(exchange.router_s)
             num_prompt, num_response, _ = exchange.token_counts()
-            mine.prompt_tokens += num_prompt
-            mine.response_tokens += num_response
+            mine.prompt_tokens.value += num_prompt
+            mine.response_tokens.value += num_response
             if exchange.num_events:
-                mine.chunks.inc(exchange.num_events)
+                mine.chunks.value += exchange.num_events
                 if num_response > 1:
                     tpot_s = (e2e_s - ttft_s) / (num_response - 1)
                     mine.tpot.observe(tpot_s)
@@ -109,54 +130,29 @@ class RouterMetrics:
         mine.e2e.observe(e2e_s)
         self.slo.judge(key, exchange.model.slo, exchange.status, e2e_s=e2e_s, ttft_s=ttft_s, tpot_s=tpot_s)
 
+    def _counts(self) -> list[tuple[tuple[str, str], Count]]:
+        for model in self.controller.fleet.models.values() if self.controller else ():
+            self.slo.expect(model.key, model.slo)
+        return list(self.slo.counts.items())
 
-class TallyCollector(Collector):
-    """Shows, at each scrape, what RouterMetrics keeps as plain numbers."""
+    def _judged(self) -> Rows:
+        return self._summed((labels, count.num) for labels, count in self._counts())
 
-    def __init__(self, metrics: RouterMetrics) -> None:
-        self._metrics = metrics
+    def _missed(self) -> Rows:
+        return self._summed((labels, count.num_missed) for labels, count in self._counts())
 
-    def collect(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        prompt = CounterMetricFamily(semconv.PROMPT_TOKENS_TOTAL, "Prompt tokens read", labels=["model"])
-        response = CounterMetricFamily(semconv.RESPONSE_TOKENS_TOTAL, "Tokens answered", labels=["model"])
-        kept = metrics.models.items()
-        _add(prompt, metrics.cap, (((key,), mine.prompt_tokens) for key, mine in kept))
-        _add(response, metrics.cap, (((key,), mine.response_tokens) for key, mine in kept))
-        judged = CounterMetricFamily(
-            semconv.SLO_REQUESTS_TOTAL, "Requests of models that set this level", labels=["model", "level"]
-        )
-        missed = CounterMetricFamily(semconv.SLO_MISSED_TOTAL, "Of these, the missed", labels=["model", "level"])
-        for model in metrics.controller.fleet.models.values() if metrics.controller else ():
-            metrics.slo.expect(model.key, model.slo)
-        counts = metrics.slo.counts.items()
-        _add(judged, metrics.cap, ((labels, count.num) for labels, count in counts))
-        _add(missed, metrics.cap, ((labels, count.num_missed) for labels, count in counts))
-        yield from (prompt, response, judged, missed)
+    def _running(self) -> Rows:
+        queues = self.controller.queues if self.controller else {}
+        return self._summed(((key,), queue.num_running) for key, queue in queues.items())
 
+    def _held(self) -> Rows:
+        queues = self.controller.queues if self.controller else {}
+        return self._summed(((key,), len(queue.waiting)) for key, queue in queues.items())
 
-class LoadCollector(Collector):
-    """Reads the queues at each scrape: a gauge is never behind them, and a model that left leaves none."""
-
-    def __init__(self, controller: RouterController, cap: LabelCap) -> None:
-        self._controller, self._cap = controller, cap
-
-    def collect(self) -> Iterator[Metric]:
-        in_flight = GaugeMetricFamily(semconv.REQUESTS_IN_FLIGHT, "Requests at engines", labels=["model"])
-        held = GaugeMetricFamily(semconv.REQUESTS_HELD, "Requests held", labels=["model"])
-        queues = self._controller.queues.items()
-        _add(in_flight, self._cap, (((key,), queue.num_running) for key, queue in queues))
-        _add(held, self._cap, (((key,), len(queue.waiting)) for key, queue in queues))
-        yield from (in_flight, held)
-
-
-def _add(
-    family: CounterMetricFamily | GaugeMetricFamily, cap: LabelCap, rows: Iterable[tuple[tuple[str, ...], float]]
-) -> None:
-    """One sample per set of labels, the first of which is a model: those past the cap are added up."""
-    summed: dict[tuple[str, ...], float] = {}
-    for (key, *others), value in rows:
-        labels = (cap(key), *others)
-        summed[labels] = summed.get(labels, 0) + value
-    for labels, value in summed.items():
-        family.add_metric(labels, value)
+    def _summed(self, rows: Iterator[tuple[tuple[str, ...], float]]) -> Rows:
+        """One row per set of labels, the first of which is a model: those past the cap are added up."""
+        summed: dict[tuple[str, ...], float] = {}
+        for (key, *others), value in rows:
+            labels = (self.cap(key), *others)
+            summed[labels] = summed.get(labels, 0) + value
+        return summed.items()

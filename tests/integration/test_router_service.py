@@ -98,7 +98,7 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
         done = (await client.get(f"{router.admin_url}/v1/requests")).json()["data"]
         assert (done[0]["request_id"], done[0]["state"], done[0]["cold"]) == ("r-1", "finished", True)
         metrics = (await client.get(f"{router.admin_url}/metrics")).text
-        assert 'glowplug_requests_total{code="200",model="held-one"} 1.0' in metrics
+        assert 'glowplug_requests_total{model="held-one",code="200"} 1.0' in metrics
         await bus.publish(fact(ModelUndeployed(model_key="held-one")))
     waiting = next(e for e in heard if e.type == "request.waiting")
     assert waiting.data.request_id == "r-1" and waiting.cause_id == "r-1"

@@ -11,11 +11,12 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from glowplug import __version__
 from glowplug.domain.errors import GlowplugError, Unauthorized
+from glowplug.telemetry.tally import exposition
 
 log = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False)
@@ -70,7 +71,7 @@ def make_app(
     @app.get("/metrics", tags=["health"], response_class=Response)
     async def metrics() -> Response:
         """Prometheus text."""
-        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+        return Response(await exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/policies", tags=["policies"])
     async def policies_in_force() -> dict[str, str]:

@@ -5,11 +5,12 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from glowplug.controllers.router import RouterController
+from glowplug.controllers.router_queue import ModelQueue
 from glowplug.controllers.router_words import ClientLeft, RequestArrived
 from glowplug.domain.model import Slo
 from glowplug.telemetry.metrics import LabelCap, ShellMetrics
 from services.router.desk import Desk
-from services.router.metrics import LoadCollector, RouterMetrics
+from services.router.metrics import RouterMetrics
 from services.router.slo import Count
 from tests.contract.data_port_rig import a_model
 
@@ -46,10 +47,10 @@ def test_models_past_the_cap_are_one_sample() -> None:
 
 
 def test_queues_past_the_cap_are_one_sample() -> None:
-    registry = CollectorRegistry()
-    controller = RouterController()
+    registry, controller = CollectorRegistry(), RouterController()
+    metrics = RouterMetrics(registry)
+    metrics.join(ShellMetrics("router", CollectorRegistry()), controller)
+    metrics.cap = LabelCap(1)
     for key in ("a", "b", "c"):
-        controller.queues[key] = controller._queue(key)
-        controller.queues[key].num_running = 3
-    registry.register(LoadCollector(controller, LabelCap(1)))
+        controller.queues[key] = ModelQueue(num_running=3)
     assert registry.get_sample_value("glowplug_requests_in_flight", {"model": "other"}) == 6
