@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
+from glowplug.controllers.load_reports import LoadReports
 from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.facts import RouterLoadReported
 
 LOAD_LEASE_S: Final = 3.0  # silence after which a router's load no longer counts
 NOTHING: Final = ModelLoad()
@@ -13,13 +15,14 @@ class Loads:
     """`refresh` says which models and instances have another load than before."""
 
     def __init__(self) -> None:
+        self._reports = LoadReports()
         self._by_router: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}  # router id -> (heard at, loads)
         self._by_model: dict[str, ModelLoad] = {}
         self._by_instance: dict[str, int] = {}
         self._is_stale = False
 
-    def put(self, router_id: str, loads: Mapping[str, ModelLoad], now_s: float) -> None:
-        self._by_router[router_id] = (now_s, loads)
+    def put(self, report: RouterLoadReported, now_s: float) -> None:
+        self._by_router[report.router_id] = (now_s, self._reports.take(report))
         self._is_stale = True
 
     def model(self, key: str) -> ModelLoad:
@@ -34,6 +37,7 @@ class Loads:
         silent = [r for r, (heard_at, _) in self._by_router.items() if now_s - heard_at > LOAD_LEASE_S]
         for router_id in silent:
             del self._by_router[router_id]
+            self._reports.forget(router_id)
         if not silent and not self._is_stale:
             return set(), set()
         self._is_stale = False

@@ -99,8 +99,8 @@ class FleetView:
         match event.data:
             case NodeBeat(node=node) | NodeJoined(node=node):
                 self._put_node(node, now_s)
-            case RouterLoadReported(router_id=router_id, loads=loads):
-                self._loads.put(router_id, loads, now_s)
+            case RouterLoadReported() as report:
+                self._loads.put(report, now_s)
             case RequestRejected(request_id=request_id) if self._has_ended(request_id):
                 return  # its end, told before it, says the code too
             case RequestFinished() | RequestRejected():

@@ -83,4 +83,5 @@ class RouterShell(Shell):
 async def listen_to_facts(world: World, shell: RouterShell) -> None:
     """Connect to the bus, however long that takes, and follow the fleet."""
     await world.bus.connect()
+    await world.bus.subscribe([facts_of("router.load_reported")], shell.on_event)
     await world.bus.subscribe(FACTS, shell.on_event, durable=f"{world.settings.service_id}-facts")

@@ -1,15 +1,17 @@
 """The books: each finished request as a fact, the last of them for /v1/requests, and the load reports."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from glowplug.controllers.effects import Publish
+from glowplug.controllers.load_reports import LoadReporter
 from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
-from glowplug.events.facts import RequestFinished, RouterLoadReported, RouterRequestsReported
+from glowplug.events.facts import RequestFinished, RouterRequestsReported
 from services.router.desk import Desk
 
 if TYPE_CHECKING:
@@ -85,9 +87,10 @@ class Ledger:
 
     async def report_loads(self, soonest_s: float, every_s: float) -> None:
         """router.load_reported on change, but not closer together than `soonest_s`, and at least each `every_s`."""
+        reporter = LoadReporter(self._router_id)
         while True:
-            loads = self._desk.controller.loads()
-            self._put(Publish(RouterLoadReported(router_id=self._router_id, loads=loads)))
+            for report in reporter.reports(self._desk.controller.loads(), time.monotonic()):
+                self._put(Publish(report))
             self._changed.clear()
             await asyncio.sleep(soonest_s)
             try:

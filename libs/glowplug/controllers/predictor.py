@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Tick
+from glowplug.controllers.load_reports import LoadReports
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.facts import RequestFinished, RouterLoadReported
 
@@ -58,12 +59,14 @@ class PredictorController:
         self.params = params
         self.forecasts: dict[str, Forecast] = {}
         self._series: dict[str, _Series] = {}
+        self._reports = LoadReports()
         self._heard_at: dict[str, float] = {}  # router_id -> when it reported last
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         if isinstance(stimulus, Tick):
             for router_id in [r for r, at in self._heard_at.items() if now_s - at > self.params.router_lease_s]:
                 del self._heard_at[router_id]
+                self._reports.forget(router_id)
                 self._absent(router_id, frozenset(), now_s)
             for series in self._series.values():
                 self._advance(series, now_s)
@@ -71,7 +74,7 @@ class PredictorController:
         data = stimulus.data
         if isinstance(data, RouterLoadReported):
             self._heard_at[data.router_id] = now_s
-            self._absent(data.router_id, data.loads.keys(), now_s)
+            self._absent(data.router_id, self._reports.take(data).keys(), now_s)
             for key, load in data.loads.items():
                 self._load(key, data.router_id, load, now_s)
         elif isinstance(data, RequestFinished):
@@ -86,7 +89,8 @@ class PredictorController:
 
     def inherit(self, earlier: "PredictorController", now_s: float) -> None:
         """The past is nowhere but in the memory of those who lived through it."""
-        self.forecasts, self._series, self._heard_at = earlier.forecasts, earlier._series, earlier._heard_at
+        self.forecasts, self._series = earlier.forecasts, earlier._series
+        self._reports, self._heard_at = earlier._reports, earlier._heard_at
 
     def windows(self, model_key: str) -> list[Window]:
         """Oldest first, empty ones too; the last one is still open."""

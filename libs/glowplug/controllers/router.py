@@ -16,8 +16,9 @@ from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.router_eta import Estimates
-from glowplug.controllers.router_failures import Failures, coded
+from glowplug.controllers.router_failures import Failures, coded, rejection, suspended
 from glowplug.controllers.router_fleet import Fleet
+from glowplug.controllers.router_peers import Peers
 from glowplug.controllers.router_queue import ModelQueue, Quarantine, Request
 from glowplug.controllers.router_words import (
     ClientLeft,
@@ -25,7 +26,6 @@ from glowplug.controllers.router_words import (
     DispatchFailed,
     DrainStarted,
     Hold,
-    Reject,
     RequestArrived,
     RequestEnded,
 )
@@ -35,8 +35,6 @@ from glowplug.domain.model import Model, OnCold
 from glowplug.domain.snapshot import ModelLoad, Target
 from glowplug.events import Event, facts
 from glowplug.policies.registry import Policy, choose
-
-SUSPENDED_RETRY_S = 60.0  # when a person decides, nothing can be computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +61,7 @@ class RouterController:
         self.requests: dict[int, Request] = {}
         self.in_flight: dict[str, int] = {}  # by instance_id
         self.stopping = False
+        self._peers = Peers(self.params.router_id)
         self._route = route or choose("routing", self.params.policy)
         self._quarantine = Quarantine(self.params.quarantine_s)
         self._failures = Failures(self.params.failure_memory_s, self.estimates)
@@ -100,9 +99,9 @@ class RouterController:
     def _arrived(self, s: RequestArrived, now_s: float) -> list[Effect]:
         model = self.fleet.lookup(s.name)
         if model is None:
-            return [_reject(s.ticket, ModelNotFound(f"The model `{s.name}` does not exist."))]
+            return [rejection(s.ticket, ModelNotFound(f"The model `{s.name}` does not exist."))]
         if self.stopping:
-            return [_reject(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
+            return [rejection(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
         queue = self._queue(model.key)
         queue.last_active_at = now_s
         request = Request(s.ticket, s.request_id, model.key, now_s, s.traceparent)
@@ -123,7 +122,7 @@ class RouterController:
         """Why a request that cannot run now may not wait either."""
         is_cold = not self.fleet.ready(model.key)
         if is_cold and model.suspended:
-            return _suspended(model)
+            return suspended(model)
         if is_cold and not self.fleet.coming(model.key) and (error := self._failures.refusal(model.key, now_s)):
             return error
         if is_cold and model.on_cold is OnCold.REFUSE:
@@ -144,7 +143,7 @@ class RouterController:
             code=error.code,
             retry_after_s=error.retry_after_s or 0.0,
         )
-        return [_reject(request.ticket, error), Publish(fact, self._cause(request))]
+        return [rejection(request.ticket, error), Publish(fact, self._cause(request))]
 
     def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> Dispatch:
         request.instance_id = instance.instance_id
@@ -159,7 +158,7 @@ class RouterController:
         if not mine:
             return None
         targets = [
-            Target(i.instance_id, self.in_flight.get(i.instance_id, 0), i.max_concurrency)
+            Target(i.instance_id, self._taken(i), i.max_concurrency)
             for i in mine.values()
             if i.state is InstanceState.READY and i.url and not self._quarantine.holds(i.instance_id, now_s)
         ]
@@ -167,6 +166,11 @@ class RouterController:
             return None
         chosen = self._route(targets, None, queue.last_instance_id).instance_id
         return mine[chosen] if chosen else None
+
+    def _taken(self, instance: Instance) -> int:
+        """How full it is, with what other routers run there."""
+        own = self.in_flight.get(instance.instance_id, 0)
+        return self._peers.seen(instance.model_key, instance.instance_id, own, instance.max_concurrency)
 
     def _pump(self, model_key: str, now_s: float) -> list[Effect]:
         """Release the oldest held requests into whatever room there is."""
@@ -231,6 +235,9 @@ class RouterController:
         if isinstance(data, facts.InstanceChange):
             code = data.code if isinstance(data, facts.InstanceFailed) else ""
             return self._instance_changed(data.instance, code, now_s)
+        if isinstance(data, facts.RouterLoadReported):
+            held = [key for key, queue in self.queues.items() if queue.waiting] if self._peers.take(data, now_s) else []
+            return [effect for key in held for effect in self._pump(key, now_s)]
         if isinstance(data, facts.ModelDeployed):
             return self._model_changed(data.model, now_s)
         if isinstance(data, facts.ModelUndeployed):
@@ -269,7 +276,7 @@ class RouterController:
         self._failures.forget(model.key)
         queue = self.queues.get(model.key)
         if queue is not None and model.suspended and not self.fleet.ready(model.key):
-            return self._empty(queue, _suspended(model))
+            return self._empty(queue, suspended(model))
         return self._pump(model.key, now_s)
 
     def _model_dropped(self, model_key: str, now_s: float) -> list[Effect]:
@@ -293,6 +300,7 @@ class RouterController:
     def _tick(self, _: Tick, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         self._quarantine.expire(now_s)
+        self._peers.expire(now_s)
         for key in [k for k, q in self.queues.items() if k not in self.fleet.models and not q.num_running]:
             del self.queues[key]
             self.estimates.forget(key)
@@ -358,7 +366,7 @@ class RouterController:
         num_ahead = len(queue.waiting) if queue else 0
         if ready:
             num_slots = sum(i.max_concurrency for i in ready)
-            num_taken = sum(self.in_flight.get(i.instance_id, 0) for i in ready)
+            num_taken = sum(self._taken(i) for i in ready)
             return 0.0 if num_taken < num_slots else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)
         return self.estimates.start_left_s(model_key, self.fleet.coming(model_key), now_s)
 
@@ -389,12 +397,3 @@ class RouterController:
 
     def _queue(self, model_key: str) -> ModelQueue:
         return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())
-
-
-def _reject(ticket: int, error: GlowplugError) -> Reject:
-    return Reject(ticket, error.status, error.type, error.code, error.message, error.retry_after_s or 0.0)
-
-
-def _suspended(model: Model) -> GlowplugError:
-    text = f"The model `{model.name}` has been drained by its operator."
-    return coded(NoCapacity(text, retry_after_s=SUSPENDED_RETRY_S), "model_suspended")

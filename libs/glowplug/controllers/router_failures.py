@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 from glowplug.controllers.router_eta import Estimates
+from glowplug.controllers.router_words import Reject
 from glowplug.domain.errors import GlowplugError, NoCapacity, WeightsUnavailable
+from glowplug.domain.model import Model
 
+SUSPENDED_RETRY_S = 60.0  # when a person decides, nothing can be computed
 HOPELESS_CODES = ("weights_corrupt", "weights_unavailable", "no_space", "no_capacity")  # waiting would not help
 
 
@@ -66,3 +69,14 @@ def code_in(reason: str) -> str:
     """The error code a reason begins with ("weights_corrupt: sha256 ..."), or engine_failed."""
     head = reason.partition(":")[0].strip()
     return head if head in HOPELESS_CODES else "engine_failed"
+
+
+def rejection(ticket: int, error: GlowplugError) -> Reject:
+    """The effect that answers a request with `error`."""
+    return Reject(ticket, error.status, error.type, error.code, error.message, error.retry_after_s or 0.0)
+
+
+def suspended(model: Model) -> GlowplugError:
+    """What a cold model answers that its operator has drained."""
+    text = f"The model `{model.name}` has been drained by its operator."
+    return coded(NoCapacity(text, retry_after_s=SUSPENDED_RETRY_S), "model_suspended")

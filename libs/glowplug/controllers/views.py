@@ -8,6 +8,7 @@ for as long is right: what was known never reached the store.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from glowplug.controllers.load_reports import LoadReports
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.snapshot import ModelLoad
@@ -110,11 +111,12 @@ class LoadView:
     """Demand per model, summed over the routers that have spoken lately."""
 
     def __init__(self) -> None:
+        self._reports = LoadReports()
         self._by_router: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}
         self._last_active: dict[str, float] = {}
 
     def apply(self, report: RouterLoadReported, now_s: float) -> None:
-        self._by_router[report.router_id] = (now_s, report.loads)
+        self._by_router[report.router_id] = (now_s, self._reports.take(report))
         for key, load in report.loads.items():
             if load.last_active_at > self._last_active.get(key, 0.0):
                 self._last_active[key] = min(load.last_active_at, now_s)
@@ -128,13 +130,15 @@ class LoadView:
         self._last_active.pop(model_key, None)
 
     def is_fresh(self, now_s: float) -> bool:
-        """Whether any router has spoken lately; without, nothing may be called idle."""
-        return any(now_s - at <= LOAD_STALE_S for at, _ in self._by_router.values())
+        """Whether any router has spoken lately, of all its models; without, nothing may be called idle."""
+        spoken = [router_id for router_id, (at, _) in self._by_router.items() if now_s - at <= LOAD_STALE_S]
+        return any(self._reports.is_whole(router_id) for router_id in spoken)
 
     def expire(self, now_s: float) -> None:
         """Forget the demand of silent routers (their requests are gone with them)."""
         for router_id in [r for r, (at, _) in self._by_router.items() if now_s - at > 10 * LOAD_STALE_S]:
             del self._by_router[router_id]
+            self._reports.forget(router_id)
 
     def of(self, model_key: str) -> ModelLoad:
         total = ModelLoad(last_active_at=self._last_active.get(model_key, 0.0))

@@ -68,12 +68,14 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLoadReported:
-    """What one router holds and runs, by model_key."""
+    """What one router holds and runs, by model_key: all of it, a part of it all, or only what has something to say."""
 
     TYPE: ClassVar[str] = "router.load_reported"
     TELEMETRY: ClassVar[bool] = True
     router_id: str
     loads: Mapping[str, ModelLoad]
+    part: int = 0  # of a whole in parts: which, from 0
+    num_parts: int = 1  # of a whole; 0: no whole, models that are not named are as they were
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
