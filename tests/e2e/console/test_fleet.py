@@ -80,7 +80,7 @@ async def test_what_happens_shows_without_a_reload(at: ConsoleUnderTest, page: P
         story.fact(InstanceReady(instance=ready), now),
         story.fact(RouterLoadReported(router_id="router-1", loads=loads), now),
     )
-    await expect(coder.locator(".state")).to_have_text("ready")
+    await expect(coder.locator(".state")).to_have_class("state ready")
     await expect(coder).to_contain_text("5 running")
     await expect(page.locator(".node[data-node=node-1] .holder", has_text="smol-coder")).to_have_text("smol-coder5/8")
 
