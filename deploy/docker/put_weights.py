@@ -18,11 +18,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import obstore
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from glowplug.engines.samples import sample_weights_path
 
-STORE_WAIT_S = 60.0
+PATIENCE_S = 300.0  # with a store that is starting, or slow
 EXISTS = 409  # BucketAlreadyOwnedByYou
 
 
@@ -30,31 +31,21 @@ def open_bucket(bucket: str) -> Any:
     """The bucket's store."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3")
     config: Any = {"aws_endpoint_url_s3": endpoint, "virtual_hosted_style_request": False} if endpoint else {}
-    return S3Store(bucket, config=config, client_options={"allow_http": True})
+    return S3Store(bucket, config=config, client_options={"allow_http": True, "timeout": timedelta(seconds=PATIENCE_S)})
 
 
 def make_bucket(store: Any) -> None:
-    """CreateBucket, by a signed PUT of the bucket's own address. Waits for the store. Raises OSError when refused."""
-    deadline = time.monotonic() + STORE_WAIT_S
-    while True:
-        address = obstore.sign(store, "PUT", "", timedelta(minutes=5))
-        request = urllib.request.Request(address, method="PUT", data=b"")
-        try:
-            urllib.request.urlopen(request, timeout=10).close()
-            return
-        except urllib.error.HTTPError as error:
-            if error.code == EXISTS:
-                return
-            if error.code < 500 or time.monotonic() > deadline:
-                raise OSError(f"the store answered {error.code}: {error.read(300)!r}") from error
-        except urllib.error.URLError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.5)
+    """CreateBucket, by a signed PUT of the bucket's own address. Raises OSError when the store refuses or is away."""
+    address = obstore.sign(store, "PUT", "", timedelta(minutes=5))
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="PUT", data=b""), timeout=30).close()
+    except urllib.error.HTTPError as error:
+        if error.code != EXISTS:
+            raise OSError(f"the store answered {error.code}: {error.read(300)!r}") from error
 
 
 def put(store: Any, source: Path, key: str) -> None:
-    """One object; nothing is sent when one of that size is there."""
+    """One object; nothing is sent when one of that size is there. Raises OSError or obstore's own errors."""
     size = source.stat().st_size
     try:
         if obstore.head(store, key)["size"] == size:
@@ -62,7 +53,15 @@ def put(store: Any, source: Path, key: str) -> None:
             return
     except FileNotFoundError:
         print(f"{key}: sending {size} bytes")
-    obstore.put(store, key, source)
+    obstore.put(store, key, source, max_concurrency=2)
+
+
+def put_all(store: Any, source: Path, key: str) -> None:
+    """A file, or every file below a directory."""
+    make_bucket(store)
+    files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+    for file in files:
+        put(store, file, key + file.relative_to(source).as_posix() if source.is_dir() else key)
 
 
 def main() -> int:
@@ -72,12 +71,19 @@ def main() -> int:
     told = parser.parse_args()
     target = urlsplit(told.target)
     source = sample_weights_path() if told.source == "sample" else Path(told.source)
-    store, key = open_bucket(target.netloc), target.path.lstrip("/")
-    make_bucket(store)
-    files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
-    for file in files:
-        put(store, file, key + file.relative_to(source).as_posix() if source.is_dir() else key)
-    return 0
+    if not source.exists():
+        parser.error(f"{source} does not exist")
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            put_all(open_bucket(target.netloc), source, target.path.lstrip("/"))
+            return 0
+        except (BaseError, OSError) as error:
+            first = (str(error).splitlines() or [""])[0][:300]
+            if time.monotonic() > deadline:
+                sys.exit(f"put-weights: {type(error).__name__}: {first}")
+            print(f"again in a second: {type(error).__name__}: {first}", flush=True)
+            time.sleep(1.0)
 
 
 if __name__ == "__main__":

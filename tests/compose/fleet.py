@@ -54,7 +54,11 @@ class ComposeFleet:
     def up(self) -> "ComposeFleet":
         """Start everything and wait until every container is healthy or, for the one-shot ones, has ended well."""
         self.down()
-        self.compose("up", "-d", timeout_s=UP_S)
+        try:
+            self.compose("up", "-d", timeout_s=UP_S)
+        except RuntimeError as error:
+            ended = [f"{s}: {self.logs(s)}" for s, told in self.containers().items() if told["State"]["ExitCode"]]
+            raise RuntimeError("\n".join([str(error)[-1000:], *ended])) from error
         wait_until("every container is healthy", lambda: not self.unhealthy(), UP_S, 2.0)
         self.router, self.console = self.door("router", 8000), self.door("console", 8080)
         wait_until("every node is on the console", lambda: set(self.nodes_up()) == set(NODES), WAIT_S, 1.0)
