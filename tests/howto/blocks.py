@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NEEDS = frozenset({"docker", "kubernetes", "gpu", "vllm", "root", "internet", "minutes", "incident", "person"})
+NEEDS = frozenset({"docker", "kubernetes", "gpu", "vllm", "root", "internet", "minutes", "incident", "person", "nginx"})
 SHELLS = frozenset({"sh", "bash", "shell", "console", "shell-session", "zsh", "shellsession"})
-SETTINGS = {"sh": {"needs", "background", "exits"}, "text": set[str](), "yaml": {"file"}, "json": {"file"}}
+SETTINGS = {"sh": {"needs", "background", "exits"}, "text": set[str]()}
+OTHER = {"file"}  # words of every other language
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *([^`\n]*)$")
 _FLEET = re.compile(r"^<!-- *fleet:(.*?)-->", re.MULTILINE)
 
@@ -43,8 +44,7 @@ class Block:
 
     def check(self) -> None:
         """Raises BadFence."""
-        known = SETTINGS.get(self.language)
-        if known is not None and (unknown := set(self.words) - known):
+        if unknown := set(self.words) - SETTINGS.get(self.language, OTHER):
             raise BadFence(f"{self.where}: a {self.language} fence knows no {sorted(unknown)}")
         if "needs" in self.words and (not self.needs or self.needs - NEEDS):
             raise BadFence(f"{self.where}: needs={self.words['needs']}: one or more of {', '.join(sorted(NEEDS))}")
@@ -137,7 +137,12 @@ def shows(wanted: str, output: str) -> str:
     for line in wanted.splitlines():
         if line.strip() in ("", "..."):
             continue
-        pattern = r"\s+".join(r".*".join(re.escape(p) for p in word.split("...")) for word in line.split())
+        pattern = ""
+        for (
+            word
+        ) in line.split():  # blanks between words are as many as there are; beside a lone `...` there may be none
+            gap = r"\s*" if word == "..." or pattern.endswith((".*", r"\s*")) or not pattern else r"\s+"
+            pattern += gap + ".*".join(re.escape(part) for part in word.split("..."))
         if not any(re.fullmatch(rf"\s*{pattern}\s*", row) for row in rows):
             return line
     return ""

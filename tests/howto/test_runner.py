@@ -79,6 +79,8 @@ def test_a_fence_that_says_something_unknown_is_refused(text: str) -> None:
         ("took ... s, ok", "took 1.25 s, ok\n", ""),
         ("node-1  up", "node-1     up\n", ""),
         ("took 1", "took 12\n", "took 1"),
+        ("ok ... agent ... ready ...", "  ok       agent of node-9       ready\n", ""),
+        ("ok ... agent", "nok agent\n", "ok ... agent"),
     ],
 )
 def test_expected_lines_come_in_order(wanted: str, output: str, missing: str) -> None:

@@ -54,7 +54,7 @@ def restore(
     nodes = fleet.get("placer", "/v1/nodes")["data"]
     draining = frozenset(node["node_id"] for node in nodes if node["draining"])
     todo = plan(kept, rows, files, draining)
-    typer.echo(f"{file}: {_told(kept)}, made {age(time.time() - kept.made_at)} ago by glowplug {kept.glowplug_version}")
+    typer.echo(f"{file}: {_told(kept)}, made {age(time.time() - kept.made_at)} ago by glowplug {kept.made_by}")
     if todo.conflicts and not replace:
         for line in todo.conflicts:
             typer.echo(f"  {line}", err=True)

@@ -40,7 +40,7 @@ class Backup:
     models: Mapping[str, Model] = field(default_factory=dict)
     cordons: tuple[str, ...] = ()  # nodes an operator took out of placement
     files: Mapping[str, str] = field(default_factory=dict)
-    glowplug_version: str = __version__
+    made_by: str = __version__  # version of glowplug
 
 
 def pack(backup: Backup) -> bytes:
@@ -52,7 +52,7 @@ def pack(backup: Backup) -> bytes:
     manifest = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "glowplug_version": backup.glowplug_version,
+        "made_by": backup.made_by,
         "made_at": backup.made_at,
         "members": {
             name: {"num_bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()} for name, raw in members.items()
@@ -125,7 +125,7 @@ def _manifest(raw: bytes) -> dict[str, Any]:
             raise BadArchive(f"its manifest names another format, {manifest['format']!r}")
         if manifest["format_version"] > FORMAT_VERSION:
             raise BadArchive(
-                f"it has format {manifest['format_version']}, made by glowplug {manifest['glowplug_version']}; "
+                f"it has format {manifest['format_version']}, made by glowplug {manifest['made_by']}; "
                 f"this one reads up to format {FORMAT_VERSION}: use a newer glowplug"
             )
         return manifest
@@ -157,5 +157,5 @@ def _decoded(path: Path, manifest: Mapping[str, Any], members: Mapping[str, byte
         models={model.key: model for model in models},
         cordons=tuple(cordon.node_id for cordon in cordons if cordon.cordoned),
         files=files,
-        glowplug_version=str(manifest["glowplug_version"]),
+        made_by=str(manifest["made_by"]),
     )

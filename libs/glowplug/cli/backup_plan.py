@@ -59,7 +59,7 @@ def plan(
     unchanged: list[str] = []
     for key, model in sorted(backup.models.items()):
         row, wanted = models.get(key), body(model)
-        from_file = files is not None and Path(model.source).name in backup.files
+        from_file = Path(model.source).name in write  # its file, once written, is read by the autoscaler itself
         now = body(row) if row is not None else None
         same = now is not None and _declared(now) == _declared(wanted)
         if row is not None and not same:

@@ -93,7 +93,7 @@ def linked() -> bytes:
         (repacked(lambda m: m.update({"extra": b""})), "does not name extra"),
         (repacked(lambda m: m.update({"../up": b""})), "'../up'"),
         (repacked(manifest(format="other")), "another format, 'other'"),
-        (repacked(manifest(format_version=FORMAT_VERSION + 1, glowplug_version="9.0")), "made by glowplug 9.0"),
+        (repacked(manifest(format_version=FORMAT_VERSION + 1, made_by="9.0")), "made by glowplug 9.0"),
         (linked(), "is not one that"),
     ],
 )
@@ -143,6 +143,12 @@ def test_what_is_there_already_is_left_alone() -> None:
     todo = plan(KEPT, rows, {"m.yaml": FILE}, frozenset({"node-2"}))
     assert todo.is_nothing and not todo.conflicts
     assert set(todo.unchanged) == {"m", "api"}
+
+
+def test_a_model_that_was_undeployed_comes_back_though_its_file_is_there() -> None:
+    todo = plan(KEPT, {"api": shown(API)}, {"m.yaml": FILE}, frozenset({"node-2"}))
+    assert not todo.files
+    assert [b["name"] for b in todo.deploy] == ["m"]
 
 
 def test_what_differs_is_a_conflict() -> None:

@@ -20,7 +20,8 @@ class ServiceFacts:
     ready: bool = False
     reason: str = ""  # why it is not ready
     version: str = ""
-    role: str = ""  # leader | standby, where there is an election
+    role: str = ""  # leader | standby where there is an election, single where not
+    leader: str = ""  # who leads, as it knows
     skew_s: float | None = None  # its clock minus ours; known to about a second
     metrics: Mapping[str, float] = field(default_factory=dict)
 

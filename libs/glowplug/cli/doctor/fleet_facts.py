@@ -159,7 +159,8 @@ class _Asker:
             ready=ready.status_code == httpx.codes.OK,
             reason=str(state.get("reason", "")),
             version=str(about.get("version", "")),
-            role=str(about.get("role") or state.get("role") or ""),
+            role=str(about.get("role", "")),
+            leader=str(about.get("leader", "")),
             skew_s=_skew(live.headers.get("date", ""), sent, took_s),
             metrics=await self._metrics(url),
         )

@@ -56,7 +56,7 @@ def _alive(service: ServiceFacts) -> Finding:
     if not service.ready:
         why = f"is not ready: {service.reason or 'it does not say why'}"
         return _F.fail(service.name, why, "what it waits for is among these findings, or in its log")
-    role = f", {service.role}" if service.role else ""
+    role = f", {service.role}" if service.role in ("leader", "standby") else ""
     return _F.ok(service.name, f"ready at {service.url}{role}")
 
 
@@ -93,18 +93,25 @@ def _clocks(alive: list[ServiceFacts]) -> Iterator[Finding]:
 
 
 def _roles(alive: list[ServiceFacts]) -> Iterator[Finding]:
-    """Where services elect a leader: one each."""
+    """Where services elect a leader: one each, and everybody knows the same one."""
     for kind in ("placer", "autoscaler", "predictor"):
-        of_kind = [service for service in alive if service.service == kind and service.role]
-        leaders = [service.name for service in of_kind if service.role == "leader"]
-        if len(leaders) > 1:
-            says = f"{' and '.join(leaders)} both say they lead"
-            yield _F.fail(f"{kind} leader", says, "wait one lease and look again; then restart the older one")
-        elif of_kind and not leaders:
-            says = f"none of {', '.join(s.name for s in of_kind)} leads"
-            yield _F.fail(f"{kind} leader", says, "does the store answer? the lease is kept there")
-        elif of_kind:
-            yield _F.ok(f"{kind} leader", f"{leaders[0]} leads, {len(of_kind) - 1} standing by")
+        elected = [service for service in alive if service.service == kind and service.role in ("leader", "standby")]
+        if not elected:
+            continue
+        about, leading = f"{kind} leader", [service.name for service in elected if service.role == "leader"]
+        known = sorted({service.leader for service in elected if service.leader})
+        if len(leading) > 1:
+            says = f"{' and '.join(leading)} both say they lead"
+            yield _F.fail(about, says, "wait one lease and look again; then restart the older one")
+        elif len(known) > 1:
+            says = f"they disagree on who leads: {' or '.join(known)}"
+            yield _F.fail(about, says, "wait one lease and look again; do all of them reach the same store?")
+        elif not known and not leading:
+            says = f"none of {', '.join(s.name for s in elected)} leads or knows who does"
+            yield _F.fail(about, says, "does the store answer? the lease is kept there")
+        else:
+            standing_by = sum(service.role == "standby" for service in elected)
+            yield _F.ok(about, f"{(known or leading)[0]} leads, {standing_by} standing by")
 
 
 def _numbers(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]:

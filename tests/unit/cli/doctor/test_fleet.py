@@ -51,7 +51,7 @@ WELL = FleetFacts(
     version="0.1.0",
     expected=CONTROL,
     processes=(PROCESS,),
-    services=tuple(a_service(name) for name in CONTROL),
+    services=tuple(a_service(name, role="single") for name in CONTROL),
     store=STORE,
     bus=BUS,
     nodes={"node-1": NodeFacts(cache_capacity_bytes=1 << 30)},
@@ -102,7 +102,10 @@ OVER = replace(
 LEAK = replace(NODE, gpus=(replace(NODE.gpus[0], grants=(Grant(holder="i-9", owner=GrantOwner.KV, num_bytes=1),)),))
 LARGE = replace(MODEL, name="large", weights=WeightsRef(uri="file:///w", num_bytes=2 << 30))
 REAL = replace(MODEL, engine="llamacpp")
-ELECTED = (a_service("placer-a", role="leader"), a_service("placer-b", role="standby"))
+ELECTED = (
+    a_service("placer-a", role="leader", leader="placer-a"),
+    a_service("placer-b", role="standby", leader="placer-a"),
+)
 
 
 def test_a_fleet_that_is_well_has_nothing_to_do() -> None:
@@ -133,7 +136,19 @@ def test_a_fleet_that_is_well_has_nothing_to_do() -> None:
             Level.FAIL,
             "placer-a and placer-b both",
         ),
-        (replace(WELL, services=ELECTED[1:]), "placer leader", Level.FAIL, "none of placer-b leads"),
+        (replace(WELL, services=ELECTED[1:]), "placer leader", Level.OK, "placer-a leads, 1 standing by"),
+        (
+            replace(WELL, services=(replace(ELECTED[1], leader=""),)),
+            "placer leader",
+            Level.FAIL,
+            "none of placer-b leads",
+        ),
+        (
+            replace(WELL, services=(ELECTED[0], replace(ELECTED[1], leader="placer-c"))),
+            "placer leader",
+            Level.FAIL,
+            "disagree on who leads: placer-a or placer-c",
+        ),
         (with_service("placer", metrics={semconv.STALE_COMMANDS_TOTAL: 2.0}), "placer", Level.WARN, "older epoch"),
         (with_service("placer", metrics={semconv.BUS_MALFORMED_TOTAL: 1.0}), "placer", Level.WARN, "1 event"),
         (
