@@ -158,6 +158,20 @@ async def test_a_console_without_a_predictor_says_so() -> None:
         assert "GLOWPLUG_PREDICTOR_URL" in page["problem"] and page["windows"] == []
 
 
+@pytest.mark.parametrize("log_prompts", [True, False])
+async def test_prompts_reach_the_disk_only_when_they_are_asked_for(tmp_path: Path, log_prompts: bool) -> None:
+    said = story.make_span(
+        1, 1, 0, "chat", NOW, 1.0, {"gen_ai.prompt": "canary-of-a-prompt", "kept": "canary-of-a-word"}
+    )
+    async with serving(state_dir=tmp_path, log_prompts=log_prompts) as at:
+        at.console.open_disk()
+        await at.export(story.export({"engine": [said]}))
+        assert at.console.disk is not None
+        at.console.disk.close()
+    on_disk = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"canary-of-a-word" in on_disk and (b"canary-of-a-prompt" in on_disk) is log_prompts
+
+
 @pytest.mark.parametrize("trace_disk", [True, False])
 async def test_traces_outlive_their_console(tmp_path: Path, trace_disk: bool) -> None:
     trace = story.cold_trace(0, NOW - 5, "m", "r-0")

@@ -44,6 +44,7 @@ export async function detail(id, level = "h1") {
 
 function parts(page, level) {
   const { row, event } = page;
+  const below = level === "h1" ? "h2" : "h3";
   const decision = row.type === "decision.made" ? event.data.decision.decision_id : event.data.decision_id;
   const facts = [
     ["When", h("time", { datetime: new Date(row.occurred_at * 1000).toISOString(), title: day(row.occurred_at) }, clock(row.occurred_at, true))],
@@ -57,11 +58,11 @@ function parts(page, level) {
   return [
     h(level, null, row.type, badge(PLANES[row.plane], `plane ${row.plane}`), emulated(row.emulated)),
     h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
-    h("h3", null, "Caused by"),
+    h(below, { class: "subhead" }, "Caused by"),
     causes(page),
-    h("h3", null, "What it caused"),
+    h(below, { class: "subhead" }, "What it caused"),
     page.effects.length ? h("ol", { class: "causes" }, page.effects.map((effect) => h("li", null, eventLine(effect)))) : empty("Nothing that is kept here."),
-    h("h3", null, "Payload"),
+    h(below, { class: "subhead" }, "Payload"),
     h("pre", { class: "payload", tabindex: "0", "aria-label": "Payload" }, JSON.stringify(event, null, 2)),
     commandLine(page.command).element,
   ];

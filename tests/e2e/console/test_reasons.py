@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
 from glowplug.domain.decision import DecisionRecord, Rival
@@ -19,6 +20,7 @@ from tests.browser import until
 from tests.console_server import ConsoleUnderTest
 
 EVIL = "<img src=x onerror=document.title='owned'>"
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 ROWS = "[...document.querySelectorAll('.event-row')]"
 
 
@@ -198,7 +200,8 @@ async def test_a_flood_of_events_is_bounded_and_counted(at: ConsoleUnderTest, pa
     assert shown <= 300 and skipped > 0 and shown + skipped <= 1500
 
 
-async def test_forecasts_are_drawn_against_what_came_and_read_by_keys(at: ConsoleUnderTest, page: Page) -> None:
+async def forecast(page: Page) -> None:
+    """Ten windows that came and six that are forecast, as if the predictor had said so."""
     now = time.time()
     start = now - now % 60
     windows = [
@@ -216,6 +219,10 @@ async def test_forecasts_are_drawn_against_what_came_and_read_by_keys(at: Consol
         why_empty="", problem="",
     )  # fmt: skip
     await page.route("**/api/v1/forecasts?model=smol-chat", lambda route: route.fulfill(json=_plain(known, now)))
+
+
+async def test_forecasts_are_drawn_against_what_came_and_read_by_keys(at: ConsoleUnderTest, page: Page) -> None:
+    await forecast(page)
     await page.goto(f"{at.url}/#/forecasts/model=smol-chat")
     await expect(page.locator(".chart-line")).to_have_count(3)
     await expect(page.locator(".chart-band")).to_have_count(1)
@@ -259,3 +266,24 @@ async def test_views_need_no_mouse_and_no_sideways_scroll(at: ConsoleUnderTest, 
         ".filter((e) => !(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length)).length"
     )
     assert unnamed == 0
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+async def test_axe_finds_nothing_where_there_is_something_to_see(at: ConsoleUnderTest, page: Page, scheme: str) -> None:
+    await at.tell(*placed())
+    await at.export(cold_trace(predicted_fetch_s=0.6))
+    await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+    await forecast(page)
+    seen = {
+        "decision/d-p-9": ".decision-outcome .gaps",
+        "event/e-decision": ".payload",
+        f"trace/{story.trace_id(8)}": ".phase-line",
+        "forecasts/model=smol-chat": ".chart-line",
+    }
+    wrong = []
+    for view, sign in seen.items():
+        await page.goto(f"{at.url}/#/{view}")
+        await page.locator(sign).first.wait_for(state="attached")
+        found: dict[str, Any] = (await Axe().run(page, options=RULES)).response
+        wrong += [f"{view}: {rule['id']} {node['target']}" for rule in found["violations"] for node in rule["nodes"]]
+    assert wrong == []
