@@ -171,6 +171,13 @@ class Tab:
         return {metric["name"]: metric["value"] for metric in told["metrics"]}
 
 
+def page_cpu_s() -> float:
+    """CPU seconds of the youngest page process of this process's browser: what it costs however busy the machine."""
+    pages = [child for child in psutil.Process().children(recursive=True) if "--type=renderer" in child.cmdline()]
+    times = max(pages, key=lambda child: child.create_time()).cpu_times()
+    return float(times.user + times.system)
+
+
 async def open_tab(browser: Browser, url: str, num_nodes: int) -> Tab:
     """A tab of its own profile (nothing cached) that has begun to load `url`."""
     complaints: list[str] = []

@@ -1,13 +1,13 @@
 """The REST surface: the OTLP door, the trace and fleet APIs, the page, and what the page asks of other services."""
 
-import mimetypes
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from glowplug.runtime.rest import make_app
@@ -138,18 +138,29 @@ def build_app(console: Console) -> FastAPI:
 
 
 def _page(app: FastAPI) -> None:
-    """Every file of the page has one fixed route: no path comes from a client."""
-    for asset in sorted((files("services.console") / "page").iterdir(), key=lambda entry: entry.name):
-        suffix = "." + asset.name.rpartition(".")[2]
-        if not asset.is_file() or suffix not in _TYPES:
-            continue
-        path = "/" if asset.name == "index.html" else f"/page/{asset.name}"
-        kind = _TYPES.get(suffix) or mimetypes.guess_type(asset.name)[0] or "application/octet-stream"
-        app.add_api_route(path, _static(asset.read_bytes(), kind), include_in_schema=False, methods=["GET", "HEAD"])
+    """Every file of the page has one fixed route: no path comes from a client. The document names every module, so that
+    a browser asks for all of them at once and not as it comes upon each import."""
+    found = {entry.name: entry for entry in (files("services.console") / "page").iterdir() if entry.is_file()}
+    assets = {name: found[name] for name in sorted(found) if _suffix(name) in _TYPES}
+    hints = "".join(f'<link rel="modulepreload" href="/page/{name}">\n' for name in assets if _suffix(name) == ".js")
+    for name, asset in assets.items():
+        body = asset.read_bytes()
+        if name == "index.html":
+            body = body.replace(b"</head>", hints.encode() + b"</head>", 1)
+        path = "/" if name == "index.html" else f"/page/{name}"
+        app.add_api_route(path, _static(body, _TYPES[_suffix(name)]), include_in_schema=False, methods=["GET", "HEAD"])
 
 
-def _static(body: bytes, kind: str) -> Callable[[], Response]:
-    def asset() -> Response:
-        return Response(body, media_type=f"{kind}; charset=utf-8", headers=PAGE_HEADERS)
+def _suffix(name: str) -> str:
+    return "." + name.rpartition(".")[2]
+
+
+def _static(body: bytes, kind: str) -> Callable[[Request], Response]:
+    headers = {**PAGE_HEADERS, "ETag": f'"{hashlib.sha256(body).hexdigest()[:16]}"'}
+
+    def asset(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=f"{kind}; charset=utf-8", headers=headers)
 
     return asset

@@ -108,6 +108,9 @@ async def test_page_and_its_files_are_self_contained() -> None:
         assert (await client.get(f"{at.url}/page/../app.py")).status_code == 404
         assert (await client.get(f"{at.url}/page/app.py")).status_code == 404
         assert (await client.head(at.url)).status_code == 200
+        again = await client.get(at.url, headers={"If-None-Match": page.headers["etag"]})
+        assert again.status_code == 304 and not again.content
+        assert page.text.count('rel="modulepreload"') > 10, "modules are asked for at once"
 
 
 async def test_the_console_changes_nothing_itself() -> None:
