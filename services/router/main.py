@@ -6,6 +6,7 @@ import logging
 import resource
 
 from glowplug.controllers.router import RouterController
+from glowplug.runtime.identity import Identity
 from glowplug.runtime.service import World, announce, listen, run, serve_rest
 from glowplug.runtime.tasks import essential
 from services.router.app import make
@@ -92,8 +93,11 @@ def settle_memory() -> None:
 
 
 async def _follow(world: World, shell: RouterShell, url: str, data_url: str) -> None:
+    identity = Identity(world.store, world.settings.service_id, url)
+    await identity.claim()
     await listen_to_facts(world, shell)
     await announce(shell, url, data_url)
+    await identity.watch()
 
 
 def main() -> None:

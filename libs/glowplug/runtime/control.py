@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from glowplug.controllers.port import Controller, Heir
 from glowplug.domain.errors import NoCapacity
 from glowplug.runtime.forward import ToLeader
+from glowplug.runtime.identity import Identity
 from glowplug.runtime.leader import Candidate, ElectedShell
 from glowplug.runtime.service import World, announce, serve_rest
 from glowplug.runtime.settings import ElectedSettings
@@ -44,6 +45,8 @@ class ControlService:
         self.world = world
         self.shell: Shell | None = None
         self.candidate: Candidate | None = None
+        self.identity: Identity | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def not_ready(self) -> str:
         """ "" or why this service cannot do its work."""
@@ -103,6 +106,9 @@ class ControlService:
                 await self.candidate.resign()
             assert self.shell is not None
             await self.shell.stop()
+        await end([self._watching])
+        if self.identity is not None:
+            await self.identity.release()
         await forward.close()
         await world.close(connecting, beside, server, stop_asked)
 
@@ -125,7 +131,7 @@ class ControlService:
             epoch=epoch,
             **self._options(wiring),
         )
-        await self._listen(shell, wiring)
+        await self._listen(shell, wiring, url)
         if wiring.commands:
             await world.bus.subscribe(wiring.commands, shell.on_event, durable=f"{name}-commands")
         self.shell = shell
@@ -169,7 +175,7 @@ class ControlService:
             world.metrics,
             **self._options(wiring),
         )
-        await self._listen(shell, wiring)
+        await self._listen(shell, wiring, url)
         self.shell, self.candidate = shell, candidate
         await announce(shell, url)
         return candidate.run()
@@ -183,10 +189,13 @@ class ControlService:
             "resync_s": settings.resync_s,
         }
 
-    async def _listen(self, shell: Shell, wiring: Wiring) -> None:
-        """Tables, telemetry and facts: what a standby follows too."""
+    async def _listen(self, shell: Shell, wiring: Wiring, url: str) -> None:
+        """Tables, telemetry and facts: what a standby follows too. Raises ServiceIdTaken."""
         bus = self.world.bus
         await shell.start()
+        self.identity = Identity(self.world.store, shell.service_id, url)
+        await self.identity.claim()
+        self._watching = asyncio.create_task(self.identity.watch(), name="the service id")
         if wiring.telemetry:
             await bus.subscribe(wiring.telemetry, shell.on_event)
         if wiring.facts:

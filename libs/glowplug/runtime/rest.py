@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from glowplug import __version__
 from glowplug.domain.errors import GlowplugError, Unauthorized
+from glowplug.runtime.identity import PROCESS
 from glowplug.telemetry.tally import exposition
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ def make_app(
     @app.get("/live", tags=["health"])
     async def live() -> dict[str, str]:
         """The process answers."""
-        return {"status": "ok", "service": service, "service_id": service_id, "version": __version__}
+        who = {"service": service, "service_id": service_id, "version": __version__, "process": PROCESS}
+        return {"status": "ok", **who}
 
     @app.get("/health", tags=["health"])
     async def health() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from glowplug import __version__
 from glowplug.bus.nats_bus import NatsBus
 from glowplug.domain.address import http_url, reachable
 from glowplug.events.facts import ServiceStarted
+from glowplug.runtime.identity import ServiceIdTaken
 from glowplug.runtime.settings import ServiceSettings, explain
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end
@@ -148,7 +149,7 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             runner.run(body())
-        except PortTaken as error:
+        except (PortTaken, ServiceIdTaken) as error:
             raise SystemExit(f"glowplug: {error}") from error
         except ValidationError as error:
             raise SystemExit(f"glowplug: {explain(error)}") from error

@@ -1,0 +1,106 @@
+"""One process per service id. Two that share one would share its durable readers, each hearing half of the facts, and
+nobody would notice; so whoever starts asks the one that has the name whether it lives.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import dataclass, replace
+
+import httpx
+
+from glowplug.events.envelope import MalformedEvent, from_json, to_json
+from glowplug.state.port import Store, StoreUnavailable
+
+log = logging.getLogger(__name__)
+PROCESSES = "processes"  # table: service_id -> Holder
+PROCESS = uuid.uuid4().hex  # this very process, as /live says
+PROBE_S, WATCH_S = 1.0, 10.0
+
+
+class ServiceIdTaken(RuntimeError):
+    """A living process has this service id already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who has a service id. `seen_at`: epoch seconds."""
+
+    url: str
+    process: str
+    seen_at: float
+
+
+class Identity:
+    """This process's claim to its service id, at the address where others find it."""
+
+    def __init__(self, store: Store, service_id: str, url: str, process: str = PROCESS) -> None:
+        self._store, self._service_id = store, service_id
+        self._mine = Holder(url=url, process=process, seen_at=0.0)
+
+    async def claim(self) -> None:
+        """Take the name. Raises ServiceIdTaken while somebody who has it answers. A store that is away decides
+        nothing: `watch` looks again."""
+        try:
+            other = await self._other()
+            if other is not None:
+                raise ServiceIdTaken(
+                    f"the service id {self._service_id} belongs to a process that runs at {other.url}: "
+                    "give this one another GLOWPLUG_SERVICE_ID"
+                )
+            await self._write()
+        except StoreUnavailable as error:
+            log.warning("whether %s is the only one of its name is not known: %s", self._service_id, error)
+
+    async def watch(self) -> None:
+        """For ever: keep the name, and say so loudly when another living process has taken it too."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                other = await self._other()
+                if other is None:
+                    await self._write()
+                else:
+                    log.critical(
+                        "the process at %s has this service id (%s) too: each hears half of what happens; "
+                        "stop one or give it another GLOWPLUG_SERVICE_ID",
+                        other.url,
+                        self._service_id,
+                    )
+            except StoreUnavailable as error:
+                log.debug("the name %s is not renewed: %s", self._service_id, error)
+
+    async def release(self) -> None:
+        """Give the name back, if it is ours."""
+        try:
+            raw = await self._store.get(PROCESSES, self._service_id)
+            if raw is not None and from_json(raw, Holder).process == self._mine.process:
+                await self._store.delete(PROCESSES, self._service_id)
+        except (StoreUnavailable, MalformedEvent) as error:
+            log.debug("the name %s is not given back: %s", self._service_id, error)
+
+    async def _other(self) -> Holder | None:
+        """Another process that has the name, if it lives."""
+        raw = await self._store.get(PROCESSES, self._service_id)
+        try:
+            holder = from_json(raw, Holder) if raw is not None else None
+        except MalformedEvent:
+            return None
+        if holder is None or holder.process == self._mine.process:
+            return None
+        return holder if await _answers(holder) else None
+
+    async def _write(self) -> None:
+        now_s = time.time()
+        await self._store.put(PROCESSES, self._service_id, to_json(replace(self._mine, seen_at=now_s)))
+
+
+async def _answers(holder: Holder) -> bool:
+    """Whether that very process answers where it said it was."""
+    try:
+        async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as client:
+            told = (await client.get(f"{holder.url}/live")).json()
+    except (httpx.HTTPError, ValueError):
+        return False
+    return isinstance(told, dict) and told.get("process") == holder.process
