@@ -172,10 +172,9 @@ class Tab:
 
 
 def page_cpu_s() -> float:
-    """CPU seconds of the youngest page process of this process's browser: what it costs however busy the machine."""
+    """CPU seconds of the busiest page process of this process's browser: what it costs however busy the machine is."""
     pages = [child for child in psutil.Process().children(recursive=True) if "--type=renderer" in child.cmdline()]
-    times = max(pages, key=lambda child: child.create_time()).cpu_times()
-    return float(times.user + times.system)
+    return max(float(times.user + times.system) for times in (page.cpu_times() for page in pages))
 
 
 async def open_tab(browser: Browser, url: str, num_nodes: int) -> Tab:
