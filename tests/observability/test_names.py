@@ -104,3 +104,17 @@ def test_every_metric_on_the_page_has_its_labels_as_words() -> None:
         if not re.fullmatch("[a-z_]+", label)
     ]
     assert odd == []
+
+
+def test_what_the_cluster_scales_by_is_measured() -> None:
+    """HorizontalPodAutoscaler and the adapter's rules name metrics of ours."""
+    text = "".join(path.read_text() for path in sorted((ROOT / "deploy/k8s").rglob("*.yaml")))
+    named = set(re.findall(r"\bglowplug_[a-z_]+\b", text))
+    assert {"glowplug_requests_in_flight", "glowplug_connections"} <= named <= set(known())
+
+
+def test_the_cluster_names_jobs_as_rules_and_dashboards_do() -> None:
+    monitors = (ROOT / "deploy/k8s/components/monitoring/servicemonitors.yaml").read_text()
+    jobs = {job["job_name"] for job in yaml.safe_load((HERE / "prometheus.yml").read_text())["scrape_configs"]}
+    components = set(re.findall(r"values: \[([^\]]*)\]", monitors)[0].split(", "))
+    assert components | set(re.findall(r"replacement: (\w+)", monitors)) == jobs - {"prometheus"}

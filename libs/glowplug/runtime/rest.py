@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from glowplug import __version__
 from glowplug.domain.errors import GlowplugError, Unauthorized
 from glowplug.runtime.identity import PROCESS
+from glowplug.telemetry.logs import of_request
 from glowplug.telemetry.tally import exposition
 
 log = logging.getLogger(__name__)
@@ -88,12 +89,13 @@ def _errors(app: FastAPI) -> None:
     @app.middleware("http")
     async def request_id(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         given = request.headers.get("x-request-id") or uuid.uuid4().hex
-        try:
-            response = await call_next(request)
-        except Exception:
-            log.exception("%s %s failed", request.method, request.url.path)
-            body = error_body("the service failed; its log says why", "server_error", "internal_error")
-            response = JSONResponse(body, status_code=500)
+        with of_request(given[:128], request.headers.get("traceparent", "")):
+            try:
+                response = await call_next(request)
+            except Exception:
+                log.exception("%s %s failed", request.method, request.url.path)
+                body = error_body("the service failed; its log says why", "server_error", "internal_error")
+                response = JSONResponse(body, status_code=500)
         response.headers.setdefault("X-Request-Id", given[:128])  # an answer passed on has that of who gave it
         return response
 

@@ -1,0 +1,64 @@
+"""A line of the log says which request and event it is about. In a process of its own: logging is global."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+PROGRAM = """
+import asyncio, logging
+import httpx
+from prometheus_client import CollectorRegistry
+from glowplug.bus.memory_bus import MemoryBus
+from glowplug.controllers.effects import Publish
+from glowplug.runtime.rest import make_app
+from glowplug.runtime.shell import Shell
+from glowplug.events.facts import NodeLeft
+from glowplug.state.memory_store import MemoryStore
+from glowplug.telemetry import logs
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
+from tests.fleet_builder import an_event
+
+log = logging.getLogger("x")
+TRACED = "00-" + "a" * 32 + "-" + "b" * 16
+
+class Talking:
+    def handle(self, stimulus, now_s):
+        log.warning("saw it")
+        return []
+    def restore(self, table, rows, now_s):
+        return []
+
+async def main():
+    logs.configure("placer-1", json=True)
+    log.warning("begins")
+    shell = Shell("placer", "placer-1", Talking(), MemoryBus(), MemoryStore(), Tracing("p", "p"),
+                  ShellMetrics("placer", CollectorRegistry()), tick_s=60)
+    await shell.start()
+    for flags in ("01", "00"):
+        await shell.on_event(an_event(NodeLeft(node_id="n", reason=""), traceparent=f"{TRACED}-{flags}"))
+    await shell.stop()
+    app = make_app("placer", "placer-1", ready=lambda: "", policies=lambda: {"a": 1 / 0})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        headers = {"x-request-id": "r-7", "traceparent": f"{TRACED}-01"}
+        assert (await client.get("/policies", headers=headers)).status_code == 500
+
+asyncio.run(main())
+"""
+
+
+def lines() -> list[dict[str, Any]]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_lines_carry_service_event_request_and_trace() -> None:
+    begins, traced, unsampled, failed = lines()
+    assert begins["service"] == "placer-1" and begins["event"] == "begins" and begins["level"] == "warning"
+    assert begins["timestamp"].endswith("Z") and "trace_id" not in begins
+    assert (traced["event"], traced["trace_id"], traced["event_type"]) == ("saw it", "a" * 32, "node.left")
+    assert traced["event_id"] and "trace_id" not in unsampled and unsampled["event_type"] == "node.left"
+    assert (failed["request_id"], failed["trace_id"]) == ("r-7", "a" * 32)
+    assert "ZeroDivisionError" in failed["exception"]
