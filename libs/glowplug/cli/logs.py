@@ -40,11 +40,13 @@ def _service_log(fleet: FleetClient, name: str) -> Path | None:
 
 
 def _tail_file(path: Path, lines: int, follow: bool) -> None:
-    if not path.exists():
-        raise CliError(f"{path.stem} has written nothing yet")
-    text = path.read_text("utf-8", "replace")
-    typer.echo("\n".join(text.splitlines()[-lines:]))
-    offset = path.stat().st_size
+    offset = 0
+    if path.exists():
+        text = path.read_text("utf-8", "replace")
+        typer.echo("\n".join(text.splitlines()[-lines:]))
+        offset = path.stat().st_size
+    else:
+        typer.echo(f"{path.stem} has written nothing yet", err=True)
     while follow:
         time.sleep(POLL_S)
         now = path.stat().st_size if path.exists() else 0
