@@ -15,6 +15,7 @@ import httpx
 from tests.fleet_runner import EMULATED, wait_until
 from tests.servers import Infra
 
+START_S = 240.0  # ten processes at once on a machine that is busy with other things
 ADMIN = {"Authorization": "Bearer secret"}
 
 
@@ -127,10 +128,10 @@ class HaFleet:
         self.add("router-1")
         for process in self.processes.values():
             process.start()
-        wait_until("everything is ready", self.ready, 60)
+        wait_until("everything is ready", self.ready, START_S)
         for service in ("autoscaler", "placer", "predictor"):
-            wait_until(f"a {service} leads", lambda service=service: self.leader(service), 30)
-        wait_until("models registered", lambda: len(self.router_models()) == len(self.models), 30)
+            wait_until(f"a {service} leads", lambda service=service: self.leader(service), START_S)
+        wait_until("models registered", lambda: len(self.router_models()) == len(self.models), START_S)
         return self
 
     def ready(self) -> bool:
@@ -157,7 +158,7 @@ class HaFleet:
             standby = [p for p in self.pair(service) if p.health().get("role") == "standby"]
             return (leader, standby[0]) if leader and standby else None
 
-        found: tuple[Process, Process] = wait_until(f"one {service} leads and one stands by", both, 30, 0.05)
+        found: tuple[Process, Process] = wait_until(f"one {service} leads and one stands by", both, START_S, 0.05)
         return found
 
     def chat(self, model: str, timeout_s: float = 60.0, **fields: Any) -> httpx.Response:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from fastapi import Depends, FastAPI, Query
 
+from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer import Cordon, PlacerController
 from glowplug.domain.errors import NoCapacity, NotFound
 from glowplug.runtime.control import ControlService
@@ -26,7 +27,19 @@ def make(service: ControlService, settings: PlacerSettings, policies: dict[str, 
     _fleet(app, service)
     _decisions(app, service)
     _nodes_changed(app, service, settings)
+    _leaders(app, service)
     return app
+
+
+def _leaders(app: FastAPI, service: ControlService) -> None:
+    @app.get("/v1/leaders", tags=["health"])
+    async def leaders() -> dict[str, Any]:
+        """Who leads each service that elects a leader, and since when; empty where none does."""
+        try:
+            rows = await service.world.store.load(LEADERS)
+        except StoreUnavailable as error:
+            raise NoCapacity("the store does not answer; who leads is written there", retry_after_s=2) from error
+        return {"object": "list", "data": [msgspec.json.decode(rows[key]) for key in sorted(rows)]}
 
 
 def _fleet(app: FastAPI, service: ControlService) -> None:
