@@ -198,6 +198,18 @@ class PodFleet:
 
         return self.network.inside(source, body_)
 
+    def probes(self) -> dict[str, int]:
+        """Every HTTP probe of every container, asked as the kubelet does: pod, container and kind -> status."""
+        said = {}
+        for pod in self.pods.values():
+            for container in containers(pod.workload):
+                ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+                for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+                    if (get := container[kind].get("httpGet")) is not None:
+                        status, _, _ = self.ask(pod.name, pod.address, ports[get["port"]], get["path"])
+                        said[f"{pod.name} {container['name']} {kind}"] = status
+        return said
+
     def counters(self) -> dict[tuple[str, str, str], int]:
         """(kind of pod, input or output, who or `refused`) -> packets, summed over the pods of a kind."""
         found: dict[tuple[str, str, str], int] = {}

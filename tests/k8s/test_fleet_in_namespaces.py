@@ -5,7 +5,7 @@ What the policies refuse, no service asks for; what they draw, some service uses
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -36,16 +36,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodFleet]:
         made.start(*made.pods)
         made.until_ready(*made.pods)
         until(lambda: len(listed(made)) == 8, "the router knows the models")
+        until(lambda: leader_of(made, "placer") != "", "one placer leads")
         yield made
     finally:
         made.close()
 
 
-def until(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-    """Wait; a bound that only a broken fleet meets."""
+def until(holds: Callable[[], bool], what: str, left: Collection[object] = (), within_s: float = 60.0) -> None:
+    """Wait; a bound that only a broken fleet meets. `left` says at the end what was still wanted."""
     deadline = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < deadline, f"never: {what}"
+        assert time.monotonic() < deadline, f"never: {what} {left or ''}"
         time.sleep(0.1)
 
 
@@ -112,11 +113,20 @@ def test_a_cold_request_works_and_its_trace_arrives(fleet: PodFleet) -> None:
     wanted = {"glowplug-router", "glowplug-autoscaler", "glowplug-placer", "glowplug-agent", "glowplug-engine"}
     path = f"/api/v1/requests/{request_id}/trace"
 
-    def seen() -> set[str]:
-        status, _, body = fleet.ask("operators", address(fleet, "console-0"), 8080, path)
-        return set(json.loads(body)["services"]) if status == 200 else set()
+    missing = set(wanted)
 
-    until(lambda: seen() >= wanted, "the trace is whole")
+    def is_whole() -> bool:
+        status, _, body = fleet.ask("operators", address(fleet, "console-0"), 8080, path)
+        missing.difference_update(json.loads(body)["services"] if status == 200 else ())
+        return not missing
+
+    until(is_whole, "the trace is whole", missing)
+
+
+def test_every_probe_is_answered(fleet: PodFleet) -> None:
+    said = fleet.probes()
+    assert len(said) > 3 * len(fleet.pods) - 3
+    assert {probe: status for probe, status in said.items() if status != 200} == {}
 
 
 def test_the_streams_have_three_copies(fleet: PodFleet) -> None:
@@ -168,6 +178,7 @@ def test_no_service_wants_what_is_not_drawn_and_none_is_drawn_in_vain(fleet: Pod
         headers=KEY,
     )
     assert status == 200, body
+    get(fleet, "operators", "console-0", 8080, f"/api/v1/forecasts?model={MODELS[0]}")
     for name in ("placer-0", "placer-1", "autoscaler-0", "autoscaler-1"):
         get(fleet, "console-0", name, 8080, "/v1/nodes" if name.startswith("placer") else "/v1/models")
     kinds = {pod.kind for pod in fleet.pods.values()}
@@ -175,12 +186,17 @@ def test_no_service_wants_what_is_not_drawn_and_none_is_drawn_in_vain(fleet: Pod
     wanted = {(kind, who) for kind, hook, who in fleet.counters() if hook == "output" and who in kinds}
     assert wanted == drawn
 
-    def unused() -> set[tuple[str, str]]:
-        return {(source, target) for source, target in drawn if not fleet.counters()[(source, "output", target)]}
+    unused: set[tuple[str, str]] = set()
 
-    until(lambda: unused() <= IDLE, "each arrow is used")
-    out = {kind: fleet.counters()[(kind, "output", REFUSED)] for kind in kinds}
-    assert set(out.values()) == {0}, "a service tried to reach what is not drawn"
+    def all_used() -> bool:
+        counted = fleet.counters()
+        unused.clear()
+        unused.update((source, target) for source, target in drawn - IDLE if not counted[(source, "output", target)])
+        return not unused
+
+    until(all_used, "each arrow is used, all but", unused)
+    refused = {kind: n for (kind, hook, who), n in fleet.counters().items() if (hook, who) == ("output", REFUSED) and n}
+    assert refused == {}, "a service tried to reach what is not drawn"
 
 
 def test_an_unlisted_connection_fails(fleet: PodFleet) -> None:
