@@ -164,7 +164,7 @@ function stage(name, start, elapsed_s, before) {
   const over = start.phases.find((phase) => phase.name === name);
   const going = !over && isGoing(name, start, elapsed_s, before);
   const fetch = name === "fetch" && !over ? start.fetch : null;
-  const words = over ? seconds(over.duration_s) : fetch ? fetched(fetch) : going ? "now" : "";
+  const words = over ? seconds(over.duration_s) : fetch ? fetched(fetch) : going ? (before || start.state === "starting" ? "now" : "now or next") : "";
   const done = fetch?.num_bytes ? fetch.num_bytes_done / fetch.num_bytes : 0;
   const guessed = going && !fetch && before?.duration_s ? Math.min(1, Math.max(0, elapsed_s - before.offset_s) / before.duration_s) : 0;
   return h(

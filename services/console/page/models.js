@@ -63,6 +63,7 @@ export function modelsView() {
   const changed = ({ detail }) => {
     draw();
     for (const id of detail.instances) lines.touch(live.instances.get(id)?.model_key);
+    for (const key of detail.models) if (!live.model(key)) lines.drop(key);
     if (detail.all) lines.touchAll();
   };
   const named = () => {
@@ -140,6 +141,11 @@ class Lines {
       else fill(line);
       if (performance.now() > until) return;
     }
+  }
+
+  drop(key) {
+    const line = this.byKey.get(key);
+    if (line) this.forget(line);
   }
 
   forget(line) {
@@ -231,7 +237,7 @@ function cells(model) {
     h(
       "span",
       { role: "cell", class: "acts" },
-      modelActions(model, ["load", "unload", "pin", "unpin"]),
+      modelActions(model),
       h("a", { class: "act", href: `#/playground/${address}`, "data-focus": "chat", "aria-label": `Chat with ${model.name}` }, "Chat"),
     ),
   ];

@@ -50,7 +50,7 @@ function build() {
   let wanted = "";
 
   const draw = () => {
-    drawModels(ui.model, wanted);
+    if (document.activeElement !== ui.model || !ui.model.value) drawModels(ui.model, wanted); // not under the reader's hand
     wanted = ui.model.value || wanted;
     if (!stop) ui.send.disabled = !ui.model.value;
     const model = live.model(ui.model.value);
@@ -129,6 +129,7 @@ function build() {
     history.replaceState(null, "", `#/playground/${encodeURIComponent(wanted)}`);
     draw();
   });
+  ui.model.addEventListener("blur", () => draw());
   ui.key.addEventListener("change", () => {
     sessionStorage.setItem(KEY, ui.key.value);
     check();

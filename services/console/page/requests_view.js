@@ -46,6 +46,10 @@ export function requestsView() {
   const load = async () => {
     timer = 0;
     const mine = (number += 1);
+    if (document.hidden) {
+      timer = setTimeout(load, EVERY_MS);
+      return;
+    }
     const query = new URLSearchParams({ ...asked, limit: String(LIMIT) });
     try {
       const answer = await fetch(`/api/v1/requests?${query}`);

@@ -41,7 +41,7 @@ async def test_a_request_goes_from_held_to_finished_in_one_row(at: ConsoleUnderT
     done = dataclasses.replace(
         story.request_finished(1, now_s), request_id="held-1", stream=True, error_code="", response_tokens=11
     )
-    await at.tell(story.fact(done, at.clock()), story.fact(report(held(2, 1, now_s)), at.clock()))
+    await at.tell(story.fact(done, at.clock()), story.fact(report(held(2, 1, now_s)), now_s, 1))
     await expect(row).to_contain_text("finished")
     await expect(row).to_contain_text("80 ms")  # 0.8 s over ten gaps
     assert (
