@@ -57,8 +57,10 @@ class ComposeFleet:
         try:
             self.compose("up", "-d", timeout_s=UP_S)
         except RuntimeError as error:
-            ended = [f"{s}: {self.logs(s)}" for s, told in self.containers().items() if told["State"]["ExitCode"]]
-            raise RuntimeError("\n".join([str(error)[-1000:], *ended])) from error
+            states = {s: told["State"] for s, told in self.containers().items()}
+            bad = [s for s, state in states.items() if state["ExitCode"] or "unhealthy" in str(state.get("Health"))]
+            told = [f"{s}: {str(states[s].get('Health'))[-600:]}\n{self.logs(s)}" for s in bad]
+            raise RuntimeError("\n".join([str(error)[-1000:], *told])) from error
         wait_until("every container is healthy", lambda: not self.unhealthy(), UP_S, 2.0)
         self.router, self.console = self.door("router", 8000), self.door("console", 8080)
         wait_until("every node is on the console", lambda: set(self.nodes_up()) == set(NODES), WAIT_S, 1.0)
