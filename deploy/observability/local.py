@@ -4,6 +4,7 @@ Rules are those of the compose fleet; jobs have the same names, so that dashboar
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def configuration(fleet: dict[str, Any], interval: str = "5s") -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    state = Path(sys.argv[1] if len(sys.argv) > 1 else ".glowplug")
+    state = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("GLOWPLUG_STATE_DIR", ".glowplug"))
     try:
         document = json.loads((state / "fleet.json").read_text(encoding="utf-8"))
     except FileNotFoundError:

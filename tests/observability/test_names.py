@@ -29,7 +29,7 @@ def blocks(page: str, language: str) -> list[str]:
     text = (ROOT / page).read_text()
     return [
         line
-        for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+        for block in re.findall(rf"```{language}\b[^\n]*\n(.*?)```", text, re.DOTALL)
         for line in block.splitlines()
         if line
     ]
