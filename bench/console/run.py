@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -26,6 +26,7 @@ from tests.browser import until
 
 MIB = 1 << 20
 SETTLE_S = 3.0
+BEAT_EVERY_S = 10
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,12 @@ async def updates(at: Rig, tab: Tab, marks: int) -> list[Row]:
 
 
 async def hour(at: Rig, tab: Tab, minutes: float, speed: float) -> list[Row]:
-    """An hour's worth of events, faster than an hour; memory a sixth of the way in against memory at the end."""
+    """An hour's worth of events, faster than an hour; memory a sixth of the way in against memory at the end.
+
+    Nodes beat each BEAT_EVERY_S seconds of it: a beat that says nothing new leaves nothing behind. All else comes as often
+    as in that hour.
+    """
+    at.fleet.beat_every_s = BEAT_EVERY_S
     whole_s, warm_s = 60 * minutes, 60 * minutes / 6
     began, num_events, from_s = time.monotonic(), at.num_events, at.num_seconds
     early: tuple[int, int, float] | None = None
@@ -132,22 +138,28 @@ async def hour(at: Rig, tab: Tab, minutes: float, speed: float) -> list[Row]:
     ]
 
 
-async def measure(args: argparse.Namespace) -> list[Row]:
-    """Every row of the table, in order."""
+async def measure(args: argparse.Namespace, show: Callable[[Row], object] = lambda _: None) -> list[Row]:
+    """Every row of the table, in order; `show` gets each as soon as it is known."""
     fleet = SyntheticFleet(args.nodes, args.gpus, args.models, seed=args.seed)
     async with rig(fleet) as at, chromium.browsing("--enable-precise-memory-info") as browser:
         async with living(at, 1.0):
             await asyncio.sleep(SETTLE_S)
-            rows = await first_paint(at, browser, args.loads)
+            rows = shown(await first_paint(at, browser, args.loads), show)
             tab = await open_tab(browser, f"{at.url}/#/{args.view}", args.nodes)
             await until(tab.page, "document.querySelector('#status').textContent === 'live'")
             await asyncio.sleep(SETTLE_S)
             if args.view == "fleet":
-                rows += await updates(at, tab, args.marks)
+                rows += shown(await updates(at, tab, args.marks), show)
         if args.minutes:
             async with living(at, args.speed):
-                rows += await hour(at, tab, args.minutes, args.speed)
+                rows += shown(await hour(at, tab, args.minutes, args.speed), show)
         assert tab.complaints == [], tab.complaints
+    return rows
+
+
+def shown(rows: list[Row], show: Callable[[Row], object]) -> list[Row]:
+    for row in rows:
+        show(row)
     return rows
 
 
@@ -170,7 +182,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=60, help="of the fleet's life for the memory rows; 0 leaves them out"
     )
-    parser.add_argument("--speed", type=float, default=15, help="seconds of its life per second, in that part")
+    parser.add_argument("--speed", type=float, default=30, help="seconds of its life per second, in that part")
     parser.add_argument("--view", default="fleet", help="the view that stays open: fleet, models, requests, ...")
     parser.add_argument("--serve", action="store_true", help="show the page until Ctrl-C, measure nothing")
     return parser.parse_args(argv)
@@ -185,12 +197,10 @@ def main() -> int:
     if chromium.CHROMIUM is None:
         print(chromium.MISSING)
         return 1
-    busy = psutil.getloadavg()[0]
-    rows = asyncio.run(measure(args))
     print(f"{args.nodes} nodes of {args.gpus} GPUs, {args.models} models (emulated), view {args.view}")
-    print(f"{os.cpu_count()} cores; load of the machine before {busy:.1f}, after {psutil.getloadavg()[0]:.1f}")
-    for row in rows:
-        print(row)
+    print(f"{os.cpu_count()} cores, load of the machine before {psutil.getloadavg()[0]:.1f}", flush=True)
+    rows = asyncio.run(measure(args, lambda row: print(row, flush=True)))
+    print(f"load of the machine after {psutil.getloadavg()[0]:.1f}")
     return 0 if all(row.holds for row in rows) else 1
 
 

@@ -66,6 +66,7 @@ class SyntheticFleet:
         self.chance, self.rates = random.Random(seed), rates
         self.ids = itertools.count(1)
         self.second_number = 0
+        self.beat_every_s = 1
         self.models = [self._model(i) for i in range(models)]
         self.nodes = {f"node-{i:03d}": self._node(f"node-{i:03d}", gpus) for i in range(1, nodes + 1)}
         self.instances: dict[str, Instance] = {}
@@ -157,7 +158,8 @@ class SyntheticFleet:
             yield from self._start(now_s)
             yield from self._stop(now_s)
         yield from self._fetches(now_s)
-        yield from self._beats(now_s)
+        if self.second_number % self.beat_every_s == 0:
+            yield from self._beats(now_s)
         for report in range(self.rates.load_reports * self.rates.routers):
             yield fact(
                 RouterLoadReported(router_id=f"router-{report % self.rates.routers}", loads=self._loads()), now_s
