@@ -106,9 +106,8 @@ def test_a_leader_that_sleeps_is_followed_and_does_nothing_when_it_wakes_up(flee
 def test_the_store_is_away_for_longer_than_a_lease(fleet: HaFleet) -> None:
     """Nobody leads meanwhile: warm models are served, cold requests wait, and are answered when it is back."""
     fleet.infra.valkey.kill()
-    leaders = [fleet.leader(service) for service in ("placer", "autoscaler")]
     wait_until("nobody leads", lambda: not any(fleet.leader(s) for s in ("placer", "autoscaler")), TAKEN_OVER_S)
-    assert all(leaders) and fleet.chat("warm").status_code == 200
+    assert fleet.chat("warm").status_code == 200
     refused = httpx.post(fleet.pair("autoscaler")[0].url + "/v1/models/warm/pin", headers=ADMIN, timeout=10)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_leader"
     fleet.infra.valkey.start()
