@@ -111,8 +111,8 @@ async def updates(at: Rig, tab: Tab, marks: int) -> list[Row]:
 async def hour(at: Rig, tab: Tab, minutes: float, speed: float) -> list[Row]:
     """An hour's worth of events, faster than an hour; memory a sixth of the way in against memory at the end.
 
-    Nodes beat each BEAT_EVERY_S seconds of it: a beat that says nothing new leaves nothing behind. All else comes as often
-    as in that hour.
+    Nodes beat each BEAT_EVERY_S seconds of it: a beat that says nothing new leaves nothing behind. All else comes as
+    often as in that hour.
     """
     at.fleet.beat_every_s = BEAT_EVERY_S
     whole_s, warm_s = 60 * minutes, 60 * minutes / 6
