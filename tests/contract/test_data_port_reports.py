@@ -92,5 +92,11 @@ async def test_reports_come_while_there_are_requests_and_once_more() -> None:
 
 
 async def test_none_are_told_when_the_bound_is_none() -> None:
+    told: list[Publish] = []
     async with a_rig() as rig:
-        await ledger_of(rig, []).report_requests(0.01, 0)
+        ledger = ledger_of(rig, told)
+        client = await rig.client()
+        await client.send(chat(stream=True))
+        await rig.until(lambda: rig.num_held == 1)
+        await ledger.report_requests(0.01, 0)
+        assert told == []
