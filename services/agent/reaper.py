@@ -1,4 +1,5 @@
-"""What the first process of a container owes the rest: children that lost their parent end as zombies of its own."""
+"""Ended processes nobody waited for: children that lost their parent, where the agent is process 1, and engines whose
+first thread ended before their last one, so that the driver that stopped them saw them gone and could not wait."""
 
 import asyncio
 import contextlib
@@ -6,15 +7,14 @@ import os
 
 import psutil
 
-INIT_PID = 1
 LOOK_S = 2.0
 
 
 async def reap_strays() -> None:
-    """For ever, if this process is the first of its container: else init does it. A zombie is taken at the second
-    look, so that whoever started a process and waits for it learns its end first."""
+    """For ever. A zombie is taken at the second look, so that whoever started a process and waits for it learns its end
+    first."""
     seen: set[int] = set()
-    while os.getpid() == INIT_PID:
+    while True:
         await asyncio.sleep(LOOK_S)
         zombies = zombie_children()
         for pid in zombies & seen:
