@@ -52,6 +52,9 @@ list() {
 verb=${1:-build}
 [ $# -gt 0 ] && shift
 names="$*"
+for name in $names; do
+    echo "$table" | grep -q "^$name " || { echo "glowplug: no image $name; there are:" $(echo "$table" | awk '{print $1}') >&2; exit 2; }
+done
 case $verb in
     build) build && list ;;
     list) list ;;
