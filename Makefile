@@ -65,7 +65,7 @@ proto: $(DEV_STAMP) ## lint the wire contract, refuse what breaks readers, hold 
 sim: ## run scenarios in the simulator (comes with the papers' policies; today: its seed in the tests)
 	@echo "There is no simulator command yet. The controllers already run under a virtual clock: make test ARGS=tests/simulation"
 
-bench: $(DEV_STAMP) ## measure one thing: BENCH=bus_latency|engine_start|metrics_cost|recovery|router|vllm_start (ARGS=...); alone it lists them
+bench: $(DEV_STAMP) ## measure one thing: BENCH=router (ARGS=...); alone it lists what there is
 	@if [ -z "$(BENCH)" ]; then for f in bench/*.py bench/*/run.py; do \
 		printf '  %-14s %s\n' "$$(echo $$f | sed 's|^bench/||; s|/run.py$$||; s|.py$$||')" "$$(sed -n '1s/^"""//p' $$f)"; done; \
 	elif [ -f bench/$(BENCH)/run.py ]; then $(BIN)/python bench/$(BENCH)/run.py $(ARGS); \
