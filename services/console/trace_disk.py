@@ -140,10 +140,13 @@ class TraceDisk:
         except sqlite3.DatabaseError as error:
             if _is_broken(error):
                 self._put_aside(error)
-            elif "full" in str(error):
+            elif "full" in str(error) and self._connection is not None:
                 self._prune()
             else:
                 self._disconnect()
+            self._failed(error, num_spans)
+        except msgspec.MsgspecError as error:
+            self._put_aside(error)
             self._failed(error, num_spans)
         except OSError as error:
             self._disconnect()

@@ -116,6 +116,22 @@ def test_a_full_disk_loses_the_oldest_and_goes_on(path: Path) -> None:
     after.disk.close()
 
 
+def test_a_disk_that_is_full_from_the_start_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: TraceDisk) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as without_room:
+        without_room.setattr(TraceDisk, "_connect", full)
+        rig = Rig(path)
+        rig.store.add([(span(1), ROUTER)])
+        rig.disk.write()
+        assert "full" in rig.disk.problem and sum(rig.failed) == 1
+    rig.store.add([(span(2), ROUTER)])
+    rig.disk.write()
+    assert not rig.disk.problem
+    assert rig.restart().ids == [2]
+
+
 def _encoded(one: Span) -> tuple[bytes, bytes]:
     store = TraceStore()
     taken: list[tuple[bytes, bytes]] = []
