@@ -79,13 +79,13 @@ class RequestLog:
             case RequestRejected() as fact:
                 self._refuse(fact, event)
             case RouterRequestsReported(router_id=router_id, num_live=num_live, requests=requests):
+                self._forget_silent(now_s)
                 self._reports[router_id] = (now_s, num_live, [_live(router_id, row) for row in requests])
 
     def page(self, now_s: float, *, model: str = "", state: str = "", text: str = "", limit: int = 200) -> RequestPage:
         """What matches: `model` and `state` exactly ("live" and "ended" are groups of states), `text` anywhere in ids,
         model key, code and status."""
-        for router_id in [r for r, (heard_at, _, _) in self._reports.items() if now_s - heard_at > REPORT_LEASE_S]:
-            del self._reports[router_id]
+        self._forget_silent(now_s)
         wanted = {"live": LIVE_STATES, "ended": ENDED_STATES}.get(state, (state,) if state else ())
         words = text.lower().split()
         states: dict[str, int] = {}
@@ -108,6 +108,10 @@ class RequestLog:
             num_kept=len(self._ended),
             states=states,
         )
+
+    def _forget_silent(self, now_s: float) -> None:
+        for router_id in [r for r, (heard_at, _, _) in self._reports.items() if now_s - heard_at > REPORT_LEASE_S]:
+            del self._reports[router_id]
 
     def _lines(self) -> Iterator[RequestLine]:
         live = [line for _, _, lines in self._reports.values() for line in lines if _key(line) not in self._ended]

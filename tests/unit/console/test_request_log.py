@@ -121,3 +121,11 @@ def test_it_is_bounded_and_says_how_many_there_are() -> None:
     page = log.page(100.0, limit=5)
     assert (len(page.requests), page.num_matching, page.num_kept, page.num_live) == (5, 21, 20, 900)
     assert page.requests[1].request_id == "r-49"
+
+
+def test_reports_of_routers_that_are_gone_are_not_kept_for_a_page_that_nobody_opens() -> None:
+    log = RequestLog(10)
+    for number in range(5):
+        now_s = 100.0 + number * (REPORT_LEASE_S + 1)
+        log.take(story.fact(report(HELD, router=f"router-{number}"), now_s), now_s)
+    assert list(log._reports) == ["router-4"]
