@@ -119,6 +119,7 @@ class ControlService:
         world, name = self.world, self.world.settings.service_id
         await world.bus.connect()
         epoch = await world.epoch()
+        await self._claim(url)  # before anything is decided
         controller = make_controller(epoch)
         shell = Shell(
             world.service,
@@ -131,7 +132,8 @@ class ControlService:
             epoch=epoch,
             **self._options(wiring),
         )
-        await self._listen(shell, wiring, url)
+        await shell.start()
+        await self._listen(shell, wiring)
         if wiring.commands:
             await world.bus.subscribe(wiring.commands, shell.on_event, durable=f"{name}-commands")
         self.shell = shell
@@ -175,7 +177,9 @@ class ControlService:
             world.metrics,
             **self._options(wiring),
         )
-        await self._listen(shell, wiring, url)
+        await shell.start()
+        await self._claim(url)  # the store has answered; a standby decides nothing
+        await self._listen(shell, wiring)
         self.shell, self.candidate = shell, candidate
         await announce(shell, url)
         return candidate.run()
@@ -189,13 +193,15 @@ class ControlService:
             "resync_s": settings.resync_s,
         }
 
-    async def _listen(self, shell: Shell, wiring: Wiring, url: str) -> None:
-        """Tables, telemetry and facts: what a standby follows too. Raises ServiceIdTaken."""
-        bus = self.world.bus
-        await shell.start()
-        self.identity = Identity(self.world.store, shell.service_id, url)
+    async def _claim(self, url: str) -> None:
+        """Take the service id, and keep it. Raises ServiceIdTaken."""
+        self.identity = Identity(self.world.store, self.world.settings.service_id, url)
         await self.identity.claim()
         self._watching = asyncio.create_task(self.identity.watch(), name="the service id")
+
+    async def _listen(self, shell: Shell, wiring: Wiring) -> None:
+        """Telemetry and facts: what a standby follows too."""
+        bus = self.world.bus
         if wiring.telemetry:
             await bus.subscribe(wiring.telemetry, shell.on_event)
         if wiring.facts:

@@ -45,7 +45,7 @@ class ToLeader:
         if elsewhere and PASSED_ON not in request.headers:
             try:
                 return await self._pass_on(request, elsewhere, candidate.service_id)
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 log.warning("the leader at %s does not answer: %r", elsewhere, error)
         if request.method in READS:
             return await call_next(request)

@@ -101,6 +101,6 @@ async def _answers(holder: Holder) -> bool:
     try:
         async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as client:
             told = (await client.get(f"{holder.url}/live")).json()
-    except (httpx.HTTPError, ValueError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return False
     return isinstance(told, dict) and told.get("process") == holder.process

@@ -195,5 +195,7 @@ class ElectedShell(Shell):
         await self.execute([Save(LEADERS, self.service, row)])
 
     def follow(self) -> None:
-        """End a term. What was decided and not done is left to whoever leads next."""
+        """End a term. What was decided and not done is left to whoever leads next. What a standby writes, its own
+        service id, is fenced no more."""
         self.epoch = 0
+        self.store.fence(self.service, 0)

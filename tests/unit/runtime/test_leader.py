@@ -15,6 +15,7 @@ from glowplug.domain.hardware import Node
 from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import from_json
 from glowplug.events.facts import NodeLeft
+from glowplug.runtime.identity import PROCESSES, Holder, Identity
 from glowplug.runtime.leader import Candidate, ElectedShell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.port import StoreUnavailable
@@ -198,6 +199,19 @@ async def test_a_write_on_its_way_is_refused_once_another_leads(group: Group) ->
     with pytest.raises(StoreUnavailable):
         await group.a.store.put("counts", "facts", b"{}")
     await group.b.store.put("counts", "facts", b"{}")
+
+
+async def test_who_leads_no_more_keeps_its_own_name_in_the_store(group: Group) -> None:
+    """Its fence is that of its term: another leads with a newer epoch now, and a standby's service id is its own."""
+    name = Identity(group.a.store, "placer-a", "http://placer-a", process="a")
+    await group.a.candidate.resign()
+    await group.b.step()
+    await group.b.step()
+    assert group.b.candidate.may_act()
+    await name.claim()
+    assert from_json(group.store.tables[PROCESSES]["placer-a"], Holder).process == "a"
+    await name.release()
+    assert not group.store.tables[PROCESSES]
 
 
 async def test_whoever_resigns_is_followed_at_once(group: Group) -> None:
