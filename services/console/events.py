@@ -16,6 +16,7 @@ from glowplug.events import Event
 from glowplug.events.envelope import encode
 from glowplug.events.filters import PLANES, EventFilter, Sighting, sight, summary
 from glowplug.events.subjects import subject
+from services.console.discreet import discreet_event
 from services.console.spans import clip
 
 ROW_OVERHEAD_BYTES: Final = (
@@ -51,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     row: EventRow
     seen: Sighting
-    raw: bytes  # the whole event as JSON
+    raw: bytes  # the whole event as JSON, but for system prompts and secrets of addresses
 
     @property
     def num_bytes(self) -> int:
@@ -137,7 +138,7 @@ class EventLog:
             return
         seen = sight(subject(event.data), event.issuer, event.data)
         self.num_passed += 1
-        entry = Entry(_row(self.num_passed, event, seen), seen, encode(event))
+        entry = Entry(_row(self.num_passed, event, seen), seen, encode(discreet_event(event)))
         self._rings[seen.plane].put(entry)
         for watcher in self.watchers:
             watcher.offer(entry)

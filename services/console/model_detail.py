@@ -3,7 +3,6 @@
 Pure, like the view of the fleet beside it, and bounded: `STARTS_KEPT` starts of each of `MODELS_KEPT` models.
 """
 
-import re
 from collections import deque
 from typing import Any, Final
 
@@ -14,12 +13,11 @@ from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.facts import InstanceChange, WeightsFetched, WeightsFetchFailed, WeightsProgressed
 from services.console import fleet_rows as rows
+from services.console.discreet import discreet_model
 
 STARTS_KEPT: Final = 10
 MODELS_KEPT: Final = 4096
 FETCH_LEASE_S: Final = 10.0  # silence after which a fetch is no longer shown as under way
-
-_SECRETS: Final = re.compile(r"(?<=//)[^/@]*@")
 
 
 class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,9 +168,6 @@ def _phases_so_far(instance: Instance) -> tuple[rows.PhaseRow, ...]:
 
 
 def declared(model: Model) -> dict[str, Any]:
-    """What the model's owner said, JSON-ready. The system prompt is text of a person: only its length is told; and an
-    address goes without what may be a secret in it: user, password, query."""
-    fields: dict[str, Any] = msgspec.to_builtins(model)
-    fields["system_prompt"] = f"{len(model.system_prompt)} characters" if model.system_prompt else ""
-    fields["weights"]["uri"] = _SECRETS.sub("", model.weights.uri.partition("?")[0])
+    """What the model's owner said, JSON-ready, without what is nobody else's business."""
+    fields: dict[str, Any] = msgspec.to_builtins(discreet_model(model))
     return fields

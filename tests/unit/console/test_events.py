@@ -5,9 +5,10 @@ import itertools
 from typing import Any
 
 from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import WeightsRef
 from glowplug.events import Event
-from glowplug.events.commands import StartInstance, StopInstance
-from glowplug.events.facts import InstanceReady, NodeBeat, RequestWaiting
+from glowplug.events.commands import FetchWeights, PlaceInstance, StartInstance, StopInstance
+from glowplug.events.facts import InstanceReady, ModelDeployed, NodeBeat, RequestWaiting
 from glowplug.events.filters import EventFilter
 from services.console.events import ROW_OVERHEAD_BYTES, EventLog, trace_id_of
 from tests.console_story import instance, node, traceparent
@@ -104,6 +105,23 @@ def test_rows_say_what_is_emulated_and_which_trace_it_belongs_to() -> None:
     assert ready_row.emulated and not waiting_row.emulated
     assert waiting_row.trace_id == trace_id_of(traceparent(3)) != ""
     assert trace_id_of(traceparent(3)[:-2] + "00") == "", "nobody keeps a trace that is not sampled"
+
+
+def test_no_event_shows_a_system_prompt_or_a_secret_of_an_address() -> None:
+    uri = "https://user:pass@models.example/a.gguf?X-Amz-Signature=abc"
+    model = a_model(weights=WeightsRef(uri=uri), system_prompt="Words of a person.")
+    carriers = (
+        ModelDeployed(model=model),
+        PlaceInstance(instance_id="i-1", model=model, wanted_at=1.0, reason="asked"),
+        StartInstance(target="node-1", instance_id="i-1", model=model, workers=(), decision_id="d-1"),
+        FetchWeights(target="node-1", model_key=model.key, weights=model.weights, instance_id="i-1"),
+    )
+    for data in carriers:
+        log = log_with(told := event(data))
+        entry = log.get(told.event_id)
+        assert entry is not None and b"https://models.example/a.gguf" in entry.raw
+        assert not [secret for secret in (b"pass", b"Signature", b"Words") if secret in entry.raw], data.TYPE
+        assert log.latest(EventFilter(text="words of a person"), 9) == []
 
 
 async def test_a_watcher_gets_the_newest_and_is_told_how_many_it_did_not_get() -> None:

@@ -82,3 +82,10 @@ def test_what_may_be_a_secret_in_a_declaration_stays_out() -> None:
     assert shown["weights"]["uri"] == "https://models.example/a.gguf"
     assert shown["system_prompt"] == "9 characters"
     assert shown["max_queue"] == model.max_queue and shown["on_cold"] == "hold"
+
+
+def test_an_address_that_is_none_shows_nothing_and_stops_nobody() -> None:
+    model = replace(story.model("chat", "chat", 10), weights=WeightsRef(uri="https://user:pass@[::1/a.gguf"))
+    assert declared(model)["weights"]["uri"] == ""
+    at_signs = replace(model, weights=WeightsRef(uri="https://user:p@ss@models.example/a.gguf"))
+    assert declared(at_signs)["weights"]["uri"] == "https://models.example/a.gguf"
