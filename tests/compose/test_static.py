@@ -277,6 +277,18 @@ def test_a_dockerfile_has_no_lint(path: str) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_no_image_remembers_where_its_packages_came_from() -> None:
+    """A RUN that is told an index keeps its address, password included, in the history of its image."""
+    stages = re.split(r"^FROM ", root_file(DOCKERFILES[0]), flags=re.MULTILINE)[1:]
+    by_name = {stage.split("\n", 1)[0].rpartition(" ")[2]: stage for stage in stages}
+    bases = {name: stage.split()[0] for name, stage in by_name.items()}
+    assert {name for name, stage in by_name.items() if "ARG PIP_INDEX_URL" in stage} == {"base", "vllm-built"}
+    for name in ("service", "sample-weights", "agent-vllm"):
+        while name in bases:
+            assert "PIP_INDEX_URL" not in by_name[name], name
+            name = bases[name]
+
+
 @pytest.mark.parametrize("path", SCRIPTS)
 def test_a_script_is_plain_sh(path: str) -> None:
     done = subprocess.run(["sh", "-n", path], cwd=ROOT, capture_output=True, text=True, check=False)
