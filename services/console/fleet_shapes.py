@@ -9,6 +9,7 @@ from glowplug.domain.model import Model, Temperature
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event
 from glowplug.events.facts import RequestRejected
+from services.console.events import trace_id_of
 from services.console.fleet_rows import (
     CachedRow,
     ColdStart,
@@ -158,7 +159,7 @@ def model_row(
 
 def decision_row(decision: DecisionRecord) -> DecisionRow:
     fields = {name: getattr(decision, name) for name in DecisionRow.__struct_fields__ if name != "trace_id"}
-    return DecisionRow(**fields, trace_id=_trace_id(decision.traceparent))
+    return DecisionRow(**fields, trace_id=trace_id_of(decision.traceparent))
 
 
 def _temperature(instances: list[Instance]) -> Temperature:
@@ -181,14 +182,9 @@ def _state(instances: list[Instance], num_waiting: int, *, is_failed: bool) -> s
     return "failed" if is_failed else "cold"
 
 
-def _trace_id(traceparent: str) -> str:
-    parts = traceparent.split("-")
-    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else ""
-
-
 def request_row(event: Event) -> RequestRow:
     data = event.data
-    trace_id = _trace_id(event.traceparent)
+    trace_id = trace_id_of(event.traceparent)
     if isinstance(data, RequestRejected):
         return RequestRow(
             request_id=data.request_id,

@@ -13,6 +13,7 @@ import msgspec
 from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
 from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsReported
+from services.console.events import trace_id_of
 
 REPORT_LEASE_S: Final = 3.0  # silence after which a router's requests are no longer shown as under way
 LIVE_STATES: Final = ("held", "dispatched", "streaming")
@@ -75,7 +76,7 @@ class RequestLog:
         """One event; types that are no request's are ignored."""
         match event.data:
             case RequestFinished() as fact:
-                self._end(_finished(fact, _trace_id(event.traceparent)))
+                self._end(_finished(fact, trace_id_of(event.traceparent)))
             case RequestRejected() as fact:
                 self._refuse(fact, event)
             case RouterRequestsReported(router_id=router_id, num_live=num_live, requests=requests):
@@ -147,7 +148,7 @@ class RequestLog:
                 status=fact.status,
                 code=fact.code,
                 retry_after_s=fact.retry_after_s,
-                trace_id=_trace_id(event.traceparent),
+                trace_id=trace_id_of(event.traceparent),
             )
         )
 
@@ -205,8 +206,3 @@ def _finished(fact: RequestFinished, trace_id: str) -> RequestLine:
         instance_id=fact.instance_id,
         trace_id=trace_id,
     )
-
-
-def _trace_id(traceparent: str) -> str:
-    parts = traceparent.split("-")
-    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else ""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from glowplug.domain.snapshot import LiveRequest
 from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsReported
+from services.console.fleet_view import FleetView
 from services.console.request_log import REPORT_LEASE_S, RequestLog
 from tests import console_story as story
 
@@ -129,3 +130,13 @@ def test_reports_of_routers_that_are_gone_are_not_kept_for_a_page_that_nobody_op
         now_s = 100.0 + number * (REPORT_LEASE_S + 1)
         log.take(story.fact(report(HELD, router=f"router-{number}"), now_s), now_s)
     assert list(log._reports) == ["router-4"]
+
+
+def test_a_request_leads_to_a_trace_that_is_kept() -> None:
+    """Of one that is not sampled no span was ever sent."""
+    for flags, shown in (("01", "b" * 32), ("00", "")):
+        finished = replace(story.fact(DONE, 100.0), traceparent=f"00-{'b' * 32}-{'c' * 16}-{flags}")
+        log, view = RequestLog(10), FleetView()
+        log.take(finished, 100.0)
+        view.take(finished, 100.0)
+        assert log.page(100.0).requests[0].trace_id == view.requests[0].trace_id == shown
