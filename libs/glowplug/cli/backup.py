@@ -46,7 +46,8 @@ def restore(
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite what is there and differs.")] = False,
     state_dir: StateDirOption = DEFAULT_STATE_DIR,
 ) -> None:
-    """Bring back what a backup holds. What is there and differs is left alone, and nothing done, without --replace."""
+    """Bring back what a backup holds, pins and drains as they were then. Where a model or a file is there and differs,
+    nothing is done without --replace."""
     kept = backup_archive.read(file)
     fleet = connect(state_dir)
     files = _model_files(fleet)
