@@ -210,6 +210,10 @@ def test_metrics_tell_who_leads(fleet: HaFleet) -> None:
     assert 'glowplug_leader{service="placer"} 1.0' in httpx.get(leader.url + "/metrics").text
     assert 'glowplug_leader{service="placer"} 0.0' in httpx.get(standby.url + "/metrics").text
     assert "glowplug_leader_changes_total" in httpx.get(standby.url + "/metrics").text
-    told = {row["service"]: row["service_id"] for row in standby.get("/v1/leaders")["data"]}
-    assert told == {s: fleet.roles(s)[0].name for s in ("autoscaler", "placer", "predictor")}
+    leaders = {s: fleet.roles(s)[0].name for s in ("autoscaler", "placer", "predictor")}
+
+    def told() -> dict[str, str]:
+        return {row["service"]: row["service_id"] for row in standby.get("/v1/leaders")["data"]}
+
+    wait_until("the table of leaders has been read", lambda: told() == leaders, TAKEN_OVER_S)
     assert leader.get("/ready")["role"] == "leader" and standby.get("/ready")["role"] == "standby"
