@@ -69,6 +69,9 @@ async def serve(stopping: asyncio.Event) -> None:
     await port.drain(settings.drain_s, keep_listening=not (settings.reuse_port or settings.drain_delay_s))
     await shell.stop()
     await world.close(*beside, server)
+    for job in beside:
+        if not job.cancelled() and (error := job.exception()) is not None:
+            raise error  # so that whoever started us sees that this was no wish of its own
 
 
 def raise_file_limit(num_connections: int) -> None:

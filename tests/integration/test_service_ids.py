@@ -31,6 +31,7 @@ def test_a_second_process_of_one_name_is_refused_and_the_name_of_a_dead_one_is_f
         )
         said = done.stdout + done.stderr
         assert f"the service id {name} belongs to a process that runs at {first.url}" in said, said
+        assert done.returncode == 1
         assert first.ready()
         first.kill()
         wait_until("the next has the name", second.start().ready, 90)
