@@ -103,11 +103,13 @@ class ComposeFleet:
     def exec(self, service: str, *words: str) -> str:
         return run("docker", "exec", self.container(service), *words)
 
-    def chat(self, model: str, text: str = "Say hello.", door: str = "", tokens: int = 12) -> httpx.Response:
+    def chat(
+        self, model: str, text: str = "Say hello.", door: str = "", tokens: int = 12, timeout_s: float = 300.0
+    ) -> httpx.Response:
         """One chat by the router, or by the playground of the console."""
         body = {"model": model, "max_tokens": tokens, "messages": [{"role": "user", "content": text}]}
         url = f"{door or self.router}/v1/chat/completions"
-        return self.client.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"})
+        return self.client.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=timeout_s)
 
     def see(self, path: str) -> Any:
         """JSON of the console."""
