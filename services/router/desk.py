@@ -14,6 +14,7 @@ from glowplug.controllers.router_words import (
     Dispatch,
     DispatchFailed,
     Hold,
+    Recall,
     Reject,
     RequestArrived,
     RequestEnded,
@@ -91,5 +92,8 @@ class Desk:
             elif type(effect) is Hold:
                 if (exchange := self.exchanges.get(effect.ticket)) is not None:
                     exchange.hold(effect.eta_s)
+            elif type(effect) is Recall:
+                if (exchange := self.exchanges.get(effect.ticket)) is not None:
+                    exchange.recall(effect.reason)
             elif type(effect) is Reject and (exchange := self.exchanges.get(effect.ticket)) is not None:
                 exchange.reject(effect)

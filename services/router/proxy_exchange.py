@@ -272,6 +272,17 @@ class Exchange:
             self.port.metrics.retries.inc()
             self.port.desk.failed(self, reached=True, reason=reason)
 
+    def recall(self, reason: str) -> None:
+        """Its instance is said to have failed. An answer that has begun goes on: the engine may outlive the word."""
+        if self.done or self.started or self.instance is None:
+            return
+        if self.engine is not None:
+            self.engine.abandon()
+            self.engine = None
+        self.num_attempts += 1  # a connection still being made is of no use
+        self.port.metrics.retries.inc()
+        self.port.desk.failed(self, reached=False, reason=reason)
+
     def _fail_midway(self, reason: str) -> None:
         self.status, self.error_code, self.keep_alive = 502, "engine_failed", False
         if self.is_sse or self._collected is not None:

@@ -345,3 +345,49 @@ async def test_two_streams_do_not_mix() -> None:
         asked = [rig.ask(chat(stream=True, extra=b"x-request-id: %b\r\n" % n)) for n in names]
         answers = await asyncio.gather(*asked)
     assert [a.body for a in answers] == [b"data: {%b}\n\n" % n * 20 for n in names]
+
+
+async def test_a_request_on_a_node_that_is_cut_off_is_answered_by_another() -> None:
+    """No connection breaks, no byte comes: only the word that the node has left tells."""
+    asked = asyncio.Event()
+
+    async def silence(served: Served) -> None:
+        asked.set()
+        await asyncio.sleep(60)
+
+    async with a_rig() as rig:
+        lost = await rig.engine(silence, instance_id="i-1")
+        client = await rig.client()
+        await client.send(chat(stream=True))
+        await asyncio.wait_for(asked.wait(), 10)
+        await rig.engine(instance_id="i-2")
+        rig.tell(
+            an_instance("i-1", lost.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left"
+        )
+        answer = await client.answer()
+        assert rig.num_in_flight == 0
+    assert answer.status == 200 and answer.body.endswith(DONE)
+    assert answer.headers["x-glowplug-instance"] == "i-2"
+
+
+async def test_an_answer_that_has_begun_goes_on_whatever_is_said_of_its_node() -> None:
+    go_on = asyncio.Event()
+
+    async def slow(served: Served) -> None:
+        await served.sse_head()
+        await served.chunk(TOKEN)
+        await go_on.wait()
+        await served.chunk(DONE)
+        await served.end()
+
+    async with a_rig() as rig:
+        engine = await rig.engine(slow)
+        client = await rig.client()
+        await client.send(chat(stream=True))
+        await client.head()
+        rig.tell(
+            an_instance("i-1", engine.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left"
+        )
+        go_on.set()
+        await rig.until(lambda: bool(rig.finished))
+        assert rig.finished[0].status == 200 and rig.finished[0].error_code == ""

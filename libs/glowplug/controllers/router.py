@@ -26,6 +26,7 @@ from glowplug.controllers.router_words import (
     DispatchFailed,
     DrainStarted,
     Hold,
+    Recall,
     RequestArrived,
     RequestEnded,
 )
@@ -258,7 +259,9 @@ class RouterController:
             return self._pump(instance.model_key, now_s)
         if instance.state is InstanceState.FAILED:
             reason = instance.reason or "the instance failed"
-            return self._start_failed(instance.model_key, code, reason, now_s)
+            lost = instance.instance_id if code == "node_left" else None
+            recalls = [Recall(ticket, reason) for ticket, r in self.requests.items() if r.instance_id == lost]
+            return [*recalls, *self._start_failed(instance.model_key, code, reason, now_s)]
         return []
 
     def _start_failed(self, model_key: str, code: str, message: str, now_s: float) -> list[Effect]:
@@ -356,8 +359,6 @@ class RouterController:
             data=None,
             traceparent=request.traceparent,
         )
-
-    # -- what others may ask
 
     def eta_s(self, model_key: str, now_s: float) -> float:
         """Seconds until the model serves a request that arrives now: 0 when it is hot and has room."""

@@ -55,6 +55,15 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Its node has left. One that is cut off closes no connection, so: when not one byte of an answer has come, let go
+    of it; outcome DispatchFailed."""
+
+    ticket: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
     """Keep the request; `eta_s` is when it should go on, from starts measured before."""
 
