@@ -89,4 +89,6 @@ def checked_relative(path: str) -> str:
 def redacted(uri: str) -> str:
     """`uri` without user, password and query (which may hold a signature), fit for logs, facts and spans."""
     parts = urlsplit(uri)
+    if "@" not in parts.netloc and not parts.query and not parts.fragment:
+        return uri  # as it was written: urlunsplit would make file:/a of it file:///a
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
