@@ -66,7 +66,8 @@ async def _machine_and_fleet(state_dir: Path, urls: tuple[str, ...], deep: bool)
     except NoFleet:
         fleet = None
     here = bool(fleet and fleet.document)
-    facts = await asyncio.to_thread(machine_facts.gather, state_dir, fleet_runs=here, deep=deep)
+    # Ports are looked at for a fleet that is yet to start here, not where one runs or another is named.
+    facts = await asyncio.to_thread(machine_facts.gather, state_dir, fleet_runs=fleet is not None, deep=deep)
     found = machine.check(facts)
     if fleet is None:
         says = f"none runs in {state_dir.absolute()}, and no GLOWPLUG_*_URL names one"

@@ -63,7 +63,7 @@ class MachineFacts:
     open_files: int = 0  # soft limit
     host: str = "127.0.0.1"
     port_base: int = 8000
-    ports_taken: tuple[TakenPort, ...] | None = None  # None: a fleet of ours has them
+    ports_taken: tuple[TakenPort, ...] | None = None  # None: a fleet runs, here or elsewhere
     ipv4_loopback: str = ""  # "" or why it does not work
     ipv6_loopback: str = ""
     localhost: tuple[str, ...] = ()  # what the name resolves to
@@ -189,7 +189,7 @@ def _network(facts: MachineFacts) -> Iterator[Finding]:
             "export NO_PROXY=127.0.0.1,localhost",
         )
     if facts.ports_taken is None:
-        yield _M.skipped("ports", "the running fleet has them")
+        yield _M.skipped("ports", "a fleet runs and has its own")
     elif facts.ports_taken:
         first = facts.ports_taken[0]
         more = f", and {len(facts.ports_taken) - 1} more" if len(facts.ports_taken) > 1 else ""
