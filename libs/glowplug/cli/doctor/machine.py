@@ -189,7 +189,7 @@ def _network(facts: MachineFacts) -> Iterator[Finding]:
             "export NO_PROXY=127.0.0.1,localhost",
         )
     if facts.ports_taken is None:
-        yield _M.skipped("ports", "a fleet runs and has its own")
+        yield _M.skipped("ports", "the running fleet has its own")
     elif facts.ports_taken:
         first = facts.ports_taken[0]
         more = f", and {len(facts.ports_taken) - 1} more" if len(facts.ports_taken) > 1 else ""
