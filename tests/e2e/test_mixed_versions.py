@@ -96,8 +96,14 @@ class Mixed:
         data: list[dict[str, Any]] = httpx.get(self.url("placer") + "/v1/instances").json()["data"]
         return data
 
+    def model(self) -> dict[str, Any]:
+        data: dict[str, Any] = httpx.get(self.url("autoscaler") + "/v1/models/one").json()
+        return data
+
     def cold_request(self) -> None:
-        """Put the model to sleep and ask for it."""
+        """Put the model to sleep and ask for it. A router that was replaced leaves its last report behind until the
+        next one speaks: whoever waited then would wake the model again."""
+        wait_until("nobody waits", lambda: not self.model()["num_waiting"], 30)
         httpx.post(self.url("autoscaler") + "/v1/models/one/unload").raise_for_status()
         wait_until("nothing runs", lambda: not self.instances(), 90)
         body = {"model": "one", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
