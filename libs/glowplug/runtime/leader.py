@@ -152,6 +152,7 @@ class ElectedShell(Shell):
     ) -> None:
         super().__init__(service, service_id, make(0), bus, store, tracing, metrics, **options)
         self._make, self._may_act = make, may_act
+        self._row: Leader | None = None  # ours, while we lead
 
     def may_act(self) -> bool:
         return self.epoch > 0 and self._may_act()
@@ -166,7 +167,12 @@ class ElectedShell(Shell):
         await super()._handle(stimulus)
 
     async def _resync(self) -> bool:
-        return await super()._resync() if self.epoch else await self._begin(0)
+        if not self.epoch:
+            return await self._begin(0)
+        synced = await super()._resync()
+        if synced and self._row is not None:  # a store that was emptied has lost it, and with it who is fenced off
+            await self.execute([Save(LEADERS, self.service, self._row)])
+        return synced
 
     async def _begin(self, epoch: int) -> bool:
         """A new controller with what the earlier one knew and the tables say. False when the store does not answer."""
@@ -189,13 +195,14 @@ class ElectedShell(Shell):
         self.store.fence(self.service, epoch)
         while not await self._begin(epoch):
             await asyncio.sleep(RETRY_S)
-        row = Leader(
+        self._row = Leader(
             service=self.service, service_id=self.service_id, url=url, epoch=epoch, since=round(self._clock(), 3)
         )
-        await self.execute([Save(LEADERS, self.service, row)])
+        await self.execute([Save(LEADERS, self.service, self._row)])
 
     def follow(self) -> None:
         """End a term. What was decided and not done is left to whoever leads next. What a standby writes, its own
         service id, is fenced no more."""
+        self._row = None
         self.epoch = 0
         self.store.fence(self.service, 0)
