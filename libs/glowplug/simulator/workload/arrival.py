@@ -1,6 +1,5 @@
 """One request that will come, and what is wrong with a trace that cannot be read."""
 
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -28,13 +27,3 @@ class TraceError(ValueError):
     def __init__(self, source: str, line: int, field: str, problem: str) -> None:
         where = f"{source}, line {line}" if line else source
         super().__init__(f"{where}: {field}: {problem}" if field else f"{where}: {problem}")
-
-
-def in_order(arrivals: Iterable[Arrival], source: str = "trace") -> Iterator[Arrival]:
-    """The arrivals as they are. Raises TraceError at the first that comes before the one it follows."""
-    last_s = 0.0
-    for number, arrival in enumerate(arrivals, start=1):
-        if arrival.at_s < last_s:
-            raise TraceError(source, number, "time", f"{arrival.at_s} s comes after {last_s} s")
-        last_s = arrival.at_s
-        yield arrival
