@@ -15,6 +15,7 @@ from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.facts import DecisionMade, InstanceChange, ModelDeployed, ModelUndeployed
 from services.console.events import trace_id_of
+from services.console.fleet_rows import DecisionRow
 
 OUTCOMES_KEPT: Final = 4000
 RELATED_SHOWN: Final = 50
@@ -47,22 +48,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     emulated: bool
 
 
-class DecisionLine(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionLine(DecisionRow, frozen=True, kw_only=True):
     """One decision in a list."""
 
-    decision_id: str
-    kind: str
-    policy: str
-    service: str
-    reason: str
-    made_at: float
-    model_key: str
-    instance_id: str
-    node_id: str
-    gpu_id: str
     request_id: str
-    chosen: str
-    trace_id: str
     num_rivals: int
     emulated: bool
 
