@@ -100,10 +100,14 @@ class Mixed:
         data: dict[str, Any] = httpx.get(self.url("autoscaler") + "/v1/models/one").json()
         return data
 
+    def demand(self) -> int:
+        model = self.model()
+        return int(model["num_waiting"]) + int(model["num_in_flight"])
+
     def cold_request(self) -> None:
         """Put the model to sleep and ask for it. A router that was replaced leaves its last report behind until the
         next one speaks: whoever waited then would wake the model again."""
-        wait_until("nobody waits", lambda: not self.model()["num_waiting"], 30)
+        wait_until("nobody waits or is served", lambda: not self.demand(), 45)
         httpx.post(self.url("autoscaler") + "/v1/models/one/unload").raise_for_status()
         wait_until("nothing runs", lambda: not self.instances(), 90)
         body = {"model": "one", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}

@@ -278,7 +278,8 @@ class AutoscalerController:
             self._asked.pop(model_key, None)
         if asked := model_key in self._asked and not load.num_waiting:
             load = replace(load, num_waiting=1)
-        if leaving := sum(load.in_flight_by_instance.get(i, 0) for i in self._unloaded):
+        gone = [i for i in load.in_flight_by_instance if i in self._unloaded or (i in mine and mine[i].state.is_gone)]
+        if leaving := sum(load.in_flight_by_instance[i] for i in gone):
             load = replace(load, num_in_flight=max(0, load.num_in_flight - leaving))
         coming = [i for i, pending in self._pending.items() if pending.model_key == model_key]
         snapshot = FleetSnapshot(now_s=now_s, models=self.models, nodes={}, instances=mine, loads={model_key: load})
