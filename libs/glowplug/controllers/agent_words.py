@@ -36,6 +36,7 @@ class EngineKind:
     name: str
     emulated: bool = False
     unavailable: str = ""
+    abilities: frozenset[str] = frozenset()  # of "prewarm", "swap", "stages": see Node.can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +132,32 @@ class HealthSeen:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Requests inside the engine, running and waiting."""
+    """Requests inside the engine, running and waiting, and the bytes of its KV cache that they fill (-1: not known)."""
 
     instance_id: str
     num_in_flight: int
+    kv_bytes_used: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePrewarmed:
+    """A replica's weights are on its GPUs."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAsleep:
+    """An engine that was asked to has left its GPUs (but for its weights, where they stay)."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConsolidated:
+    """What was a stage serves all of the model, alone."""
+
+    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +200,10 @@ class LaunchEngine:
     gpu_kind: str
     gpu_index: int
     traceparent: str = ""
+    workers: tuple[Worker, ...] = ()  # all of this node: one, or a tensor group
+    replica: bool = False  # weights only: outcome of its load is EnginePrewarmed
+    stage: int = 0
+    num_stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +221,50 @@ class LoadEngine:
 
     instance_id: str
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActivateEngine:
+    """What lies dormant as `source` goes on as `instance_id` and serves. A replica that is still loading is streamed to
+    its end meanwhile. Outcome: EngineReady or EngineStartFailed, of `instance_id`."""
+
+    instance_id: str
+    source: str
+    model: Model
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SleepEngine:
+    """Give up the KV cache and, for "swapped_out", the weights on the GPU too. Outcome: EngineAsleep, or EngineGone
+    when it could not."""
+
+    instance_id: str
+    becomes: str  # prewarmed | swapped_out
+
+
+@dataclass(frozen=True, slots=True)
+class LimitKv:
+    """The engine drains: from now on its KV cache is `num_bytes` at most (WarmServe section 4.1). No outcome."""
+
+    instance_id: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolidateEngine:
+    """Load the other stages' part of the model in the background, take over their KV, serve alone. Outcome:
+    EngineConsolidated, or nothing when the engine goes before."""
+
+    instance_id: str
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
+class ServeStages:
+    """Every stage is there: the first one answers for all. Outcome: EngineReady."""
+
+    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)

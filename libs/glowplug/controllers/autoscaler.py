@@ -271,8 +271,7 @@ class AutoscalerController:
         if model is None:
             return self._orphans(model_key, now_s)
         load = self.loads.of(model_key)
-        if waiting > load.num_waiting:
-            load = replace(load, num_waiting=waiting, last_active_at=now_s)
+        load = replace(load, num_waiting=waiting, last_active_at=now_s) if waiting > load.num_waiting else load
         mine = self.instances.of(model_key)
         if any(i.state is InstanceState.READY for i in mine.values()):
             self._asked.pop(model_key, None)

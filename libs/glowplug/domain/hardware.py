@@ -84,3 +84,9 @@ class Node:
     draining: bool = False
     heartbeat_at: float = 0.0
     revision: int = 0
+    abilities: tuple[str, ...] = ()  # what its engines can do besides serving: "<engine>:<ability>"
+
+    def can(self, engine: str, ability: str) -> bool:
+        """Abilities: "prewarm" (hold weights without KV, drop them at once), "swap" (sleep and wake), "stages" (serve
+        as one stage of a pipeline)."""
+        return f"{engine}:{ability}" in self.abilities

@@ -5,7 +5,8 @@ from enum import StrEnum
 
 
 class InstanceState(StrEnum):
-    """Where an instance is: STARTING -> LOADING -> READY -> DRAINING -> STOPPED; SWAPPED_OUT, FAILED aside."""
+    """Where an instance is: STARTING -> LOADING -> READY -> DRAINING -> STOPPED; FAILED aside. PREWARMED and
+    SWAPPED_OUT are dormant: another instance grows from them (`StartInstance.source`)."""
 
     STARTING = "starting"  # accepted by the agent: memory granted, engine process on its way
     LOADING = "loading"  # engine process up, weights going in
@@ -14,10 +15,15 @@ class InstanceState(StrEnum):
     STOPPED = "stopped"
     SWAPPED_OUT = "swapped_out"
     FAILED = "failed"
+    PREWARMED = "prewarmed"  # a replica: weights (or the first of them) lie on its GPUs, no KV, nothing is served
 
     @property
     def is_gone(self) -> bool:
         return self in (InstanceState.STOPPED, InstanceState.FAILED)
+
+    @property
+    def is_dormant(self) -> bool:
+        return self in (InstanceState.PREWARMED, InstanceState.SWAPPED_OUT)
 
     @property
     def is_coming(self) -> bool:
@@ -80,6 +86,21 @@ class Instance:
     cause_id: str = ""  # event that asked for it
     decision_id: str = ""
     revision: int = 0  # grows with each write
+    replica: bool = False  # made to be prewarmed (WarmServe section 5), not to serve
+    part_of: str = ""  # of a pipeline: the instance whose later stage this is; "" for one that clients reach
+    num_stages: int = 1  # pipeline stages that serve together; `workers` has one worker (or tensor group) of each
+    kv_tokens: int = 0  # tokens its KV cache holds; 0: not known
+    source: str = ""  # the dormant instance it grew from
+
+    @property
+    def serves(self) -> bool:
+        """Whether routers may ever send it a request: no replica, no later stage, not asleep."""
+        return not (self.replica or self.part_of or self.state.is_dormant)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one process (or tensor group) runs all of the model."""
+        return self.num_stages == 1
 
     @property
     def node_id(self) -> str:

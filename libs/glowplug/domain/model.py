@@ -55,7 +55,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Weights + config. `memory_bytes` (weights + KV) is what one instance is granted on its GPU."""
+    """Weights + config. `memory_bytes` (weights + KV) is what one instance is granted, over its `num_gpus` GPUs."""
 
     name: str
     key: str
@@ -81,6 +81,7 @@ class Model:
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # passed to the engine driver as they are
     source: str = ""  # file path or "api"
     revision: int = 0
+    num_gpus: int = 1  # tensor parallelism: GPUs of one node that one instance spreads over, evenly
 
     @property
     def memory_bytes(self) -> int:

@@ -9,6 +9,16 @@ from glowplug.domain.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a router's look-ahead sees of one instance (PreServe section 4.3): KV use over the coming steps."""
+
+    peak_ratio: float  # the highest use
+    over_share: float  # share of the steps above the overload threshold
+    queued_tokens: int = 0  # prompt tokens sent there and not yet prefilled
+    current_tokens: int = 0  # response tokens still expected of what runs there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
     """Demand for one model, summed over routers."""
 
@@ -16,6 +26,7 @@ class ModelLoad:
     num_in_flight: int = 0
     last_active_at: float = 0.0  # epoch seconds of the latest arrival or finish
     in_flight_by_instance: Mapping[str, int] = field(default_factory=dict)
+    outlook_by_instance: Mapping[str, Outlook] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +51,9 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What the predictor expects of one model; absent when the predictor is. Its age and error go with it."""
+    """What the predictor expects of one model over one window; absent when the predictor is. Its age and error go with
+    it. Tokens and requests are sums over the window; rates are the most one instance has been seen to take in a window
+    in which every request met its objectives (mu of PreServe section 4.1), 0 while none has been seen."""
 
     made_at: float
     window_s: float
@@ -48,6 +61,13 @@ class Forecast:
     concurrency_peak: float
     error_ratio: float = 0.0
     source: str = "none"
+    starts_at: float = 0.0  # of the window that is forecast
+    num_requests: float = 0.0
+    prompt_tokens: float = 0.0
+    response_tokens: float = 0.0
+    prompt_per_s: float = 0.0  # mu_p
+    response_per_s: float = 0.0  # mu_d
+    total_per_s: float = 0.0  # mu_t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +82,8 @@ class FleetSnapshot:
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
 
     def instances_of(self, model_key: str) -> tuple[Instance, ...]:
-        """Instances of one model that are not gone, oldest first."""
-        mine = (i for i in self.instances.values() if i.model_key == model_key and not i.state.is_gone)
+        """Instances of one model that serve, will or did just now, oldest first; none that is gone or dormant."""
+        mine = (i for i in self.instances.values() if i.model_key == model_key and i.serves and not i.state.is_gone)
         return tuple(sorted(mine, key=lambda i: (i.created_at, i.instance_id)))
 
 

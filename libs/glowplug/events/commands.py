@@ -21,6 +21,7 @@ class PlaceInstance:
     wanted_at: float
     deadline_at: float = 0.0
     target: str = "any"
+    num_required: int = 1  # instances the model is to have in the end: what a pipeline is laid out for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,11 @@ class CancelPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartInstance:
-    """Placer to agent: grant the bytes of `worker` and start the engine. Idempotent by instance_id."""
+    """Placer to agent: grant the bytes of its `workers` on this node and start the engine. Idempotent by instance_id.
+
+    A pipeline of s stages takes s commands: one for the instance itself (its first stage, with every worker) and one
+    for each later stage, an instance of its own that is `part_of` it.
+    """
 
     TYPE: ClassVar[str] = "agent.start"
     target: str  # node_id
@@ -44,17 +49,52 @@ class StartInstance:
     workers: tuple[Worker, ...]
     decision_id: str
     phases: tuple[Phase, ...] = ()  # phases already over (decide)
+    source: str = ""  # dormant instance of this node that it grows from; that one ends STOPPED
+    drops: tuple[str, ...] = ()  # replicas of this node that give their bytes up for it, at once
+    replica: bool = False  # end PREWARMED: weights only
+    part_of: str = ""
+    num_stages: int = 1
+    stage: int = 0  # which of them, from 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopInstance:
-    """Placer or autoscaler to agent: drain, then stop. `grace_s` bounds the drain; 0 stops at once."""
+    """Placer or autoscaler to agent: drain, then stop. `grace_s` bounds the drain; 0 stops at once.
+
+    `becomes` "prewarmed" keeps the weights on the GPUs as a replica, "swapped_out" the engine outside them, where the
+    engine can; else it stops.
+    """
 
     TYPE: ClassVar[str] = "agent.stop"
     target: str
     instance_id: str
     reason: str
     grace_s: float = 30.0
+    becomes: str = "stopped"  # stopped | prewarmed | swapped_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinStages:
+    """Placer to the agent of a pipeline's first stage: every later stage is READY, serve. Repeated until it is."""
+
+    TYPE: ClassVar[str] = "agent.join"
+    target: str
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolidateInstance:
+    """Autoscaler to agent: bring the rest of the model in behind the pipeline's back and serve alone from then on, with
+    `model.memory_bytes` of memory (HydraServe section 6).
+
+    Sent for the first stage alone (scale down: the later ones are stopped once it is whole, and their KV has moved to
+    it) or for every stage (scale up: each becomes an instance of its own).
+    """
+
+    TYPE: ClassVar[str] = "agent.consolidate"
+    target: str
+    instance_id: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,4 +131,14 @@ class DropWeights:
     reason: str
 
 
-Command = PlaceInstance | CancelPlacement | StartInstance | StopInstance | ResumeInstance | FetchWeights | DropWeights
+Command = (
+    PlaceInstance
+    | CancelPlacement
+    | StartInstance
+    | StopInstance
+    | ResumeInstance
+    | FetchWeights
+    | DropWeights
+    | JoinStages
+    | ConsolidateInstance
+)

@@ -11,7 +11,7 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
-from glowplug.domain.snapshot import LiveRequest, ModelLoad
+from glowplug.domain.snapshot import Forecast, LiveRequest, ModelLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +239,31 @@ class DecisionMade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstancePrewarmed:
+    """A replica has its weights on its GPUs (or an instance that drained has kept them there)."""
+
+    TYPE: ClassVar[str] = "instance.prewarmed"
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSwappedOut:
+    """An engine sleeps outside its GPUs and can be woken."""
+
+    TYPE: ClassVar[str] = "instance.swapped_out"
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastMade:
+    """What is expected of one model: one forecast for each window ahead, the next one first."""
+
+    TYPE: ClassVar[str] = "forecast.made"
+    model_key: str
+    forecasts: tuple[Forecast, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStarted:
     """A service process has started, with the epoch its commands carry."""
 
@@ -274,7 +299,17 @@ Fact = (
     | NodeBeat
     | DecisionMade
     | ServiceStarted
+    | InstancePrewarmed
+    | InstanceSwappedOut
+    | ForecastMade
 )
 InstanceChange = (
-    InstanceStarting | InstanceLoading | InstanceReady | InstanceDraining | InstanceStopped | InstanceFailed
+    InstanceStarting
+    | InstanceLoading
+    | InstanceReady
+    | InstanceDraining
+    | InstanceStopped
+    | InstanceFailed
+    | InstancePrewarmed
+    | InstanceSwappedOut
 )

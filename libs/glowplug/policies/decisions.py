@@ -27,15 +27,43 @@ class ScaleDecision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceDecision:
-    """Where one instance goes. `gpu_id` "" means nowhere now; `possible` False means no GPU could ever hold it."""
+class StageDecision:
+    """One pipeline stage of an instance: the GPUs of one node that it takes (several: a tensor group), and the bytes on
+    each. `fetch_bytes` of the model come first, those from `first_byte` on; 0 means all of it."""
 
-    node_id: str = ""
-    gpu_id: str = ""
-    num_bytes: int = 0
+    node_id: str
+    gpu_ids: tuple[str, ...]
+    bytes_per_gpu: int
+    first_byte: int = 0
+    fetch_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceDecision:
+    """Where one instance goes. `stages` empty means nowhere now; `possible` False means no GPU could ever hold it.
+
+    `source` is the dormant instance it grows from, `drops` the replicas that give way at once, both on the node of the
+    (then only) stage.
+    """
+
+    stages: tuple[StageDecision, ...] = ()
+    source: str = ""
+    drops: tuple[str, ...] = ()
     possible: bool = True
     reason: str = ""
     rivals: tuple[Rival, ...] = ()
+
+    @property
+    def node_id(self) -> str:
+        return self.stages[0].node_id if self.stages else ""
+
+    @property
+    def gpu_id(self) -> str:
+        return self.stages[0].gpu_ids[0] if self.stages else ""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stage.bytes_per_gpu * len(stage.gpu_ids) for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
     "residency": {"lru": lru.evict},
     "prediction": {},
     "prewarming": {},
+    "caching": {"lru": lru.evict},
 }
 
 

@@ -10,7 +10,7 @@ from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
 from glowplug.domain.units import show_bytes
-from glowplug.policies.decisions import PlaceDecision
+from glowplug.policies.decisions import PlaceDecision, StageDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ def place(
     need = model.memory_bytes
     rivals: list[Rival] = []
     possible = False
-    chosen: PlaceDecision | None = None
+    chosen: StageDecision | None = None
     for node in sorted(nodes, key=lambda n: n.node_id):
         if chosen is not None and len(rivals) >= params.max_rivals:
             break
@@ -42,7 +42,7 @@ def place(
             if len(rivals) >= params.max_rivals and (chosen is not None or not fits or node.draining):
                 continue  # nothing to choose, and no place left to name it
             if fits and chosen is None and not node.draining:
-                chosen = PlaceDecision(node_id=node.node_id, gpu_id=gpu.gpu_id, num_bytes=need)
+                chosen = StageDecision(node_id=node.node_id, gpu_ids=(gpu.gpu_id,), bytes_per_gpu=need)
                 why = "first with room"
             elif node.draining:
                 why = "node is draining"
@@ -52,9 +52,9 @@ def place(
     listed = tuple(rivals[: params.max_rivals])
     if chosen is None:
         reason = f"no GPU has {show_bytes(need)} free" if possible else _impossible(model, nodes, need)
-        return PlaceDecision(possible=possible, num_bytes=need, reason=reason, rivals=listed)
+        return PlaceDecision(possible=possible, reason=reason, rivals=listed)
     reason = f"first GPU with {show_bytes(need)} free"
-    return PlaceDecision(node_id=chosen.node_id, gpu_id=chosen.gpu_id, num_bytes=need, reason=reason, rivals=listed)
+    return PlaceDecision(stages=(chosen,), reason=reason, rivals=listed)
 
 
 def _impossible(model: Model, nodes: Sequence[Node], need: int) -> str:
