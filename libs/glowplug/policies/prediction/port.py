@@ -1,0 +1,44 @@
+"""What a forecaster is: one per model, told of every window that closes, asked for those to come.
+
+A name of the room "prediction" is a factory: `make(window_s) -> Forecaster`, or "none", which forecasts nothing. A
+factory's `WINDOW_S` is the window its paper uses; a predictor that is not told another takes it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from glowplug.domain.snapshot import Forecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTotals:
+    """What one closed window of one model brought. Tokens and requests are sums over it."""
+
+    started_at: float  # epoch seconds
+    window_s: float
+    num_requests: float = 0.0
+    prompt_tokens: float = 0.0
+    response_tokens: float = 0.0
+    concurrency_mean: float = 0.0  # time-weighted (WarmServe section 4.1)
+    concurrency_peak: float = 0.0  # the highest (WarmServe section 4.1)
+
+
+class Forecaster(Protocol):
+    """One model's. Deterministic: the same windows give the same forecasts; it reads no clock and rolls no dice."""
+
+    WINDOW_S: ClassVar[float]  # seconds
+
+    def closed(self, window: WindowTotals) -> None:
+        """A window has closed. Every window is told of, empty ones too, oldest first, without a gap; memory is bounded
+        by the forecaster itself."""
+        ...
+
+    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
+        """Expectations of the `num_ahead` windows after the last closed one, the next one first (`starts_at` is where
+        the last one ended). Empty while nothing can be said. `source` is the policy's name; the predictor adds
+        `error_ratio` and the rates (mu)."""
+        ...
+
+
+MakeForecaster = Callable[[float], Forecaster]
