@@ -11,7 +11,7 @@ from dataclasses import replace
 from glowplug.controllers.load_reports import LoadReports
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
-from glowplug.domain.snapshot import ModelLoad
+from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events.facts import RouterLoadReported
 
 ABSENT_S = 15.0
@@ -141,18 +141,34 @@ class LoadView:
             self._reports.forget(router_id)
 
     def of(self, model_key: str) -> ModelLoad:
-        total = ModelLoad(last_active_at=self._last_active.get(model_key, 0.0))
-        for _, loads in self._by_router.values():
-            load = loads.get(model_key)
-            if load is None:
-                continue
-            by_instance = dict(total.in_flight_by_instance)
+        """What every router that has spoken lately told of the model, in one."""
+        told = [loads[model_key] for _, loads in self._by_router.values() if model_key in loads]
+        last_active_at = self._last_active.get(model_key, 0.0)
+        if len(told) == 1:
+            return replace(told[0], last_active_at=last_active_at)
+        running: dict[str, int] = {}
+        outlooks: dict[str, Outlook] = {}
+        for load in told:
             for instance_id, count in load.in_flight_by_instance.items():
-                by_instance[instance_id] = by_instance.get(instance_id, 0) + count
-            total = replace(
-                total,
-                num_waiting=total.num_waiting + load.num_waiting,
-                num_in_flight=total.num_in_flight + load.num_in_flight,
-                in_flight_by_instance=by_instance,
-            )
-        return total
+                running[instance_id] = running.get(instance_id, 0) + count
+            for instance_id, outlook in load.outlook_by_instance.items():
+                known = outlooks.get(instance_id)
+                outlooks[instance_id] = outlook if known is None else _both(known, outlook)
+        return ModelLoad(
+            num_waiting=sum(load.num_waiting for load in told),
+            num_in_flight=sum(load.num_in_flight for load in told),
+            last_active_at=last_active_at,
+            in_flight_by_instance=running,
+            outlook_by_instance=outlooks,
+            num_arrived=sum(load.num_arrived for load in told),
+        )
+
+
+def _both(one: Outlook, other: Outlook) -> Outlook:
+    """What two routers see of one instance: each only its own requests, so the peaks add up at most."""
+    return Outlook(
+        peak_ratio=one.peak_ratio + other.peak_ratio,
+        over_share=max(one.over_share, other.over_share),
+        queued_tokens=one.queued_tokens + other.queued_tokens,
+        current_tokens=one.current_tokens + other.current_tokens,
+    )

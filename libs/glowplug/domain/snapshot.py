@@ -27,6 +27,7 @@ class ModelLoad:
     last_active_at: float = 0.0  # epoch seconds of the latest arrival or finish
     in_flight_by_instance: Mapping[str, int] = field(default_factory=dict)
     outlook_by_instance: Mapping[str, Outlook] = field(default_factory=dict)
+    num_arrived: int = 0  # requests that have come since the router started; 0 where it does not count them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,8 @@ class FleetSnapshot:
     nodes: Mapping[str, Node]
     instances: Mapping[str, Instance]
     loads: Mapping[str, ModelLoad] = field(default_factory=dict)
-    forecasts: Mapping[str, Forecast] = field(default_factory=dict)
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window of now; absent when none covers it
+    next_forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window after
 
     def instances_of(self, model_key: str) -> tuple[Instance, ...]:
         """Instances of one model that serve, will or did just now, oldest first; none that is gone or dormant."""
