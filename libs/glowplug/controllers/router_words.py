@@ -7,12 +7,18 @@ from glowplug.domain.instance import Instance
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A well-formed request for `name` (a model's name or alias). `ticket` is unique in this router and grows."""
+    """A well-formed request for `name` (a model's name or alias). `ticket` is unique in this router and grows.
+
+    Token counts are 0 when they are not known. `expected_tokens` says how long the answer will be, for who knows: it
+    takes the place of what the router would expect from earlier answers."""
 
     ticket: int
     name: str
     request_id: str
     traceparent: str = ""
+    prompt_tokens: int = 0
+    max_tokens: int = 0
+    expected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,14 @@ class RequestEnded:
 
     ticket: int
     took_s: float = 0.0
+    response_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The engine's answer has begun: the prompt has been read. Need not be told where `tracks_tokens` is False."""
+
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)

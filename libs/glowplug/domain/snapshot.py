@@ -82,6 +82,7 @@ class FleetSnapshot:
     loads: Mapping[str, ModelLoad] = field(default_factory=dict)
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window of now; absent when none covers it
     next_forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window after
+    num_pending: Mapping[str, int] = field(default_factory=dict)  # instances asked for that have no row yet
 
     def instances_of(self, model_key: str) -> tuple[Instance, ...]:
         """Instances of one model that serve, will or did just now, oldest first; none that is gone or dormant."""
@@ -96,3 +97,4 @@ class Target:
     instance_id: str
     num_in_flight: int
     max_concurrency: int
+    kv_tokens: int = 0  # tokens its KV cache holds

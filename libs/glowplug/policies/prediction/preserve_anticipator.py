@@ -18,6 +18,8 @@ import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
+Key = int | str  # what a request is called here
+
 
 @dataclass(slots=True)
 class _Ramp:
@@ -30,40 +32,62 @@ class _Ramp:
 class LookAhead:
     """One instance's coming load. Steps only grow; `M` is `kv_tokens`."""
 
-    __slots__ = ("_constant", "_count", "_ends", "_ramps", "_steps", "_turns", "extend_ratio", "kv_tokens", "now_step")
+    __slots__ = (
+        "_constant",
+        "_count",
+        "_end_sum",
+        "_ends",
+        "_ramps",
+        "_steps",
+        "_turns",
+        "extend_ratio",
+        "kv_tokens",
+        "now_step",
+    )
 
     def __init__(self, kv_tokens: int, extend_ratio: float = 0.2) -> None:
         if kv_tokens < 1 or not extend_ratio > 0:
             raise ValueError(f"a KV cache of {kv_tokens} tokens, extension by {extend_ratio}")
         self.kv_tokens, self.extend_ratio = kv_tokens, extend_ratio
         self.now_step = 0
-        self._ramps: dict[str, _Ramp] = {}
+        self._ramps: dict[Key, _Ramp] = {}
+        self._end_sum = 0  # of the ramps' ends
         self._constant = 0  # sum of prompt - start of the ramps at now_step; their sum there is this + count x step
         self._count = 0
         self._turns: dict[int, list[int]] = {}  # step -> [change of constant, change of count]
         self._steps: list[int] = []  # the keys of _turns, sorted
-        self._ends: list[tuple[int, str]] = []
+        self._ends: list[tuple[int, Key]] = []
 
     def __len__(self) -> int:
         return len(self._ramps)
 
-    def add(self, request_id: str, prompt_tokens: int, expected_tokens: int) -> None:
+    @property
+    def tokens_left(self) -> int:
+        """Response tokens still expected of everybody here."""
+        return self._end_sum - len(self._ramps) * self.now_step
+
+    def at_most(self, num_steps: int) -> int:
+        """A bound of the tokens in the cache at any of the next `num_steps` steps, without looking at each."""
+        return self._constant + self._count * (self.now_step + num_steps - 1)
+
+    def add(self, request_id: Key, prompt_tokens: int, expected_tokens: int) -> None:
         """A request was sent here. Its ramp begins now; one already there begins anew."""
         self.end(request_id)
         ramp = _Ramp(self.now_step, self.now_step + max(1, expected_tokens), prompt_tokens, max(1, expected_tokens))
         self._ramps[request_id] = ramp
+        self._end_sum += ramp.end
         self._constant += ramp.prompt - ramp.start
         self._count += 1
         self._turn(ramp.end, ramp.start - ramp.prompt, -1)
         heapq.heappush(self._ends, (ramp.end, request_id))
 
-    def begin(self, request_id: str) -> None:
+    def begin(self, request_id: Key) -> None:
         """It has been prefilled: what was provisional begins now. Unknown ids are none of ours."""
         ramp = self._ramps.get(request_id)
         if ramp is not None:
             self.add(request_id, ramp.prompt, ramp.expected)
 
-    def end(self, request_id: str) -> None:
+    def end(self, request_id: Key) -> None:
         """It has ended, early or not: nothing more is expected of it."""
         ramp = self._ramps.pop(request_id, None)
         if ramp is None:
@@ -71,6 +95,9 @@ class LookAhead:
         self._turn(ramp.end, ramp.prompt - ramp.start, 1)
         self._constant -= ramp.prompt - ramp.start
         self._count -= 1
+        self._end_sum -= ramp.end
+        if not self._ramps:
+            self._ends.clear()
 
     def advance(self, step: int) -> None:
         """The engine has done its steps up to `step`. Who should have ended by then is expected for another while."""
@@ -83,6 +110,7 @@ class LookAhead:
             later = end + more * (1 + max(0, step - end) // more)
             self._turn(ramp.end, ramp.prompt - ramp.start, 1)
             self._turn(later, ramp.start - ramp.prompt, -1)
+            self._end_sum += later - ramp.end
             ramp.end = later
             heapq.heappush(self._ends, (later, request_id))
         self.now_step = max(step, self.now_step)

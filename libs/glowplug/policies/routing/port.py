@@ -1,0 +1,67 @@
+"""What a router asks of a routing policy: one `Balancer` per model, told of everything, asked for one instance.
+
+A balancer keeps what it needs between two questions, so that a choice among a thousand instances costs no more than
+one among four. Times are seconds on one clock that does not go back; tickets are the router's own.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from glowplug.domain.snapshot import Outlook, Target
+from glowplug.policies.decisions import RouteDecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancerParams:
+    """Constants of the policies that look ahead (PreServe section 4.3); the others have none."""
+
+    memory_ratio: float = 0.8  # T_mem: KV use above this is penalised
+    penalty: float = 1.0  # beta
+    num_steps: int = 100  # l: engine steps looked ahead
+    extend_ratio: float = 0.2  # of the expected response, for who goes on beyond it
+    overload_ratio: float = 0.95  # of the KV cache: above it a step is too full
+    overload_share: float = 0.1  # of the steps: an instance with more of them too full is overloaded (section 4.3.2)
+    hold_overloaded: bool = False  # a request waits while every instance is overloaded, whatever max_concurrency allows
+    tpot_s: float = 0.05  # seconds an engine step takes, until answers have told
+    num_refreshed: int = 8  # instances brought up to date before each choice, those first that were longest ago
+
+
+class Balancer(Protocol):
+    """One model's instances and what one router has sent them. Unknown ids and tickets are none of its own."""
+
+    @property
+    def tracks_tokens(self) -> bool:
+        """Whether token counts and first tokens are of use to it: a shell may spare itself the counting if not."""
+        ...
+
+    def put(self, target: Target, now_s: float) -> None:
+        """An instance may be chosen, or what is known of it has changed."""
+        ...
+
+    def filled(self, instance_id: str, num_in_flight: int) -> None:
+        """So many requests run there now, those of other routers included."""
+        ...
+
+    def gone(self, instance_id: str) -> None:
+        """It may not be chosen any more. What runs there may still end, and the instance may come back."""
+        ...
+
+    def sent(self, ticket: int, instance_id: str, prompt_tokens: int, expected_tokens: int, now_s: float) -> None:
+        """A request goes there now, with so many prompt tokens and an expected response of so many."""
+        ...
+
+    def first_token(self, ticket: int, now_s: float) -> None:
+        """Its prompt has been read, its answer begins."""
+        ...
+
+    def ended(self, ticket: int, response_tokens: int, now_s: float) -> None:
+        """It is there no more: answered with so many tokens, lost or left (0)."""
+        ...
+
+    def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float) -> RouteDecision:
+        """Where such a request should go; `instance_id` is "" when it has to wait. Nothing is sent by asking."""
+        ...
+
+    def outlook(self, instance_id: str, now_s: float) -> Outlook | None:
+        """What is ahead of one instance; None from a policy that does not look ahead."""
+        ...
