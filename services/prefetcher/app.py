@@ -17,7 +17,7 @@ def make(service: ControlService, settings: PrefetcherSettings) -> FastAPI:
         "prefetcher",
         settings.service_id,
         ready=service.not_ready,
-        policies=lambda: {"residency": settings.policy_residency},
+        policies=lambda: {"caching": settings.policy_caching},
         description=f"Weights in the host memory of {settings.node_id}.",
     )
 

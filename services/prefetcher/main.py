@@ -12,7 +12,7 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events.subjects import commands_to, entity_facts
-from glowplug.policies.registry import choose
+from glowplug.policies.residency.mcache_importance import ImportanceParams
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
 from glowplug.runtime.shell import Shell
@@ -66,10 +66,10 @@ async def serve(stopping: asyncio.Event) -> None:
             room_wait_s=settings.room_wait_s,
             hold_s=settings.hold_s,
             heal_s=settings.heal_s,
-            policy=settings.policy_residency,
+            caching=settings.policy_caching,
+            importance=ImportanceParams(half_life_s=settings.caching_half_life_s, renew_s=settings.caching_renew_s),
         )
-        evict = choose("residency", settings.policy_residency)
-        made = PrefetcherController(settings.node_id, params, evict=evict, digest_of=region_digest)
+        made = PrefetcherController(settings.node_id, params, digest_of=region_digest)
         made.handle(found_regions(settings), time.time())
         return made
 

@@ -36,7 +36,9 @@ class PrefetcherSettings(ServiceSettings):
     recheck_s: float = Field(3.0, gt=0)  # how often files that no checksum pins are compared with their source
     s3_endpoint: str = ""
     s3_region: str = ""
-    policy_residency: str = "lru"
+    policy_caching: str = "lru"  # who leaves host memory first: lru, lfu, arc, srrip or mcache
+    caching_half_life_s: float = Field(3600.0, gt=0)  # of what mcache remembers of how often weights are asked for
+    caching_renew_s: float = Field(10.0, ge=0)  # how old mcache's scores may be
 
     def fetch_options(self) -> FetchOptions:
         return FetchOptions(

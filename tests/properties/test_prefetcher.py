@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
@@ -22,7 +22,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.facts import InstanceReady, InstanceStopped
-from glowplug.policies.residency.lru import evict
+from glowplug.policies.residency.caching import CACHING
 from tests.fleet_builder import an_event, an_instance
 
 CAPACITY = 100
@@ -37,14 +37,21 @@ class Prefetching(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        params = PrefetcherParams(capacity_bytes=CAPACITY, max_fetches=2, room_wait_s=5.0, hold_s=1e9)
-        self.brain = PrefetcherController("n", params, evict=evict, digest_of=lambda ref: ref.uri)
+        self.brain = self.born("lru")
         self.now_s = 0.0
         self.disk: dict[str, int] = {}
         self.complete: set[str] = set()
         self.tasks: dict[str, bool] = {}  # digest -> has room
         self.users: dict[str, str] = {}  # instance_id -> digest, from the command that asked
         self.gone: set[str] = set()
+
+    def born(self, caching: str) -> PrefetcherController:
+        params = PrefetcherParams(capacity_bytes=CAPACITY, max_fetches=2, room_wait_s=5.0, hold_s=1e9, caching=caching)
+        return PrefetcherController("n", params, digest_of=lambda ref: ref.uri)
+
+    @initialize(caching=st.sampled_from(sorted(CACHING)))
+    def begin(self, caching: str) -> None:
+        self.brain = self.born(caching)
 
     def give(self, stimulus: Any) -> None:
         self.now_s += 1.0

@@ -104,7 +104,7 @@ class World:
         elif name.startswith("prefetcher"):
             params = PrefetcherParams(capacity_bytes=10**9)
             node_id = name.removeprefix("prefetcher-")
-            self.services[name] = PrefetcherController(node_id, params, evict=evict, digest_of=region_digest)
+            self.services[name] = PrefetcherController(node_id, params, digest_of=region_digest)
         else:
             node = self.nodes[name]
             ledger = ByteLedger(host_gpus(name, self.gpus).gpus)

@@ -1,19 +1,21 @@
 """The model-prefetcher's brain: which weights are in a node's host memory, which come next, who leaves.
 
-One fetch per digest however many ask. Room is granted only when it fits, after evicting (policy room: residency)
+One fetch per digest however many ask. Room is granted only when it fits, after evicting (policy room: caching)
 what no instance uses; a fetch with no room waits `room_wait_s` and fails with `no_space`. Pure: the shell in
 services/prefetcher moves the bytes.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
+from glowplug.controllers.prefetcher_answers import failed, fetched, one_per_model, progressed
 from glowplug.controllers.prefetcher_cache import HostCache
 from glowplug.controllers.prefetcher_holds import Holds
+from glowplug.controllers.prefetcher_seconds import FetchSeconds
 from glowplug.controllers.prefetcher_words import (
     CANCELLED,
     Cached,
@@ -46,11 +48,11 @@ from glowplug.events.facts import (
     ModelDeployed,
     ModelUndeployed,
     WeightsEvicted,
-    WeightsFetched,
     WeightsFetchFailed,
-    WeightsProgressed,
 )
-from glowplug.policies.decisions import EvictDecision
+from glowplug.policies.registry import choose
+from glowplug.policies.residency.caching import CacheFacts
+from glowplug.policies.residency.mcache_importance import ImportanceParams
 
 WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority of one that none does
 EVENTS_REMEMBERED = 4096
@@ -64,24 +66,23 @@ class PrefetcherParams:
     room_wait_s: float = 10.0
     hold_s: float = 120.0  # a region asked for an instance nobody has seen yet stays so long
     heal_s: float = 2.0  # a starting instance whose weights nobody brings for so long is helped
-    policy: str = "lru"
+    caching: str = "lru"  # who leaves first: a name of room `caching`
+    importance: ImportanceParams = field(default_factory=ImportanceParams)  # of mcache
 
 
 class PrefetcherController:
-    """State machine of one node's prefetcher. `digest_of` names the region of a reference (weights/region.py);
-    `evict` is a policy of room `residency`."""
+    """State machine of one node's prefetcher. `digest_of` names the region of a reference (weights/region.py).
+    Raises BadRequest for a name that room `caching` does not have."""
 
-    def __init__(
-        self,
-        node_id: str,
-        params: PrefetcherParams,
-        *,
-        evict: Callable[..., EvictDecision],
-        digest_of: Callable[[WeightsRef], str],
-    ) -> None:
+    def __init__(self, node_id: str, params: PrefetcherParams, *, digest_of: Callable[[WeightsRef], str]) -> None:
         self.node_id, self.params = node_id, params
         self._digest_of = digest_of
-        self.cache = HostCache(node_id, params.capacity_bytes, params.policy, evict)
+        self.seconds = FetchSeconds()
+        facts = CacheFacts(
+            capacity_bytes=params.capacity_bytes, penalty_s=self.seconds.expected, importance=params.importance
+        )
+        memory = choose("caching", params.caching)(facts)
+        self.cache = HostCache(node_id, params.capacity_bytes, params.caching, memory)
         self.jobs: dict[str, FetchJob] = {}
         self.holds = Holds(node_id, digest_of, params.hold_s)
         self._fence = Fence()
@@ -112,7 +113,7 @@ class PrefetcherController:
         if isinstance(stimulus, RegionsFound):
             return self._on_found(stimulus, now_s)
         if isinstance(stimulus, RegionLost):
-            self.cache.entries.pop(stimulus.digest, None)
+            self.cache.remove(stimulus.digest)
             return self._take(stimulus.want, stimulus.digest, now_s)
         if isinstance(stimulus, RegionChanged):
             if (entry := self.cache.entries.get(stimulus.digest)) is not None:
@@ -198,18 +199,20 @@ class PrefetcherController:
         if (job := self.jobs.get(digest)) is not None:
             raised = want.urgency > job.urgency
             job.wants.append(want)
+            if job.is_counted:
+                self.cache.used(digest, job.num_bytes, now_s, hit=True)
             return [RaiseUrgency(digest, want.urgency)] if raised and job.stage is not Stage.QUEUED else []
         entry = self.cache.entries.get(digest)
         if entry is not None and entry.complete:
             entry.last_used_at = now_s
             entry.model_keys.add(want.model_key)
-            fetched = self._fetched(want.model_key, digest, entry.num_bytes, 0.0, "cache")
-            return [UseRegion(digest, want), Publish(fetched, want.cause)]
+            self.cache.used(digest, entry.num_bytes, now_s, hit=True)
+            return [UseRegion(digest, want), fetched(self.node_id, digest, want, entry.num_bytes, 0.0, "cache")]
         if len(self.jobs) >= self.params.max_queue:
             message = f"{len(self.jobs)} fetches are waiting on {self.node_id}"
             return self._refuse(digest, [want], WeightsUnavailable.code, message, keep=True)
         self._num_jobs += 1
-        self.jobs[digest] = FetchJob(digest, [want], self._num_jobs)
+        self.jobs[digest] = FetchJob(digest, [want], self._num_jobs, is_resumed=entry is not None)
         return self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> list[Effect]:
@@ -242,6 +245,10 @@ class PrefetcherController:
             return [StopFetch(sized.digest)]
         job.stage, job.num_bytes = Stage.SIZING, sized.num_bytes
         job.wants_room_bytes, job.room_asked_at = sized.num_bytes, now_s
+        if not job.is_counted:  # before anybody is chosen for it: ARC learns from the miss first
+            job.is_counted = True
+            for at in range(len(job.wants)):
+                self.cache.used(job.digest, sized.num_bytes, now_s, hit=at > 0)
         return self._make_room(job, now_s)
 
     def _settle_room(self, now_s: float) -> list[Effect]:
@@ -254,7 +261,7 @@ class PrefetcherController:
 
     def _make_room(self, job: FetchJob, now_s: float) -> list[Effect]:
         assert job.wants_room_bytes is not None
-        fit = self.cache.fit(job.digest, job.wants_room_bytes, lambda digest: self.held(digest, now_s))
+        fit = self.cache.fit(job.digest, job.wants_room_bytes, lambda digest: self.held(digest, now_s), now_s)
         if fit.num_bytes is None:
             waited = now_s - job.room_asked_at >= self.params.room_wait_s
             return self._give_up(job, fit.why) if fit.never or waited else []
@@ -266,7 +273,8 @@ class PrefetcherController:
     def _give_up(self, job: FetchJob, message: str) -> list[Effect]:
         """No room: stop the task; what it answers finds nobody waiting."""
         job.wants_room_bytes, job.stage = None, Stage.STOPPING
-        wants, job.wants = job.wants, []
+        wants, job.wants, job.is_counted = job.wants, [], False
+        self.cache.never_came(job.digest)
         return [StopFetch(job.digest), *self._refuse(job.digest, wants, NoSpace.code, message, keep=False)]
 
     def _squeeze(self, job: FetchJob, now_s: float) -> list[Effect]:
@@ -274,14 +282,14 @@ class PrefetcherController:
         if job.is_squeezed or not job.wants:
             return []
         job.is_squeezed = True
-        decision = self.cache.free_up(job.num_bytes, lambda digest: self.held(digest, now_s))
+        decision = self.cache.free_up(job.num_bytes, lambda digest: self.held(digest, now_s), now_s)
         if decision.victims:
-            job.stage = Stage.QUEUED
+            job.stage, job.is_counted = Stage.QUEUED, False
             self.jobs[job.digest] = job
         return self.cache.evict(decision, job.wants[0], now_s)
 
     def _shrink(self, now_s: float) -> list[Effect]:
-        return self.cache.evict(self.cache.shrink(lambda digest: self.held(digest, now_s)), None, now_s)
+        return self.cache.evict(self.cache.shrink(lambda digest: self.held(digest, now_s), now_s), None, now_s)
 
     # ends
 
@@ -290,14 +298,7 @@ class PrefetcherController:
         if job is None or not job.wants:
             return []
         job.num_bytes_done, job.num_bytes = progress.num_bytes_done, progress.num_bytes
-        fact = WeightsProgressed(
-            node_id=self.node_id,
-            model_key=job.wants[0].model_key,
-            digest=job.digest,
-            num_bytes_done=progress.num_bytes_done,
-            num_bytes=progress.num_bytes,
-        )
-        return [Publish(fact, job.wants[0].cause)]
+        return [progressed(self.node_id, job)]
 
     def _on_ended(self, end: FetchEnded, now_s: float) -> list[Effect]:
         job = self.jobs.pop(end.digest, None)
@@ -305,6 +306,8 @@ class PrefetcherController:
             return []
         self.cache.settle(end.digest, end.num_bytes, end.whole, now_s)
         if end.whole:
+            if not job.is_resumed:
+                self.seconds.measured(end.digest, end.num_bytes, end.seconds, end.source)
             effects = self._answer(job, end)
         elif end.code == NoSpace.code and (freed := self._squeeze(job, now_s)):
             effects = freed
@@ -316,10 +319,10 @@ class PrefetcherController:
 
     def _answer(self, job: FetchJob, end: FetchEnded) -> list[Effect]:
         effects: list[Effect] = []
-        for want in {w.model_key: w for w in reversed(job.wants)}.values():
+        for want in one_per_model(job.wants):
             self.cache.entries[job.digest].model_keys.add(want.model_key)
-            fact = self._fetched(want.model_key, job.digest, end.num_bytes, end.seconds, end.source)
-            effects += [NameRegion(job.digest, want.model_key), Publish(fact, want.cause)]
+            fact = fetched(self.node_id, job.digest, want, end.num_bytes, end.seconds, end.source)
+            effects += [NameRegion(job.digest, want.model_key), fact]
         return effects
 
     def _after_part(self, job: FetchJob, end: FetchEnded) -> list[Effect]:
@@ -327,11 +330,11 @@ class PrefetcherController:
         if not end.code:
             job.wants = [w for w in job.wants if not w.within(job.first_byte, job.last_byte)]
         if job.wants:
-            job.stage, job.wants_room_bytes = Stage.QUEUED, None
+            job.stage, job.wants_room_bytes, job.is_resumed = Stage.QUEUED, None, True
             self.jobs[job.digest] = job
             return []
         if end.code:
-            self.cache.entries.pop(job.digest, None)  # its bytes went when its failure was written
+            self.cache.remove(job.digest)  # its bytes went when its failure was written
         return []
 
     def _refuse(self, digest: str, wants: list[Want], code: str, message: str, *, keep: bool) -> list[Effect]:
@@ -340,12 +343,7 @@ class PrefetcherController:
         while len(self._failed) > EVENTS_REMEMBERED:
             del self._failed[next(iter(self._failed))]
         effects: list[Effect] = [MarkFailed(digest, code, message, waiting, keep)]
-        for want in {w.model_key: w for w in reversed(wants)}.values():
-            fact = WeightsFetchFailed(
-                node_id=self.node_id, model_key=want.model_key, digest=digest, code=code, message=message
-            )
-            effects.append(Publish(fact, want.cause))
-        return effects
+        return [*effects, *(failed(self.node_id, digest, want, code, message) for want in one_per_model(wants))]
 
     # drops and adoption
 
@@ -355,13 +353,14 @@ class PrefetcherController:
             effects = self._refuse(digest, wants, WeightsUnavailable.code, f"dropped: {reason}", keep=False)
             if job.stage is Stage.QUEUED:
                 del self.jobs[digest]
-                self.cache.entries.pop(digest, None)
+                self.cache.remove(digest)
                 return effects
             job.stage = Stage.STOPPING
             return [StopFetch(digest), *effects]
         if digest not in self.cache.entries or self.held(digest, now_s):
             return []  # in use
-        entry = self.cache.entries.pop(digest)
+        entry = self.cache.remove(digest)
+        assert entry is not None
         fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=entry.num_bytes, reason=reason)
         return [DropRegion(digest), Publish(fact, cause), *self._settle_room(now_s)]
 
@@ -377,22 +376,10 @@ class PrefetcherController:
         return self._drop(asked.digest, asked.reason, None, now_s)
 
     def _on_found(self, found: RegionsFound, now_s: float) -> list[Effect]:
-        for whole in found.complete:
-            if whole.digest not in self.jobs:
-                keys = set(whole.model_keys)
-                self.cache.entries[whole.digest] = Cached(whole.digest, whole.num_bytes, True, whole.last_used_at, keys)
-        for digest, num_bytes, changed_at in found.partial:
-            if digest not in self.jobs:
-                self.cache.entries[digest] = Cached(digest, num_bytes, False, changed_at)
+        entries = [Cached(w.digest, w.num_bytes, True, w.last_used_at, set(w.model_keys)) for w in found.complete]
+        entries += [Cached(digest, num_bytes, False, changed_at) for digest, num_bytes, changed_at in found.partial]
+        for entry in sorted(entries, key=lambda c: (c.last_used_at, c.digest)):
+            if entry.digest not in self.jobs:
+                self.cache.adopt(entry)
         self._failed |= dict.fromkeys(found.failed)
         return []  # a lowered capacity is enforced by the next tick, when the instances are known
-
-    def _fetched(self, model_key: str, digest: str, num_bytes: int, seconds: float, source: str) -> WeightsFetched:
-        return WeightsFetched(
-            node_id=self.node_id,
-            model_key=model_key,
-            digest=digest,
-            num_bytes=num_bytes,
-            seconds=seconds,
-            source=source,
-        )

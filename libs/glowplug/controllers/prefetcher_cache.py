@@ -8,6 +8,8 @@ from glowplug.controllers.prefetcher_words import Cached, DropRegion, Want
 from glowplug.domain.decision import DecisionRecord
 from glowplug.events.facts import WeightsEvicted
 from glowplug.policies.decisions import EvictDecision
+from glowplug.policies.residency import ordering
+from glowplug.policies.residency.ordering import Ordering
 from glowplug.policies.residency.resident import Resident
 
 Held = Callable[[str], str]  # digest -> why it must stay, "" when it may go
@@ -24,18 +26,39 @@ class Fit:
 
 
 class HostCache:
-    """Never promises more than `capacity_bytes`. Every entry counts, whether complete, partial or reserved."""
+    """Never promises more than `capacity_bytes`. Every entry counts, whether complete, partial or reserved.
+    `memory` hears of every use and of everybody who goes, and says who goes first."""
 
-    def __init__(self, node_id: str, capacity_bytes: int, policy: str, evict: Callable[..., EvictDecision]) -> None:
+    def __init__(self, node_id: str, capacity_bytes: int, policy: str, memory: Ordering) -> None:
         self.node_id, self.capacity_bytes = node_id, capacity_bytes
-        self._policy, self._evict = policy, evict
+        self._policy, self._memory = policy, memory
         self.entries: dict[str, Cached] = {}
 
     @property
     def used_bytes(self) -> int:
         return sum(c.num_bytes for c in self.entries.values())
 
-    def fit(self, digest: str, size: int, held: Held) -> Fit:
+    def adopt(self, entry: Cached) -> None:
+        """What an earlier process left, as if it had been asked for when it was last used."""
+        self.entries[entry.digest] = entry
+        self._memory.used(entry.digest, entry.num_bytes, entry.last_used_at, hit=False)
+
+    def used(self, digest: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
+        """Somebody asked for `digest`: it is here or under way (`hit`), or has to be brought in."""
+        self._memory.used(digest, num_bytes, now_s, hit=hit)
+
+    def remove(self, digest: str) -> Cached | None:
+        """It goes, and not to make room."""
+        if (entry := self.entries.pop(digest, None)) is not None:
+            self._memory.left(digest, evicted=False)
+        return entry
+
+    def never_came(self, digest: str) -> None:
+        """A fetch that was asked for brought nothing."""
+        if digest not in self.entries:
+            self._memory.left(digest, evicted=False)
+
+    def fit(self, digest: str, size: int, held: Held, now_s: float) -> Fit:
         """Room for `size` bytes of `digest` (0: unknown, whatever is free). Bytes it has already are its own."""
         if size > self.capacity_bytes:
             why = f"{size} bytes of weights, the host cache of {self.node_id} has {self.capacity_bytes}"
@@ -45,7 +68,7 @@ class HostCache:
         if max(size, 1) <= free:
             return Fit(size or free, EvictDecision(reason="there is room"))
         residents = self._residents(held, without=digest)
-        decision = self._evict(residents, max(size, 1) - free)
+        decision = ordering.evict(self._memory, residents, max(size, 1) - free, now_s)
         if decision.victims:
             return Fit(size or free + decision.freed_bytes, decision)
         users = ", ".join(f"{r.name[:12]} ({r.held})" for r in residents if r.held)
@@ -61,15 +84,20 @@ class HostCache:
         known = self.entries.pop(digest, None)
         if num_bytes > 0:
             self.entries[digest] = Cached(digest, num_bytes, complete, now_s, known.model_keys if known else set())
+        self.never_came(digest)
 
-    def shrink(self, held: Held) -> EvictDecision:
+    def shrink(self, held: Held, now_s: float) -> EvictDecision:
         """Who leaves when more is there than the capacity (which may have been lowered since)."""
-        return self._evict(self._residents(held), self.used_bytes - self.capacity_bytes)
+        excess = self.used_bytes - self.capacity_bytes
+        if excess <= 0:
+            return EvictDecision(reason="nothing to free")
+        return ordering.evict(self._memory, self._residents(held), excess, now_s)
 
-    def free_up(self, num_bytes: int, held: Held) -> EvictDecision:
+    def free_up(self, num_bytes: int, held: Held, now_s: float) -> EvictDecision:
         """As much of `num_bytes` as those who may leave hold."""
         residents = self._residents(held)
-        return self._evict(residents, min(num_bytes, sum(r.num_bytes for r in residents if not r.held)))
+        could = sum(r.num_bytes for r in residents if not r.held)
+        return ordering.evict(self._memory, residents, min(num_bytes, could), now_s)
 
     def evict(self, decision: EvictDecision, want: Want | None, now_s: float) -> list[Effect]:
         """Carry out a decision for the sake of `want`."""
@@ -79,6 +107,7 @@ class HostCache:
         effects: list[Effect] = []
         for digest in decision.victims:
             num_bytes = self.entries.pop(digest).num_bytes
+            self._memory.left(digest)
             fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=num_bytes, reason=decision.reason)
             effects += [DropRegion(digest, evicted=True), Publish(fact, cause)]
         record = DecisionRecord(

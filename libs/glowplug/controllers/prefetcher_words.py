@@ -191,6 +191,8 @@ class FetchJob:
     room_asked_at: float = 0.0
     num_bytes: int = 0
     num_bytes_done: int = 0
+    is_counted: bool = False  # the cache's order has heard of the miss
+    is_resumed: bool = False  # some bytes were here before: its seconds are no measure of a whole fetch
     is_squeezed: bool = False  # idle weights have left for it already because memory was fuller than it seemed
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.placement import first_fit
 from glowplug.policies.residency import lru
+from glowplug.policies.residency.caching import CACHING
 from glowplug.policies.routing import least_loaded, minimum_use, round_robin
 from glowplug.policies.scaling import reactive
 
@@ -22,7 +23,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
     "residency": {"lru": lru.evict},
     "prediction": {},
     "prewarming": {},
-    "caching": {"lru": lru.evict},
+    "caching": {**CACHING},
 }
 
 

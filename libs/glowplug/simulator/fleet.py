@@ -160,7 +160,7 @@ _READERS = {
 }
 
 
-def make_prefetcher(node_id: str, capacity_bytes: int, residency: str, digest_of: Callable[..., str]) -> Any:
+def make_prefetcher(node_id: str, capacity_bytes: int, caching: str, digest_of: Callable[..., str]) -> Any:
     """The prefetcher of one simulated node."""
-    params = PrefetcherParams(capacity_bytes=capacity_bytes, policy=residency)
-    return PrefetcherController(node_id, params, evict=choose("residency", residency), digest_of=digest_of)
+    params = PrefetcherParams(capacity_bytes=capacity_bytes, caching=caching)
+    return PrefetcherController(node_id, params, digest_of=digest_of)

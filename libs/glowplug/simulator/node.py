@@ -60,8 +60,8 @@ class SimNode:
         self.agent = AgentController(
             node_id, ByteLedger(gpus), kinds, agent_url=f"sim://{node_id}", params=world.setup.params.agent
         )
-        residency = world.setup.policies.residency
-        self.prefetcher = make_prefetcher(node_id, server.host_cache_bytes, residency, digest_of)
+        caching = world.setup.policies.caching
+        self.prefetcher = make_prefetcher(node_id, server.host_cache_bytes, caching, digest_of)
         world.fleet.add_node(node_id, self.agent, self.prefetcher, self)
 
     def start(self) -> None:

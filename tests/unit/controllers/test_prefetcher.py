@@ -24,14 +24,13 @@ from glowplug.controllers.prefetcher_words import (
     StopFetch,
     UseRegion,
 )
-from glowplug.domain.errors import Conflict, NotFound, StaleEpoch
+from glowplug.domain.errors import BadRequest, Conflict, NotFound, StaleEpoch
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceStarting, InstanceStopped, ModelDeployed
-from glowplug.policies.residency.lru import evict
 from glowplug.weights.region import region_digest
 from tests.fleet_builder import a_model, an_event, an_instance
 
@@ -40,7 +39,7 @@ A, B, C = (WeightsRef(uri=f"file:/w/{name}") for name in "abc")
 
 def controller(**params: Any) -> PrefetcherController:
     given = {"capacity_bytes": 100, "max_fetches": 2, "room_wait_s": 10.0} | params
-    return PrefetcherController("node-1", PrefetcherParams(**given), evict=evict, digest_of=region_digest)
+    return PrefetcherController("node-1", PrefetcherParams(**given), digest_of=region_digest)
 
 
 def fetch(ref: WeightsRef, instance_id: str = "", model_key: str = "m", epoch: int = 1, **more: Any) -> Event:
@@ -352,3 +351,46 @@ def test_memory_fuller_than_it_seems_makes_idle_weights_leave_once() -> None:
     assert only(effects, DropRegion).digest == region_digest(B)
     brain.handle(FetchSized(digest, 40), 2.2)
     assert kinds(brain.handle(full, 2.3)) == ["MarkFailed", "weights.fetch_failed"]
+
+
+def test_an_unknown_order_is_named() -> None:
+    with pytest.raises(BadRequest, match="no caching policy named 'fifo'") as caught:
+        controller(caching="fifo")
+    assert caught.value.param == "policy_caching"
+
+
+def bring_in(brain: PrefetcherController, ref: WeightsRef, now_s: float, seconds: float) -> list[Any]:
+    """50 bytes that took `seconds` to come."""
+    digest = region_digest(ref)
+    brain.handle(fetch(ref), now_s)
+    effects = brain.handle(FetchSized(digest, 50), now_s)
+    brain.handle(FetchEnded(digest=digest, num_bytes=50, whole=True, seconds=seconds, source="file"), now_s)
+    return effects
+
+
+def test_mcache_keeps_what_was_slow_to_come() -> None:
+    """mCache Eq. 1: of two asked for as often, the one whose measured miss costs more stays; LRU takes the older."""
+    for caching, loser in (("mcache", B), ("lru", A)):
+        brain = controller(caching=caching)
+        bring_in(brain, A, 1.0, seconds=9.0)
+        bring_in(brain, B, 1.0 + 1e-9, seconds=1.0)
+        effects = bring_in(brain, C, 2.0, seconds=1.0)
+        assert only(effects, DropRegion).digest == region_digest(loser)
+        record = only(effects, Record).decision
+        assert (record.policy, len(record.rivals)) == (caching, 2)
+
+
+def test_often_asked_for_stays_under_lfu_and_is_told_of_every_use() -> None:
+    brain = controller(caching="lfu")
+    bring_in(brain, A, 1.0, 1.0)
+    brain.handle(fetch(A), 2.0)
+    bring_in(brain, B, 3.0, 1.0)
+    effects = bring_in(brain, C, 4.0, 1.0)
+    assert only(effects, DropRegion).digest == region_digest(B)
+
+
+def test_what_an_earlier_process_left_is_in_the_order() -> None:
+    brain = controller(caching="srrip")
+    found = (CachedWeights(digest="new", num_bytes=50, last_used_at=9.0), CachedWeights(digest="old", num_bytes=50))
+    brain.handle(RegionsFound(found), 10.0)
+    assert only(bring_in(brain, C, 11.0, 1.0), DropRegion).digest == "old"

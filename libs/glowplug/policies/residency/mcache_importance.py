@@ -29,6 +29,7 @@ class ImportanceParams:
     half_life_s: float = 600.0
     renew_s: float = 0.0  # scores may be this old; 0 computes them when they are asked for
     b0: float = 1.0
+    max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
 
 
 @dataclass(slots=True)
@@ -51,14 +52,13 @@ class Importance:
         self._scored_at = -math.inf
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
-        rate = self._rates.get(name)
-        if rate is None:
-            self._rates[name] = _Rate(1.0, now_s)
-        else:
-            rate.weight = rate.weight * self._decay(now_s - rate.since_s) + 1.0
-            rate.since_s = now_s
+        rate = self._rates.pop(name, None)
+        weight = 1.0 if rate is None else rate.weight * self._decay(now_s - rate.since_s) + 1.0
+        self._rates[name] = _Rate(weight, now_s)  # ordered by last use
+        while len(self._rates) > self._params.max_names:
+            del self._rates[next(iter(self._rates))]
 
-    def left(self, name: str) -> None:
+    def left(self, name: str, *, evicted: bool = True) -> None:
         """Who has left keeps its history: it will be weighed by it when it comes back."""
 
     def rate_per_s(self, name: str, now_s: float) -> float:

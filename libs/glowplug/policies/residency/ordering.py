@@ -21,8 +21,8 @@ class Ordering(Protocol):
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
         """`name` was asked for: it was there (`hit`), or has to be brought in now."""
 
-    def left(self, name: str) -> None:
-        """`name` has been evicted."""
+    def left(self, name: str, *, evicted: bool = True) -> None:
+        """`name` is gone: chosen for its place in the order, or (not `evicted`) for a reason of its own."""
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
         """Everybody present with a score, the first to leave first. Ties break by name."""

@@ -17,7 +17,7 @@ class Lru:
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
         """Recency stands on the resident."""
 
-    def left(self, name: str) -> None:
+    def left(self, name: str, *, evicted: bool = True) -> None:
         """Nothing to forget."""
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
@@ -35,7 +35,7 @@ class Lfu:
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
         self._uses[name] = self._uses.get(name, 0) + 1 if hit else 1
 
-    def left(self, name: str) -> None:
+    def left(self, name: str, *, evicted: bool = True) -> None:
         self._uses.pop(name, None)
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
@@ -56,7 +56,7 @@ class Belady:
         while coming and coming[-1] <= now_s:
             coming.pop()
 
-    def left(self, name: str) -> None:
+    def left(self, name: str, *, evicted: bool = True) -> None:
         """The future does not change."""
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
@@ -90,11 +90,11 @@ class Srrip:
             self._num_came += 1
             self._came[name] = self._num_came
 
-    def left(self, name: str) -> None:
-        """It leaves at the far end: everybody else has aged as far as it had to."""
+    def left(self, name: str, *, evicted: bool = True) -> None:
+        """The evicted leaves at the far end: everybody else has aged as far as it had to."""
         aged = self._far - self._intervals.pop(name, self._far)
         self._came.pop(name, None)
-        if aged > 0:
+        if evicted and aged > 0:
             self._intervals = {key: min(self._far, value + aged) for key, value in self._intervals.items()}
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
@@ -137,11 +137,13 @@ class Arc:
             self._once[name] = num_bytes
         self._forget_old_ghosts()
 
-    def left(self, name: str) -> None:
-        if name in self._once:
-            self._once_ghosts[name] = self._once.pop(name)
-        elif name in self._often:
-            self._often_ghosts[name] = self._often.pop(name)
+    def left(self, name: str, *, evicted: bool = True) -> None:
+        """The evicted leaves a ghost: its return would be regretted. Who left for another reason leaves none."""
+        for present, ghosts in ((self._once, self._once_ghosts), (self._often, self._often_ghosts)):
+            if name in present:
+                num_bytes = present.pop(name)
+                if evicted:
+                    ghosts[name] = num_bytes
         self._forget_old_ghosts()
 
     def _forget_old_ghosts(self) -> None:
