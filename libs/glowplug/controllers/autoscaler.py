@@ -4,44 +4,33 @@ request.waiting | load report | tick ──▶ policy scaling ──▶ placer.p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from glowplug.controllers import operator
+from glowplug.controllers.autoscaler_forecasts import ForecastBook
+from glowplug.controllers.autoscaler_models import ModelTable
+from glowplug.controllers.autoscaler_view import Records, figures, snapshot_of, without_gone
+from glowplug.controllers.autoscaler_words import AutoscalerParams, Pending
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.views import InstanceView, LoadView
-from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.errors import Conflict, ModelNotFound
+from glowplug.domain.errors import ModelNotFound
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.domain.snapshot import FleetSnapshot, ModelLoad
+from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
 from glowplug.events.envelope import Event
-from glowplug.events.facts import InstanceFailed, ModelDeployed, ModelUndeployed, RequestWaiting, RouterLoadReported
+from glowplug.events.facts import (
+    ForecastMade,
+    InstanceFailed,
+    ModelDeployed,
+    ModelUndeployed,
+    RequestWaiting,
+    RouterLoadReported,
+)
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.reactive import ReactiveState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AutoscalerParams:
-    repeat_s: float = 2.0  # an unanswered command is sent again after this
-    drain_grace_s: float = 300.0  # longest drain: it ends hung engines, not slow answers
-    backoff_s: float = 0.5  # after a failed start; doubles with each, up to max_backoff_s
-    max_backoff_s: float = 30.0
-    orphan_s: float = 10.0  # instances of an unknown model are stopped after this
-    absent_s: float = 30.0  # a standby believes in a model without a row for so long, unless no model has one
-
-
-@dataclass(slots=True)
-class _Pending:
-    """An instance asked for, of which no fact has come yet."""
-
-    model_key: str
-    wanted_at: float
-    sent_at: float
-    reason: str
-    cause: Event | None
+from glowplug.policies.scaling.standing import worth
 
 
 class AutoscalerController:
@@ -56,18 +45,22 @@ class AutoscalerController:
     ) -> None:
         self._scale, self._policy, self._params = scale, policy, params
         self._ids = Ids(epoch)
-        self._state: Any = ReactiveState()
-        self.models: dict[str, Model] = {}
-        self.instances, self.loads = InstanceView(), LoadView()
-        self._pending: dict[str, _Pending] = {}
+        self._records = Records(self._ids, policy)
+        self._states: dict[str, Any] = {}  # model_key -> what the policy remembers of it
+        self._table = ModelTable()
+        self.instances, self.loads, self.forecasts = InstanceView(), LoadView(), ForecastBook()
+        self._pending: dict[str, Pending] = {}
         self._stopping: dict[str, float] = {}  # instance_id -> when its stop was last sent
         self._unloaded: set[str] = set()  # instance_ids an operator sent away: what they still stream is no demand
         self._asked: dict[str, str] = {}  # model_key -> who asked for an instance of it without a request
         self._waiting: dict[str, Event] = {}  # model_key -> the request that waits, for the trace
         self._unknown_since: dict[str, float] = {}  # model_key of instances without a model
-        self._absent_since: dict[str, float] = {}  # model_key of models without a row
-        self._undeployed: dict[str, int] = {}  # model_key -> revision it left with, until its row has left too
         self._failures: dict[str, tuple[int, float]] = {}  # model_key -> consecutive failures, not before
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """model_key -> Model, as deployed."""
+        return self._table.by_key
 
     # stimuli
 
@@ -75,6 +68,7 @@ class AutoscalerController:
         """Facts, telemetry, operator requests (raise ModelNotFound, Conflict) and ticks."""
         if isinstance(stimulus, Tick):
             self.loads.expire(now_s)
+            self.forecasts.expire(now_s)
             self._unknown_since = {k: at for k, at in self._unknown_since.items() if self.instances.of(k)}
             self._stopping = {i: at for i, at in self._stopping.items() if i in self.instances.by_id}
             keys = sorted({*self.models, *self.instances.model_keys})
@@ -86,7 +80,7 @@ class AutoscalerController:
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`."""
         if table == "models":
-            return self._restore_models(rows, now_s)
+            return self._table.restore(rows, now_s)
         for instance in self.instances.restore(rows, now_s):
             self._noticed(instance, now_s)
         return []
@@ -94,27 +88,16 @@ class AutoscalerController:
     def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
         """Demand, and models: a store that came back empty gets them from us. One that the leader has undeployed is
         known by the fact, or by its row having gone alone."""
-        self.instances, self.loads = earlier.instances, earlier.loads
-        absent = {k for k, since in earlier._absent_since.items() if now_s - since > self._params.absent_s}
-        self.models = {key: model for key, model in earlier.models.items() if key not in absent}
-        self._absent_since = {k: since for k, since in earlier._absent_since.items() if k in self.models}
-
-    def _restore_models(self, rows: dict[str, Model], now_s: float) -> list[Effect]:
-        """`rows` may have been read before the latest change here was written."""
-        absent = [key for key in self.models if rows and key not in rows]
-        self._absent_since = {key: self._absent_since.get(key, now_s) for key in absent}
-        self._undeployed = {key: revision for key, revision in self._undeployed.items() if key in rows}
-        left = [key for key, revision in self._undeployed.items() if rows[key].revision <= revision]
-        for key, model in rows.items():
-            if key not in left and (key not in self.models or model.revision > self.models[key].revision):
-                self.models[key] = model
-        lost = [Save("models", key, model) for key, model in self.models.items() if key not in rows]
-        return [*lost, *(Remove("models", key) for key in left if key not in self.models)]
+        self.instances, self.loads, self.forecasts = earlier.instances, earlier.loads, earlier.forecasts
+        self._table.inherit(earlier._table, now_s, self._params.absent_s)
 
     def _on_event(self, event: Event, now_s: float) -> list[Effect]:
         data = event.data
         if isinstance(data, RouterLoadReported):
             self.loads.apply(data, now_s)
+            return []
+        if isinstance(data, ForecastMade):
+            self.forecasts.apply(data)
             return []
         if isinstance(data, RequestWaiting):
             if data.model_key not in self.models or now_s > data.deadline_at:
@@ -129,18 +112,18 @@ class AutoscalerController:
         instance = getattr(data, "instance", None)
         if isinstance(instance, Instance) and self.instances.apply(instance, now_s):
             self._noticed(instance, now_s)
-            if isinstance(data, InstanceFailed):
-                self._failed(instance, now_s)
+            if isinstance(data, InstanceFailed) and not (instance.replica or instance.part_of):
+                self._failed(instance, now_s)  # a replica's end is nobody's wait, a stage's is its pipeline's too
             return self._balance(instance.model_key, now_s)
         return []
 
     def _noticed(self, instance: Instance, now_s: float) -> None:
         self._pending.pop(instance.instance_id, None)
-        if instance.state is InstanceState.READY:
+        if instance.state is InstanceState.READY and instance.serves:
             self._failures.pop(instance.model_key, None)
             self._asked.pop(instance.model_key, None)
             self._waiting.pop(instance.model_key, None)
-        if instance.state.is_gone:
+        if instance.state.is_gone or instance.state.is_dormant:
             self._stopping.pop(instance.instance_id, None)
             self._unloaded.discard(instance.instance_id)
 
@@ -168,7 +151,7 @@ class AutoscalerController:
             self._failures.pop(model.key, None)
             self._unloaded -= set(self.instances.of(model.key))
             self.loads.touch(model.key, now_s)
-            lifted = self._change(model, now_s, suspended=False) if model.suspended else []
+            lifted = self._table.change(model, now_s, suspended=False) if model.suspended else []
             return [*lifted, *self._balance(model.key, now_s)]
         if isinstance(request, operator.Unload):
             self._asked.pop(model.key, None)
@@ -179,30 +162,20 @@ class AutoscalerController:
             why = "drained by its operator: no instance of it starts until it is loaded again"
             return [
                 self._by_operator(model.key, why, "suspend", now_s),
-                *self._change(model, now_s, suspended=True),
+                *self._table.change(model, now_s, suspended=True),
                 *self._stop_all(model.key, "drained by its operator", "drain", now_s),
             ]
         if isinstance(request, operator.Pin):
             why = "pinned by its operator: one instance stays" if request.pinned else "unpinned by its operator"
             pinned = self._by_operator(model.key, why, "pin" if request.pinned else "unpin", now_s)
-            return [pinned, *self._change(model, now_s, pinned=request.pinned), *self._balance(model.key, now_s)]
+            return [pinned, *self._table.change(model, now_s, pinned=request.pinned), *self._balance(model.key, now_s)]
         raise TypeError(f"not a stimulus of the autoscaler: {request!r}")
 
     def _deploy(self, request: operator.Deploy, now_s: float) -> list[Effect]:
-        model, known = request.model, self.models.get(request.model.key)
-        if known is not None and request.create:
-            raise Conflict(f"model {model.name!r} exists (its key is {model.key!r})", param="name")
-        for other in self.models.values():
-            clash = set(model.names) & set(other.names) if other.key != model.key else set()
-            if clash:
-                raise Conflict(f"the name {min(clash)!r} belongs to model {other.name!r}", param="aliases")
-        if known is not None:
-            model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned)
-            if replace(model, revision=known.revision) == known:
-                return []
-        last = known.revision if known else self._undeployed.pop(model.key, -1)
-        model = replace(model, revision=max(int(now_s * 1000), last + 1))
-        self.models[model.key] = model
+        known = self.models.get(request.model.key)
+        model = self._table.deploy(request.model, create=request.create, now_s=now_s)
+        if model is None:
+            return []
         self._unknown_since.pop(model.key, None)
         if model.preload and known is None:
             self._asked[model.key] = "preloaded, as its deployment asks"
@@ -210,16 +183,11 @@ class AutoscalerController:
         self._failures.pop(model.key, None)
         return [Save("models", model.key, model), Publish(ModelDeployed(model=model)), *self._balance(model.key, now_s)]
 
-    def _change(self, model: Model, now_s: float, **fields: Any) -> list[Effect]:
-        changed = replace(model, revision=max(int(now_s * 1000), model.revision + 1), **fields)
-        self.models[model.key] = changed
-        return [Save("models", model.key, changed), Publish(ModelDeployed(model=changed))]
-
     def _forget(self, model: Model) -> None:
-        del self.models[model.key]
-        self._undeployed[model.key] = model.revision
-        for kept in (self._asked, self._waiting, self._failures):
+        self._table.forget(model)
+        for kept in (self._asked, self._waiting, self._failures, self._states):
             kept.pop(model.key, None)
+        self.forecasts.forget(model.key)
         self.loads.forget(model.key)
 
     def _stop_all(
@@ -230,9 +198,12 @@ class AutoscalerController:
 
         def decide(instance_id: str) -> None:
             decision = ScaleDecision(
-                model_key=model_key, num_wanted=0, reason=reason, inputs=self._figures(model_key, instance_id)
+                model_key=model_key,
+                num_wanted=0,
+                reason=reason,
+                inputs=figures(self.loads.of(model_key), self.instances.of(model_key), instance_id),
             )
-            effects.append(Record(self._record(decision, instance_id, chosen, now_s, None, policy)))
+            effects.append(Record(self._records.of(decision, instance_id, chosen, now_s, None, policy)))
 
         for instance_id, pending in list(self._pending.items()):
             if pending.model_key == model_key:
@@ -247,21 +218,13 @@ class AutoscalerController:
 
     def _by_operator(self, model_key: str, reason: str, chosen: str, now_s: float) -> Record:
         """What an operator decided about the model itself."""
-        decision = ScaleDecision(model_key=model_key, num_wanted=0, reason=reason, inputs=self._figures(model_key))
-        return Record(self._record(decision, "", chosen, now_s, None, operator.POLICY))
-
-    def _figures(self, model_key: str, instance_id: str = "") -> dict[str, float | int | str]:
-        """What the autoscaler knew of the load when somebody else decided."""
-        load = self.loads.of(model_key)
-        running = [i for i in self.instances.of(model_key).values() if not i.state.is_gone]
-        figures: dict[str, float | int | str] = {
-            "waiting": load.num_waiting,
-            "in_flight": load.num_in_flight,
-            "running": len(running),
-        }
-        if instance_id:
-            figures["in_flight_here"] = load.in_flight_by_instance.get(instance_id, 0)
-        return figures
+        decision = ScaleDecision(
+            model_key=model_key,
+            num_wanted=0,
+            reason=reason,
+            inputs=figures(self.loads.of(model_key), self.instances.of(model_key)),
+        )
+        return Record(self._records.of(decision, "", chosen, now_s, None, operator.POLICY))
 
     # balance
 
@@ -273,27 +236,31 @@ class AutoscalerController:
         load = self.loads.of(model_key)
         load = replace(load, num_waiting=waiting, last_active_at=now_s) if waiting > load.num_waiting else load
         mine = self.instances.of(model_key)
-        if any(i.state is InstanceState.READY for i in mine.values()):
+        if any(i.state is InstanceState.READY and i.serves for i in mine.values()):
             self._asked.pop(model_key, None)
         if asked := model_key in self._asked and not load.num_waiting:
             load = replace(load, num_waiting=1)
-        gone = [i for i in load.in_flight_by_instance if i in self._unloaded or (i in mine and mine[i].state.is_gone)]
-        if leaving := sum(load.in_flight_by_instance[i] for i in gone):
-            load = replace(load, num_in_flight=max(0, load.num_in_flight - leaving))
+        load = without_gone(load, mine, self._unloaded)
         coming = [i for i, pending in self._pending.items() if pending.model_key == model_key]
-        snapshot = FleetSnapshot(now_s=now_s, models=self.models, nodes={}, instances=mine, loads={model_key: load})
-        decision, self._state = self._scale(snapshot, model, self._state)
+        num_pending = sum(self._pending[i].num_required for i in coming)
+        snapshot = snapshot_of(
+            model, load, mine, self.forecasts, num_pending=num_pending, now_s=now_s, lead_s=self._params.lead_s
+        )
+        decision, self._states[model_key] = self._scale(snapshot, model, self._states.get(model_key))
         if asked:
             decision = replace(decision, reason=self._asked[model_key])
-        num_running = len([i for i in snapshot.instances_of(model_key) if i.state is not InstanceState.DRAINING])
-        missing = decision.num_wanted - num_running - len(coming)
+        there = [i for i in snapshot.instances_of(model_key) if i.state is not InstanceState.DRAINING]
+        missing = decision.num_wanted - sum(worth(i) for i in there) - num_pending
         back = [i for i in decision.resume if i in self._stopping and i not in self._unloaded and not model.suspended]
         resume = back[: max(0, missing)]
         effects = self._resume(decision, resume, now_s)
         effects += self._add(model, decision, missing - len(resume), load, now_s)
         if missing < 0 and not load.num_waiting:
-            for instance_id in coming[:-missing]:
-                effects.append(Record(self._record(decision, instance_id, "cancel", now_s, None)))
+            for instance_id in coming:
+                if missing + self._pending[instance_id].num_required > 0:
+                    continue
+                missing += self._pending[instance_id].num_required
+                effects.append(Record(self._records.of(decision, instance_id, "cancel", now_s)))
                 effects += self._cancel(instance_id, "no longer wanted")
         effects += self._drain(decision, now_s)
         return effects + self._repeat(model_key, now_s)
@@ -304,19 +271,24 @@ class AutoscalerController:
         cause = self._waiting.get(model.key)
         policy = operator.POLICY if decision.reason == self._asked.get(model.key) else self._policy
         effects: list[Effect] = []
-        for _ in range(num):
-            instance_id = self._ids.next(model.key)
+        while num > 0:
+            instance_id, num_required = self._ids.next(model.key), min(num, max(1, decision.group_size))
+            num -= num_required
             wanted_at = cause.data.waiting_since if cause and load.num_waiting else now_s
-            self._pending[instance_id] = _Pending(model.key, wanted_at, now_s, decision.reason, cause)
+            self._pending[instance_id] = Pending(model.key, wanted_at, now_s, decision.reason, cause, num_required)
             effects += [
-                Record(self._record(decision, instance_id, "start", now_s, cause, policy), cause),
+                Record(self._records.of(decision, instance_id, "start", now_s, cause, policy), cause),
                 self._place(instance_id, self._pending[instance_id], model),
             ]
         return effects
 
-    def _place(self, instance_id: str, pending: _Pending, model: Model) -> Publish:
+    def _place(self, instance_id: str, pending: Pending, model: Model) -> Publish:
         command = PlaceInstance(
-            instance_id=instance_id, model=model, reason=pending.reason, wanted_at=pending.wanted_at
+            instance_id=instance_id,
+            model=model,
+            reason=pending.reason,
+            wanted_at=pending.wanted_at,
+            num_required=pending.num_required,
         )
         return Publish(command, pending.cause)
 
@@ -336,15 +308,16 @@ class AutoscalerController:
         effects: list[Effect] = []
         if not self.loads.is_fresh(now_s) and not self.models[decision.model_key].suspended:
             return []  # no router speaks: nothing may be called idle
+        becomes = "stopped" if self.models[decision.model_key].suspended else self._params.stop_becomes
         for instance_id in decision.drain:
             first = instance_id not in self._stopping
-            stop = self._stop(self.instances.by_id[instance_id], decision.reason, now_s)
+            stop = self._stop(self.instances.by_id[instance_id], decision.reason, now_s, becomes)
             if stop and first:
-                effects.append(Record(self._record(decision, instance_id, "drain", now_s, None)))
+                effects.append(Record(self._records.of(decision, instance_id, "drain", now_s)))
             effects += stop
         return effects
 
-    def _stop(self, instance: Instance, reason: str, now_s: float) -> list[Effect]:
+    def _stop(self, instance: Instance, reason: str, now_s: float, becomes: str = "stopped") -> list[Effect]:
         if now_s - self._stopping.get(instance.instance_id, -1e9) < self._params.repeat_s:
             return []
         self._stopping[instance.instance_id] = now_s
@@ -352,7 +325,8 @@ class AutoscalerController:
             target=instance.node_id,
             instance_id=instance.instance_id,
             reason=reason,
-            grace_s=self._params.drain_grace_s,
+            grace_s=0.0 if instance.state.is_dormant else self._params.drain_grace_s,
+            becomes=becomes,
         )
         return [Publish(command)]
 
@@ -361,7 +335,7 @@ class AutoscalerController:
         for instance_id in instance_ids:
             del self._stopping[instance_id]
             instance = self.instances.by_id[instance_id]
-            effects.append(Record(self._record(decision, instance_id, "resume", now_s, None)))
+            effects.append(Record(self._records.of(decision, instance_id, "resume", now_s)))
             effects.append(
                 Publish(ResumeInstance(target=instance.node_id, instance_id=instance_id, reason=decision.reason))
             )
@@ -373,28 +347,3 @@ class AutoscalerController:
         if now_s - since < self._params.orphan_s:
             return []
         return self._stop_all(model_key, "its model is not deployed", "stop", now_s, policy="deployed_only")
-
-    def _record(
-        self,
-        decision: ScaleDecision,
-        instance_id: str,
-        chosen: str,
-        now_s: float,
-        cause: Event | None,
-        policy: str = "",
-    ) -> DecisionRecord:
-        return DecisionRecord(
-            decision_id=self._ids.next("d-s"),
-            kind="scale",
-            policy=policy or self._policy,
-            service="autoscaler",
-            reason=decision.reason,
-            made_at=now_s,
-            model_key=decision.model_key,
-            instance_id=instance_id,
-            request_id=cause.data.request_id if cause else "",
-            chosen=chosen,
-            inputs=decision.inputs,
-            cause_id=cause.event_id if cause else "",
-            traceparent=cause.traceparent if cause else "",
-        )

@@ -24,6 +24,7 @@ class ScaleDecision:
     resume: tuple[str, ...] = ()  # draining instances to take back
     reason: str = ""
     inputs: Mapping[str, float | int | str] = field(default_factory=dict)
+    group_size: int = 1  # of those missing, so many may come of one start (HydraServe section 6.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,12 @@ Departure: capacity is only taken away from a model with spare instances after `
 so that a gap between two requests drains nothing.
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.domain.snapshot import FleetSnapshot, ModelLoad
+from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
+from glowplug.policies.scaling.standing import Standing, settle, standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,95 +21,27 @@ class ReactiveParams:
 
 @dataclass(frozen=True, slots=True)
 class ReactiveState:
-    """When each model began to have more instances than it needs (epoch seconds)."""
+    """Since when one model has had more instances than it needs (epoch seconds); None: it has not."""
 
-    spare_since: Mapping[str, float] = field(default_factory=dict)
+    spare_since: float | None = None
 
 
 def scale(
-    snapshot: FleetSnapshot, model: Model, state: ReactiveState, params: ReactiveParams = ReactiveParams()
+    snapshot: FleetSnapshot, model: Model, state: ReactiveState | None = None, params: ReactiveParams = ReactiveParams()
 ) -> tuple[ScaleDecision, ReactiveState]:
     """The number of instances `model` should have now, and which of its instances to drain or to take back."""
-    load = snapshot.loads.get(model.key, ModelLoad())
-    instances = snapshot.instances_of(model.key)
-    running = [i for i in instances if i.state is not InstanceState.DRAINING]
-    demand = load.num_waiting + load.num_in_flight
-    needed = math.ceil(demand / max(1, model.max_concurrency))
-    floor = max(model.min_instances, 1 if model.pinned else 0)
-    if model.suspended:
-        needed, floor, why = 0, 0, "suspended by its operator"
-    elif demand:
-        why = f"{load.num_waiting} waiting + {load.num_in_flight} in flight over {model.max_concurrency} per instance"
-    else:
-        why = "no demand"
-    ceiling = max(model.max_instances, floor)
-    wanted = min(max(needed, floor), ceiling)
-    inputs: dict[str, float | int | str] = {
-        "waiting": load.num_waiting,
-        "in_flight": load.num_in_flight,
-        "per_instance": model.max_concurrency,
-        "running": len(running),
-        "min": floor,
-        "max": ceiling,
-    }
-    if wanted >= len(running):
-        back = [i for i in instances if i.state is InstanceState.DRAINING][: wanted - len(running)]
-        decision = ScaleDecision(
-            model_key=model.key,
-            num_wanted=wanted,
-            resume=tuple(i.instance_id for i in back),
-            reason=why,
-            inputs=inputs,
-        )
-        return decision, _forget(state, model.key)
-    return _shrink(snapshot.now_s, model, load, running, wanted, ceiling, inputs, why, state, params)
+    st = standing(snapshot, model)
+    wanted = 0 if model.suspended else min(max(st.needed, st.floor), st.ceiling)
+    since = state.spare_since if state is not None else None
+    state = ReactiveState() if wanted >= st.num_running else ReactiveState(st.now_s if since is None else since)
+    spare_s = 0.0 if state.spare_since is None else st.now_s - state.spare_since
+    if wanted > 0:
+        return settle(st, st.needed, why(st), may_go=lambda _: spare_s >= params.shrink_after_s), state
+    return settle(st, st.needed, why(st), may_go=lambda i: st.is_idle(i, model.keep_alive_s)), state
 
 
-def _shrink(
-    now_s: float,
-    model: Model,
-    load: ModelLoad,
-    running: list[Instance],
-    wanted: int,
-    ceiling: int,
-    inputs: dict[str, float | int | str],
-    why: str,
-    state: ReactiveState,
-    params: ReactiveParams,
-) -> tuple[ScaleDecision, ReactiveState]:
-    since = state.spare_since.get(model.key, now_s)
-    state = ReactiveState({**state.spare_since, model.key: since})
-    surplus = sorted(
-        (i for i in running if i.state is InstanceState.READY),
-        key=lambda i: (load.in_flight_by_instance.get(i.instance_id, 0), -i.created_at, i.instance_id),
-    )[: len(running) - wanted]
-    if model.suspended or len(running) > ceiling:
-        surplus = surplus[: len(running) - (0 if model.suspended else ceiling)]
-    elif wanted > 0:
-        if now_s - since < params.shrink_after_s:
-            surplus = []
-    else:
-        idle = [i for i in surplus if _is_idle(i, load, model.keep_alive_s, now_s)]
-        why = f"idle for its keep-alive of {model.keep_alive_s:g} s" if idle else "within its keep-alive"
-        surplus = idle
-    inputs["idle_s"] = round(max(0.0, now_s - load.last_active_at), 3) if load.last_active_at else -1
-    decision = ScaleDecision(
-        model_key=model.key,
-        num_wanted=len(running) - len(surplus),
-        drain=tuple(i.instance_id for i in surplus),
-        reason=why,
-        inputs=inputs,
-    )
-    return decision, state
-
-
-def _is_idle(instance: Instance, load: ModelLoad, keep_alive_s: float, now_s: float) -> bool:
-    if keep_alive_s < 0 or load.in_flight_by_instance.get(instance.instance_id, 0):
-        return False
-    return now_s - max(load.last_active_at, instance.ready_at) >= keep_alive_s
-
-
-def _forget(state: ReactiveState, model_key: str) -> ReactiveState:
-    if model_key not in state.spare_since:
-        return state
-    return ReactiveState({k: v for k, v in state.spare_since.items() if k != model_key})
+def why(st: Standing) -> str:
+    """The demand of now in words."""
+    if not st.demand:
+        return "no demand"
+    return f"{st.load.num_waiting} waiting + {st.load.num_in_flight} in flight over {st.per_instance} per instance"

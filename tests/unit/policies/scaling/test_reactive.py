@@ -63,7 +63,7 @@ def test_spare_instances_of_a_busy_model_drain_after_a_while_least_loaded_first(
     load = ModelLoad(num_in_flight=3, in_flight_by_instance={"i-1": 3})
     pair = (an_instance("i-1", ready_at=1.0), an_instance("i-2", ready_at=1.0))
     assert decide(model, load, *pair).drain == ()
-    spare = ReactiveState({"m": 80.0})
+    spare = ReactiveState(80.0)
     assert decide(model, load, *pair, state=spare).drain == ("i-2",)
 
 

@@ -1,0 +1,94 @@
+"""What a scaling policy gets to see of one model, and the record of what it decided."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from glowplug.controllers.autoscaler_forecasts import ForecastBook
+from glowplug.controllers.naming import Ids
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import FleetSnapshot, ModelLoad
+from glowplug.events.envelope import Event
+from glowplug.policies.decisions import ScaleDecision
+
+
+def without_gone(load: ModelLoad, mine: Mapping[str, Instance], unloaded: Collection[str]) -> ModelLoad:
+    """What a router last said it runs on an instance that is gone, asleep or sent away is no demand."""
+    gone = [
+        i
+        for i in load.in_flight_by_instance
+        if i in unloaded or (i in mine and (mine[i].state.is_gone or mine[i].state.is_dormant))
+    ]
+    leaving = sum(load.in_flight_by_instance[i] for i in gone)
+    return replace(load, num_in_flight=max(0, load.num_in_flight - leaving)) if leaving else load
+
+
+def snapshot_of(
+    model: Model,
+    load: ModelLoad,
+    mine: Mapping[str, Instance],
+    forecasts: ForecastBook,
+    *,
+    num_pending: int,
+    now_s: float,
+    lead_s: float,
+) -> FleetSnapshot:
+    """All there is of one model; nothing of the others."""
+    now, after = forecasts.at(model.key, now_s + lead_s)
+    return FleetSnapshot(
+        now_s=now_s,
+        models={model.key: model},
+        nodes={},
+        instances=mine,
+        loads={model.key: load},
+        forecasts={model.key: now} if now else {},
+        next_forecasts={model.key: after} if after else {},
+        num_pending={model.key: num_pending},
+    )
+
+
+def figures(load: ModelLoad, mine: Mapping[str, Instance], instance_id: str = "") -> dict[str, float | int | str]:
+    """What was known of the load when somebody else than a policy decided."""
+    running = [i for i in mine.values() if i.serves and not i.state.is_gone]
+    known: dict[str, float | int | str] = {
+        "waiting": load.num_waiting,
+        "in_flight": load.num_in_flight,
+        "running": len(running),
+    }
+    if instance_id:
+        known["in_flight_here"] = load.in_flight_by_instance.get(instance_id, 0)
+    return known
+
+
+class Records:
+    """Writes up decisions; `policy` is who makes them unless said otherwise."""
+
+    def __init__(self, ids: Ids, policy: str) -> None:
+        self._ids, self._policy = ids, policy
+
+    def of(
+        self,
+        decision: ScaleDecision,
+        instance_id: str,
+        chosen: str,
+        now_s: float,
+        cause: Event | None = None,
+        policy: str = "",
+    ) -> DecisionRecord:
+        """`chosen`: what becomes of the instance ("start", "drain" ...); `cause`: the request that waits for it."""
+        return DecisionRecord(
+            decision_id=self._ids.next("d-s"),
+            kind="scale",
+            policy=policy or self._policy,
+            service="autoscaler",
+            reason=decision.reason,
+            made_at=now_s,
+            model_key=decision.model_key,
+            instance_id=instance_id,
+            request_id=cause.data.request_id if cause else "",
+            chosen=chosen,
+            inputs=decision.inputs,
+            cause_id=cause.event_id if cause else "",
+            traceparent=cause.traceparent if cause else "",
+        )

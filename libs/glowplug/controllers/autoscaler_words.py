@@ -1,0 +1,29 @@
+"""The autoscaler's bounds, and what it keeps of an instance it has asked for."""
+
+from dataclasses import dataclass
+
+from glowplug.events.envelope import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscalerParams:
+    repeat_s: float = 2.0  # an unanswered command is sent again after this
+    drain_grace_s: float = 300.0  # longest drain: it ends hung engines, not slow answers
+    backoff_s: float = 0.5  # after a failed start; doubles with each, up to max_backoff_s
+    max_backoff_s: float = 30.0
+    orphan_s: float = 10.0  # instances of an unknown model are stopped after this
+    absent_s: float = 30.0  # a standby believes in a model without a row for so long, unless no model has one
+    stop_becomes: str = "stopped"  # what an instance becomes that the policy drains: stopped | prewarmed | swapped_out
+    lead_s: float = 0.0  # a policy sees the forecast of the window that holds the time so far ahead
+
+
+@dataclass(slots=True)
+class Pending:
+    """An instance asked for, of which no fact has come yet. `num_required`: how many instances it is to lead to."""
+
+    model_key: str
+    wanted_at: float
+    sent_at: float
+    reason: str
+    cause: Event | None
+    num_required: int = 1
