@@ -111,14 +111,15 @@ class Lengths:
     ) -> None:
         if not pairs:
             raise ValueError("no lengths to draw from")
-        self.pairs = [_bounded(prompt, response, max_prompt, min_response, max_total) for prompt, response in pairs]
+        self.pairs = [bounded(prompt, response, max_prompt, min_response, max_total) for prompt, response in pairs]
 
     def draw(self, chance: Random) -> tuple[int, int]:
         """One (prompt_tokens, response_tokens)."""
         return self.pairs[int(chance.random() * len(self.pairs))]
 
 
-def _bounded(prompt: int, response: int, max_prompt: int, min_response: int, max_total: int) -> tuple[int, int]:
+def bounded(prompt: int, response: int, max_prompt: int, min_response: int, max_total: int) -> tuple[int, int]:
+    """Tokens of a request inside these bounds; a `max_` of 0 is none."""
     prompt = max(1, min(prompt, max_prompt) if max_prompt else prompt)
     response = max(min_response, response)
     if max_total:

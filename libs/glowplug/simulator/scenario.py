@@ -1,0 +1,91 @@
+"""A scenario: a named fleet and workload in YAML, as the simulator takes them. docs/simulator.md lists every field.
+
+scenario file ─▶ base files ─▶ key=value settings ─▶ checked words ─▶ Setup, arrivals, history
+"""
+
+import gzip
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from glowplug.policies.prediction.port import WindowTotals
+from glowplug.simulator.scenario_errors import ScenarioError, from_pydantic
+from glowplug.simulator.scenario_fleet import build_setup
+from glowplug.simulator.scenario_history import windows_before
+from glowplug.simulator.scenario_traffic import Traffic
+from glowplug.simulator.scenario_tree import Tree, in_units, override, read_tree
+from glowplug.simulator.scenario_words import ScenarioWords
+from glowplug.simulator.setup import Setup
+from glowplug.simulator.workload.arrival import Arrival, TraceError
+
+__all__ = ["Scenario", "ScenarioError", "load", "load_tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What one run needs. `notes` says what was stood in for: a person must read them beside every figure."""
+
+    words: ScenarioWords
+    setup: Setup
+    traffic: Traffic
+    tree: Mapping[str, Any]  # as written, settings laid over: what a run folder keeps, and `load_tree` takes again
+    beside: Path  # where its relative paths start
+
+    @property
+    def name(self) -> str:
+        return self.words.name
+
+    @property
+    def seconds(self) -> float:
+        return self.words.seconds
+
+    @property
+    def seed(self) -> int:
+        return self.words.seed
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.traffic.notes))
+
+    def arrivals(self, seed: int | None = None) -> Iterator[Arrival]:
+        """The requests, in order of time; the same for the same seed (the scenario's own when none is given)."""
+        return self.traffic.arrivals(self.seed if seed is None else seed)
+
+    def history(self, window_s: float, began_s: float) -> dict[str, tuple[WindowTotals, ...]]:
+        """Per model, the windows before the run (epoch seconds), oldest first; models without a past are left out."""
+        words = self.words.history
+        if not words.seconds:
+            return {}
+        found = {
+            one.model.key: windows_before(words, self.traffic, one, window_s, began_s) for one in self.setup.models
+        }
+        return {key: windows for key, windows in found.items() if windows}
+
+
+def load(path: Path, settings: Iterable[str] = ()) -> Scenario:
+    """The scenario in `path` with 'dotted.path=value' settings over it. Raises ScenarioError, one line that names the
+    field, or the file and line of a trace that cannot be read."""
+    tree = override(read_tree(path.resolve()), settings)
+    tree.setdefault("name", path.stem)
+    return load_tree(tree, path.resolve().parent)
+
+
+def load_tree(tree: Tree, beside: Path) -> Scenario:
+    """The scenario that a mapping describes. Raises ScenarioError."""
+    try:
+        words = ScenarioWords.model_validate(in_units(tree))
+    except ValidationError as error:
+        raise from_pydantic(error, "") from error
+    setup, lengths = build_setup(words)
+    keys = [one.model.key for one in setup.models]
+    try:
+        traffic = Traffic(words.workload, keys, words.seconds, beside, lengths)
+        next(traffic.arrivals(words.seed), None)  # a trace whose first row is not sound says so now
+    except TraceError as error:
+        raise ScenarioError("workload.source", str(error)) from error
+    except (OSError, EOFError, gzip.BadGzipFile) as error:
+        raise ScenarioError("workload.source", f"{words.workload.source}: {error}") from error
+    return Scenario(words, setup, traffic, tree, beside)

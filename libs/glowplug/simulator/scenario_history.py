@@ -1,0 +1,63 @@
+"""What a predictor would have seen before the run: windows of every model, from the trace's own past.
+
+A trace tells when requests came, not how long they ran, so concurrency is an estimate: the mean by Little's law with
+one time in flight per model, the peak as the level that a Poisson number of requests in flight passes once in a window.
+"""
+
+import math
+from statistics import NormalDist, fmean
+
+from glowplug.policies.prediction.port import WindowTotals
+from glowplug.simulator.scenario_traffic import Bin, Traffic
+from glowplug.simulator.scenario_words import HistoryWords
+from glowplug.simulator.setup import ModelSetup
+
+BATCH = 8  # sequences that run together while a request's time in flight is estimated
+
+
+def windows_before(
+    words: HistoryWords, traffic: Traffic, one: ModelSetup, window_s: float, began_s: float
+) -> tuple[WindowTotals, ...]:
+    """The closed windows of one model before `began_s` (epoch seconds), oldest first, without a gap, on the grid of
+    multiples of `window_s`. Empty when the trace has no past."""
+    key = one.model.key
+    bins = traffic.past(key, words.seconds)
+    if not bins:
+        return ()
+    pairs = traffic.lengths_of(key).pairs[:2000]
+    prompt, response = fmean(p for p, _ in pairs), fmean(r for _, r in pairs)
+    request_s = words.request_s or request_seconds(one, prompt, response)
+    last = int(began_s // window_s)
+    first = int((began_s + bins[0][0]) // window_s) + 1
+    grouped: dict[int, list[Bin]] = {}
+    for bin_ in bins:
+        grouped.setdefault(int((began_s + bin_[0]) // window_s), []).append(bin_)
+    return tuple(
+        _window(grouped.get(number, []), number * window_s, window_s, prompt, response, request_s)
+        for number in range(first, last)
+    )
+
+
+def request_seconds(one: ModelSetup, prompt: float, response: float) -> float:
+    """How long a request of these lengths is in flight on the model's first kind of GPU, in a batch of 8."""
+    costs = next(iter(one.costs.values()))
+    context = round(BATCH * (prompt + response / 2))
+    return costs.prefill_s(round(prompt), round(prompt * prompt)) + response * costs.decode_s(BATCH, context)
+
+
+def _window(
+    bins: list[Bin], started_at: float, window_s: float, prompt: float, response: float, request_s: float
+) -> WindowTotals:
+    num = math.fsum(b[2] for b in bins)
+    level = max((b[2] / b[1] * request_s for b in bins), default=0.0)
+    rare = min(0.5, request_s / window_s)
+    peak = level + max(0.0, NormalDist().inv_cdf(1 - rare)) * math.sqrt(level) if level else 0.0
+    return WindowTotals(
+        started_at=started_at,
+        window_s=window_s,
+        num_requests=num,
+        prompt_tokens=num * prompt,
+        response_tokens=num * response,
+        concurrency_mean=num * request_s / window_s,
+        concurrency_peak=max(peak, 1.0 if num >= 0.5 else 0.0),
+    )

@@ -1,0 +1,141 @@
+"""A scenario as it is written: YAML, what it inherits, what the command line sets over it, and units as people write
+them."""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from glowplug.domain.units import parse_bytes, parse_seconds
+from glowplug.simulator.scenario_errors import ScenarioError, join, known
+
+Tree = dict[str, Any]
+MAX_BASES = 8
+
+
+def read_tree(path: Path) -> Tree:
+    """The mapping in `path`, laid over that of its `base` (a path beside it), and so on. Raises ScenarioError."""
+    return _read(path, ())
+
+
+def _read(path: Path, below: tuple[Path, ...]) -> Tree:
+    if path in below or len(below) > MAX_BASES:
+        raise ScenarioError("base", f"{path} inherits itself")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError("", f"{path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise ScenarioError("", f"{where}: {getattr(error, 'problem', None) or 'is no YAML text'}") from error
+    if not isinstance(tree, dict):
+        raise ScenarioError("", f"{path}: is no mapping of fields to values")
+    tree = expand(tree)
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ScenarioError("base", f"{base!r} is no name of a file")
+    return merge(_read((path.parent / base).resolve(), (*below, path)), tree)
+
+
+def expand(tree: Mapping[str, Any]) -> Tree:
+    """'a.b: 1' as 'a: {b: 1}', at any depth."""
+    out: Tree = {}
+    for name, value in tree.items():
+        head, dot, rest = str(name).partition(".")
+        value = expand({rest: value}) if dot else expand(value) if isinstance(value, Mapping) else value
+        old = out.get(head)
+        out[head] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
+
+
+def merge(under: Tree, over: Tree) -> Tree:
+    """`over` laid over `under`: mappings field by field, everything else whole."""
+    out = dict(under)
+    for name, value in over.items():
+        old = out.get(name)
+        out[name] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
+
+
+def override(tree: Tree, settings: Iterable[str]) -> Tree:
+    """Each 'dotted.path=value' set in a copy. A list is entered by number, by the `name` of its entry, or with '*' for
+    all of them; the value is YAML. Raises ScenarioError."""
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not path.strip():
+            raise ScenarioError("--set", f"{setting!r} is not key=value")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ScenarioError(path, f"{text!r} is no YAML value") from error
+        tree = _set(tree, path.strip().split("."), value, path)
+    return tree
+
+
+def _set(tree: Any, parts: list[str], value: Any, path: str) -> Any:
+    head, rest = parts[0], parts[1:]
+    if isinstance(tree, list):
+        places = range(len(tree)) if head == "*" else [_place(tree, head, path)]
+        return [_set(old, rest, value, path) if n in places and rest else value if n in places else old
+                for n, old in enumerate(tree)]  # fmt: skip
+    if tree is not None and not isinstance(tree, dict):
+        raise ScenarioError(path, f"{head!r} cannot be set inside {tree!r}")
+    old = (tree or {}).get(head)
+    return {**(tree or {}), head: _set(old, rest, value, path) if rest else value}
+
+
+def _place(items: list[Any], head: str, path: str) -> int:
+    names = [str(item.get("name", "")) if isinstance(item, dict) else "" for item in items]
+    if head in names:
+        return names.index(head)
+    if head.isdigit() and int(head) < len(items):
+        return int(head)
+    raise ScenarioError(path, f"no entry {head!r} {known(head, names)}")
+
+
+def in_units(value: Any, path: str = "") -> Any:
+    """The tree with '12.55GB' as bytes and '5m' as seconds wherever a field's name ends in its unit. Raises
+    ScenarioError for a size or rate below 0, and for what is no number."""
+    if isinstance(value, dict):
+        return {
+            name: _measured(name, in_units(item, join(path, name)), join(path, name)) for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [in_units(item, join(path, n)) for n, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ScenarioError(path, f"{value} is not a finite number")
+    return value
+
+
+def _measured(name: str, value: Any, path: str) -> Any:
+    size = name.endswith(("_bytes", "_bytes_per_s", "_bytes_per_token"))
+    if isinstance(value, str) and (size or name.endswith("_s") or name == "seconds"):
+        try:
+            return _bytes(value) if size else parse_seconds(value)
+        except ValueError as error:
+            raise ScenarioError(path, str(error)) from error
+    if size and isinstance(value, int | float) and value < 0:
+        raise ScenarioError(path, f"{value} is below 0")
+    return value
+
+
+def _bytes(text: str) -> int:
+    """Sizes, and rates as networks have them: '16Gbps' is 2 GB a second."""
+    if text.lower().endswith("bps"):
+        return parse_bytes(text[:-3] + "B") // 8
+    return parse_bytes(text.removesuffix("/s"))
+
+
+def data_folder() -> Path:
+    """Where the traces are: GLOWPLUG_DATA, or `../shared/data` beside the working folder or the source tree."""
+    told = os.environ.get("GLOWPLUG_DATA", "")
+    if told:
+        return Path(told)
+    places = [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
+    return next((place for place in places if place.is_dir()), places[0])

@@ -1,0 +1,114 @@
+"""The fields of a scenario that are its own: what is served, by what, and what comes in. Seconds and bytes.
+
+Fields of servers, models, policies and params are those of `ServerSetup`, `Model`, `ModelSetup`, `PolicyNames` and
+`Params`; they are laid over by `scenario_fleet`.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Words(BaseModel):
+    """Every part of a scenario: unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class LengthWords(Words):
+    """Independent lognormal lengths in tokens, for those who have no trace."""
+
+    prompt_mean: float = Field(1195.0, gt=0)  # defaults: means and coefficients of variation of azure_2023_conv
+    prompt_cv: float = Field(0.97, ge=0)
+    response_mean: float = Field(201.0, gt=0)
+    response_cv: float = Field(0.8, ge=0)
+
+
+class ClientWords(Words):
+    """Some ServeGen clients, each a model of the scenario (in the order of the models), scaled to `rps` together."""
+
+    pick: Literal["popular", "bursty", "tail"]  # most requests; highest CV in the busier half; the quieter half
+    num: int = Field(ge=1)
+    rps: float = Field(gt=0)
+
+
+class WorkloadWords(Words):
+    """What comes in. `source` is a trace in the data folder by its name, a path beside the scenario, "gamma" (renewal
+    arrivals at `rps` with `cv`), or "generator" (the seeded generator fitted to the traces)."""
+
+    source: str = "gamma"
+    rps: float = Field(0.0, ge=0)  # mean of all models together; 0 keeps a trace's own rate
+    alpha: float = Field(0.0, ge=0)  # power law over models, the first is the most popular; 0 shares evenly
+    shares: Literal["power_law", "servegen"] = "power_law"  # servegen: rates of its clients, round robin onto models
+    cv: float = Field(0.0, ge=0)  # of the gaps between arrivals; 0 keeps the trace's (Poisson for "gamma")
+    cv_of: Literal["model", "fleet"] = "model"  # whose arrivals have that CV
+    keep: float = Field(1.0, gt=0, le=1)  # share of the requests (thinning)
+    squeeze: float = Field(1.0, gt=0)  # times as fast as the trace
+    start_s: float = Field(0.0, ge=0)  # where in the trace the run begins
+    days: tuple[int, ...] = ()  # model i takes day days[i] of the trace, from 0, at start_s of that day
+    clients: tuple[ClientWords, ...] = ()  # of "servegen_clients_10min": which of them are served
+    lengths: str | LengthWords | None = None  # trace of lengths, or their distribution; None: those of the source
+    max_prompt_tokens: int = Field(0, ge=0)  # 0: no bound
+    min_response_tokens: int = Field(1, ge=1)
+    max_total_tokens: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _sound(self) -> "WorkloadWords":
+        if self.source in ("gamma", "generator") and not self.rps:
+            raise ValueError(f"rps: 0, and {self.source!r} has no rate of its own")
+        if self.source == "servegen_clients_10min" and not self.clients:
+            raise ValueError("clients: none, and they are what this source has")
+        if any(day < 0 for day in self.days):
+            raise ValueError("days: one is below 0")
+        if self.max_total_tokens and self.max_total_tokens <= self.min_response_tokens:
+            raise ValueError("max_total_tokens: leaves no room for a prompt")
+        return self
+
+
+class HistoryWords(Words):
+    """What the predictor knows of the past when the run begins: windows of the trace before it, up to `seconds`."""
+
+    seconds: float = Field(0.0, ge=0)  # 0: nothing
+    request_s: float = Field(0.0, ge=0)  # a request's time in flight; 0: at a batch of 8, from costs and lengths
+
+
+class FaultWords(Words):
+    """Something that breaks at `at_s` of the run."""
+
+    at_s: float = Field(ge=0)
+    kind: Literal["node_down", "node_up", "kill_engine", "link_ratio"]
+    target: str  # node id ("server-1"), or a model's key for kill_engine
+    ratio: float = Field(1.0, gt=0)  # of the network's speed, for link_ratio
+
+
+class ModelWords(BaseModel):
+    """One entry of `models`; what is not named here is a field of `Model`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    name: str = Field(min_length=1)
+    copies: int = Field(1, ge=1, le=100_000)  # name-1, name-2, ...
+    weights_bytes: int = Field(gt=0)
+    kv_bytes: int | Literal["rest"] = "rest"  # "rest": what the smallest GPU that fits has left
+    kv_bytes_per_token: int = Field(500_000, gt=0)
+    costs: Any = "llama-2-7b"  # profile, {profile, scale}, or one of these per kind of GPU
+    lengths: str | LengthWords | None = None  # of this model's requests
+
+
+class ScenarioWords(Words):
+    """A whole scenario, before its parts are laid over the simulator's own."""
+
+    name: str = ""
+    title: str = ""
+    seed: int = 0
+    seconds: float = Field(gt=0, le=31_536_000)
+    servers: tuple[dict[str, Any], ...] = Field(min_length=1)
+    models: tuple[dict[str, Any], ...] = Field(min_length=1)
+    model_defaults: dict[str, Any] = {}  # laid under every model
+    slo: dict[str, Any] = {}  # laid under every model's slo
+    policies: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    workload: WorkloadWords
+    history: HistoryWords = HistoryWords()
+    faults: tuple[FaultWords, ...] = ()
+    drain_s: float = Field(300.0, ge=0)  # longest wait for the last answers
