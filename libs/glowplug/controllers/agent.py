@@ -9,18 +9,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from glowplug.controllers.agent_dormant import Dormancy
 from glowplug.controllers.agent_lifecycle import Lifecycle
 from glowplug.controllers.agent_phases import PhaseHistory
+from glowplug.controllers.agent_stages import Stages
+from glowplug.controllers.agent_starts import Starts
 from glowplug.controllers.agent_turn import INSTANCES, Turn, fact_of
 from glowplug.controllers.agent_words import (
     AgentMemory,
     AgentParams,
     CheckHealth,
     CountInFlight,
+    EngineAsleep,
+    EngineConsolidated,
     EngineExited,
     EngineGone,
     EngineKind,
     EngineLaunched,
+    EnginePrewarmed,
     EngineReady,
     EngineStartFailed,
     ForgetEngine,
@@ -38,11 +44,10 @@ from glowplug.controllers.agent_words import (
 )
 from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
-from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events import Event
-from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
+from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInstance, StartInstance, StopInstance
 from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
@@ -66,9 +71,11 @@ class AgentController:
         self.params = params or AgentParams()
         self.history = PhaseHistory.of(memory.history, self.params.ewma_weight)
         self._life = Lifecycle(node_id, ledger, self.history, self.params)
+        self._dormant = Dormancy(self._life, engines, self.params)
+        self._stages = Stages(self._life)
+        self._starts = Starts(self._life, self._dormant, engines, self.params)
         self._fence = Fence(dict(memory.fence))
         self.holdings: dict[str, Holding] = self._life.regrant(memory.holdings)
-        self._overtaken: dict[str, tuple[float, str]] = {}  # stops that came before their start: id -> when, why
         self._surroundings = Surroundings()
         self._stopping = ""
         self._beat_at, self._node_revision = 0.0, 0
@@ -101,6 +108,11 @@ class AgentController:
             node_id=self.node_id,
             gpus=self.ledger.gpus,
             engines=tuple(sorted(name for name, kind in self.engines.items() if not kind.unavailable)),
+            abilities=tuple(
+                sorted(
+                    f"{name}:{a}" for name, kind in self.engines.items() if not kind.unavailable for a in kind.abilities
+                )
+            ),
             agent_url=self.agent_url,
             prefetcher_url=around.prefetcher_url,
             host_cache_bytes=around.host_cache_bytes,
@@ -129,7 +141,7 @@ class AgentController:
                 for holding in list(self.holdings.values()):
                     self._life.drain(turn, holding, reason, grace_s)
             case _:
-                if (known := self.holdings.get(stimulus.instance_id)) is not None:
+                if (known := self._addressee(stimulus.instance_id)) is not None:
                     self._outcome(turn, known, stimulus)
         if self.ledger.gpus != grants_before or now_s - self._beat_at >= self.params.beat_s or now_s < self._beat_at:
             self._beat(turn)
@@ -144,67 +156,27 @@ class AgentController:
         turn.is_dirty = seen != self._fence.seen
         match event.data:
             case StartInstance():
-                self._start(turn, event, event.data)
-            case StopInstance(instance_id=instance_id, reason=reason, grace_s=grace_s):
+                self._starts.start(turn, event, event.data, self._stopping)
+            case StopInstance(instance_id=instance_id, reason=reason, grace_s=grace_s, becomes=becomes):
                 holding = self.holdings.get(instance_id)
                 if holding is None:
-                    self._overtaken[instance_id] = (turn.now_s, reason)
+                    self._starts.overtaken[instance_id] = (turn.now_s, reason)
                 else:
-                    self._life.drain(turn, holding, reason, grace_s)
+                    self._dormant.stop(turn, holding, reason, grace_s, becomes)
+            case JoinStages(instance_id=instance_id) if instance_id in self.holdings:
+                self._stages.join(turn, self.holdings[instance_id])
+            case ConsolidateInstance(instance_id=instance_id, reason=reason) if instance_id in self.holdings:
+                self._stages.consolidate(turn, self.holdings[instance_id], reason)
             case ResumeInstance(instance_id=instance_id, reason=reason) if instance_id in self.holdings:
                 if not self._stopping:
                     self._life.resume(turn, self.holdings[instance_id], reason)
 
-    def _start(self, turn: Turn, event: Event, command: StartInstance) -> None:
-        """Grant the bytes, then launch and fetch side by side. A start known already changes nothing."""
-        if command.instance_id in self.holdings:
-            return
-        model = command.model
-        kind = self.engines.get(model.engine)
-        instance = Instance(
-            instance_id=command.instance_id,
-            model_key=model.key,
-            engine=model.engine,
-            state=InstanceState.STARTING,
-            workers=command.workers,
-            max_concurrency=model.max_concurrency,
-            model_revision=model.revision,
-            created_at=turn.now_s,
-            phases=command.phases,
-            emulated=bool(kind and kind.emulated),
-            cause_id=event.event_id,
-            decision_id=command.decision_id,
-        )
-        deadline_at = turn.now_s + self.params.start_deadline_s
-        holding = Holding(instance=instance, model=model, cause=replace(event, data=None), deadline_at=deadline_at)
-        overtaken = self._overtaken.pop(command.instance_id, None)
-        if overtaken is not None:
-            turn.tell(holding, state=InstanceState.STOPPED, reason=overtaken[1])
-            return
-        refusal = self._refusal(command, kind)
-        if refusal is not None:
-            self._life.fail(turn, holding, *refusal)
-            return
-        try:
-            holding = self._life.grant(holding)
-        except OutOfMemory as error:
-            self._life.fail(turn, holding, error.code, error.message)
-            return
-        holding = turn.tell(holding, reason="memory granted; engine and weights are on their way")
-        self._life.begin(turn, holding)
-
-    def _refusal(self, command: StartInstance, kind: EngineKind | None) -> tuple[str, str] | None:
-        """(code, reason) of a start that this node cannot take at all."""
-        if self._stopping:
-            return "node_stopping", f"node {self.node_id} is stopping: {self._stopping}"
-        mine = [w for w in command.workers if w.node_id == self.node_id]
-        gpu_ids = {gpu.gpu_id for gpu in self.ledger.gpus}
-        if not mine or any(w.gpu_id not in gpu_ids or w.num_bytes < 0 for w in mine):
-            return "bad_request", f"node {self.node_id} has {sorted(gpu_ids)}, asked for {mine}"
-        if kind is None or kind.unavailable:
-            why = kind.unavailable if kind else "unknown engine"
-            return "engine_unavailable", f"{command.model.engine} cannot start on {self.node_id}: {why}"
-        return None
+    def _addressee(self, instance_id: str) -> Holding | None:
+        """Whose outcome it is: of the instance itself, or of the one that has taken over its start."""
+        holding = self.holdings.get(instance_id)
+        if holding is None or holding.instance.state.is_gone:
+            return next((h for h in self.holdings.values() if h.engine_id == instance_id), holding)
+        return holding
 
     def _outcome(self, turn: Turn, holding: Holding, stimulus: Any) -> None:
         """What became of something this controller had asked for. Outcomes that come too late change nothing."""
@@ -217,7 +189,13 @@ class AgentController:
                 if holding.instance.state.is_coming and not holding.is_stopping:
                     self._life.fail(turn, holding, code, message)
             case EngineReady():
-                self._life.ready(turn, holding, stimulus)
+                self._stages.ready(turn, holding, stimulus)
+            case EnginePrewarmed():
+                self._dormant.prewarmed(turn, holding)
+            case EngineAsleep():
+                self._dormant.asleep(turn, holding)
+            case EngineConsolidated():
+                self._stages.consolidated(turn, holding, stimulus)
             case EngineStartFailed(code=code, reason=reason):
                 if holding.instance.state.is_coming and not holding.is_stopping:
                     self._life.fail(turn, holding, code, reason)
@@ -230,6 +208,7 @@ class AgentController:
                 self._health(turn, holding, stimulus)
             case InFlight(num_in_flight=num_in_flight):
                 self._life.counted(turn, holding, num_in_flight)
+                self._dormant.reserve(turn, self.holdings[holding.instance.instance_id], stimulus)
             case StopAsked(reason=reason, grace_s=grace_s):
                 self._life.drain(turn, holding, reason, grace_s)
             case _:
@@ -237,6 +216,8 @@ class AgentController:
 
     def _health(self, turn: Turn, holding: Holding, seen: HealthSeen) -> None:
         if holding.is_stopping or holding.instance.state.is_gone:
+            return
+        if seen.alive and (holding.is_sleeping or holding.instance.state.is_dormant):
             return
         if not seen.alive:
             self._life.fail(turn, holding, "engine_failed", seen.reason or "the engine process is gone")
@@ -266,19 +247,20 @@ class AgentController:
             elif state.is_coming and turn.now_s >= holding.deadline_at:
                 self._life.fail(turn, holding, *self._overdue(holding))
             elif state in (InstanceState.READY, InstanceState.DRAINING):
-                if turn.now_s - holding.health_asked_at >= self.params.health_every_s:
+                is_due = not holding.is_sleeping
+                if is_due and turn.now_s - holding.health_asked_at >= self.params.health_every_s:
                     self.holdings[instance_id] = holding = replace(holding, health_asked_at=turn.now_s)
                     turn.ask(CheckHealth(instance_id))
                 if state is InstanceState.DRAINING:
                     self._drain_on(turn, holding)
-        for instance_id, (when, _) in list(self._overtaken.items()):
+        for instance_id, (when, _) in list(self._starts.overtaken.items()):
             if turn.now_s - when >= self.params.keep_gone_s:
-                del self._overtaken[instance_id]
+                del self._starts.overtaken[instance_id]
 
     def _drain_on(self, turn: Turn, holding: Holding) -> None:
         if turn.now_s >= holding.deadline_at:
             self._life.expire_drain(turn, holding)
-        elif turn.now_s >= holding.quiet_until:
+        elif turn.now_s >= holding.quiet_until and not holding.is_sleeping:
             turn.ask(CountInFlight(holding.instance.instance_id))
 
     def _overdue(self, holding: Holding) -> tuple[str, str]:
@@ -292,7 +274,10 @@ class AgentController:
             instance_id = holding.instance.instance_id
             del self.holdings[instance_id]
             turn.is_dirty = True
-            turn.ask(ForgetEngine(instance_id))
+            if not any(h.instance.source == instance_id for h in self.holdings.values()):  # else: its engine lives on
+                turn.ask(ForgetEngine(instance_id))
+            if holding.instance.source:
+                turn.ask(ForgetEngine(holding.instance.source))
             if not holding.is_lost:
                 turn.ask(Remove(INSTANCES, instance_id))
 

@@ -1,22 +1,28 @@
 """The life of one instance on its node: STARTING -> LOADING -> READY -> DRAINING -> STOPPED, or FAILED.
 
-Bytes are granted before anything starts and released only when the engine's process is known to be gone.
+Bytes are granted before anything starts and released only when the engine's process is known to be gone; those of a
+replica, when it is dropped. See agent_dormant.py for what lies dormant, agent_stages.py for pipelines.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from glowplug.controllers.agent_phases import PhaseHistory
+from glowplug.controllers.agent_grants import own_workers, shares_of, total_of
+from glowplug.controllers.agent_phases import PhaseHistory, history_key
 from glowplug.controllers.agent_turn import Turn
 from glowplug.controllers.agent_words import (
+    ActivateEngine,
     AgentParams,
     AwaitWeights,
+    ConsolidateEngine,
     EngineReady,
     Holding,
     LaunchEngine,
     Ledger,
+    LimitKv,
     LoadEngine,
     ReportStart,
+    SleepEngine,
     StopEngine,
 )
 from glowplug.domain.errors import OutOfMemory
@@ -30,35 +36,42 @@ class Lifecycle:
     def __init__(self, node_id: str, ledger: Ledger, history: PhaseHistory, params: AgentParams) -> None:
         self.node_id, self.ledger, self.history, self.params = node_id, ledger, history, params
 
-    def grant(self, holding: Holding) -> Holding:
-        """Take the bytes of its workers on this node. Raises OutOfMemory, with nothing taken."""
-        instance_id = holding.instance.instance_id
-        bytes_of: dict[str, int] = {}
-        for worker in holding.instance.workers:
-            if worker.node_id == self.node_id:
-                num_bytes = worker.num_bytes or holding.model.memory_bytes
-                bytes_of[worker.gpu_id] = bytes_of.get(worker.gpu_id, 0) + num_bytes
-        try:
-            for gpu_id, num_bytes in bytes_of.items():
-                weights = min(holding.model.weights_bytes, num_bytes)
-                shares = {GrantOwner.WEIGHTS: weights, GrantOwner.KV: num_bytes - weights}
-                self.ledger.grant(gpu_id, instance_id, shares)
-        except OutOfMemory:
-            self.ledger.release(instance_id)
-            raise
-        return replace(holding, is_granted=True)
+    def grant(self, holding: Holding, releases: Iterable[str] = ()) -> Holding:
+        """Take the bytes of its workers on this node, in one step with giving up those of `releases`.
+
+        Raises OutOfMemory, with nothing changed.
+        """
+        shares = holding.shares or shares_of(holding.instance, holding.model, self.node_id)
+        self.ledger.exchange(releases, holding.instance.instance_id, shares)
+        return replace(holding, is_granted=True, shares=shares)
+
+    def ungrant(self, holding: Holding) -> Holding:
+        """Free what it holds."""
+        self.ledger.release(holding.instance.instance_id)
+        return replace(holding, is_granted=False, shares={})
 
     def begin(self, turn: Turn, holding: Holding) -> None:
         """Launch the process while the weights are on their way; both halves report back."""
         instance = holding.instance
-        worker = next(w for w in instance.workers if w.node_id == self.node_id)
+        workers = tuple(w for w in own_workers(instance) if w.node_id == self.node_id)
         gpus = self.ledger.gpus
-        index = next(i for i, gpu in enumerate(gpus) if gpu.gpu_id == worker.gpu_id)
+        index = next(i for i, gpu in enumerate(gpus) if gpu.gpu_id == workers[0].gpu_id)
         turn.ask(
             LaunchEngine(
-                instance.instance_id, holding.model, worker, gpus[index].kind, index, holding.cause.traceparent
+                instance.instance_id,
+                holding.model,
+                workers[0],
+                gpus[index].kind,
+                index,
+                holding.cause.traceparent,
+                workers,
+                instance.replica,
+                holding.stage,
+                instance.num_stages,
             ),
-            AwaitWeights(instance.instance_id, holding.model.weights, holding.deadline_at),
+            AwaitWeights(
+                instance.instance_id, holding.model.weights, holding.deadline_at, holding.stage, instance.num_stages
+            ),
         )
 
     def launched(self, turn: Turn, holding: Holding) -> None:
@@ -66,30 +79,43 @@ class Lifecycle:
             self._load_when_both(turn, turn.keep(replace(holding, is_launched=True)))
 
     def fetched(self, turn: Turn, holding: Holding, path: str, *, cached: bool) -> None:
-        if holding.instance.state is not InstanceState.STARTING or holding.is_stopping or holding.fetch:
+        if holding.instance.state is not InstanceState.STARTING or holding.is_stopping:
+            return
+        if holding.weights_path is not None:
             return
         fetch = Phase(name=PhaseName.FETCH, started_at=holding.instance.created_at, ended_at=turn.now_s)
         self._load_when_both(turn, turn.keep(replace(holding, weights_path=path, fetch=fetch, is_cached=cached)))
 
     def _load_when_both(self, turn: Turn, holding: Holding) -> None:
         if holding.is_launched and holding.weights_path is not None:
-            turn.ask(LoadEngine(holding.instance.instance_id, holding.weights_path))
+            turn.ask(LoadEngine(holding.engine, holding.weights_path))
+            if holding.engine_id:
+                holding = self.activate(turn, holding, holding.engine_id)
             turn.tell(holding, state=InstanceState.LOADING, reason="weights are in host memory")
 
+    def activate(self, turn: Turn, holding: Holding, source: str) -> Holding:
+        """Let the engine of `source` go on as this one's, from now on under its own id."""
+        instance = holding.instance
+        workers = tuple(w for w in own_workers(instance) if w.node_id == self.node_id)
+        turn.ask(ActivateEngine(instance.instance_id, source, holding.model, workers))
+        return turn.keep(replace(holding, engine_id=""))
+
     def ready(self, turn: Turn, holding: Holding, report: EngineReady) -> None:
-        """The engine answers. Its phases and the fetch are kept with what was expected of them, then learned."""
-        if holding.instance.state is not InstanceState.LOADING or holding.is_stopping:
+        """The engine answers. Its phases and the fetch are kept with what was expected of them, then learned: apart for
+        those that grew from a dormant one, and for each size of a pipeline."""
+        if holding.instance.state is not InstanceState.LOADING or holding.is_stopping or holding.instance.replica:
             return
-        model_key = holding.instance.model_key
+        key = history_key(holding)
         measured = (*((holding.fetch,) if holding.fetch else ()), *report.phases)
-        phases = self.history.predict(model_key, (*holding.instance.phases, *measured))
-        self.history.learn(model_key, (p for p in measured if not (p.name is PhaseName.FETCH and holding.is_cached)))
+        phases = self.history.predict(key, (*holding.instance.phases, *measured))
+        self.history.learn(key, (p for p in measured if not (p.name is PhaseName.FETCH and holding.is_cached)))
         holding = turn.tell(
             holding,
             state=InstanceState.READY,
             url=report.url,
             ready_at=turn.now_s,
             phases=phases,
+            kv_tokens=report.kv_tokens,
             reason=f"ready after {turn.now_s - holding.instance.created_at:.2f} s",
         )
         turn.ask(ReportStart(holding.instance, holding.cause.traceparent, holding.is_cached))
@@ -98,58 +124,104 @@ class Lifecycle:
         """FAILED for everyone at once; the bytes stay granted until the process is gone."""
         if holding.instance.state.is_gone:
             return
-        was_coming = holding.instance.state.is_coming
+        state = holding.instance.state
         holding = turn.tell(holding, code, state=InstanceState.FAILED, reason=reason)
-        if was_coming:
+        if state.is_coming:
             turn.ask(ReportStart(holding.instance, holding.cause.traceparent))
-        if holding.is_granted and not holding.is_stopping:
+        if (holding.is_granted or state.is_dormant) and not holding.is_stopping:
             self._stop(turn, holding, 0.0)
 
-    def drain(self, turn: Turn, holding: Holding, reason: str, grace_s: float) -> None:
-        """Accept nothing, finish what is there for at most `grace_s`, then stop. A start under way is given up."""
+    def drain(self, turn: Turn, holding: Holding, reason: str, grace_s: float, becomes: str = "") -> None:
+        """Accept nothing, finish what is there for at most `grace_s`, then stop, or become what it can (`becomes`, ""
+        for nothing). A start under way is given up; a replica, or what sleeps, is dropped at once."""
         instance = holding.instance
         if instance.state.is_gone:
             return
+        if instance.state.is_dormant or (instance.replica and instance.state.is_coming):
+            self.drop(turn, holding, reason)
+            return
         deadline_at = turn.now_s + grace_s
         if instance.state is InstanceState.DRAINING:
-            holding = turn.keep(replace(holding, deadline_at=min(holding.deadline_at, deadline_at)))
+            kept = becomes if holding.becomes else ""  # once it is to stop, it stops
+            if holding.is_sleeping:
+                if not kept and not holding.is_stopping:
+                    self._stop(turn, replace(holding, becomes=""), self.params.stop_grace_s)
+                return
+            holding = turn.keep(replace(holding, deadline_at=min(holding.deadline_at, deadline_at), becomes=kept))
         else:
             quiet_until = min(turn.now_s + self.params.drain_quiet_s, deadline_at)
             at_once = instance.state.is_coming
-            holding = replace(holding, deadline_at=turn.now_s if at_once else deadline_at, quiet_until=quiet_until)
+            holding = replace(
+                holding,
+                deadline_at=turn.now_s if at_once else deadline_at,
+                quiet_until=quiet_until,
+                becomes="" if at_once else becomes,
+            )
             holding = turn.tell(holding, state=InstanceState.DRAINING, reason=reason)
         self.expire_drain(turn, holding)
 
+    def drop(self, turn: Turn, holding: Holding, reason: str) -> None:
+        """End a dormant instance, or a replica on its way: its bytes are free at once (its pages are mapped anew,
+        WarmServe section 4.2), its process follows."""
+        was_stopping = holding.is_stopping
+        free = replace(self.ungrant(holding), is_restarting=False)
+        holding = turn.tell(free, state=InstanceState.STOPPED, reason=reason)
+        if not was_stopping:
+            self._stop(turn, holding, 0.0)
+
     def expire_drain(self, turn: Turn, holding: Holding) -> None:
-        """Stop a draining engine whose grace is over."""
+        """End the drain of an engine whose grace is over."""
         if turn.now_s >= holding.deadline_at and not holding.is_stopping:
-            grace_s = self.params.stop_grace_s if holding.instance.ready_at else 0.0
-            self._stop(turn, holding, grace_s)
+            self._end_drain(turn, holding, self.params.stop_grace_s if holding.instance.ready_at else 0.0)
 
     def counted(self, turn: Turn, holding: Holding, num_in_flight: int) -> None:
-        """Stop a draining engine that has nothing left, once routers have had time to hear."""
+        """End the drain of an engine that has nothing left, once routers have had time to hear."""
         draining = holding.instance.state is InstanceState.DRAINING and not holding.is_stopping
-        if draining and num_in_flight == 0 and turn.now_s >= holding.quiet_until:
-            self._stop(turn, holding, self.params.stop_grace_s)
+        if draining and num_in_flight == 0 and turn.now_s >= holding.quiet_until and not holding.is_sleeping:
+            self._end_drain(turn, holding, self.params.stop_grace_s)
+
+    def _end_drain(self, turn: Turn, holding: Holding, grace_s: float) -> None:
+        """Stop it, or put it to sleep; one that does not fall asleep in time is stopped too."""
+        if holding.becomes and not holding.is_sleeping:
+            turn.ask(SleepEngine(holding.engine, holding.becomes))
+            deadline_at = turn.now_s + self.params.start_deadline_s
+            turn.keep(replace(holding, is_sleeping=True, deadline_at=deadline_at))
+        else:
+            self._stop(turn, holding, grace_s)
 
     def resume(self, turn: Turn, holding: Holding, reason: str) -> None:
-        """End a drain that is no longer wanted, unless its engine is being stopped already."""
-        if holding.instance.state is InstanceState.DRAINING and holding.instance.url and not holding.is_stopping:
-            turn.tell(holding, state=InstanceState.READY, reason=reason)
+        """End a drain that is no longer wanted, unless its engine is being stopped already. A KV cache that has been
+        cut down takes its bytes back, or the drain goes on."""
+        instance = holding.instance
+        draining = instance.state is InstanceState.DRAINING and instance.url
+        if not draining or holding.is_stopping or holding.is_sleeping:
+            return
+        whole = shares_of(instance, holding.model, self.node_id)
+        if holding.is_granted and holding.shares != whole:
+            try:
+                holding = self.grant(replace(holding, shares={}), (instance.instance_id,))
+            except OutOfMemory as error:
+                why = f"cannot resume, its KV cache has been given away: {error.message}"
+                if instance.reason != why:
+                    turn.tell(holding, reason=why)
+                return
+            turn.ask(LimitKv(instance.instance_id, total_of(whole, GrantOwner.KV)))
+        turn.tell(replace(holding, becomes="", snapshot_bytes=0), state=InstanceState.READY, reason=reason)
 
     def gone(self, turn: Turn, holding: Holding, *, clean: bool) -> None:
         """The process is gone: its bytes are free, and a drain ends in STOPPED. When it is not, stop it again later."""
-        if not holding.is_stopping:
+        if not holding.is_stopping and not holding.is_sleeping:
             return
         if not clean:
             turn.keep(replace(holding, stop_asked_at=turn.now_s, is_stopping=True))
             return
-        if holding.is_restarting:
+        if holding.is_restarting and holding.instance.state.is_coming:
             again = replace(holding, is_stopping=False, is_restarting=False, is_launched=False, weights_path=None)
-            self.begin(turn, turn.keep(replace(again, fetch=None)))
+            again = replace(again, engine_id="", warmth="", is_loaded=False, is_serving=False)
+            self.begin(turn, turn.keep(replace(again, fetch=None, instance=replace(again.instance, source=""))))
             return
-        self.ledger.release(holding.instance.instance_id)
-        holding = turn.keep(replace(holding, is_stopping=False, is_granted=False))
+        holding = replace(self.ungrant(holding), is_stopping=False, is_sleeping=False, snapshot_bytes=0)
+        holding = turn.keep(replace(holding, engine_id=""))
         if not holding.instance.state.is_gone:
             turn.tell(holding, state=InstanceState.STOPPED)
 
@@ -161,8 +233,9 @@ class Lifecycle:
     def lose(self, turn: Turn, holding: Holding) -> None:
         """Give up an instance that another node runs by now: its row and its facts are theirs, so nothing is told."""
         instance = replace(holding.instance, state=InstanceState.STOPPED, changed_at=turn.now_s, reason="moved away")
+        has_process = holding.is_granted or holding.instance.state.is_dormant
         holding = turn.keep(replace(holding, instance=instance, is_lost=True))
-        if holding.is_granted and not holding.is_stopping:
+        if has_process and not holding.is_stopping:
             self._stop(turn, holding, 0.0)
 
     def shift(self, turn: Turn, holding: Holding, by_s: float) -> None:
@@ -176,17 +249,18 @@ class Lifecycle:
         )
 
     def _stop(self, turn: Turn, holding: Holding, grace_s: float) -> None:
-        turn.ask(StopEngine(holding.instance.instance_id, grace_s))
+        turn.ask(StopEngine(holding.engine, grace_s))
         turn.keep(replace(holding, is_stopping=True, stop_asked_at=turn.now_s + grace_s))
 
     def recall(self, turn: Turn, holding: Holding, *, is_living: bool) -> None:
         """Take up an instance after the agent's restart, from what is left of its engine."""
         state = holding.instance.state
-        if not holding.is_granted and not state.is_gone:
+        needs_bytes = not state.is_gone and state is not InstanceState.SWAPPED_OUT
+        if not holding.is_granted and needs_bytes:
             self.fail(turn, holding, "out_of_memory", "the node has less GPU memory than before its restart")
             self._stop(turn, turn.holdings[holding.instance.instance_id], 0.0)
         elif holding.is_stopping or state.is_gone:
-            if holding.is_granted or holding.is_stopping:
+            if holding.is_granted or holding.is_stopping or is_living:
                 self._stop(turn, holding, 0.0)
         elif state.is_coming:
             holding = turn.tell(
@@ -195,10 +269,14 @@ class Lifecycle:
                 reason="the agent restarted during the start; the engine starts again",
             )
             self._stop(turn, holding, 0.0)
+        elif not is_living and state.is_dormant:
+            self.drop(turn, holding, "its engine went while its agent was down")
         elif not is_living:
             self.fail(turn, holding, "engine_failed", "the engine died while its agent was down")
         else:
-            turn.tell(holding, reason="adopted by a restarted agent")
+            if holding.is_consolidating:
+                turn.ask(ConsolidateEngine(holding.engine, holding.model))
+            turn.tell(replace(holding, is_sleeping=False), reason="adopted by a restarted agent")
 
     def regrant(self, holdings: Iterable[Holding]) -> dict[str, Holding]:
         """Grants as they were before a restart; `is_granted` is False where the GPUs have become too small."""
@@ -209,6 +287,6 @@ class Lifecycle:
                 try:
                     kept = self.grant(holding)
                 except OutOfMemory:
-                    kept = replace(holding, is_granted=False)
+                    kept = replace(holding, is_granted=False, shares={})
             again[holding.instance.instance_id] = kept
         return again

@@ -3,10 +3,17 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from glowplug.controllers.agent_words import Holding
 from glowplug.domain.instance import Phase, PhaseName
 
 _ORDER = {name: rank for rank, name in enumerate(PhaseName)}
 MAX_MODELS = 1000
+
+
+def history_key(holding: Holding) -> str:
+    """Under which a start is remembered: its model, its number of stages, and what it grew from."""
+    stages = f"/{holding.instance.num_stages}" if holding.instance.num_stages > 1 else ""
+    return f"{holding.instance.model_key}{stages}" + (f"<{holding.warmth}" if holding.warmth else "")
 
 
 @dataclass(slots=True)

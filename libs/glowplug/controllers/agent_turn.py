@@ -11,9 +11,11 @@ from glowplug.events.facts import (
     InstanceDraining,
     InstanceFailed,
     InstanceLoading,
+    InstancePrewarmed,
     InstanceReady,
     InstanceStarting,
     InstanceStopped,
+    InstanceSwappedOut,
 )
 
 INSTANCES = "instances"
@@ -23,6 +25,8 @@ _FACTS = {
     InstanceState.READY: InstanceReady,
     InstanceState.DRAINING: InstanceDraining,
     InstanceState.STOPPED: InstanceStopped,
+    InstanceState.PREWARMED: InstancePrewarmed,
+    InstanceState.SWAPPED_OUT: InstanceSwappedOut,
 }
 
 

@@ -3,7 +3,7 @@
 Times are epoch seconds, sizes bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +27,16 @@ class Ledger(Protocol):
         ...
 
     def release(self, holder: str) -> int: ...
+
+    def exchange(
+        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
+    ) -> None:
+        """Free and grant in one step or, raising OutOfMemory, not at all."""
+        ...
+
+    def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
+        """Keep `num_bytes`; the bytes freed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +63,10 @@ class AgentParams:
     keep_gone_s: float = 180.0  # longer than a command lives on the bus
     max_tick_gap_s: float = 5.0  # a longer time between two ticks is a jump of the clock, or a machine that slept
     ewma_weight: float = 0.3  # of the newest start, in the predictions
+    reservation: str = ""  # how a draining KV cache shrinks (WarmServe Eq. 1): "" not at all, "paper", "literal_code"
+    reservation_step_bytes: int = 64 << 20  # less than this is not worth a beat
+    swap_host_bytes: int = 0  # host memory for engines that sleep outside the GPUs; 0: unlimited
+    snapshot_ratio: float = 1.4  # host bytes of a sleeping engine per byte of its weights (papers.md section 7)
 
 
 # Stimuli
@@ -92,11 +106,13 @@ class WeightsFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """The engine serves at `url`; `phases` are its own (LAUNCH, LOAD, WARMUP)."""
+    """The engine serves at `url`; `phases` are its own (LAUNCH, LOAD, WARMUP). Of a pipeline's first stage it comes
+    twice: once its own part is loaded, and once it answers for all (after ServeStages)."""
 
     instance_id: str
     url: str
     phases: tuple[Phase, ...] = ()
+    kv_tokens: int = 0  # that its KV cache holds; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +174,7 @@ class EngineConsolidated:
     """What was a stage serves all of the model, alone."""
 
     instance_id: str
+    kv_tokens: int = 0  # that its KV cache holds now; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +225,19 @@ class LaunchEngine:
 
 @dataclass(frozen=True, slots=True)
 class AwaitWeights:
-    """Watch the region in host memory. Outcome: WeightsComplete or WeightsFailed; none at all past the deadline."""
+    """Watch the region in host memory; of a pipeline's stage, its part of it. Outcome: WeightsComplete or
+    WeightsFailed; none at all past the deadline."""
 
     instance_id: str
     weights: WeightsRef
     deadline_at: float
+    stage: int = 0
+    num_stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LoadEngine:
-    """Outcome: EngineReady or EngineStartFailed."""
+    """Outcome: EngineReady (of a replica EnginePrewarmed) or EngineStartFailed."""
 
     instance_id: str
     path: str
@@ -236,8 +256,8 @@ class ActivateEngine:
 
 @dataclass(frozen=True, slots=True)
 class SleepEngine:
-    """Give up the KV cache and, for "swapped_out", the weights on the GPU too. Outcome: EngineAsleep, or EngineGone
-    when it could not."""
+    """Give up the KV cache and, for "swapped_out", the weights on the GPU too; what still runs ends, as its grace did.
+    Outcome: EngineAsleep, or EngineGone when it could not."""
 
     instance_id: str
     becomes: str  # prewarmed | swapped_out
@@ -325,6 +345,22 @@ class Holding:
     is_restarting: bool = False  # its engine goes, then the same start begins again
     num_misses: int = 0
     health_asked_at: float = 0.0
+    shares: Mapping[str, Mapping[GrantOwner, int]] = field(default_factory=dict)  # gpu_id -> owner -> bytes it holds
+    stage: int = 0
+    engine_id: str = ""  # by which the shell knows its process, while that is not its own id (see agent_starts.py)
+    warmth: str = ""  # state of the dormant instance that it grew from
+    becomes: str = ""  # at the end of its drain: prewarmed | swapped_out, else ""
+    is_sleeping: bool = False  # a SleepEngine is out
+    snapshot_bytes: int = 0  # of host memory, promised or taken, that it sleeps in
+    is_joined: bool = False  # of a pipeline's first stage: the later ones are READY
+    is_loaded: bool = False  # of a pipeline's first stage: its own part is in
+    is_serving: bool = False  # of a pipeline's first stage: a ServeStages is out
+    is_consolidating: bool = False  # a ConsolidateEngine is out
+
+    @property
+    def engine(self) -> str:
+        """The id its engine effects carry."""
+        return self.engine_id or self.instance.instance_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The byte ledger: every byte of every GPU of a node has at most one named owner (house section 6).
 
-`grant` and `release` are pure functions over frozen `Gpu`s; `ByteLedger` keeps the GPUs of one node and swaps a whole
-`Gpu` at a time, so that a reader never sees half a grant.
+`grant`, `release` and `shrink` are pure functions over frozen `Gpu`s; `ByteLedger` keeps the GPUs of one node and swaps
+a whole `Gpu` at a time, so that a reader never sees half a grant.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,6 +38,24 @@ def release(gpu: Gpu, holder: str) -> Gpu:
     return gpu if len(kept) == len(gpu.grants) else _with_role(replace(gpu, grants=kept))
 
 
+def shrink(gpu: Gpu, holder: str, owner: GrantOwner, num_bytes: int) -> Gpu:
+    """`gpu` with what `holder` holds for `owner` cut down to `num_bytes`; the same `gpu` when it holds just that.
+
+    Raises ValueError when it holds less, or for negative bytes.
+    """
+    held = sum(g.num_bytes for g in gpu.grants if g.holder == holder and g.owner == owner)
+    if not 0 <= num_bytes <= held:
+        raise ValueError(f"{holder} holds {held} bytes of {gpu.gpu_id} for {owner}, to keep {num_bytes}")
+    if num_bytes == held:
+        return gpu
+    cut = tuple(
+        replace(g, num_bytes=num_bytes) if g.holder == holder and g.owner == owner else g
+        for g in gpu.grants
+        if num_bytes or g.holder != holder or g.owner != owner
+    )
+    return _with_role(replace(gpu, grants=cut))
+
+
 def _with_role(gpu: Gpu) -> Gpu:
     """WarmServe Fig. 5: weights of a running engine make a GPU dedicated, prewarmed ones alone make it universal."""
     owners = {g.owner for g in gpu.grants}
@@ -63,6 +81,33 @@ class ByteLedger:
         if gpu is None:
             raise OutOfMemory(f"this node has no GPU {gpu_id!r}", param="gpu_id")
         self._gpus[gpu_id] = grant(gpu, holder, bytes_by_owner)
+
+    def exchange(
+        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
+    ) -> None:
+        """Free what `releases` hold and grant `bytes_by_gpu` (gpu_id -> owner -> bytes) to `holder`, in one step.
+
+        Raises OutOfMemory when they do not fit (or a GPU is not of this node); nothing changes then.
+        """
+        gpus = dict(self._gpus)
+        for other in releases:
+            gpus = {gpu_id: release(gpu, other) for gpu_id, gpu in gpus.items()}
+        for gpu_id, bytes_by_owner in bytes_by_gpu.items():
+            if gpu_id not in gpus:
+                raise OutOfMemory(f"this node has no GPU {gpu_id!r}", param="gpu_id")
+            gpus[gpu_id] = grant(gpus[gpu_id], holder, bytes_by_owner)
+        self._gpus = gpus
+
+    def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
+        """Cut what `holder` holds for `owner` down to `num_bytes`; returns the bytes freed.
+
+        Raises ValueError when it holds less there, for negative bytes, or when the GPU is not of this node.
+        """
+        gpu = self._gpus.get(gpu_id)
+        if gpu is None:
+            raise ValueError(f"this node has no GPU {gpu_id!r}")
+        self._gpus[gpu_id] = shrink(gpu, holder, owner, num_bytes)
+        return gpu.used_bytes - self._gpus[gpu_id].used_bytes
 
     def release(self, holder: str) -> int:
         """Free all that `holder` holds on any GPU; returns the bytes freed."""

@@ -4,7 +4,7 @@ import pytest
 
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import Gpu, GpuRole, GrantOwner
-from glowplug.memory.ledger import ByteLedger, grant, release
+from glowplug.memory.ledger import ByteLedger, grant, release, shrink
 
 GPU = Gpu(gpu_id="n/0", total_bytes=100)
 
@@ -57,3 +57,47 @@ def test_ledger_of_a_node() -> None:
         ledger.grant("n/7", "i-2", {})
     assert ledger.release("i-1") == 30 and ledger.release("i-1") == 0
     assert [gpu.used_bytes for gpu in ledger.gpus] == [0, 0]
+
+
+def test_shrink_frees_what_one_owner_no_longer_needs() -> None:
+    granted = grant(GPU, "i-1", {GrantOwner.WEIGHTS: 40, GrantOwner.KV: 50})
+    cut = shrink(granted, "i-1", GrantOwner.KV, 20)
+    assert [(g.owner, g.num_bytes) for g in cut.grants] == [("weights", 40), ("kv", 20)] and cut.free_bytes == 40
+    assert shrink(granted, "i-1", GrantOwner.KV, 50) is granted
+    assert [g.owner for g in shrink(granted, "i-1", GrantOwner.KV, 0).grants] == ["weights"]
+
+
+@pytest.mark.parametrize("num_bytes", [-1, 51])
+def test_shrink_never_grows(num_bytes: int) -> None:
+    with pytest.raises(ValueError, match="i-1 holds 50 bytes of n/0 for kv"):
+        shrink(grant(GPU, "i-1", {GrantOwner.KV: 50}), "i-1", GrantOwner.KV, num_bytes)
+
+
+def test_ledger_shrinks_one_gpu_of_a_group() -> None:
+    ledger = ByteLedger([GPU, Gpu(gpu_id="n/1", total_bytes=50)])
+    ledger.exchange((), "i-1", {"n/0": {GrantOwner.KV: 40}, "n/1": {GrantOwner.KV: 40}})
+    assert ledger.shrink("n/1", "i-1", GrantOwner.KV, 10) == 30
+    assert [gpu.used_bytes for gpu in ledger.gpus] == [40, 10]
+    with pytest.raises(ValueError, match="no GPU 'n/7'"):
+        ledger.shrink("n/7", "i-1", GrantOwner.KV, 0)
+
+
+def test_exchange_is_one_step() -> None:
+    ledger = ByteLedger([GPU, Gpu(gpu_id="n/1", total_bytes=50)])
+    ledger.exchange((), "r-1", {"n/0": {GrantOwner.PREWARM: 60}})
+    ledger.exchange((), "r-2", {"n/1": {GrantOwner.PREWARM: 30}})
+    before = ledger.gpus
+    with pytest.raises(OutOfMemory):
+        ledger.exchange(("r-1",), "i-1", {"n/0": {GrantOwner.KV: 90}, "n/1": {GrantOwner.KV: 21}})
+    assert ledger.gpus == before
+    ledger.exchange(("r-1", "r-2", "r-3"), "i-1", {"n/0": {GrantOwner.KV: 90}, "n/1": {GrantOwner.KV: 21}})
+    assert ledger.holders == {"i-1"} and ledger.held_bytes("i-1") == 111
+
+
+def test_exchange_may_give_a_holder_other_bytes() -> None:
+    ledger = ByteLedger([GPU])
+    ledger.grant("n/0", "i-1", {GrantOwner.WEIGHTS: 40, GrantOwner.KV: 60})
+    ledger.exchange(("i-1",), "i-1", {"n/0": {GrantOwner.PREWARM: 40}})
+    assert ledger.held_bytes("i-1") == 40 and ledger.gpus[0].role is GpuRole.UNIVERSAL
+    with pytest.raises(OutOfMemory, match="no GPU 'n/7'"):
+        ledger.exchange((), "i-2", {"n/7": {GrantOwner.KV: 1}})

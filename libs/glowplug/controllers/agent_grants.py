@@ -1,0 +1,46 @@
+"""The bytes an instance takes on the GPUs of its node, by owner."""
+
+from collections.abc import Mapping
+
+from glowplug.domain.hardware import GrantOwner
+from glowplug.domain.instance import Instance, Worker
+from glowplug.domain.model import Model
+
+Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
+
+
+def own_workers(instance: Instance) -> tuple[Worker, ...]:
+    """The GPU processes that are this row's own: all, but of a pipeline's first stage, which lists one (or one tensor
+    group) of each stage, the first."""
+    if instance.num_stages > 1 and not instance.part_of:
+        return instance.workers[: max(1, len(instance.workers) // instance.num_stages)]
+    return instance.workers
+
+
+def weights_per_gpu(instance: Instance, model: Model) -> int:
+    """Bytes of weights on each of its GPUs: its stage's part, spread evenly."""
+    return -(-model.weights_bytes // (model.num_gpus * instance.num_stages))
+
+
+def shares_of(instance: Instance, model: Model, node_id: str) -> dict[str, dict[GrantOwner, int]]:
+    """What it is to hold of that node's GPUs. Workers that name no bytes take an even part of the model's memory; a
+    replica holds weights alone, as prewarmed."""
+    shares: dict[str, dict[GrantOwner, int]] = {}
+    weights = weights_per_gpu(instance, model)
+    for worker in own_workers(instance):
+        if worker.node_id != node_id:
+            continue
+        of_gpu = shares.setdefault(worker.gpu_id, {})
+        if instance.replica:
+            of_gpu[GrantOwner.PREWARM] = of_gpu.get(GrantOwner.PREWARM, 0) + (worker.num_bytes or weights)
+        else:
+            num_bytes = worker.num_bytes or -(-model.memory_bytes // (model.num_gpus * instance.num_stages))
+            part = min(weights, num_bytes)
+            of_gpu[GrantOwner.WEIGHTS] = of_gpu.get(GrantOwner.WEIGHTS, 0) + part
+            of_gpu[GrantOwner.KV] = of_gpu.get(GrantOwner.KV, 0) + num_bytes - part
+    return shares
+
+
+def total_of(shares: Shares, owner: GrantOwner) -> int:
+    """Bytes of one owner over all GPUs."""
+    return sum(of_gpu.get(owner, 0) for of_gpu in shares.values())

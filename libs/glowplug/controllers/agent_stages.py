@@ -1,0 +1,96 @@
+"""Pipelines: an instance whose layers lie on several GPUs or nodes until one of them has all.
+
+Paper: HydraServe sections 4 (pipelined cold starts), 6 (consolidation: scale down to one worker, or scale up into one
+each). A stage is an instance of its own on its node; the first one answers clients once the placer has joined them.
+Departure: a stage that finds no room for the whole model goes on as a stage and says why; it is asked again.
+"""
+
+from dataclasses import replace
+
+from glowplug.controllers.agent_grants import own_workers, shares_of
+from glowplug.controllers.agent_lifecycle import Lifecycle
+from glowplug.controllers.agent_turn import Turn
+from glowplug.controllers.agent_words import ConsolidateEngine, EngineConsolidated, EngineReady, Holding, ServeStages
+from glowplug.domain.errors import OutOfMemory
+from glowplug.domain.instance import Instance, InstanceState, PhaseName
+
+
+class Stages:
+    """Joins and consolidates what a Lifecycle has started."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._life = life
+
+    def ready(self, turn: Turn, holding: Holding, report: EngineReady) -> None:
+        """An engine answers. A pipeline's first stage has only its own part then, and waits for the others."""
+        instance = holding.instance
+        if not _is_first(holding):
+            self._life.ready(turn, holding, report)
+            return
+        if instance.state is not InstanceState.LOADING or holding.is_stopping:
+            return
+        if holding.is_serving:
+            names = {phase.name for phase in report.phases} | {PhaseName.DECIDE}
+            kept = tuple(p for p in instance.phases if p.name not in names)
+            decided = tuple(p for p in instance.phases if p.name is PhaseName.DECIDE)
+            whole = replace(report, url=report.url or instance.url, phases=(*kept, *report.phases))
+            self._life.ready(turn, replace(holding, instance=replace(instance, phases=decided)), whole)
+        elif not holding.is_loaded:
+            loaded = replace(holding, is_loaded=True)
+            phases = (*instance.phases, *report.phases)
+            holding = turn.tell(loaded, url=report.url, phases=phases, reason="its stage is loaded, the others are not")
+            self._serve(turn, holding)
+
+    def join(self, turn: Turn, holding: Holding) -> None:
+        """Every later stage is READY: serve as soon as this one is loaded. Said again, it changes nothing."""
+        if _is_first(holding) and holding.instance.state.is_coming and not holding.is_joined:
+            self._serve(turn, turn.keep(replace(holding, is_joined=True)))
+
+    def _serve(self, turn: Turn, holding: Holding) -> None:
+        if holding.is_joined and holding.is_loaded and not holding.is_serving and not holding.is_stopping:
+            turn.ask(ServeStages(holding.engine))
+            turn.keep(replace(holding, is_serving=True))
+
+    def consolidate(self, turn: Turn, holding: Holding, reason: str) -> None:
+        """Take the memory of the whole model, then bring the rest of it in. Without room it stays as it is."""
+        instance = holding.instance
+        if instance.state is not InstanceState.READY or instance.is_whole or holding.is_consolidating:
+            return
+        try:
+            shares = shares_of(_whole(holding), holding.model, self._life.node_id)
+            holding = self._life.grant(replace(holding, shares=shares), (instance.instance_id,))
+        except OutOfMemory as error:
+            why = f"stays stage {holding.stage} of {instance.num_stages}: {error.message}"
+            if instance.reason != why:
+                turn.tell(holding, reason=why)
+            return
+        turn.ask(ConsolidateEngine(instance.instance_id, holding.model))
+        turn.tell(replace(holding, is_consolidating=True), reason=f"consolidates: {reason}")
+
+    def consolidated(self, turn: Turn, holding: Holding, report: EngineConsolidated) -> None:
+        """It has all of the model: an instance of its own, whatever it was part of."""
+        if not holding.is_consolidating or holding.instance.state.is_gone or holding.is_stopping:
+            return
+        whole = _whole(holding)
+        turn.tell(
+            replace(holding, is_consolidating=False, stage=0),
+            workers=whole.workers,
+            num_stages=1,
+            part_of="",
+            max_concurrency=holding.model.max_concurrency,
+            kv_tokens=report.kv_tokens or whole.kv_tokens,
+            reason="consolidated: runs the whole model",
+        )
+
+
+def _is_first(holding: Holding) -> bool:
+    """Whether it is the stage of a pipeline that answers for all of them."""
+    return not holding.instance.is_whole and not holding.instance.part_of
+
+
+def _whole(holding: Holding) -> Instance:
+    """The instance as it is once it is consolidated, with room for all of the model."""
+    model = holding.model
+    num_bytes = -(-model.memory_bytes // model.num_gpus)
+    workers = tuple(replace(w, num_bytes=max(w.num_bytes, num_bytes)) for w in own_workers(holding.instance))
+    return replace(holding.instance, workers=workers, num_stages=1, part_of="")
