@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.router import RouterController, RouterParams
@@ -13,6 +14,7 @@ from glowplug.controllers.router_words import (
     ClientLeft,
     Dispatch,
     DispatchFailed,
+    FirstToken,
     Hold,
     Reject,
     RequestArrived,
@@ -20,8 +22,11 @@ from glowplug.controllers.router_words import (
 )
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.snapshot import Target
 from glowplug.events import Event, facts
 from glowplug.policies.registry import ROOMS
+from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.routing.tracked import Tracker
 
 FACTS: dict[InstanceState, Callable[..., Any]] = {
     InstanceState.STARTING: facts.InstanceStarting,
@@ -52,9 +57,16 @@ def a_model(key: str, revision: int, max_queue: int) -> Model:
 class Router(RuleBasedStateMachine):
     """The world keeps its own account of every request and instance, and holds the controller to it."""
 
+    policy = "least_loaded"
+    balancer = BalancerParams()
+
     def __init__(self) -> None:
         super().__init__()
-        self.controller = RouterController(RouterParams(quarantine_s=0.5))
+        self.controller = RouterController(
+            RouterParams(quarantine_s=0.5, policy=self.policy, balancer=self.balancer),
+        )
+        self.asked: dict[int, RequestArrived] = {}
+        self.begun: set[int] = set()  # first token told since it was sent
         self.now_s, self.ticket, self.revision = 1000.0, 0, 10
         self.held: dict[str, list[int]] = {key: [] for key in KEYS}  # tickets, oldest first
         self.running: dict[int, str] = {}  # ticket -> instance_id
@@ -89,6 +101,7 @@ class Router(RuleBasedStateMachine):
         if ticket in waiting:
             waiting.remove(ticket)
         self.running[ticket] = known.instance_id
+        self.begun.discard(ticket)
 
     def end(self, ticket: int) -> None:
         assert ticket not in self.ended, "ended twice"
@@ -98,20 +111,23 @@ class Router(RuleBasedStateMachine):
         if ticket in waiting:
             waiting.remove(ticket)
 
-    @rule(key=st.sampled_from(KEYS))
-    def arrive(self, key: str) -> None:
+    @rule(key=st.sampled_from(KEYS), prompt=st.integers(0, 80), most=st.integers(0, 40), expected=st.integers(0, 40))
+    def arrive(self, key: str, prompt: int, most: int, expected: int) -> None:
         self.ticket += 1
         self.model_of[self.ticket] = key
-        self.tell(RequestArrived(self.ticket, key, f"r-{self.ticket}"))
+        asked = RequestArrived(self.ticket, key, f"r-{self.ticket}", "", prompt, most, expected)
+        self.asked[self.ticket] = asked
+        self.tell(asked)
         assert self.ticket in self.ended or self.ticket in self.running or self.ticket in self.held[key]
 
     @rule(
         instance_id=st.sampled_from(INSTANCES),
         state=st.sampled_from(list(FACTS)),
         room=st.integers(1, 3),
+        kv_tokens=st.sampled_from([0, 50, 500]),
         stale=st.booleans(),
     )
-    def instance_changes(self, instance_id: str, state: InstanceState, room: int, stale: bool) -> None:
+    def instance_changes(self, instance_id: str, state: InstanceState, room: int, kv_tokens: int, stale: bool) -> None:
         """Facts with old revisions are part of life, and change nothing."""
         self.revision += 1
         made = Instance(
@@ -122,6 +138,7 @@ class Router(RuleBasedStateMachine):
             workers=(WORKER,),
             url="http://x:1",
             max_concurrency=room,
+            kv_tokens=kv_tokens,
             revision=1 if stale and instance_id in self.state else self.revision,
         )
         if made.revision == self.revision:
@@ -131,10 +148,17 @@ class Router(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
+    def begin(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.running)))
+        self.begun.add(ticket)
+        self.tell(FirstToken(ticket))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), response=st.integers(0, 60))
+    def finish(self, data: st.DataObject, response: int) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.running)))
         self.end(ticket)
-        self.tell(RequestEnded(ticket, 1.0))
+        self.tell(RequestEnded(ticket, 1.0, response))
 
     @precondition(lambda self: self.model_of)
     @rule(data=st.data())
@@ -177,6 +201,20 @@ class Router(RuleBasedStateMachine):
                 assert load.num_in_flight == len(mine)
         for instance_id, count in self.controller.in_flight.items():
             assert count == sum(1 for i in self.running.values() if i == instance_id) > 0
+        self.tokens_agree()
+
+    def tokens_agree(self) -> None:
+        """A policy that counts tokens counts those of what runs, each once."""
+        for key in KEYS:
+            balancer = self.controller.balances.of(key)
+            if not isinstance(balancer, Tracker):
+                continue
+            assert balancer.requests.keys() == {t for t in self.running if self.model_of[t] == key}
+            for instance_id, here in balancer.instances.items():
+                mine = [t for t, i in self.running.items() if i == instance_id]
+                assert len(here.load.look_ahead) == len(mine)
+                assert here.load.queued_tokens == sum(self.asked[t].prompt_tokens for t in mine if t not in self.begun)
+                assert mine or here.load.current_tokens == 0
 
     def teardown(self) -> None:
         """When time runs out for everybody and the engines are done, nobody is left."""
@@ -194,19 +232,35 @@ class Router(RuleBasedStateMachine):
             self.end(ticket)
             self.tell(RequestEnded(ticket))
         assert self.ended == set(self.model_of) and not self.controller.requests
+        self.tokens_agree()
 
 
-TestRouter = Router.TestCase
-TestRouter.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+class HoldsOverloaded(Router):
+    """Every request still ends once where the KV cache decides who waits."""
+
+    policy = "preserve_load_aware"
+    balancer = BalancerParams(hold_overloaded=True, num_refreshed=1)
 
 
-def test_every_routing_policy_is_driven_by_the_same_machine() -> None:
-    """No policy chooses an instance that is full or unknown, for any counts."""
-    from glowplug.domain.snapshot import Target
+SETTINGS = settings(max_examples=30, stateful_step_count=50, deadline=None)
 
-    for route in ROOMS["routing"].values():
-        for counts in ((0, 0), (2, 0), (0, 2), (2, 2), (1, 2)):
-            targets = [Target(f"i-{n}", count, 2) for n, count in enumerate(counts)]
-            chosen = route(targets, None, "i-0").instance_id
-            assert (chosen == "") == all(c >= 2 for c in counts)
-            assert not chosen or counts[int(chosen[2:])] < 2
+
+@pytest.mark.parametrize("policy", sorted(ROOMS["routing"]))
+def test_no_request_is_lost_or_ends_twice(policy: str) -> None:
+    run_state_machine_as_test(type(policy, (Router,), {"policy": policy}), settings=SETTINGS)
+
+
+def test_no_request_is_lost_where_the_overloaded_take_none() -> None:
+    run_state_machine_as_test(HoldsOverloaded, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("policy", sorted(ROOMS["routing"]))
+@pytest.mark.parametrize("counts", [(0, 0), (2, 0), (0, 2), (2, 2), (1, 2)])
+def test_no_policy_chooses_an_instance_that_is_full_or_gone(policy: str, counts: tuple[int, int]) -> None:
+    balancer = ROOMS["routing"][policy](BalancerParams())
+    for n, count in enumerate((*counts, 0)):
+        balancer.put(Target(f"i-{n}", count, 2, 100), 0.0)
+    balancer.gone("i-2")
+    chosen = balancer.choose(10, 10, 1.0).instance_id
+    assert (chosen == "") == all(c >= 2 for c in counts)
+    assert not chosen or counts[int(chosen[2:])] < 2

@@ -11,20 +11,23 @@ A held request leaves by dispatch, by its client leaving, by its time running ou
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from glowplug.controllers.effects import Effect, Publish, Tick
+from glowplug.controllers import router_facts
+from glowplug.controllers.effects import Effect, Tick
+from glowplug.controllers.router_balance import Balances, Factory
 from glowplug.controllers.router_eta import Estimates
 from glowplug.controllers.router_failures import Failures, coded, rejection, suspended
 from glowplug.controllers.router_fleet import Fleet
 from glowplug.controllers.router_peers import Peers
-from glowplug.controllers.router_queue import ModelQueue, Quarantine, Request
+from glowplug.controllers.router_queue import ModelQueue, Request
 from glowplug.controllers.router_words import (
     ClientLeft,
     Dispatch,
     DispatchFailed,
     DrainStarted,
+    FirstToken,
     Hold,
     Recall,
     RequestArrived,
@@ -33,9 +36,11 @@ from glowplug.controllers.router_words import (
 from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, OnCold
-from glowplug.domain.snapshot import ModelLoad, Target
+from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event, facts
-from glowplug.policies.registry import Policy, choose
+from glowplug.policies.prediction.response_length import LengthParams
+from glowplug.policies.registry import choose
+from glowplug.policies.routing.port import BalancerParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,25 +54,33 @@ class RouterParams:
     quarantine_s: float = 1.0
     failure_memory_s: float = 5.0  # how long a hopeless failure answers new requests at once
     default_start_s: float = 5.0
+    balancer: BalancerParams = field(default_factory=BalancerParams)
+    lengths: LengthParams = field(default_factory=LengthParams)
 
 
 class RouterController:
     """Pure: no clock, no socket. One per router process."""
 
-    def __init__(self, params: RouterParams | None = None, route: Policy | None = None) -> None:
-        self.params = params or RouterParams()
+    def __init__(self, params: RouterParams | None = None, balancer: Factory | None = None) -> None:
+        self.params = params = params or RouterParams()
         self.fleet = Fleet()
-        self.estimates = Estimates(default_start_s=self.params.default_start_s)
+        self.estimates = Estimates(default_start_s=params.default_start_s)
         self.queues: dict[str, ModelQueue] = {}
         self.requests: dict[int, Request] = {}
-        self.in_flight: dict[str, int] = {}  # by instance_id
         self.stopping = False
-        self._peers = Peers(self.params.router_id)
-        self._route = route or choose("routing", self.params.policy)
-        self._quarantine = Quarantine(self.params.quarantine_s)
-        self._failures = Failures(self.params.failure_memory_s, self.estimates)
+        self.balances = Balances(
+            balancer or choose("routing", params.policy),
+            params.balancer,
+            params.lengths,
+            self.fleet,
+            Peers(params.router_id),
+            params.quarantine_s,
+        )
+        self.in_flight = self.balances.in_flight  # by instance_id
+        self._failures = Failures(params.failure_memory_s, self.estimates)
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             RequestArrived: self._arrived,
+            FirstToken: self._first_token,
             RequestEnded: self._ended,
             ClientLeft: self._left,
             DispatchFailed: self._dispatch_failed,
@@ -92,7 +105,7 @@ class RouterController:
             for instance in rows.values():
                 effects += self._instance_changed(instance, "", now_s)
             for instance_id in self.fleet.absent("instances", self.fleet.instances, rows, now_s):
-                self.fleet.forget_instance(instance_id)
+                self.balances.instance_gone(instance_id, self.fleet.forget_instance(instance_id))
         return effects
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -106,8 +119,10 @@ class RouterController:
         queue = self._queue(model.key)
         queue.last_active_at = now_s
         request = Request(s.ticket, s.request_id, model.key, now_s, s.traceparent)
+        request.prompt_tokens = s.prompt_tokens
+        request.expected_tokens = s.expected_tokens or self.balances.expect(model.key, s.prompt_tokens, s.max_tokens)
         if not queue.waiting:
-            instance = self._pick(model.key, queue, now_s)
+            instance = self.balances.choose(request, now_s)
             if instance is not None:
                 self.requests[s.ticket] = request
                 return [self._dispatch(request, instance, queue, now_s)]
@@ -136,55 +151,27 @@ class RouterController:
         return None
 
     def _refuse(self, request: Request, error: GlowplugError) -> list[Effect]:
-        fact = facts.RequestRejected(
-            model_key=request.model_key,
-            request_id=request.request_id,
-            router_id=self.params.router_id,
-            status=error.status,
-            code=error.code,
-            retry_after_s=error.retry_after_s or 0.0,
-        )
-        return [rejection(request.ticket, error), Publish(fact, self._cause(request))]
+        return [rejection(request.ticket, error), router_facts.rejected(request, error, self.params.router_id)]
 
     def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> Dispatch:
         request.instance_id = instance.instance_id
-        self.in_flight[instance.instance_id] = self.in_flight.get(instance.instance_id, 0) + 1
+        self.balances.sent(request, instance, now_s)
         queue.num_running += 1
-        queue.last_instance_id = instance.instance_id
         request.cold = request.cold or instance.ready_at > request.arrived_at  # it waited while this one started
         return Dispatch(request.ticket, instance, now_s - request.arrived_at, request.cold)
-
-    def _pick(self, model_key: str, queue: ModelQueue, now_s: float) -> Instance | None:
-        mine = self.fleet.by_model.get(model_key)
-        if not mine:
-            return None
-        targets = [
-            Target(i.instance_id, self._taken(i), i.max_concurrency)
-            for i in mine.values()
-            if i.state is InstanceState.READY and i.url and not self._quarantine.holds(i.instance_id, now_s)
-        ]
-        if not targets:
-            return None
-        chosen = self._route(targets, None, queue.last_instance_id).instance_id
-        return mine[chosen] if chosen else None
-
-    def _taken(self, instance: Instance) -> int:
-        """How full it is, with what other routers run there."""
-        own = self.in_flight.get(instance.instance_id, 0)
-        return self._peers.seen(instance.model_key, instance.instance_id, own, instance.max_concurrency)
 
     def _pump(self, model_key: str, now_s: float) -> list[Effect]:
         """Release the oldest held requests into whatever room there is."""
         effects: list[Effect] = []
-        while (queue := self.queues.get(model_key)) and queue.waiting:
-            instance = self._pick(model_key, queue, now_s)
+        while (queue := self.queues.get(model_key)) and (request := queue.oldest()) is not None:
+            instance = self.balances.choose(request, now_s)
             if instance is None:
                 break
-            _, request = queue.waiting.popitem(last=False)
+            queue.waiting.popitem(last=False)
             effects.append(self._dispatch(request, instance, queue, now_s))
         return effects
 
-    def _release(self, request: Request, now_s: float) -> None:
+    def _release(self, request: Request, now_s: float, response_tokens: int = 0) -> None:
         """Take a request out of the counts, wherever it is."""
         queue = self._queue(request.model_key)
         queue.last_active_at = now_s
@@ -192,19 +179,21 @@ class RouterController:
             queue.waiting.pop(request.ticket, None)
             return
         queue.num_running -= 1
-        left = self.in_flight[request.instance_id] - 1
-        if left:
-            self.in_flight[request.instance_id] = left
-        else:
-            del self.in_flight[request.instance_id]
+        self.balances.left(request, response_tokens, now_s)
         request.instance_id = ""
+
+    def _first_token(self, s: FirstToken, now_s: float) -> list[Effect]:
+        request = self.requests.get(s.ticket)
+        if request is not None and request.instance_id:
+            self.balances.first_token(request, now_s)
+        return []
 
     def _ended(self, s: RequestEnded, now_s: float) -> list[Effect]:
         request = self.requests.pop(s.ticket, None)
         if request is None:
             return []
         self.estimates.learn_service(request.model_key, s.took_s)
-        self._release(request, now_s)
+        self._release(request, now_s, s.response_tokens if s.took_s > 0 else 0)
         return self._pump(request.model_key, now_s)
 
     def _left(self, s: ClientLeft, now_s: float) -> list[Effect]:
@@ -214,7 +203,7 @@ class RouterController:
         request = self.requests.get(s.ticket)
         if request is None or not request.instance_id:
             return []
-        self._quarantine.add(request.instance_id, now_s)
+        self.balances.unreachable(request.instance_id, request.model_key, now_s)
         self._release(request, now_s)
         request.num_dispatches += s.reached
         model = self.fleet.models.get(request.model_key)
@@ -237,8 +226,8 @@ class RouterController:
             code = data.code if isinstance(data, facts.InstanceFailed) else ""
             return self._instance_changed(data.instance, code, now_s)
         if isinstance(data, facts.RouterLoadReported):
-            held = [key for key, queue in self.queues.items() if queue.waiting] if self._peers.take(data, now_s) else []
-            return [effect for key in held for effect in self._pump(key, now_s)]
+            held = [key for key, queue in self.queues.items() if queue.waiting]
+            return [e for key in held for e in self._pump(key, now_s)] if self.balances.heard(data, now_s) else []
         if isinstance(data, facts.ModelDeployed):
             return self._model_changed(data.model, now_s)
         if isinstance(data, facts.ModelUndeployed):
@@ -251,7 +240,9 @@ class RouterController:
         before = self.fleet.instances.get(instance.instance_id)
         if not self.fleet.put_instance(instance):
             return []
-        self._quarantine.free(instance.instance_id)
+        self.balances.instance_changed(instance, now_s)
+        if not instance.serves:
+            return self._stage_failed(instance, code)
         if instance.state is InstanceState.READY:
             if before is None or before.state is not InstanceState.READY:
                 self.estimates.learn_start(instance)
@@ -259,10 +250,19 @@ class RouterController:
             return self._pump(instance.model_key, now_s)
         if instance.state is InstanceState.FAILED:
             reason = instance.reason or "the instance failed"
-            lost = instance.instance_id if code == "node_left" else None
-            recalls = [Recall(ticket, reason) for ticket, r in self.requests.items() if r.instance_id == lost]
+            recalls = self._recall(instance.instance_id, reason) if code == "node_left" else []
             return [*recalls, *self._start_failed(instance.model_key, code, reason, now_s)]
         return []
+
+    def _stage_failed(self, instance: Instance, code: str) -> list[Effect]:
+        """A later stage on a node that has left: what the pipeline runs is lost, as long as it needs that stage."""
+        whole = self.fleet.instances.get(instance.part_of)
+        if code != "node_left" or whole is None or whole.is_whole:
+            return []
+        return self._recall(whole.instance_id, instance.reason or "a stage of the instance failed")
+
+    def _recall(self, instance_id: str, reason: str) -> list[Effect]:
+        return [Recall(ticket, reason) for ticket, r in self.requests.items() if r.instance_id == instance_id]
 
     def _start_failed(self, model_key: str, code: str, message: str, now_s: float) -> list[Effect]:
         """Remember why; when it is the weights and nothing else can serve, nobody waits for nothing."""
@@ -302,12 +302,13 @@ class RouterController:
 
     def _tick(self, _: Tick, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        self._quarantine.expire(now_s)
-        self._peers.expire(now_s)
+        self.balances.pass_time(now_s)
+        self.balances.silent(now_s)
         for key in [k for k, q in self.queues.items() if k not in self.fleet.models and not q.num_running]:
             del self.queues[key]
             self.estimates.forget(key)
             self._failures.forget(key)
+        self.balances.forget_unused(self.fleet.models.keys() | self.queues.keys())
         for key, queue in self.queues.items():
             model = self.fleet.models.get(key)
             if model is None or not queue.waiting:
@@ -339,26 +340,7 @@ class RouterController:
         if oldest is None or now_s - queue.published_at < self.params.waiting_every_s:
             return []
         queue.published_at = now_s
-        fact = facts.RequestWaiting(
-            model_key=model.key,
-            request_id=oldest.request_id,
-            router_id=self.params.router_id,
-            num_waiting=len(queue.waiting),
-            waiting_since=oldest.arrived_at,
-            deadline_at=oldest.arrived_at + model.max_wait_s,
-        )
-        return [Publish(fact, self._cause(oldest))]
-
-    def _cause(self, request: Request) -> Event:
-        """The request as the cause of what is published: its id and its trace."""
-        return Event(
-            event_id=request.request_id,
-            type="request.arrived",
-            occurred_at=request.arrived_at,
-            issuer=self.params.router_id,
-            data=None,
-            traceparent=request.traceparent,
-        )
+        return [router_facts.waiting(model, oldest, len(queue.waiting), self.params.router_id)]
 
     def eta_s(self, model_key: str, now_s: float) -> float:
         """Seconds until the model serves a request that arrives now: 0 when it is hot and has room."""
@@ -367,7 +349,7 @@ class RouterController:
         num_ahead = len(queue.waiting) if queue else 0
         if ready:
             num_slots = sum(i.max_concurrency for i in ready)
-            num_taken = sum(self._taken(i) for i in ready)
+            num_taken = sum(self.balances.taken(i) for i in ready)
             return 0.0 if num_taken < num_slots else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)
         return self.estimates.start_left_s(model_key, self.fleet.coming(model_key), now_s)
 
@@ -394,6 +376,7 @@ class RouterController:
             num_in_flight=queue.num_running,
             last_active_at=queue.last_active_at,
             in_flight_by_instance={i: self.in_flight[i] for i in mine if i in self.in_flight},
+            outlook_by_instance=self.balances.outlooks(model_key),
         )
 
     def _queue(self, model_key: str) -> ModelQueue:

@@ -9,6 +9,11 @@ from glowplug.domain.model import Model, Temperature
 NUM_TOMBSTONES = 4096  # revisions remembered of instances that are gone
 
 
+def is_target(instance: Instance) -> bool:
+    """Whether requests may be sent there now."""
+    return instance.state is InstanceState.READY and bool(instance.url) and instance.serves
+
+
 @dataclass(slots=True)
 class Fleet:
     """Facts and table rows come in any order and more than once; an older revision never wins.
@@ -76,16 +81,17 @@ class Fleet:
             del self._gone[next(iter(self._gone))]
 
     def ready(self, model_key: str) -> list[Instance]:
-        return [i for i in self.by_model.get(model_key, {}).values() if i.state is InstanceState.READY and i.url]
+        return [i for i in self.by_model.get(model_key, {}).values() if is_target(i)]
 
     def coming(self, model_key: str) -> list[Instance]:
-        return [i for i in self.by_model.get(model_key, {}).values() if i.state.is_coming]
+        return [i for i in self.by_model.get(model_key, {}).values() if i.state.is_coming and i.serves]
 
     def temperature(self, model_key: str) -> Temperature:
-        """hot: an instance is ready. warm: one sleeps. cold: everything else, a start under way included."""
+        """hot: an instance is ready. warm: one sleeps, or a replica lies on its GPUs. cold: everything else, a start
+        under way included."""
         if self.ready(model_key):
             return Temperature.HOT
-        asleep = any(i.state is InstanceState.SWAPPED_OUT for i in self.by_model.get(model_key, {}).values())
+        asleep = any(i.state.is_dormant for i in self.by_model.get(model_key, {}).values())
         return Temperature.WARM if asleep else Temperature.COLD
 
     def absent(self, table: str, known: Mapping[str, object], rows: Mapping[str, object], now_s: float) -> list[str]:

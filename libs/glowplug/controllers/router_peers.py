@@ -24,6 +24,7 @@ class Peers:
         self._by_router: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}
         self._in_flight: dict[str, int] = {}  # instance_id -> requests of all others
         self._sharers: dict[str, int] = {}  # model_key -> others with requests for it, held or running
+        self.touched: set[str] = set()  # models of which others may have told something new with the last report
 
     def take(self, report: RouterLoadReported, now_s: float) -> bool:
         """False when it is our own."""
@@ -33,14 +34,15 @@ class Peers:
         self._sum()
         return True
 
-    def expire(self, now_s: float) -> None:
-        """Forget routers that have gone silent."""
+    def expire(self, now_s: float) -> bool:
+        """Forget routers that have gone silent. True when there was one."""
         silent = [router_id for router_id, (at, _) in self._by_router.items() if not 0 <= now_s - at <= AGE_S]
         for router_id in silent:
             del self._by_router[router_id]
             self._reports.forget(router_id)
         if silent:
             self._sum()
+        return bool(silent)
 
     def _sum(self) -> None:
         in_flight: dict[str, int] = {}
@@ -51,6 +53,7 @@ class Peers:
                     sharers[key] = sharers.get(key, 0) + 1
                 for instance_id, count in load.in_flight_by_instance.items():
                     in_flight[instance_id] = in_flight.get(instance_id, 0) + count
+        self.touched = self._sharers.keys() | sharers.keys()
         self._in_flight, self._sharers = in_flight, sharers
 
     def seen(self, model_key: str, instance_id: str, own: int, max_concurrency: int) -> int:

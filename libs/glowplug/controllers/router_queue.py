@@ -17,6 +17,8 @@ class Request:
     instance_id: str = ""
     num_dispatches: int = 0  # that reached an engine
     cold: bool = False
+    prompt_tokens: int = 0  # 0: not known
+    expected_tokens: int = 0  # of its answer
 
 
 @dataclass(slots=True)
@@ -27,7 +29,6 @@ class ModelQueue:
     num_running: int = 0
     last_active_at: float = 0.0
     published_at: float = 0.0  # last request.waiting
-    last_instance_id: str = ""  # what the routing policy chose last
 
     def hold(self, request: Request) -> None:
         """Put a request at its place by ticket: almost always the end, or the front when it comes back."""
@@ -68,9 +69,12 @@ class Quarantine:
         del self.until[instance_id]
         return False
 
-    def expire(self, now_s: float) -> None:
-        """Let go of those whose time is over, whoever they were."""
-        self.until = {i: until for i, until in self.until.items() if now_s < until}
+    def expire(self, now_s: float) -> list[str]:
+        """Let go of those whose time is over, and say who they were."""
+        over = [instance_id for instance_id, until in self.until.items() if now_s >= until]
+        for instance_id in over:
+            del self.until[instance_id]
+        return over
 
     def free(self, instance_id: str) -> None:
         self.until.pop(instance_id, None)

@@ -7,16 +7,20 @@ from glowplug.domain.errors import BadRequest
 from glowplug.policies.placement import first_fit
 from glowplug.policies.residency import lru
 from glowplug.policies.residency.caching import CACHING
-from glowplug.policies.routing import least_loaded, minimum_use, round_robin
+from glowplug.policies.routing.counted import least_loaded, minimum_use, round_robin
+from glowplug.policies.routing.llumnix_like import llumnix_like
+from glowplug.policies.routing.preserve_balancer import preserve_load_aware
 from glowplug.policies.scaling import reactive
 
 Policy = Callable[..., Any]
 
 ROOMS: dict[str, dict[str, Policy]] = {
     "routing": {
-        "least_loaded": least_loaded.route,
-        "round_robin": round_robin.route,
-        "minimum_use": minimum_use.route,
+        "least_loaded": least_loaded,
+        "round_robin": round_robin,
+        "minimum_use": minimum_use,
+        "preserve_load_aware": preserve_load_aware,
+        "llumnix_like": llumnix_like,
     },
     "placement": {"first_fit": first_fit.place},
     "scaling": {"reactive": reactive.scale},

@@ -44,10 +44,14 @@ class InstanceLoad:
 
 
 def load_of(target: InstanceLoad, prompt_tokens: int, expected_tokens: int, params: LoadAwareParams) -> float:
-    """L_i, in tokens."""
-    peak = target.look_ahead.peak_ratio(params.num_steps, prompt_tokens, expected_tokens)
-    over = max(0.0, peak - params.memory_ratio) * target.look_ahead.kv_tokens
-    return target.tokens + prompt_tokens + expected_tokens + params.penalty * over
+    """L_i, in tokens. The steps ahead are only looked at where they could cost a penalty."""
+    look = target.look_ahead
+    load = float(target.tokens + prompt_tokens + expected_tokens)
+    newcomer = prompt_tokens + min(expected_tokens, params.num_steps) - 1
+    if look.at_most(params.num_steps) + newcomer <= params.memory_ratio * look.kv_tokens:
+        return load
+    peak = look.peak_ratio(params.num_steps, prompt_tokens, expected_tokens)
+    return load + params.penalty * max(0.0, peak - params.memory_ratio) * look.kv_tokens
 
 
 def route(
@@ -70,6 +74,9 @@ class LoadOrder:
 
     def __len__(self) -> int:
         return len(self._loads)
+
+    def __contains__(self, instance_id: object) -> bool:
+        return instance_id in self._loads
 
     def put(self, load: InstanceLoad) -> None:
         """Add an instance, or take in what changed of it through anything but `moved`."""

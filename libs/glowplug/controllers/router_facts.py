@@ -1,0 +1,44 @@
+"""What a router tells the fleet of its requests. Each fact has its request as its cause: the id and the trace of it."""
+
+from glowplug.controllers.effects import Publish
+from glowplug.controllers.router_queue import Request
+from glowplug.domain.errors import GlowplugError
+from glowplug.domain.model import Model
+from glowplug.events import Event, facts
+
+
+def waiting(model: Model, oldest: Request, num_waiting: int, router_id: str) -> Publish:
+    """request.waiting: so many wait for `model`, and `oldest` for the longest."""
+    fact = facts.RequestWaiting(
+        model_key=model.key,
+        request_id=oldest.request_id,
+        router_id=router_id,
+        num_waiting=num_waiting,
+        waiting_since=oldest.arrived_at,
+        deadline_at=oldest.arrived_at + model.max_wait_s,
+    )
+    return Publish(fact, _cause(oldest, router_id))
+
+
+def rejected(request: Request, error: GlowplugError, router_id: str) -> Publish:
+    """request.rejected: it was answered with `error`."""
+    fact = facts.RequestRejected(
+        model_key=request.model_key,
+        request_id=request.request_id,
+        router_id=router_id,
+        status=error.status,
+        code=error.code,
+        retry_after_s=error.retry_after_s or 0.0,
+    )
+    return Publish(fact, _cause(request, router_id))
+
+
+def _cause(request: Request, router_id: str) -> Event:
+    return Event(
+        event_id=request.request_id,
+        type="request.arrived",
+        occurred_at=request.arrived_at,
+        issuer=router_id,
+        data=None,
+        traceparent=request.traceparent,
+    )
