@@ -1,0 +1,52 @@
+"""Outcomes kept on disk, each with a digest of the code that made it: a rerun computes only what has changed."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from bench.papers.experiment import Outcome
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+KEPT = HERE / ".cache"  # git ignores it
+
+
+@cache
+def digest(reads: tuple[str, ...]) -> str:
+    """The code under these files and folders of the repository, as 16 hex digits."""
+    hashed = hashlib.sha256()
+    for name in reads:
+        path = ROOT / name
+        if not path.exists():
+            raise FileNotFoundError(f"an experiment reads {name}, which is not there")
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            hashed.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return hashed.hexdigest()[:16]
+
+
+def _file(experiment_id: str, case: str, seed: int, quick: bool) -> Path:
+    name = "".join(c if c.isalnum() or c in "-." else "_" for c in case)
+    return KEPT / experiment_id / f"{name}-{seed}{'-quick' if quick else ''}.json"
+
+
+def load(experiment_id: str, case: str, seed: int, quick: bool, reads: Sequence[str], *, stale: bool) -> Outcome | None:
+    """The kept outcome, or None when there is none or (unless `stale`) the code has changed since."""
+    file = _file(experiment_id, case, seed, quick)
+    if not file.exists():
+        return None
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    if not stale and kept["digest"] != digest(tuple(reads)):
+        return None
+    outcome: Outcome = kept["outcome"]
+    return outcome
+
+
+def store(experiment_id: str, case: str, seed: int, quick: bool, made_by: str, outcome: Outcome) -> None:
+    """Keep one outcome, with the digest of the code as it was when the run began."""
+    file = _file(experiment_id, case, seed, quick)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".part")
+    partial.write_text(json.dumps({"digest": made_by, "outcome": outcome}), encoding="utf-8")
+    partial.replace(file)

@@ -1,0 +1,46 @@
+"""The public traces behind the rows. They stay outside the repository: `GLOWPLUG_DATA` names their folder."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+from bench.papers.cache import ROOT
+from glowplug.simulator.workload.formats import counts, length_pairs
+from glowplug.simulator.workload.tables import rows
+
+
+def folder() -> Path:
+    """Where the traces lie: `GLOWPLUG_DATA`, or `shared/data` beside the repository."""
+    return Path(os.environ.get("GLOWPLUG_DATA", "") or ROOT.parent / "shared" / "data")
+
+
+def trace(name: str) -> Path:
+    """One trace file. Raises FileNotFoundError that says where traces are looked for."""
+    path = folder() / f"{name}.csv.gz"
+    if not path.exists():
+        raise FileNotFoundError(f"{path.name} is not in {folder()}: set GLOWPLUG_DATA to the folder of the traces")
+    return path
+
+
+@cache
+def bin_counts(name: str) -> tuple[int, ...]:
+    """Requests per 10 s of one of the Azure 2024 services."""
+    return tuple(group[0].num_requests for group in counts(trace(name)))
+
+
+@cache
+def lengths(name: str) -> tuple[tuple[int, int], ...]:
+    """(prompt_tokens, response_tokens) of every request of a trace that has them."""
+    return tuple(length_pairs(trace(name)))
+
+
+@cache
+def client_windows(model: str, first_s: float, last_s: float) -> dict[str, list[tuple[float, int, float]]]:
+    """ServeGen clients of `model`: client -> [(window start, requests, CV)], windows within [first_s, last_s)."""
+    found: dict[str, list[tuple[float, int, float]]] = {}
+    for row in rows(trace("servegen_clients_10min")):
+        at_s = row.seconds("t_s")
+        if first_s <= at_s < last_s and row.text("model") == model:
+            window = (at_s - first_s, row.count("requests"), float(row.text("cv") or 1.0))
+            found.setdefault(row.text("client"), []).append(window)
+    return found

@@ -1,0 +1,125 @@
+"""What one row of the papers' tables is: cases to run, seeds to run them with, and a band its figures must lie in.
+
+A *case* is one simulation (or one computation) with one seed; its outcome is plain numbers and lists, so that it can be
+kept. A *judge* reads the outcomes of all cases and seeds and says what came out, beside what the paper printed.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Outcome = dict[str, Any]  # name -> number, or list of numbers or pairs
+
+
+class Plot(Protocol):
+    """A picture that writes itself."""
+
+    def svg(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure over all seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def low(self) -> float:
+        return min(self.values, default=math.nan)
+
+    @property
+    def high(self) -> float:
+        return max(self.values, default=math.nan)
+
+    def show(self, form: str = ".2f", unit: str = "") -> str:
+        """ "1.23 (1.20-1.26)": the mean, and the range over seeds when it has one."""
+        if not self.values:
+            return "none"
+        mean, low, high = (f"{value:{form}}{unit}" for value in (self.mean, self.low, self.high))
+        return mean if low == high else f"{mean} ({low} to {high})"
+
+    def __truediv__(self, other: "Spread") -> "Spread":
+        """Seed by seed: a ratio has its own spread, not the two spreads' quotient."""
+        return Spread(tuple(_ratio(a, b) for a, b in zip(self.values, other.values, strict=True)))
+
+    def __sub__(self, other: "Spread") -> "Spread":
+        return Spread(tuple(a - b for a, b in zip(self.values, other.values, strict=True)))
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf if a > 0 else math.nan
+
+
+class Runs:
+    """The outcomes of one experiment: case -> seed -> outcome."""
+
+    def __init__(self, outcomes: Mapping[str, Mapping[int, Outcome]]) -> None:
+        self._outcomes = outcomes
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({seed for by_seed in self._outcomes.values() for seed in by_seed})
+
+    @property
+    def cases(self) -> list[str]:
+        return list(self._outcomes)
+
+    def of(self, case: str, name: str) -> Spread:
+        """One figure of one case over its seeds, in order of the seeds."""
+        by_seed = self._outcomes[case]
+        return Spread(tuple(float(by_seed[seed][name]) for seed in sorted(by_seed)))
+
+    def first(self, case: str) -> Outcome:
+        """The outcome of the lowest seed: what a plot shows."""
+        by_seed = self._outcomes[case]
+        return by_seed[min(by_seed)]
+
+    def has(self, case: str) -> bool:
+        return bool(self._outcomes.get(case))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of an experiment's own table."""
+
+    what: str
+    ours: str
+    paper: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came out. `deviation` says why a band is missed, with the figures that show it; "" when there is none."""
+
+    ours: str
+    passed: bool
+    findings: Sequence[Finding] = ()
+    deviation: str = ""
+    plots: Mapping[str, Plot] = field(default_factory=dict)  # name -> picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One row. `reads` are the folders whose code decides the outcome: a change there makes kept outcomes stale."""
+
+    id: str
+    title: str
+    paper: str
+    band: str
+    setup: str
+    cases: Callable[[bool], Sequence[str]]  # of a quick run, or a whole one
+    run: Callable[[str, int, bool], Outcome]  # case, seed, quick
+    judge: Callable[[Runs], Verdict]
+    reads: Sequence[str]
+    max_seeds: int = 10
+
+
+def prose(text: str, **figures: str) -> str:
+    """A paragraph written over several lines, as one, with its figures put in."""
+    return " ".join(text.split()).format(**figures)
