@@ -77,6 +77,7 @@ class RouterController:
             params.quarantine_s,
         )
         self.in_flight = self.balances.in_flight  # by instance_id
+        self.tracks_tokens = self.balances.tracks_tokens  # whether anybody wants to be told of tokens and first tokens
         self._failures = Failures(params.failure_memory_s, self.estimates)
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             RequestArrived: self._arrived,
