@@ -10,7 +10,8 @@ from glowplug.policies.residency.caching import CACHING
 from glowplug.policies.routing.counted import least_loaded, minimum_use, round_robin
 from glowplug.policies.routing.llumnix_like import llumnix_like
 from glowplug.policies.routing.preserve_balancer import preserve_load_aware
-from glowplug.policies.scaling import reactive
+from glowplug.policies.scaling import hydraserve, preserve, proactive, reactive, static, union, warmserve
+from glowplug.policies.scaling.llumnix_like import scale as llumnix_scale
 
 Policy = Callable[..., Any]
 
@@ -23,7 +24,17 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "llumnix_like": llumnix_like,
     },
     "placement": {"first_fit": first_fit.place},
-    "scaling": {"reactive": reactive.scale},
+    "scaling": {
+        "reactive": reactive.scale,
+        "warmserve": warmserve.scale,
+        "hydraserve": hydraserve.scale,
+        "preserve": preserve.scale,
+        "proactive": proactive.scale,
+        "hybrid": proactive.hybrid,
+        "llumnix_like": llumnix_scale,
+        "static": static.scale,
+        "union": union.scale,
+    },
     "residency": {"lru": lru.evict},
     "prediction": {},
     "prewarming": {},

@@ -1,0 +1,137 @@
+"""PreServe's scaler on the fleet: the forecast of tokens plans each window, the look-ahead puts it right within.
+
+Paper: PreServe sections 4.1 and 4.3.2, Algorithm 2; the arithmetic is `preserve_scaler.py`. At the beginning of a
+window the tokens forecast for it and for the one after say how many instances there should be, so that those for the
+next are there when it begins; within it each instance that will be too full brings one more, and once all are nearly
+empty some go.
+
+Departures:
+- The plan is for the larger of this window's forecast and the next one's: the paper takes the next one's alone, which
+  takes instances away one window early (`literal_next=True`).
+- A window's plan is made when its forecast comes, a moment after it has begun.
+- Cold data (section 4.3.3's default mode): with no forecast of tokens, or before any clean window has shown what an
+  instance takes, the reactive rule says how many there are; the look-ahead adds to it all the same.
+- At least one instance stays, as in the paper (erratum E32), while anything is expected; when nothing is, the model's
+  keep-alive ends the last one. `keep_alive_s: -1` in the model is the paper's.
+"""
+
+from dataclasses import dataclass, field
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import FleetSnapshot, Forecast
+from glowplug.policies.decisions import ScaleDecision
+from glowplug.policies.scaling import preserve_scaler, reactive
+from glowplug.policies.scaling.preserve_scaler import (
+    Capacity,
+    InstanceOutlook,
+    ScalerParams,
+    ScalerState,
+    WindowTokens,
+    instances_for,
+)
+from glowplug.policies.scaling.proactive import capacity_of, expected_tokens
+from glowplug.policies.scaling.standing import Standing, settle, standing
+
+WINDOW_S = 600.0  # the paper's, where no forecast says another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreserveParams:
+    scaler: ScalerParams = field(default_factory=ScalerParams)
+    literal_next: bool = False  # plan for the next window alone
+    shrink_after_s: float = 10.0  # of the reactive rule while data is cold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreserveState:
+    scaler: ScalerState = field(default_factory=ScalerState)
+    cold: reactive.ReactiveState | None = None  # of the rule while data is cold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What PreServe wants. `is_cold`: there is no plan of tokens, only what the look-ahead adds."""
+
+    num_wanted: int
+    reason: str
+    is_cold: bool
+
+
+def scale(
+    snapshot: FleetSnapshot,
+    model: Model,
+    state: PreserveState | None = None,
+    params: PreserveParams = PreserveParams(),
+) -> tuple[ScaleDecision, PreserveState]:
+    """The number of instances `model` should have now, and which of its instances to drain or to take back."""
+    st = standing(snapshot, model)
+    state = state or PreserveState()
+    plan, scaler = plan_for(st, state.scaler, params)
+    if plan.is_cold:
+        decision, kept = reactive.scale(
+            snapshot, model, state.cold, reactive.ReactiveParams(shrink_after_s=params.shrink_after_s)
+        )
+        if plan.num_wanted > decision.num_wanted:
+            decision = settle(st, plan.num_wanted, plan.reason)
+        return decision, PreserveState(scaler=scaler, cold=kept)
+    wanted = max(plan.num_wanted, 1 if st.demand else 0)
+    return settle(st, wanted, plan.reason), PreserveState(scaler=scaler)
+
+
+def plan_for(st: Standing, state: ScalerState, params: PreserveParams) -> tuple[Plan, ScalerState]:
+    """The plan of this window as it is now (Algorithm 2, then section 4.3.2)."""
+    predicted, capacity, window = _prediction(st, params)
+    if predicted is not None and predicted.prompt_tokens + predicted.response_tokens < 1:
+        return Plan(num_wanted=0, reason="no tokens are expected", is_cold=False), state
+    there, outlooks = st.num_coming_or_there, _outlooks(st)
+    if predicted is None or capacity == Capacity():
+        why = "no forecast" if predicted is None else "no clean window has shown what an instance takes"
+        return _cold(there, outlooks, state, why, params)
+    target, after = preserve_scaler.scale(max(1, there), window, predicted, capacity, outlooks, state, params.scaler)
+    return Plan(num_wanted=target.num_wanted, reason=target.reason, is_cold=False), after
+
+
+def _cold(
+    there: int, outlooks: list[InstanceOutlook], state: ScalerState, why: str, params: PreserveParams
+) -> tuple[Plan, ScalerState]:
+    """One more for each instance that will be too full, and none less while any is; no plan besides."""
+    hot = frozenset(o.instance_id for o in outlooks if o.over_share > params.scaler.overload_share)
+    fresh = hot - state.answered
+    wanted = there + len(fresh) if hot else 0
+    said = (
+        f"{len(hot)} will be above {params.scaler.overload_ratio:.0%} of the KV cache" if hot else "nobody is too full"
+    )
+    return Plan(num_wanted=wanted, reason=f"{said} ({why})", is_cold=True), ScalerState(answered=hot)
+
+
+def _prediction(st: Standing, params: PreserveParams) -> tuple[WindowTokens | None, Capacity, int]:
+    """Tokens to plan for, mu, and a number that changes with each window: forecasts come a moment after it begins."""
+    if st.forecast is None:
+        return None, Capacity(), int(st.now_s // WINDOW_S)
+    options = [st.forecast] if st.next_forecast is None else [st.forecast, st.next_forecast]
+    if params.literal_next:
+        options = options[-1:]
+    capacity = capacity_of(st.forecast)
+
+    def need(forecast: Forecast) -> tuple[int, float]:
+        tokens = expected_tokens(forecast)
+        return instances_for(tokens, capacity), tokens.prompt_tokens + tokens.response_tokens
+
+    return expected_tokens(max(options, key=need)), capacity, int(st.forecast.made_at * 1000)
+
+
+def _outlooks(st: Standing) -> list[InstanceOutlook]:
+    """What the routers' look-ahead says of each READY instance; nothing unless it is of all of them."""
+    ready = [i for i in st.running if i.state is InstanceState.READY]
+    known = st.load.outlook_by_instance
+    if any(i.instance_id not in known for i in ready):
+        ready = [i for i in ready if i.instance_id in known and known[i.instance_id].over_share > 0]
+    return [
+        InstanceOutlook(
+            instance_id=i.instance_id,
+            peak_ratio=known[i.instance_id].peak_ratio,
+            over_share=known[i.instance_id].over_share,
+        )
+        for i in ready
+    ]

@@ -1,0 +1,17 @@
+"""Static scaling: `min_instances` of each model, all the time. The baseline of PreServe section 5.3 ("static 8") and of
+GPU sharing (MuxServe-like, WarmServe section 6.1), where nothing starts or stops with the load.
+
+Departure: a model with no minimum gets one instance while requests wait or run, else it could never answer.
+"""
+
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import FleetSnapshot
+from glowplug.policies.decisions import ScaleDecision
+from glowplug.policies.scaling.standing import settle, standing
+
+
+def scale(snapshot: FleetSnapshot, model: Model, state: None = None) -> tuple[ScaleDecision, None]:
+    """The model's minimum."""
+    st = standing(snapshot, model)
+    least = st.floor or (1 if st.demand else 0)
+    return settle(st, least, f"{st.floor} instances at all times"), None

@@ -1,0 +1,71 @@
+"""The union of the papers on one knob: how many instances run.
+
+PreServe's forecast of tokens plans the window (section 4.3.2), WarmServe's rule on the load of the last seconds is its
+floor within it (section 3), what waits and runs now is the floor of both, and HydraServe's groups bring several new
+instances with one cold start (section 6.1). The last instance goes by the model's keep-alive, sooner while weights of
+it lie prewarmed on GPUs and coming back costs little (WarmServe section 5).
+
+Ours, not a paper's: where two rules disagree the larger number holds, for a missing instance costs a request its
+objective and a spare one only GPU-seconds. On the way down both must let go; while data is cold WarmServe's rule alone.
+"""
+
+from dataclasses import dataclass, field
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import FleetSnapshot
+from glowplug.policies.decisions import ScaleDecision
+from glowplug.policies.scaling import hydraserve, preserve, reactive, warmserve
+from glowplug.policies.scaling.preserve_scaler import ScalerState
+from glowplug.policies.scaling.standing import settle, standing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnionParams:
+    plan: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)
+    load: warmserve.WarmserveParams = field(default_factory=warmserve.WarmserveParams)
+    arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
+    prewarmed_keep_alive_ratio: float = 1.0  # of the model's keep-alive, while a copy lies prewarmed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnionState:
+    """What each of the three remembers."""
+
+    plan: ScalerState = field(default_factory=ScalerState)
+    load: warmserve.WarmserveState | None = None
+    arrivals: hydraserve.HydraserveState | None = None
+
+
+def scale(
+    snapshot: FleetSnapshot,
+    model: Model,
+    state: UnionState | None = None,
+    params: UnionParams = UnionParams(),
+) -> tuple[ScaleDecision, UnionState]:
+    """The number of instances `model` should have now, and how many of them one start may bring."""
+    st = standing(snapshot, model)
+    state = state or UnionState()
+    plan, scaler = preserve.plan_for(st, state.plan, params.plan)
+    load, average = warmserve.watch(st, state.load, params.load)
+    arrivals = hydraserve.watch(st, state.arrivals, params.arrivals)
+    burst, why_burst = hydraserve.target(st, arrivals, params.arrivals)
+    options = [(st.needed, reactive.why(st)), (load.num_wanted, load.reason)]
+    options.append((plan.num_wanted, plan.reason))  # while data is cold: what its look-ahead adds
+    if burst > st.num_coming_or_there:
+        options.append((burst, why_burst))
+    wanted, reason = max(options, key=lambda option: option[0])
+    is_busy = any(i.state is not InstanceState.READY for i in st.running) or st.load.num_waiting > 0
+    keep_alive_s = model.keep_alive_s
+    if st.is_prewarmed and keep_alive_s > 0:
+        keep_alive_s *= params.prewarmed_keep_alive_ratio
+    decision = settle(
+        st,
+        wanted,
+        reason,
+        may_go=lambda i: not is_busy and st.now_s - i.created_at >= params.load.protect_s,
+        keep_alive_s=keep_alive_s,
+        group_size=params.arrivals.group_size,
+        inputs={"load_average": round(average, 3), "planned": -1 if plan.is_cold else plan.num_wanted},
+    )
+    return decision, UnionState(plan=scaler, load=load, arrivals=arrivals)
