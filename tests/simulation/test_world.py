@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -72,15 +73,25 @@ def test_after_the_traffic_every_gpu_is_free():
     assert all(not gpu.grants for node in world.nodes.values() for gpu in node.agent.ledger.gpus)
 
 
-def test_a_cold_start_takes_what_its_stages_take():
-    """Fetch 12.5 GB at 2 GB/s beside the launch, load at 25 GB/s, warm up, prefill; the control plane takes 20 ms."""
+@pytest.mark.parametrize(
+    ("overlap", "stages_s"),
+    [
+        (True, 12.5 / 2 + 0.016 / 25 + 0.2),  # loaded as they come in: the last chunk is left
+        (False, 0.5 + 12.5 / 2 + 12.5 / 25 + 0.2),
+    ],
+)
+def test_a_cold_start_takes_what_its_stages_take(overlap, stages_s):
+    """HydraServe section 5.2, Eq. 5: 12.5 GB at 2 GB/s over the network and 25 GB/s over PCIe, 0.5 s of launch, 0.2 s
+    of warm-up; the control plane takes 20 ms."""
     setup = a_setup(1, num_servers=1, num_gpus=1, pcie_bytes_per_s=25e9)
-    world = World(setup, [Arrival(0.0, "m0", 1000, 2)], check=True)
+    one = replace(setup.models[0], start=replace(setup.models[0].start, overlap=overlap))
+    world = World(replace(setup, models=(one,)), [Arrival(0.0, "m0", 1000, 2)], check=True)
     total = world.run(10.0).total()
-    expected = 12.5 / 2 + 0.5 + 0.2 + COSTS["h800"].prefill_s(1000, 1000**2)
+    expected = stages_s + COSTS["h800"].prefill_s(1000, 1000**2)
     assert total.num_cold == 1
     assert expected < total.ttft.highest < expected + 0.02
     assert world.results.bytes_fetched == world.results.bytes_loaded == 12.5 * GB
+    assert world.results.starts == {"remote": 1}
 
 
 def test_weights_in_host_memory_are_not_fetched():

@@ -13,8 +13,10 @@ test holds that.
 import heapq
 import math
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import chain
 
 from glowplug.simulator.costs import StepCosts
 
@@ -103,6 +105,7 @@ class BatchEngine:
         self._finish: list[tuple[int, int, Sequence]] = []
         self._aborted: list[Sequence] = []
         self._slowdown = self._next_slowdown = 1.0
+        self._next_costs = costs
         self._done: list[Outcome] = []
 
     def submit(self, sequence: Sequence, now_s: float) -> None:
@@ -140,6 +143,32 @@ class BatchEngine:
             self._next_slowdown = ratio
             self._cut(now_s)
 
+    def limit_kv(self, kv_tokens: int, now_s: float) -> int:
+        """From now on the KV cache holds `kv_tokens` (WarmServe section 4.1), or what is in use or one sequence needs,
+        if that is more. Returns what it holds."""
+        self._catch_up(now_s)
+        self.limits = replace(self.limits, kv_tokens=max(kv_tokens, self._least_kv(now_s)))
+        self._cut(now_s)
+        return self.limits.kv_tokens
+
+    def _least_kv(self, now_s: float) -> int:
+        """What is in use after the step under way, and what the longest sequence needs to end at all."""
+        longest = max((s.prompt_tokens + s.output_tokens for s in self.sequences()), default=0)
+        return max(longest, self.kv_tokens_used(now_s) + len(self.running))
+
+    def reshape(self, costs: StepCosts, limits: EngineLimits, now_s: float) -> None:
+        """Go on with other costs and limits from the next boundary on: nothing that runs is lost. Sequences above the
+        new `max_sequences` run to their end, and a cache that is fuller than the new one shrinks no further."""
+        self._catch_up(now_s)
+        self._next_costs, self.limits = costs, replace(limits, kv_tokens=max(limits.kv_tokens, self._least_kv(now_s)))
+        if self._span is _Span.IDLE:
+            self.costs = costs
+        self._cut(now_s)
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Everyone inside: running, in prefill, waiting."""
+        return chain(self.running.values(), self._batch, self.waiting)
+
     def advance(self, now_s: float) -> list[Outcome]:
         """Everything that happened up to `now_s`, in order of time."""
         self._catch_up(now_s)
@@ -151,6 +180,11 @@ class BatchEngine:
         if self._span is _Span.PREFILL:
             return self._context + sum(s.prompt_tokens + s.num_emitted for s in self._batch)
         return self._context + len(self.running) * self._whole_steps(now_s)
+
+    @property
+    def due_at_s(self) -> float:
+        """When `advance` has something to tell: at once, when it has already."""
+        return -math.inf if self._done else self.next_at_s
 
     @property
     def num_sequences(self) -> int:
@@ -168,7 +202,7 @@ class BatchEngine:
             self._begin(end_s)
 
     def _begin(self, now_s: float) -> None:
-        self._slowdown = self._next_slowdown
+        self._slowdown, self.costs = self._next_slowdown, self._next_costs
         self._start_s = now_s
         num_tokens, num_tokens2 = self._admit()
         if self._batch:
@@ -274,7 +308,7 @@ class BatchEngine:
         return min(steps, self._planned)
 
     def _cut(self, now_s: float) -> None:
-        """End the present decode span at the boundary after `now_s`."""
+        """End the present decode span at the boundary after `now_s`, or before the cache overflows."""
         if self._span is not _Span.DECODE:
             return
         num = len(self.running)

@@ -65,6 +65,24 @@ class StepCosts:
             decode_s_per_context=self.decode_s_per_context * ratio,
         )
 
+    def pipelined(self, num_stages: int, hop_s: float) -> "StepCosts":
+        """The same model over `num_stages` GPUs with nothing else on them (HydraServe Eq. 2, w = s).
+
+        A token visits every stage and returns to the first: `num_stages` hops, one fewer for the first token (erratum
+        E13). The stages work on different micro-batches at once, so what grows with the batch costs a stage's share.
+        Low-memory stages that share their GPU are slower by what runs there then, not by the worst case of Eq. 2.
+        """
+        if num_stages == 1:
+            return self
+        return StepCosts(
+            prefill_base_s=self.prefill_base_s + hop_s * (num_stages - 1),
+            prefill_s_per_token=self.prefill_s_per_token,
+            prefill_s_per_token2=self.prefill_s_per_token2,
+            decode_base_s=self.decode_base_s + hop_s * num_stages,
+            decode_s_per_sequence=self.decode_s_per_sequence / num_stages,
+            decode_s_per_context=self.decode_s_per_context / num_stages,
+        )
+
 
 def _ms(prefill: tuple[float, float, float], decode: tuple[float, float, float]) -> StepCosts:
     return StepCosts(

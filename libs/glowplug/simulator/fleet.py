@@ -17,6 +17,7 @@ from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherPara
 from glowplug.controllers.router import RouterController
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.errors import StaleEpoch
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS
 from glowplug.events.facts import DecisionMade, RouterLoadReported
@@ -43,6 +44,7 @@ class Fleet:
         self.tables: dict[str, dict[str, Any]] = {"models": {}, "nodes": {}, "instances": {}}
         self.on_event: list[Callable[[Event], None]] = []
         self.on_decision: list[Callable[[DecisionRecord], None]] = []
+        self.on_save: list[Callable[[str, Any, float], None]] = []
         self._num_events = 0
         policies, params = setup.policies, setup.params
         self.router = RouterController(params.router, choose("routing", policies.routing))
@@ -64,6 +66,8 @@ class Fleet:
             "predictor": self.predictor,
         }
         self._node_readers: list[str] = []
+        self._ticking: dict[str, bool] = {}  # node_id -> whether it ticks fast: something starts, drains or moves
+        self.down: set[str] = set()  # services that are gone
 
     def add_node(self, node_id: str, agent: AgentController, prefetcher: PrefetcherController, hands: Hands) -> None:
         """A node with its two services; their effects go to `hands`."""
@@ -71,6 +75,7 @@ class Fleet:
             self.services[name] = service
             self.hands[name] = hands
         self._node_readers.append(f"prefetcher-{node_id}")
+        self._ticking[node_id] = False
 
     def start(self) -> None:
         """Deploy the models and let time pass for everybody."""
@@ -80,14 +85,30 @@ class Fleet:
         self._every(params.router_tick_s, "router")
         for name in ("autoscaler", "placer", "predictor"):
             self._every(params.tick_s, name)
-        for name in self._node_readers:
-            self._every(params.agent_tick_s, name)
-            self._every(params.agent_tick_s, name.removeprefix("prefetcher-"))
+        for node_id in self._ticking:
+            self._every(params.idle_tick_s, f"prefetcher-{node_id}")
+            self._every(params.idle_tick_s, node_id)
         self._report_load()
 
     def _every(self, period_s: float, name: str) -> None:
         self.give(name, Tick())
         self.kernel.after(period_s, self._every, period_s, name)
+
+    def _tick_node(self, node_id: str) -> None:
+        """Ticks at `agent_tick_s` while anything is under way there; `idle_tick_s` are enough for the rest."""
+        agent: AgentController = self.services[node_id]
+        prefetcher: PrefetcherController = self.services[f"prefetcher-{node_id}"]
+        if not (prefetcher.jobs or any(_moves(one) for one in agent.instances)):
+            self._ticking[node_id] = False
+            return
+        self.give(f"prefetcher-{node_id}", Tick())
+        self.give(node_id, Tick())
+        self.kernel.after(self.setup.params.agent_tick_s, self._tick_node, node_id)
+
+    def _wake(self, node_id: str) -> None:
+        if not self._ticking.get(node_id, True):
+            self._ticking[node_id] = True
+            self.kernel.after(self.setup.params.agent_tick_s, self._tick_node, node_id)
 
     def _report_load(self) -> None:
         self.publish("router", RouterLoadReported(router_id="router-1", loads=self.router.loads()), None)
@@ -95,6 +116,8 @@ class Fleet:
 
     def give(self, name: str, stimulus: Any) -> None:
         """One stimulus for one service; its effects are carried out at once."""
+        if name in self.down:
+            return
         try:
             effects = self.services[name].handle(stimulus, self.kernel.now_s)
         except StaleEpoch:
@@ -108,6 +131,10 @@ class Fleet:
                 self.publish(name, effect.payload, effect.cause or cause)
             elif isinstance(effect, Save):
                 self.tables.setdefault(effect.table, {})[effect.key] = effect.value
+                for saved in self.on_save:
+                    saved(effect.table, effect.value, self.kernel.now_s)
+                if effect.table == "instances" and _moves(effect.value):
+                    self._wake(effect.value.node_id)
             elif isinstance(effect, Remove):
                 self.tables.setdefault(effect.table, {}).pop(effect.key, None)
             elif isinstance(effect, Record):
@@ -140,6 +167,8 @@ class Fleet:
         if kind in COMMANDS:
             service = kind.partition(".")[0]
             target = getattr(payload, "target", "")
+            if kind == "prefetcher.fetch":
+                self._wake(target)
             return [{"agent": target, "prefetcher": f"prefetcher-{target}"}.get(service, service)]
         entity = kind.partition(".")[0]
         if entity == "instance":
@@ -150,12 +179,20 @@ class Fleet:
         return _READERS.get(kind, [])
 
 
+def _moves(instance: Instance) -> bool:
+    """Whether its agent has to look after it as time goes by."""
+    state = instance.state
+    return not (state is InstanceState.READY or state.is_dormant or state.is_gone)
+
+
 _READERS = {
     "request.waiting": ["autoscaler"],
     "request.finished": ["predictor"],
     "router.load_reported": ["autoscaler", "placer", "predictor"],
     "node.beat": ["placer"],
     "node.joined": ["placer"],
+    "node.left": ["placer", "router", "autoscaler"],
+    "forecast.made": ["autoscaler", "placer"],
     "weights.fetch_failed": ["router"],
 }
 

@@ -69,6 +69,12 @@ class Links:
         self._share(transfer)
         return transfer
 
+    def hurry(self, transfer: Transfer, priority: int = 0) -> None:
+        """Give a transfer another priority. One that is over stays as it is."""
+        if transfer.links and transfer.priority != priority:
+            transfer.priority = priority
+            self._share(transfer)
+
     def stop(self, transfer: Transfer) -> float:
         """Take a transfer away. Returns the bytes that had arrived."""
         left = transfer.left_at(self.kernel.now_s)

@@ -6,6 +6,16 @@ from dataclasses import dataclass, field
 _BASE = 1.01  # neighbouring buckets differ by 1 %
 _LOG = math.log(_BASE)
 _LEAST = 1e-6
+_COUNTS = (
+    "num_arrived",
+    "num_finished",
+    "num_cold",
+    "num_ttft_met",
+    "num_tpot_met",
+    "num_preempted",
+    "prompt_tokens",
+    "response_tokens",
+)
 
 
 class Quantiles:
@@ -77,18 +87,86 @@ class ModelResult:
     e2e: Quantiles = field(default_factory=Quantiles)
     normalised: Quantiles = field(default_factory=Quantiles)  # E2E per response token (PreServe section 2)
 
+    @property
+    def ttft_attainment(self) -> float:
+        """Requests whose first token came in time, of all that came; nan when none came. Refused ones missed it."""
+        return self.num_ttft_met / self.num_arrived if self.num_arrived else math.nan
+
+    @property
+    def tpot_attainment(self) -> float:
+        return self.num_tpot_met / self.num_arrived if self.num_arrived else math.nan
+
+
+@dataclass(slots=True)
+class Peak:
+    """The highest mean of any bucket of time that had at least `least` values. Times may not go back."""
+
+    width_s: float = 60.0
+    least: int = 1
+    highest: float = math.nan
+    at_s: float = math.nan  # where its bucket began
+    _bucket: int = -1
+    _count: int = 0
+    _total: float = 0.0
+
+    def add(self, at_s: float, value: float) -> None:
+        bucket = int(at_s // self.width_s)
+        if bucket != self._bucket:
+            self.close()
+            self._bucket, self._count, self._total = bucket, 0, 0.0
+        self._count += 1
+        self._total += value
+
+    def close(self) -> None:
+        """Take the bucket under way into account."""
+        if self._count >= max(1, self.least):
+            mean = self._total / self._count
+            if not mean <= self.highest:
+                self.highest, self.at_s = mean, self._bucket * self.width_s
+
 
 @dataclass(slots=True)
 class Results:
-    """What came of a whole run."""
+    """What came of a whole run. `*_seconds` of GPUs and instances are held time, exact to the event."""
 
     by_model: dict[str, ModelResult] = field(default_factory=dict)
-    num_starts: int = 0
+    starts: dict[str, int] = field(default_factory=dict)  # engines that serve, by what their start found (Origin)
+    num_prewarms: int = 0  # replicas begun
     num_evictions: int = 0
+    num_consolidated: int = 0
     bytes_fetched: float = 0.0
     bytes_loaded: float = 0.0
+    bytes_prewarmed: float = 0.0  # of those loaded, the ones of replicas
+    bytes_migrated: float = 0.0  # KV cache between engines
+    bytes_swapped: float = 0.0  # in and out
+    load_seconds: float = 0.0  # host memory to GPU, summed over loads
+    fetch_seconds: float = 0.0
     gpu_seconds: float = 0.0  # GPUs whose ledger holds anything, over time
+    gpu_serving_seconds: float = 0.0  # ... anything but replicas
+    instance_seconds: float = 0.0  # instances that serve, from their start to their end
+    instances_peak: int = 0
+    normalised_peak: Peak = field(default_factory=Peak)  # over minutes (PreServe section 5.3)
     seconds: float = 0.0
+
+    @property
+    def num_starts(self) -> int:
+        return sum(self.starts.values())
+
+    @property
+    def hit_ratio(self) -> float:
+        """Starts that found a replica, whole or on its way, of all starts; nan when there was none."""
+        hits = self.starts.get("prewarmed", 0) + self.starts.get("prewarming", 0)
+        return hits / self.num_starts if self.starts else math.nan
+
+    @property
+    def load_s_per_request(self) -> float:
+        """Seconds of fetching and loading, over every request that came (mCache section 6)."""
+        arrived = sum(one.num_arrived for one in self.by_model.values())
+        return (self.load_seconds + self.fetch_seconds) / arrived if arrived else math.nan
+
+    def started(self, origin: str) -> None:
+        """One more engine begins to start."""
+        self.starts[origin] = self.starts.get(origin, 0) + 1
 
     def of(self, model_key: str) -> ModelResult:
         found = self.by_model.get(model_key)
@@ -100,10 +178,8 @@ class Results:
         """All models as one."""
         whole = ModelResult()
         for one in self.by_model.values():
-            for name in ("num_arrived", "num_finished", "num_cold", "num_ttft_met", "num_tpot_met", "num_preempted"):
+            for name in _COUNTS:
                 setattr(whole, name, getattr(whole, name) + getattr(one, name))
-            whole.prompt_tokens += one.prompt_tokens
-            whole.response_tokens += one.response_tokens
             for code, num in one.num_refused.items():
                 whole.num_refused[code] = whole.num_refused.get(code, 0) + num
             for name in ("ttft", "tpot", "e2e", "normalised"):

@@ -4,27 +4,61 @@ Defaults are those of section 7 of the calibration the figures rest on: PCIe 32 
 the start-up stages of an engine as `StartSeconds` lists them.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from glowplug.controllers.agent_words import AgentParams
-from glowplug.controllers.autoscaler import AutoscalerParams
+from glowplug.controllers.autoscaler_words import AutoscalerParams
 from glowplug.controllers.placer import PlacerParams
 from glowplug.controllers.predictor import PredictorParams
 from glowplug.controllers.router import RouterParams
 from glowplug.domain.model import Model
+from glowplug.policies.prediction.port import WindowTotals
 from glowplug.simulator.costs import StepCosts
 
 GB = 10**9
 GIB = 2**30
+QUIET_AGENT: Final = AgentParams(beat_s=4.0, health_every_s=math.inf, max_tick_gap_s=math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSeconds:
-    """Stages of an engine's start besides moving weights. `warmup_s` follows the load (graphs, first token)."""
+    """What an engine's start, sleep and growth cost besides moving weights over links. `launch_s` is the process with
+    its context (container and CUDA context in HydraServe), `warmup_s` what follows the load (graphs, first token).
+
+    `overlap` (HydraServe section 5): weights are fetched while the process comes up, and go on to the GPU as they
+    come in, so only the last chunk is left to load once the fetch is over (Eq. 5); without it every stage waits for the
+    one before, the fetch included. Swap-ins of SwapServeLLM: 5.3 s and 13.5 GB/s for vLLM, 0.23 s and 7 GB/s of all
+    resident bytes for Ollama.
+    """
 
     launch_s: float = 0.5
+    library_s: float = 0.0  # imports; beside the load with `overlap`, before it without
     warmup_s: float = 0.1
     stop_s: float = 0.1
+    overlap: bool = True
+    chunk_bytes: int = 16_000_000
+    replica_s: float = 0.0  # a replica goes into a process that waits in a pool (WarmServe section 5)
+    activate_s: float = 0.0  # a replica becomes an engine
+    page_map_s: float = 0.0  # of each page of KV cache an activation maps: 1.5e-6, or 193e-6 when pages are created
+    page_bytes: int = 2_097_152
+    stream_layers: bool = True  # the first prefill begins before the last layers are there (WarmServe section 5)
+    num_layers: int = 32
+    sleep_s: float = 0.1
+    swap_base_s: float = 5.3
+    swap_bytes_per_s: float = 13.5e9
+    swap_resident: bool = False  # a swap-in moves all resident bytes, not the weights alone
+    hop_s: float = 0.001  # one pipeline stage to the next (t_n)
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_bytes", "page_bytes", "num_layers", "swap_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
+        for name in ("launch_s", "library_s", "warmup_s", "stop_s", "replica_s", "activate_s", "sleep_s", "hop_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is below 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +74,7 @@ class ServerSetup:
     pcie_bytes_per_s: float = 32e9
     host_cache_bytes: int = 1024 * GB
     weights_in_host: bool = False  # every model's weights lie in host memory from the start
+    abilities: frozenset[str] = frozenset()  # of its engines: "prewarm", "swap", "stages" (see Node.can)
 
     def __post_init__(self) -> None:
         for name in ("num_servers", "num_gpus", "gpu_bytes", "network_bytes_per_s", "pcie_bytes_per_s"):
@@ -49,7 +84,7 @@ class ServerSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSetup:
-    """One served model and what its engine costs on each kind of GPU."""
+    """One served model and what its engine costs on each kind of GPU: of the whole tensor group, where it is one."""
 
     model: Model
     costs: dict[str, StepCosts]
@@ -62,26 +97,44 @@ class PolicyNames:
     """One name per room, as in `GLOWPLUG_POLICY_<ROOM>`."""
 
     routing: str = "least_loaded"
+    prediction: str = "none"
     placement: str = "first_fit"
     scaling: str = "reactive"
+    prewarming: str = "none"
     residency: str = "lru"
+    caching: str = "lru"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
-    """The controllers' own bounds, and how often the shells let time pass."""
+    """The controllers' own bounds, and how often the shells let time pass. Health is not asked after and nodes speak
+    only when something has changed, unless a setup with faults wants it otherwise."""
 
     router: RouterParams = field(default_factory=RouterParams)
     autoscaler: AutoscalerParams = field(default_factory=AutoscalerParams)
-    placer: PlacerParams = field(default_factory=lambda: PlacerParams(settle_s=0.0))
+    placer: PlacerParams = field(default_factory=lambda: PlacerParams(settle_s=0.0, node_lease_s=math.inf))
     predictor: PredictorParams = field(default_factory=PredictorParams)
-    agent: AgentParams = field(default_factory=lambda: AgentParams(beat_s=4.0))
+    agent: AgentParams = field(default_factory=lambda: QUIET_AGENT)
     router_tick_s: float = 0.25
     load_every_s: float = 0.5
     tick_s: float = 0.5
-    agent_tick_s: float = 1.0
+    agent_tick_s: float = 0.5
+    idle_tick_s: float = 30.0  # of a node where nothing starts, drains or moves
     bus_s: float = 0.001  # publish to handler
     network_s: float = 0.0005  # router to engine, one way
+    load_slowdown: float = 1.02  # steps on a GPU while weights go into it in the background
+    share_compute: bool = True  # engines that are busy on one GPU share its time evenly
+    exact_lengths: bool = False  # routers are told how long each response will be
+    stepping: bool = False  # engines visit every step (slow; the same results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something breaks `at_s` into the traffic: a node, or one engine on it (the oldest that serves `model`)."""
+
+    at_s: float
+    node_id: str
+    model: str = ""  # "": the whole node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +145,9 @@ class Setup:
     models: tuple[ModelSetup, ...]
     policies: PolicyNames = PolicyNames()
     params: Params = field(default_factory=Params)
+    faults: tuple[Fault, ...] = ()
+    history: Mapping[str, Sequence[WindowTotals]] = field(default_factory=dict)  # model_key -> what came before
+    began_at: float = 1_700_006_400.0  # epoch seconds of the trace's 0: a midnight, so windows and days begin with it
 
     def __post_init__(self) -> None:
         keys = [m.model.key for m in self.models]
@@ -99,3 +155,7 @@ class Setup:
             raise ValueError(f"models: {len(keys)} of them with {len(set(keys))} keys")
         if not self.servers:
             raise ValueError("servers: there is none")
+        for one in self.models:
+            missing = sorted({s.gpu_kind for s in self.servers} - one.costs.keys())
+            if missing:
+                raise ValueError(f"models: {one.model.key} has no costs on {missing[0]}")

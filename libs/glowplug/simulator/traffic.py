@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from glowplug.controllers import router_words as rw
 from glowplug.events.facts import RequestFinished
 from glowplug.simulator.batching import Sequence, What
-from glowplug.simulator.node import SimEngine
+from glowplug.simulator.engine import SimEngine
 from glowplug.simulator.workload.arrival import Arrival
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Traffic:
         self.num_arrived = 0
         self._arrivals = arrivals
         self._open: dict[int, _Request] = {}
+        self._tells_tokens = getattr(world.fleet.router, "tracks_tokens", True)
         world.fleet.hands["router"] = self
 
     @property
@@ -51,7 +52,19 @@ class Traffic:
         ticket = self.num_arrived
         self._open[ticket] = _Request(ticket, arrival)
         self.world.results.of(arrival.model).num_arrived += 1
-        self.world.fleet.give("router", rw.RequestArrived(ticket, arrival.model, f"r{ticket}"))
+        expected = arrival.expected_tokens
+        if not expected and self.world.setup.params.exact_lengths:
+            expected = arrival.response_tokens
+        self.world.fleet.give(
+            "router",
+            rw.RequestArrived(
+                ticket,
+                arrival.model,
+                f"r{ticket}",
+                prompt_tokens=arrival.prompt_tokens,
+                expected_tokens=expected,
+            ),
+        )
 
     # the router's effects
 
@@ -79,18 +92,20 @@ class Traffic:
         sequence = Sequence(request.ticket, arrival.prompt_tokens, arrival.response_tokens)
         request.engine, request.sequence = engine, sequence
         engine.tickets[request.ticket] = request
+        if len(engine.tickets) == 1:
+            self.world.sharing.busy(engine)
         try:
             engine.serving.submit(sequence, self.world.kernel.now_s)
         except ValueError:
             self._end(request, "context_length_exceeded")
-        self._watch(engine)
+        self.watch(engine)
 
-    def _watch(self, engine: SimEngine) -> None:
+    def watch(self, engine: SimEngine) -> None:
         """Wake up when the engine's next boundary comes."""
         serving = engine.serving
         if serving is None:
             return
-        next_s = serving.next_at_s
+        next_s = serving.due_at_s
         if engine.wake is not None:
             if engine.wake.action is not None and engine.wake.at_s == next_s:
                 return
@@ -108,22 +123,29 @@ class Traffic:
                 continue
             if what is What.FINISHED:
                 self._end(request, "")
+            elif what is What.FIRST_TOKEN:
+                if self._tells_tokens:
+                    self.world.fleet.give("router", rw.FirstToken(sequence.key))
             elif what is What.PREEMPTED:
                 self.world.results.of(request.arrival.model).num_preempted += 1
-        self._watch(engine)
+        self.watch(engine)
 
     def _end(self, request: _Request, code: str) -> None:
         del self._open[request.ticket]
         engine, sequence = request.engine, request.sequence
         assert engine is not None and sequence is not None
         del engine.tickets[request.ticket]
+        if not engine.tickets:
+            self.world.sharing.idle(engine)
         now_s = self.world.kernel.now_s
         result = self.world.results.of(request.arrival.model)
         if code:
             result.num_refused[code] = result.num_refused.get(code, 0) + 1
         else:
             self._measure(request, sequence, now_s)
-        self.world.fleet.give("router", rw.RequestEnded(request.ticket, now_s - sequence.submitted_at))
+        took_s = now_s - sequence.submitted_at
+        self.world.fleet.give("router", rw.RequestEnded(request.ticket, took_s, sequence.num_emitted))
+        self.world.drained_a_little(engine)
 
     def _measure(self, request: _Request, sequence: Sequence, now_s: float) -> None:
         arrival, model = request.arrival, self.world.models[request.arrival.model].model
@@ -140,6 +162,7 @@ class Traffic:
         result.ttft.add(ttft_s)
         result.e2e.add(e2e_s)
         result.normalised.add(e2e_s / arrival.response_tokens)
+        self.world.results.normalised_peak.add(now_s - self.world.began_s, e2e_s / arrival.response_tokens)
         if after:
             result.tpot.add(tpot_s)
         result.num_ttft_met += not model.slo.ttft_s or ttft_s <= model.slo.ttft_s
@@ -170,3 +193,4 @@ class Traffic:
         engine.serving = None
         for request in list(engine.tickets.values()):
             self._end(request, "engine_failed")
+        self.world.sharing.idle(engine)

@@ -2,28 +2,39 @@
 
 from collections.abc import Callable, Iterable
 
+from glowplug.domain.instance import InstanceState
+from glowplug.simulator.accounts import Accounts
 from glowplug.simulator.checkers import Checker
+from glowplug.simulator.engine import Sharing, SimEngine
+from glowplug.simulator.faults import break_down
+from glowplug.simulator.fetching import digest_of
 from glowplug.simulator.fleet import Fleet
 from glowplug.simulator.kernel import Kernel
 from glowplug.simulator.links import Links
-from glowplug.simulator.node import SimEngine, SimNode
+from glowplug.simulator.node import SimNode
 from glowplug.simulator.results import Results
 from glowplug.simulator.setup import ModelSetup, Setup
 from glowplug.simulator.traffic import Traffic
 from glowplug.simulator.workload.arrival import Arrival
 
-BEGAN_S = 1_700_000_000.0
 SETTLE_S = 5.0  # nodes and routers have spoken before the first request comes
 
 
 class World:
     """`setup` and `arrivals` (in order, times from 0) decide everything: nothing here is random."""
 
-    def __init__(self, setup: Setup, arrivals: Iterable[Arrival], *, check: bool = False) -> None:
+    def __init__(self, setup: Setup, arrivals: Iterable[Arrival], *, check: bool = False, label: str = "a run") -> None:
         self.setup = setup
-        self.kernel = Kernel(BEGAN_S)
+        self.label = label
+        self.began_s = setup.began_at
+        self.kernel = Kernel(self.began_s - SETTLE_S)
         self.links = Links(self.kernel)
+        self.sharing = Sharing(self)
         self.models: dict[str, ModelSetup] = {one.model.key: one for one in setup.models}
+        self.keys_of: dict[str, tuple[str, ...]] = {}  # digest of weights -> models they are of
+        for one in setup.models:
+            digest = digest_of(one.model.weights)
+            self.keys_of[digest] = (*self.keys_of.get(digest, ()), one.model.key)
         self.results = Results()
         self.fleet = Fleet(setup, self.kernel)
         self.nodes: dict[str, SimNode] = {}
@@ -32,13 +43,25 @@ class World:
                 node_id = f"{server.name}-{number}"
                 self.nodes[node_id] = SimNode(self, node_id, server)
         self.traffic = Traffic(self, iter(arrivals))
-        self.began_s = BEGAN_S + SETTLE_S
+        self.accounts = Accounts(self.began_s)
+        self.fleet.on_save.append(self.accounts.saved)
         self._checker = Checker(self) if check else None
-        self._gpus_since = BEGAN_S
 
     def engine(self, node_id: str, instance_id: str) -> SimEngine | None:
         node = self.nodes.get(node_id)
         return node.engines.get(instance_id) if node else None
+
+    def find(self, instance_id: str) -> SimEngine | None:
+        """An engine by its id, on whatever node."""
+        row = self.fleet.tables["instances"].get(instance_id)
+        return self.engine(row.node_id, instance_id) if row is not None else None
+
+    def drained_a_little(self, engine: SimEngine) -> None:
+        """A request has ended: an agent that drains its engine hears of it at once (WarmServe section 4.1)."""
+        node = self.nodes[engine.node_id]
+        holding = node.agent.holdings.get(engine.instance_id)
+        if holding is not None and holding.instance.state is InstanceState.DRAINING:
+            node.starting.count(engine)
 
     def run(
         self, seconds: float, *, drain_s: float = 300.0, progress: Callable[[float], None] | None = None
@@ -49,7 +72,7 @@ class World:
             node.start()
         self.fleet.start()
         self.kernel.run(self.began_s)
-        self._account()
+        break_down(self)
         self.traffic.start()
         end_s = self.began_s + seconds
         step_s = max(1.0, seconds / 100)
@@ -60,6 +83,8 @@ class World:
             if progress is not None:
                 progress(min(1.0, (self.kernel.now_s - self.began_s) / seconds))
         self.results.seconds = self.kernel.now_s - self.began_s
+        self.results.normalised_peak.close()
+        self.accounts.close(self.results, self.kernel.now_s)
         return self.results
 
     def _until(self, end_s: float) -> None:
@@ -67,9 +92,3 @@ class World:
             self.kernel.run(end_s)
         else:
             self._checker.run(end_s)
-
-    def _account(self) -> None:
-        """GPU-seconds: each GPU whose ledger holds anything counts, second by second."""
-        used = sum(bool(gpu.grants) for node in self.nodes.values() for gpu in node.agent.ledger.gpus)
-        self.results.gpu_seconds += used * 1.0
-        self.kernel.after(1.0, self._account)

@@ -4,12 +4,14 @@ from typing import NamedTuple
 
 
 class Arrival(NamedTuple):
-    """A request: when it comes (seconds from the start of its trace), for which model, and how long it is."""
+    """A request: when it comes (seconds from the start of its trace), for which model, and how long it is.
+    `expected_tokens` is what a length predictor would say of its response; 0: nothing."""
 
     at_s: float
     model: str
     prompt_tokens: int
     response_tokens: int
+    expected_tokens: int = 0
 
 
 class Count(NamedTuple):

@@ -1,0 +1,147 @@
+"""Weights on their way into one node's host memory, whole or by byte range, and the engines that wait for them."""
+
+from typing import TYPE_CHECKING, Any
+
+from glowplug.controllers import agent_words as aw
+from glowplug.controllers import prefetcher_words as pw
+from glowplug.domain.model import WeightsRef
+from glowplug.events.commands import FetchWeights
+from glowplug.simulator.engine import SimEngine
+from glowplug.simulator.links import Transfer
+
+if TYPE_CHECKING:
+    from glowplug.simulator.node import SimNode
+
+
+def digest_of(weights: WeightsRef) -> str:
+    """The region of a set of weights."""
+    return weights.uri
+
+
+class Fetching:
+    """`handlers` are by effect of the prefetcher; `regions` are whole sets of weights in host memory, in bytes."""
+
+    def __init__(self, node: "SimNode") -> None:
+        self.node, self.world = node, node.world
+        self.regions: dict[str, int] = {}
+        self._waiting: dict[str, tuple[str, SimEngine]] = {}  # instance_id -> digest, engine
+        self._parts: dict[str, set[tuple[int, int]]] = {}  # digest -> (stage, num_stages) that are here
+        self._fetches: dict[str, tuple[pw.StartFetch, Transfer | None]] = {}
+        self.handlers: dict[type, Any] = {
+            pw.StartFetch: self._start,
+            pw.GrantRoom: self._granted,
+            pw.StopFetch: self._stop,
+            pw.UseRegion: self._use,
+            pw.DropRegion: self._drop,
+            pw.MarkFailed: self._mark_failed,
+            pw.RaiseUrgency: self._raise,
+        }
+
+    def has(self, engine: SimEngine, weights: WeightsRef) -> bool:
+        """Whether an engine's part of the weights is here."""
+        digest = digest_of(weights)
+        return self.has_all(weights) or (engine.stage, engine.num_stages) in self._parts.get(digest, ())
+
+    def has_all(self, weights: WeightsRef) -> bool:
+        return not weights.uri or digest_of(weights) in self.regions
+
+    def wait(self, engine: SimEngine, weights: WeightsRef) -> None:
+        self._waiting[engine.instance_id] = (digest_of(weights), engine)
+
+    def forget(self, instance_id: str) -> None:
+        self._waiting.pop(instance_id, None)
+
+    def rename(self, engine: SimEngine, instance_id: str) -> None:
+        """It goes on waiting under another name."""
+        found = self._waiting.pop(engine.instance_id, None)
+        if found is not None:
+            self._waiting[instance_id] = found
+
+    def _ready(self, digest: str, engine_of: str | None) -> None:
+        """Weights are here: all of them, or the part that the engine `engine_of` waits for."""
+        part: tuple[int, int] | None = None
+        if engine_of is not None:
+            found = self._waiting.get(engine_of)
+            if found is None:
+                return
+            part = (found[1].stage, found[1].num_stages)
+            self._parts.setdefault(digest, set()).add(part)
+        for instance_id, (wanted, engine) in list(self._waiting.items()):
+            if wanted == digest and part in (None, (engine.stage, engine.num_stages)):
+                del self._waiting[instance_id]
+                self.node.starting.fetched(engine)
+
+    def _start(self, effect: pw.StartFetch) -> None:
+        self._fetches[effect.digest] = (effect, None)
+        self.world.kernel.after(0.0, self.node.tell_prefetcher, pw.FetchSized(effect.digest, _size(effect)))
+
+    def _granted(self, effect: pw.GrantRoom) -> None:
+        found = self._fetches.get(effect.digest)
+        if found is None or found[1] is not None:
+            return
+        start = self.world.models[found[0].model_key].start
+        waits = not start.overlap and found[0].urgency > 0
+        delay_s = start.launch_s + start.library_s if waits else 0.0
+        self.world.kernel.after(delay_s, self._move, found[0])
+
+    def _move(self, fetch: pw.StartFetch) -> None:
+        found = self._fetches.get(fetch.digest)
+        if found is None or found[0] is not fetch or found[1] is not None:
+            return
+        began = self.world.kernel.now_s
+        transfer = self.world.links.start(
+            f"fetch {fetch.digest}",
+            _size(fetch),
+            (self.node.network,),
+            lambda: self._fetched(fetch, began),
+            priority=0 if fetch.urgency > 0 else 1,
+        )
+        self._fetches[fetch.digest] = (fetch, transfer)
+
+    def _fetched(self, fetch: pw.StartFetch, began: float) -> None:
+        digest, num_bytes = fetch.digest, _size(fetch)
+        del self._fetches[digest]
+        is_whole = num_bytes >= fetch.weights.num_bytes
+        seconds = self.world.kernel.now_s - began
+        self.world.results.bytes_fetched += num_bytes
+        self.world.results.fetch_seconds += seconds
+        if is_whole:
+            self.regions[digest] = num_bytes
+        ended = pw.FetchEnded(digest=digest, num_bytes=num_bytes, whole=is_whole, seconds=seconds, source="sim")
+        self.node.tell_prefetcher(ended)
+        asked = fetch.cause.data if fetch.cause is not None else None
+        self._ready(digest, None if is_whole else asked.instance_id if isinstance(asked, FetchWeights) else "")
+        self.node.look_around()
+
+    def _raise(self, effect: pw.RaiseUrgency) -> None:
+        found = self._fetches.get(effect.digest)
+        if found is not None and found[1] is not None and effect.urgency > 0:
+            self.world.links.hurry(found[1], 0)
+
+    def _stop(self, effect: pw.StopFetch) -> None:
+        found = self._fetches.pop(effect.digest, None)
+        if found is not None and found[1] is not None:
+            self.world.links.stop(found[1])
+        ended = pw.FetchEnded(digest=effect.digest, num_bytes=0, code=pw.CANCELLED)
+        self.world.kernel.after(0.0, self.node.tell_prefetcher, ended)
+
+    def _use(self, effect: pw.UseRegion) -> None:
+        if effect.digest not in self.regions:
+            self.world.kernel.after(0.0, self.node.tell_prefetcher, pw.RegionLost(effect.digest, effect.want))
+
+    def _drop(self, effect: pw.DropRegion) -> None:
+        self.regions.pop(effect.digest, None)
+        self._parts.pop(effect.digest, None)
+        self.world.results.num_evictions += effect.evicted
+        self.node.look_around()
+
+    def _mark_failed(self, effect: pw.MarkFailed) -> None:
+        for instance_id in effect.instance_ids:
+            if self._waiting.pop(instance_id, None) is not None:
+                self.node.answer_agent(aw.WeightsFailed(instance_id, effect.code, effect.message))
+
+
+def _size(fetch: pw.StartFetch) -> int:
+    """Bytes of the range that is fetched."""
+    last = fetch.last_byte or fetch.weights.num_bytes
+    return max(0, min(last, fetch.weights.num_bytes) - fetch.first_byte)
