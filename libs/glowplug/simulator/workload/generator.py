@@ -1,0 +1,240 @@
+"""Traffic for those who have no trace: generated, seeded, fitted to public ones (generator_fitted.py says to which).
+
+One service (`conversation`, `code`): the daily and weekly cycle, a rate that strays from it, bursts, lengths from a
+mixture. Many tenants (`fleet`): popularity over orders of magnitude, idle tails, each with bursts and lengths of its
+own. Functions (`functions`): popularity as of a serverless provider. Everything here is generated and must be labelled
+so: `LABEL`, also the beginning of every model's name unless names are given.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import NormalDist
+from typing import Final
+
+from glowplug.simulator.workload import generator_fitted as fitted
+from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.workload.generator_rates import Span, between, hours, renewal, stray
+
+LABEL: Final = "generated"
+BIN_S: Final = 10.0
+WINDOW_S: Final = 600.0
+_NORMAL: Final = NormalDist()
+
+Draw = Callable[[Random], tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class When:
+    """`seconds` from `start_s` on, which counts from a Monday's 00:00 UTC; 43,200 is Monday noon."""
+
+    seconds: float
+    start_s: float = 43_200.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf or not 0 <= self.start_s < math.inf:
+            raise ValueError(f"seconds: {self.seconds} s of traffic from {self.start_s} s on")
+
+
+def conversation(
+    seed: int, rps: float, seconds: float, *, start_s: float = 43_200.0, model: str = "", cv: float | None = None
+) -> Iterator[Arrival]:
+    """A chat service with `rps` requests a second on average over those seconds, times from 0. `cv` of the gaps is
+    that of the trace unless it is given. Raises ValueError for a rate or a time that is not above 0."""
+    when = When(seconds=seconds, start_s=start_s)
+    return _service(fitted.CONVERSATION, seed, rps, when, model or f"{LABEL}-conversation", cv)
+
+
+def code(
+    seed: int, rps: float, seconds: float, *, start_s: float = 43_200.0, model: str = "", cv: float | None = None
+) -> Iterator[Arrival]:
+    """A code completion service: long prompts, short responses, a quiet weekend. As `conversation`."""
+    return _service(fitted.CODE, seed, rps, When(seconds=seconds, start_s=start_s), model or f"{LABEL}-code", cv)
+
+
+def lengths(kind: fitted.Cycle) -> Draw:
+    """Draws (prompt_tokens, response_tokens) of one request of that service."""
+    upto: list[float] = []
+    for part in kind.parts:
+        upto.append((upto[-1] if upto else 0.0) + part[0])
+
+    def draw(chance: Random) -> tuple[int, int]:
+        at = chance.random() * upto[-1]
+        _, prompt, prompt_sigma, response, response_sigma = kind.parts[next(i for i, u in enumerate(upto) if at < u)]
+        prompt_tokens = round(math.exp(chance.gauss(prompt, prompt_sigma)))
+        response_tokens = round(math.exp(chance.gauss(response, response_sigma)))
+        return (
+            min(kind.max_prompt, max(1, prompt_tokens)),
+            min(kind.max_response, max(kind.min_response, response_tokens)),
+        )
+
+    return draw
+
+
+def _service(kind: fitted.Cycle, seed: int, rps: float, when: When, model: str, cv: float | None) -> Iterator[Arrival]:
+    if not 0 < rps < math.inf:
+        raise ValueError(f"rps: {rps} requests a second")
+    rates, gaps, tokens = (Random(f"{seed}/{model}/{part}") for part in ("rates", "gaps", "tokens"))
+    draw = lengths(kind)
+    times = renewal(_cycle(kind, rps, when, rates), kind.gap_cv if cv is None else cv, gaps)
+    return (Arrival(at_s, model, *draw(tokens)) for at_s in times)
+
+
+def _cycle(kind: fitted.Cycle, rps: float, when: When, chance: Random) -> Iterator[Span]:
+    """The rate in bins of 10 s: the cycle, scaled to `rps` over the time asked for, and what strays from it."""
+    num = math.ceil(when.seconds / BIN_S)
+    sampled = range(0, num, max(1, num // 10_000))
+    shape = [hours(kind.weekday, kind.weekend, when.start_s + (at + 0.5) * BIN_S) for at in sampled]
+    scale = rps / (math.fsum(shape) / len(shape))
+    windows = stray(kind.stray_sigma, kind.stray_keep, chance)
+    jitter = stray(kind.jitter_sigma, 0.0, chance)
+    factor = 1.0
+    for at in range(num):
+        from_s = at * BIN_S
+        if at % round(WINDOW_S / BIN_S) == 0:
+            factor = next(windows)
+        share = hours(kind.weekday, kind.weekend, when.start_s + from_s + BIN_S / 2)
+        yield Span(from_s, min(BIN_S, when.seconds - from_s), scale * share * factor * next(jitter))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """One model of a fleet. `rate` is its long-run mean, `active` the share of windows it is asked for at all."""
+
+    name: str
+    rate: float
+    active: float
+    run_windows: float
+    cv: float
+    stray_sigma: float
+    daily: bool
+    prompt_log: float
+    prompt_sigma: float
+    response_log: float
+    response_sigma: float
+
+
+def tenants(seed: int, num_models: int, rps: float, names: Sequence[str] = ()) -> list[Tenant]:
+    """The models of a fleet, the most popular first. Popularity is the same for every seed (even steps through the
+    fitted distribution); what else tells models apart is drawn. Raises ValueError for no model or no rate, and when
+    `names` are too few."""
+    if num_models < 1 or not 0 < rps < math.inf:
+        raise ValueError(f"num_models: {num_models} models with {rps} requests a second in all")
+    if names and len(names) < num_models:
+        raise ValueError(f"names: {len(names)} names for {num_models} models")
+    chance = Random(f"{seed}/tenants")
+    scores = [_NORMAL.inv_cdf(1 - (rank + 0.5) / num_models) for rank in range(num_models)]
+    weights = [10 ** (fitted.TENANTS.rate_sigma_log10 * z) for z in scores]
+    scale = rps / math.fsum(weights)
+    digits = len(str(num_models - 1))
+    return [
+        _tenant(names[rank] if names else f"{LABEL}-{rank:0{digits}d}", z, weight * scale, chance)
+        for rank, (z, weight) in enumerate(zip(scores, weights, strict=True))
+    ]
+
+
+def _tenant(name: str, z: float, rate: float, chance: Random) -> Tenant:
+    found, tokens = fitted.TENANTS, fitted.TENANT_LENGTHS
+    probit = found.active_base + found.active_slope * z + found.active_sigma * chance.gauss(0.0, 1.0)
+    first, second = chance.gauss(0.0, 1.0), chance.gauss(0.0, 1.0)
+    along = tokens.correlation * first + math.sqrt(1 - tokens.correlation**2) * second
+    return Tenant(
+        name=name,
+        rate=rate,
+        active=_NORMAL.cdf(probit),
+        run_windows=max(1.0, math.exp(found.run_base + found.run_slope * probit)),
+        cv=between(found.cv_quantiles, chance.random()),
+        stray_sigma=between(found.stray_quantiles, chance.random()),
+        daily=chance.random() < found.daily_share,
+        prompt_log=tokens.prompt_log_mean + tokens.prompt_log_sigma * first,
+        prompt_sigma=between(tokens.prompt_sigma_quantiles, chance.random()),
+        response_log=tokens.response_log_mean + tokens.response_log_sigma * along,
+        response_sigma=between(tokens.response_sigma_quantiles, chance.random()),
+    )
+
+
+def fleet(
+    seed: int,
+    num_models: int,
+    rps: float,
+    seconds: float,
+    *,
+    start_s: float = 43_200.0,
+    names: Sequence[str] = (),
+    max_prompt: int = 8192,
+    max_response: int = 2048,
+) -> Iterator[Arrival]:
+    """Many models as the clients of one provider, `rps` requests a second in all on the long-run average (an hour may
+    bring half or twice of that: so do the traces). Raises ValueError as `tenants` does."""
+    when = When(seconds=seconds, start_s=start_s)
+    streams = [_of(t, seed, when, max_prompt, max_response) for t in tenants(seed, num_models, rps, names)]
+    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+
+
+def _of(tenant: Tenant, seed: int, when: When, max_prompt: int, max_response: int) -> Iterator[Arrival]:
+    rates, gaps, tokens = (Random(f"{seed}/{tenant.name}/{part}") for part in ("rates", "gaps", "tokens"))
+    for at_s in renewal(_windows(tenant, when, rates), tenant.cv, gaps):
+        prompt = round(math.exp(tokens.gauss(tenant.prompt_log, tenant.prompt_sigma)))
+        response = round(math.exp(tokens.gauss(tenant.response_log, tenant.response_sigma)))
+        yield Arrival(at_s, tenant.name, min(max_prompt, max(1, prompt)), min(max_response, max(1, response)))
+
+
+def _windows(tenant: Tenant, when: When, chance: Random) -> Iterator[Span]:
+    """Windows of 600 s, active or not: runs of both whose mean lengths give the share of active ones."""
+    ends = 1 / tenant.run_windows
+    begins = min(1.0, ends * tenant.active / max(1e-9, 1 - tenant.active))
+    active = chance.random() < tenant.active
+    factors = stray(tenant.stray_sigma, fitted.TENANTS.stray_keep, chance)
+    cycle = fitted.CONVERSATION
+    from_s = 0.0
+    while from_s < when.seconds:
+        factor = next(factors)
+        if tenant.daily:
+            factor *= hours(cycle.weekday, cycle.weekend, when.start_s + from_s + WINDOW_S / 2)
+        rate = tenant.rate / tenant.active * factor if active else 0.0
+        yield Span(from_s, min(WINDOW_S, when.seconds - from_s), rate)
+        active = chance.random() >= ends if active else chance.random() < begins
+        from_s += WINDOW_S
+
+
+def functions(
+    seed: int,
+    num_functions: int,
+    rps: float,
+    seconds: float,
+    *,
+    cv: float = 1.0,
+    drop_above: float = 1.0,
+    names: Sequence[str] = (),
+    draw: Draw | None = None,
+) -> Iterator[Arrival]:
+    """Functions of a serverless provider, `rps` invocations a second in all, Gamma gaps with `cv` each.
+
+    Popularity is lognormal through the two points published of Azure Functions (Shahrad et al., ATC 2020, section 3.3):
+    45 % are invoked once an hour or less on average, 81 % once a minute or less. `drop_above` leaves out those more
+    popular than that share of all (mCache section 5.1 drops above 0.9). Lengths as of `conversation` unless given.
+    Raises ValueError for no function, no rate or a share outside (0, 1].
+    """
+    if num_functions < 1 or not 0 < rps < math.inf or not 0 < drop_above <= 1:
+        raise ValueError(f"num_functions: {num_functions} at {rps} a second, those up to the share {drop_above}")
+    if names and len(names) < num_functions:
+        raise ValueError(f"names: {len(names)} names for {num_functions} functions")
+    when = When(seconds=seconds)
+    sigma = math.log(60) / (_NORMAL.inv_cdf(0.81) - _NORMAL.inv_cdf(0.45))
+    upto = [drop_above * (1 - (rank + 0.5) / num_functions) for rank in range(num_functions)]
+    weights = [math.exp(sigma * _NORMAL.inv_cdf(share)) for share in upto]
+    scale = rps / math.fsum(weights)
+    tokens = draw or lengths(fitted.CONVERSATION)
+    digits = len(str(num_functions - 1))
+
+    def one(name: str, rate: float) -> Iterator[Arrival]:
+        chance = Random(f"{seed}/{name}")
+        return (Arrival(at, name, *tokens(chance)) for at in renewal([Span(0.0, when.seconds, rate)], cv, chance))
+
+    streams = [
+        one(names[rank] if names else f"{LABEL}-function-{rank:0{digits}d}", weight * scale)
+        for rank, weight in enumerate(weights)
+    ]
+    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
