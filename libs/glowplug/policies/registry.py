@@ -5,6 +5,8 @@ from typing import Any
 
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.placement import first_fit
+from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
+from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
 from glowplug.policies.residency import lru
 from glowplug.policies.residency.caching import CACHING
 from glowplug.policies.routing.counted import least_loaded, minimum_use, round_robin
@@ -36,7 +38,13 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "union": union.scale,
     },
     "residency": {"lru": lru.evict},
-    "prediction": {},
+    "prediction": {
+        "none": Nothing,
+        "last_window": LastWindow,
+        "moving_average": MovingAverage,
+        "seasonal_naive": SeasonalNaive,
+        "warmserve_csp": WarmserveCsp,
+    },
     "prewarming": {},
     "caching": {**CACHING},
 }

@@ -1,0 +1,125 @@
+"""Forecasters without a model of the load: nothing, the last window, the mean of the last, the same time yesterday.
+
+The baselines every learned forecast is held against (WarmServe section 7.4 and PreServe section 5.2 compare with moving
+averages and seasonal models). All are exact about what they say: no randomness, no fit.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from glowplug.domain.snapshot import Forecast
+from glowplug.policies.prediction.port import WindowTotals
+from glowplug.policies.prediction.readings import NOTHING, Reading, forecast_of, mean_of, reading_of
+
+DAY_S = 86400.0
+
+
+@dataclass(slots=True)
+class Nothing:
+    """Forecasts nothing, so that every other service lives without forecasts."""
+
+    WINDOW_S: ClassVar[float] = 60.0
+    window_s: float = 60.0
+
+    def closed(self, window: WindowTotals) -> None:
+        """Nothing is kept."""
+
+    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
+        """None at all."""
+        return ()
+
+
+@dataclass(slots=True)
+class LastWindow:
+    """Every window to come is as the last one was."""
+
+    WINDOW_S: ClassVar[float] = 60.0
+    window_s: float = 60.0
+    _ended_at: float = 0.0
+    _last: Reading | None = None
+
+    def closed(self, window: WindowTotals) -> None:
+        """Keep it; the one before is forgotten."""
+        self._last, self._ended_at = reading_of(window), window.started_at + window.window_s
+
+    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
+        """The last window, again and again."""
+        if self._last is None:
+            return ()
+        starts = (self._ended_at + n * self.window_s for n in range(num_ahead))
+        return tuple(forecast_of(self._last, at, self.window_s, now_s, "last_window") for at in starts)
+
+
+@dataclass(slots=True)
+class MovingAverage:
+    """Every window to come is the mean of the last `num_windows`; its peak is the mean of their peaks."""
+
+    WINDOW_S: ClassVar[float] = 60.0
+    window_s: float = 60.0
+    num_windows: int = 10
+    _ended_at: float = 0.0
+    _past: deque[Reading] = field(default_factory=deque)
+
+    def closed(self, window: WindowTotals) -> None:
+        """Keep it, and let the oldest go."""
+        self._past.append(reading_of(window))
+        if len(self._past) > self.num_windows:
+            self._past.popleft()
+        self._ended_at = window.started_at + window.window_s
+
+    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
+        """The mean, for each window ahead."""
+        if not self._past:
+            return ()
+        mean = mean_of(self._past)
+        starts = (self._ended_at + n * self.window_s for n in range(num_ahead))
+        return tuple(forecast_of(mean, at, self.window_s, now_s, "moving_average") for at in starts)
+
+
+@dataclass(slots=True)
+class SeasonalNaive:
+    """Every window to come is what the same window was `season_s` before (a day); on the first day the last window.
+
+    Empty windows are not stored, so that an idle model costs next to nothing.
+    """
+
+    WINDOW_S: ClassVar[float] = 60.0
+    window_s: float = 60.0
+    season_s: float = DAY_S
+    _ended_at: float = 0.0
+    _first_at: float | None = None
+    _past: dict[int, Reading] = field(default_factory=dict)  # window number -> what it was
+
+    def closed(self, window: WindowTotals) -> None:
+        """Keep it for a season."""
+        if self._first_at is None:
+            self._first_at = window.started_at
+        number = self._number(window.started_at)
+        reading = reading_of(window)
+        self._past.pop(number - self._per_season, None)
+        if reading == NOTHING:
+            self._past.pop(number, None)
+        else:
+            self._past[number] = reading
+        self._ended_at = window.started_at + window.window_s
+
+    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
+        """A season ago, for each window ahead."""
+        if self._first_at is None:
+            return ()
+        found = []
+        for n in range(num_ahead):
+            starts_at = self._ended_at + n * self.window_s
+            before_at = starts_at - self.season_s
+            last = self._past.get(self._number(self._ended_at) - 1, NOTHING)
+            then = self._past.get(self._number(before_at), NOTHING) if before_at >= self._first_at else last
+            found.append(forecast_of(then, starts_at, self.window_s, now_s, "seasonal_naive"))
+        return tuple(found)
+
+    @property
+    def _per_season(self) -> int:
+        return max(1, round(self.season_s / self.window_s))
+
+    def _number(self, at_s: float) -> int:
+        return round(at_s / self.window_s)
