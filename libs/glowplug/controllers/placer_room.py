@@ -1,101 +1,157 @@
-"""Who could make room for an instance, and on which GPU that costs least."""
+"""Who could make room for an instance, and on which GPUs that costs least."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
+from glowplug.controllers.placer_books import Books
 from glowplug.controllers.views import LoadView
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.policies.decisions import EvictDecision
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.policies.decisions import EvictDecision, StageDecision
+from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.residency.resident import Resident
 
-
-def on_gpus(instances: Iterable[Instance]) -> dict[str, list[Instance]]:
-    """gpu_id -> the instances there that are not gone."""
-    found: dict[str, list[Instance]] = {}
-    for instance in instances:
-        if not instance.state.is_gone:
-            found.setdefault(instance.gpu_id, []).append(instance)
-    return found
+Evict = Callable[..., EvictDecision]
+Cost = tuple[int, float, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A view of the fleet's bytes. `reserved`: gpu_id -> bytes promised to other placements."""
+    """A view of the fleet's bytes for one look at what waits. What it learns of residents it keeps that long."""
 
     now_s: float
     nodes: list[Node]
-    reserved: Mapping[str, int]
-    by_gpu: Mapping[str, list[Instance]]  # those that are not gone
-    models: Mapping[str, Model]
+    books: Books
+    models: dict[str, Model]
     loads: LoadView
     min_residency_s: float
     fair_turn_s: float
+    _loads: dict[str, ModelLoad] = field(default_factory=dict)
+    _residents: dict[tuple[str, int, bool], list[Resident]] = field(default_factory=dict)
 
     def make(
-        self, model: Model, evict: Callable[..., EvictDecision], *, busy_may_go: bool
-    ) -> tuple[str, EvictDecision] | None:
-        """The GPU where room is made at the least cost, and who leaves there; None when nobody may leave.
+        self, model: Model, evict: Evict, *, busy_may_go: bool, only: Collection[str] = ()
+    ) -> tuple[StageDecision, EvictDecision] | None:
+        """The GPUs where room is made at the least cost (of `only`, when given), and who leaves there; None when nobody
+        may leave.
 
-        Order: a GPU where drains under way suffice, then fewest victims, then oldest use, then id.
+        Order: GPUs where drains under way suffice, then fewest victims, then oldest use, then id.
         """
-        best: tuple[tuple[int, float, str], str, EvictDecision] | None = None
+        best: tuple[Cost, StageDecision, EvictDecision] | None = None
         for node in self.nodes:
-            if node.draining or model.engine not in node.engines:
+            if node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
                 continue
-            for gpu in node.gpus:
-                decision = self._on(gpu, model, evict, busy_may_go)
-                if decision is None:
-                    continue
-                victims = [i for i in self.by_gpu.get(gpu.gpu_id, ()) if i.instance_id in decision.victims]
-                newest = max((self._used_at(i) for i in victims), default=0.0)
-                cost = (len(decision.victims), newest, gpu.gpu_id)
-                if best is None or cost < best[0]:
-                    best = (cost, gpu.gpu_id, decision)
+            found = self._on_node(node, model, evict, busy_may_go, only)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
         return (best[1], best[2]) if best else None
 
-    def is_being_made(self, gpu_id: str, victims: tuple[str, ...]) -> bool:
-        """Whether somebody who was asked to leave this GPU, or leaves it by itself, still holds bytes there."""
-        grants = [grant for node in self.nodes for gpu in node.gpus if gpu.gpu_id == gpu_id for grant in gpu.grants]
-        staying = {i.instance_id for i in self.by_gpu.get(gpu_id, ()) if i.state is not InstanceState.DRAINING}
-        return any(grant.holder in victims or grant.holder not in staying for grant in grants)
+    def is_being_made(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
+        """Whether somebody who was asked to leave these GPUs, or leaves them by itself, still holds bytes there."""
+        for gpu_id in gpu_ids:
+            here = self.books.by_gpu.get(gpu_id, {})
+            for holder in self.books.holders(gpu_id):
+                row = here.get(holder)
+                if holder in victims or row is None or row.state is InstanceState.DRAINING:
+                    return True
+        return False
 
-    def _on(self, gpu: Gpu, model: Model, evict: Callable[..., EvictDecision], busy: bool) -> EvictDecision | None:
-        if gpu.total_bytes < model.memory_bytes:
+    def _on_node(
+        self, node: Node, model: Model, evict: Evict, busy_may_go: bool, only: Collection[str]
+    ) -> tuple[Cost, StageDecision, EvictDecision] | None:
+        """The `num_gpus` GPUs of one node that cost least together; each is asked for by itself."""
+        options = []
+        for gpu in node.gpus:
+            if only and gpu.gpu_id not in only:
+                continue
+            decision = self._on(gpu, model, evict, busy_may_go)
+            if decision is not None:
+                options.append((self._cost(gpu.gpu_id, decision), decision))
+        if len(options) < model.num_gpus:
             return None
-        here = self.by_gpu.get(gpu.gpu_id, [])
-        holders = {grant.holder for grant in gpu.grants}  # a beat may show what is free before the fact says who went
-        draining = [i for i in here if i.state is InstanceState.DRAINING and i.instance_id in holders]
-        leaving = sum(i.workers[0].num_bytes for i in draining)
-        need = model.memory_bytes - (gpu.free_bytes - self.reserved.get(gpu.gpu_id, 0)) - leaving
+        options.sort(key=lambda option: option[0])
+        chosen = options[: model.num_gpus]
+        if all(decision.reason == _HAS_ROOM for _, decision in chosen):
+            return None  # its policy wants something else than bytes
+        victims = tuple(dict.fromkeys(v for _, decision in chosen for v in decision.victims))
+        newest = max(cost[1] for cost, _ in chosen)
+        first = chosen[0][1]
+        if len(chosen) > 1:
+            rivals = tuple(rival for _, decision in chosen for rival in decision.rivals)
+            freed = sum(decision.freed_bytes for _, decision in chosen)
+            reason = "; ".join(dict.fromkeys(decision.reason for _, decision in chosen))
+            first = EvictDecision(victims=victims, freed_bytes=freed, reason=reason, rivals=rivals)
+        gpu_ids = tuple(sorted(cost[2] for cost, _ in chosen))
+        stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
+        return (len(victims), newest, gpu_ids[0]), stage, first
+
+    def _cost(self, gpu_id: str, decision: EvictDecision) -> Cost:
+        here = self.books.by_gpu.get(gpu_id, {})
+        newest = max((self._used_at(here[v]) for v in decision.victims if v in here), default=0.0)
+        return (len(decision.victims), newest, gpu_id)
+
+    def _on(self, gpu: Gpu, model: Model, evict: Evict, busy: bool) -> EvictDecision | None:
+        wanted = bytes_per_gpu(model)
+        if gpu.total_bytes < wanted:
+            return None
+        here = self.books.by_gpu.get(gpu.gpu_id, {})
+        holders = self.books.holders(gpu.gpu_id)  # a beat may show what is free before the fact says who went
+        leaving = dropped = 0
+        for holder, num_bytes in holders.items():
+            row = here.get(holder)
+            if row is None or row.state is InstanceState.DRAINING:
+                leaving += num_bytes if row is not None else 0
+            elif row.replica or row.state.is_dormant:
+                dropped += 0 if holder in self.books.taken else num_bytes
+        need = wanted - self.books.room(gpu.gpu_id) - leaving - dropped
         if need <= 0:
-            return EvictDecision(reason="instances that drain already free enough") if leaving else None
-        residents = [self._resident(i, model, busy) for i in here if i.state is not InstanceState.DRAINING]
+            reason = "instances that drain already free enough" if leaving else _HAS_ROOM
+            return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None
+        residents = self._residents_on(gpu.gpu_id, model, busy)
+        if sum(r.num_bytes for r in residents if not r.held) < need:
+            return None
         decision = evict(residents, need)
         return decision if decision.victims else None
 
-    def _resident(self, instance: Instance, model: Model, busy_may_go: bool) -> Resident:
+    def _residents_on(self, gpu_id: str, model: Model, busy: bool) -> list[Resident]:
+        key = (gpu_id, model.priority, busy)
+        known = self._residents.get(key)
+        if known is None:
+            here = self.books.by_gpu.get(gpu_id, {}).values()
+            known = [
+                self._resident(i, gpu_id, model, busy)
+                for i in here
+                if i.state is not InstanceState.DRAINING and not i.replica and not i.state.is_dormant
+            ]
+            self._residents[key] = known
+        return known
+
+    def _resident(self, instance: Instance, gpu_id: str, model: Model, busy_may_go: bool) -> Resident:
+        load = self._load(instance.model_key)
         return Resident(
             name=instance.instance_id,
-            num_bytes=instance.workers[0].num_bytes,
+            num_bytes=sum(w.num_bytes for w in instance.workers if w.gpu_id == gpu_id),
             last_used_at=self._used_at(instance),
             priority=self._priority(instance),
-            held=self._held(instance, model, busy_may_go),
+            held=self._held(instance, model, load, busy_may_go),
+            num_waiting=load.num_waiting,
         )
 
-    def _held(self, instance: Instance, model: Model, busy_may_go: bool) -> str:
+    def _held(self, instance: Instance, model: Model, load: ModelLoad, busy_may_go: bool) -> str:
         """Why an instance must stay, "" when it may go."""
         owner = self.models.get(instance.model_key)
         if owner is not None and owner.pinned:
             return "pinned"
+        if instance.part_of:
+            return f"a stage of {instance.part_of}"
         if instance.state is not InstanceState.READY:
             return instance.state.value
         if self.now_s - instance.ready_at < self.min_residency_s:
             return f"ready for less than {self.min_residency_s:g} s"
         if self._priority(instance) > model.priority:
             return f"priority {self._priority(instance)} over {model.priority}"
-        load = self.loads.of(instance.model_key)
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
         if busy_may_go:
             is_new = self.now_s - instance.ready_at < self.fair_turn_s
@@ -111,4 +167,13 @@ class Room:
         return owner.priority if owner is not None else 0
 
     def _used_at(self, instance: Instance) -> float:
-        return max(instance.ready_at, self.loads.of(instance.model_key).last_active_at)
+        return max(instance.ready_at, self._load(instance.model_key).last_active_at)
+
+    def _load(self, model_key: str) -> ModelLoad:
+        load = self._loads.get(model_key)
+        if load is None:
+            load = self._loads[model_key] = self.loads.of(model_key)
+        return load
+
+
+_HAS_ROOM = "has room"

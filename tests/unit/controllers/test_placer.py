@@ -260,9 +260,9 @@ def test_more_important_models_are_placed_first():
 def test_a_beat_that_offers_nothing_new_is_not_worth_deciding_on():
     asked_for = []
 
-    def counted(model, nodes, reserved):
-        asked_for.append(model.key)
-        return place(model, nodes, reserved)
+    def counted(request, view):
+        asked_for.append(request.model.key)
+        return place(request, view)
 
     full = a_node(gpus_mib=(100,), grants={0: [("x", 100)]}, revision=1)
     controller = PlacerController(counted, evict, {"placement": "first_fit", "residency": "lru"}, epoch=3)

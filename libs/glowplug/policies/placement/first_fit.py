@@ -1,6 +1,8 @@
-"""First fit: the first GPU, by node and index, whose free bytes hold the instance.
+"""First fit: the first node, and on it the first GPUs, whose free bytes hold the instance.
 
-The placement of "serverless vLLM", the baseline of HydraServe section 8.1.
+The placement of "serverless vLLM", the baseline of HydraServe section 8.1. A model of several GPUs takes GPUs of one
+node. Where the model lies dormant on GPUs that have the room, the instance grows from there (SwapServeLLM section 4
+wakes an engine where it went to sleep); without dormant copies this is the baseline as it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,9 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.dormant import grow
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.shape import bytes_per_gpu, room_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,14 +23,17 @@ class FirstFitParams:
     max_rivals: int = 32  # GPUs named in the decision
 
 
-def place(
+def place(request: PlaceRequest, view: PlacementView, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:
+    """GPUs of one node for one instance. `possible` is False when no node of the view has GPUs large enough even when
+    empty, or none can run the engine."""
+    return grow(request, view) or fit(request.model, view.nodes, view.reserved, params)
+
+
+def fit(
     model: Model, nodes: Sequence[Node], reserved: Mapping[str, int], params: FirstFitParams = FirstFitParams()
 ) -> PlaceDecision:
-    """A GPU for one instance of `model`. `reserved`: gpu_id -> bytes promised but not yet granted.
-
-    `possible` is False when no GPU of `nodes` is large enough even when empty, or none can run the engine.
-    """
-    need = model.memory_bytes
+    """The first GPUs by node and index. `reserved`: gpu_id -> bytes promised but not yet granted."""
+    need, num_gpus = bytes_per_gpu(model), model.num_gpus
     rivals: list[Rival] = []
     possible = False
     chosen: StageDecision | None = None
@@ -35,32 +43,38 @@ def place(
         if model.engine not in node.engines:
             rivals.append(Rival(name=node.node_id, score=0.0, why=f"cannot start engine {model.engine}"))
             continue
-        for gpu in node.gpus:
-            free = gpu.free_bytes - reserved.get(gpu.gpu_id, 0)
-            possible = possible or gpu.total_bytes >= need
-            fits = free >= need
-            if len(rivals) >= params.max_rivals and (chosen is not None or not fits or node.draining):
-                continue  # nothing to choose, and no place left to name it
-            if fits and chosen is None and not node.draining:
-                chosen = StageDecision(node_id=node.node_id, gpu_ids=(gpu.gpu_id,), bytes_per_gpu=need)
-                why = "first with room"
-            elif node.draining:
-                why = "node is draining"
-            else:
-                why = "has room too" if fits else f"{show_bytes(free)} free, {show_bytes(need)} needed"
-            rivals.append(Rival(name=gpu.gpu_id, score=float(free), why=why))
+        rooms = [(gpu.gpu_id, room_of(gpu, reserved)) for gpu in node.gpus]
+        possible = possible or sum(gpu.total_bytes >= need for gpu in node.gpus) >= num_gpus
+        fitting = [] if node.draining else [gpu_id for gpu_id, room in rooms if room >= need]
+        if chosen is None and len(fitting) >= num_gpus:
+            chosen = StageDecision(node_id=node.node_id, gpu_ids=tuple(fitting[:num_gpus]), bytes_per_gpu=need)
+        for gpu_id, room in rooms[: params.max_rivals - len(rivals)]:
+            rivals.append(Rival(name=gpu_id, score=float(room), why=_why(node, gpu_id, room, need, chosen)))
     listed = tuple(rivals[: params.max_rivals])
+    on = "GPU" if num_gpus == 1 else f"{num_gpus} GPUs of one node"
     if chosen is None:
-        reason = f"no GPU has {show_bytes(need)} free" if possible else _impossible(model, nodes, need)
-        return PlaceDecision(possible=possible, reason=reason, rivals=listed)
-    reason = f"first GPU with {show_bytes(need)} free"
-    return PlaceDecision(stages=(chosen,), reason=reason, rivals=listed)
+        lacking = f"no {on} has {show_bytes(need)} free" if num_gpus == 1 else f"no {on} have {show_bytes(need)} free"
+        return PlaceDecision(
+            possible=possible, reason=lacking if possible else _impossible(model, nodes, need), rivals=listed
+        )
+    return PlaceDecision(stages=(chosen,), reason=f"first {on} with {show_bytes(need)} free", rivals=listed)
+
+
+def _why(node: Node, gpu_id: str, room: int, need: int, chosen: StageDecision | None) -> str:
+    if node.draining:
+        return "node is draining"
+    if chosen is not None and gpu_id in chosen.gpu_ids:
+        return "first with room"
+    return "has room too" if room >= need else f"{show_bytes(room)} free, {show_bytes(need)} needed"
 
 
 def _impossible(model: Model, nodes: Sequence[Node], need: int) -> str:
+    able = [n for n in nodes if model.engine in n.engines]
     if not nodes:
         return "no node has joined"
-    if not any(model.engine in n.engines for n in nodes):
+    if not able:
         return f"no node can start engine {model.engine}"
-    largest = max((g.total_bytes for n in nodes if model.engine in n.engines for g in n.gpus), default=0)
+    largest = max((g.total_bytes for n in able for g in n.gpus), default=0)
+    if model.num_gpus > 1 and largest >= need:
+        return f"{model.num_gpus} GPUs of one node with {show_bytes(need)} each needed, no node has them"
     return f"{show_bytes(need)} needed, the largest GPU has {show_bytes(largest)}"

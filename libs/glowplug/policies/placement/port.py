@@ -35,3 +35,5 @@ class PlacementView:
     scores: Mapping[str, float] = field(default_factory=dict)  # instance_id of a replica -> its worth when last planned
     links: Mapping[str, LinkLedger] = field(default_factory=dict)  # node_id -> fetches under way on its network card
     seconds: Mapping[str, StageSeconds] = field(default_factory=dict)  # model_key -> stages of its starts, measured
+    network_bytes_per_s: float = 2e9  # of a node's network card that tells no rate
+    pcie_bytes_per_s: float = 32e9  # host memory to GPU, likewise

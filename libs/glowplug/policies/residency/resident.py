@@ -9,6 +9,7 @@ class Resident:
 
     `num_bytes` is what its going would free; `last_used_at` is in epoch seconds; `held` says why it must stay
     ("3 requests in flight", "pinned", "used by i-7f2") and is "" when it may go. A higher `priority` goes later.
+    `num_waiting` requests wait for its model.
     """
 
     name: str
@@ -16,3 +17,4 @@ class Resident:
     last_used_at: float
     priority: int = 0
     held: str = ""
+    num_waiting: int = 0

@@ -1,7 +1,13 @@
 """First fit, the baseline placement of HydraServe section 8.1."""
 
-from glowplug.policies.placement.first_fit import place
+from glowplug.policies.placement import first_fit
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from tests.fleet_builder import MIB, a_model, a_node
+
+
+def place(model, nodes, reserved):
+    request = PlaceRequest(instance_id="i-1", model=model)
+    return first_fit.place(request, PlacementView(now_s=0.0, nodes=nodes, reserved=reserved))
 
 
 def test_takes_the_first_gpu_with_room_by_node_and_index():
@@ -32,3 +38,11 @@ def test_too_large_wrong_engine_and_no_node_are_impossible_and_say_why():
 
 def test_a_draining_node_gets_nothing():
     assert place(a_model(), [a_node(draining=True)], {}).gpu_id == ""
+
+
+def test_a_model_of_several_gpus_takes_them_on_one_node():
+    nodes = [a_node("node-1", gpus_mib=(100, 300)), a_node("node-2", gpus_mib=(100, 300, 10, 300))]
+    (stage,) = place(a_model(mib=301, num_gpus=2), nodes, {}).stages
+    assert (stage.gpu_ids, stage.bytes_per_gpu) == (("node-2/1", "node-2/3"), -(-301 * MIB // 2))
+    three = place(a_model(mib=900, num_gpus=3), nodes, {})
+    assert not three.possible and "no node has them" in three.reason

@@ -1,0 +1,111 @@
+"""What every part of the placer knows: nodes, rows, loads, models, and the books on them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from glowplug.controllers.naming import Ids
+from glowplug.controllers.placer_books import Books
+from glowplug.controllers.placer_network import Network
+from glowplug.controllers.placer_orders import record_of_node
+from glowplug.controllers.placer_params import PlacerParams
+from glowplug.controllers.views import InstanceView, LoadView, NodeView
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.policies.placement.port import PlacementView
+
+
+class Fleet:
+    """Views and books, kept together."""
+
+    def __init__(self, policies: dict[str, str], epoch: int, params: PlacerParams) -> None:
+        self.policies, self.params, self.ids = policies, params, Ids(epoch)
+        self.nodes, self.instances, self.loads = NodeView(params.node_lease_s), InstanceView(), LoadView()
+        self.models: dict[str, Model] = {}
+        self.books, self.network = Books(), Network(params)
+        self.cordoned: set[str] = set()
+        self.scores: dict[str, float] = {}  # replica -> its worth when last planned
+        self.born_at: float | None = None
+        self._order: list[str] | None = None
+
+    def node(self, node: Node, now_s: float) -> bool:
+        """Take a beat. Whether something may be placed that could not before."""
+        known = self.nodes.by_id.get(node.node_id)
+        if not self.nodes.apply(node, now_s):
+            return False
+        if known is None:
+            self._order = None
+        return self.books.node(node)
+
+    def node_left(self, node_id: str) -> None:
+        self.nodes.forget(node_id)
+        self.books.drop_node(node_id)
+        self._order = None
+
+    def row(self, instance: Instance, now_s: float) -> bool:
+        """Take a row. Whether those who wait for room should look again."""
+        if not self.instances.apply(instance, now_s):
+            return False
+        return self._took(instance, now_s)
+
+    def restore_rows(self, rows: dict[str, Instance], now_s: float) -> list[Instance]:
+        """Take the table; returns the rows that changed."""
+        changed = self.instances.restore(rows, now_s)
+        for instance in changed:
+            self._took(instance, now_s)
+        self.books.only(self.instances.by_id)
+        return changed
+
+    def take_over(self, instances: InstanceView, loads: LoadView, now_s: float) -> None:
+        """What an earlier placer knew."""
+        self.instances, self.loads = instances, loads
+        for instance in instances.by_id.values():
+            self._took(instance, now_s)
+
+    def forget(self, instance_id: str) -> None:
+        self.instances.forget(instance_id)
+        self.books.forget(instance_id)
+        self.scores.pop(instance_id, None)
+
+    def _took(self, instance: Instance, now_s: float) -> bool:
+        self.network.saw(instance, now_s)
+        if instance.state.is_gone:
+            self.scores.pop(instance.instance_id, None)
+        return self.books.row(instance)
+
+    def on_node(self, node_id: str) -> list[Instance]:
+        """Those on one node that are not gone."""
+        return list(self.books.by_node.get(node_id, {}).values())
+
+    def view(self, now_s: float) -> list[Node]:
+        """The nodes alive now by id, cordoned ones marked as draining."""
+        if self._order is None:
+            self._order = sorted(self.nodes.by_id)
+        nodes = self.nodes
+        alive: Iterable[Node] = (nodes.by_id[n] for n in self._order if n in nodes.by_id and nodes.is_alive(n, now_s))
+        if not self.cordoned:
+            return list(alive)
+        return [replace(n, draining=True) if n.node_id in self.cordoned else n for n in alive]
+
+    def placement_view(self, now_s: float, nodes: list[Node]) -> PlacementView:
+        return PlacementView(
+            now_s=now_s,
+            nodes=nodes,
+            reserved=self.books.reserved,
+            dormant=self.books.dormant,
+            scores=self.scores,
+            links=self.network.links,
+            seconds=self.network.seconds,
+            network_bytes_per_s=self.params.network_bytes_per_s,
+            pcie_bytes_per_s=self.params.pcie_bytes_per_s,
+        )
+
+    def is_settled(self, now_s: float) -> bool:
+        """Whether nodes and routers have had time to speak."""
+        return self.born_at is not None and now_s - self.born_at >= self.params.settle_s
+
+    def about_node(self, node_id: str, *what: Any) -> DecisionRecord:
+        """See record_of_node, which `what` is for."""
+        return record_of_node(node_id, self.ids.next("d-p"), *what)

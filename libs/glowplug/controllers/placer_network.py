@@ -1,0 +1,110 @@
+"""Fetches under way on each node's network card, and what starts have been seen to take.
+
+Paper: HydraServe section 4.2, Eq. 3-4: a ledger of each link, kept from the fetches the placer orders itself; one is
+over when its node says so, when its instance loads, serves or is gone, or when its bytes must be there by the equal
+share. Section 4.1: the stages of a start are learned from the starts of the same model.
+
+Departures: the agents measure launch (container, library, context) as one; it is split as the configured defaults are.
+What a start takes after the load (warm-up) is counted as context. Means are exponential.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from glowplug.controllers.placer_orders import Placement
+from glowplug.controllers.placer_params import PlacerParams
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance, InstanceState, PhaseName
+from glowplug.domain.model import Model
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds
+from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, begin, finish
+
+WEIGHT_OF_NEWEST = 0.3
+
+
+def network_rate(node: Node, default: float) -> float:
+    """Bytes a second of its network card."""
+    return next((link.bytes_per_s for link in node.links if link.link_id.endswith("/nic")), default)
+
+
+def is_cached(node: Node, model_key: str) -> bool:
+    """Whether the model's weights lie in that node's host memory."""
+    return any(model_key in cached.model_keys for cached in node.cached)
+
+
+class Network:
+    """node_id -> its link's ledger; model_key -> measured stages, and seconds to load its weights onto its GPUs."""
+
+    def __init__(self, params: PlacerParams) -> None:
+        self._params = params
+        self.links: dict[str, LinkLedger] = {}
+        self.seconds: dict[str, StageSeconds] = {}
+        self.load_s: dict[str, float] = {}
+        self._fetching: dict[str, str] = {}  # instance or stage id -> node_id
+
+    def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:
+        """Its fetches have been asked for."""
+        model = placement.command.model
+        if not model.weights.uri or placement.source:
+            return
+        slo_s = model.slo.ttft_s or float("inf")
+        whole = model.weights.num_bytes or model.weights_bytes
+        for number, stage in enumerate(placement.stages):
+            node, fetch_id = nodes.get(stage.node_id), placement.stage_id(number)
+            if node is None or is_cached(node, model.key):
+                continue
+            rate = network_rate(node, self._params.network_bytes_per_s)
+            ledger = self.links.get(node.node_id) or LinkLedger(bytes_per_s=rate, since_s=now_s)
+            due = max(now_s, placement.command.wanted_at + slo_s)
+            fetch = Fetch(fetch_id=fetch_id, left_bytes=stage.fetch_bytes or whole, deadline_at=due)
+            self.links[node.node_id] = begin(replace(ledger, bytes_per_s=rate), fetch, now_s)
+            self._fetching[fetch_id] = node.node_id
+
+    def fetched(self, node_id: str, ids: Iterable[str], now_s: float) -> None:
+        """Those fetches of that node are over, well or not."""
+        for fetch_id in ids:
+            ledger = self.links.get(node_id)
+            if self._fetching.pop(fetch_id, None) is not None and ledger is not None:
+                self.links[node_id] = finish(ledger, fetch_id, now_s)
+
+    def saw(self, row: Instance, now_s: float) -> None:
+        """A row changed: its fetch may be over, and a start that is over is learned from."""
+        if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:
+            self.fetched(self._fetching[row.instance_id], [row.instance_id], now_s)
+        if row.state is InstanceState.READY or row.state is InstanceState.PREWARMED:
+            self._learn(row)
+
+    def _learn(self, row: Instance) -> None:
+        took = {phase.name: phase.actual_s for phase in row.phases if phase.actual_s >= 0}
+        if (load_s := took.get(PhaseName.LOAD)) is not None and not row.source and row.num_stages == 1:
+            self.load_s[row.model_key] = _mean(self.load_s.get(row.model_key), load_s)
+        launch_s = took.get(PhaseName.LAUNCH)
+        if launch_s is None or row.source:
+            return
+        known, default = self.seconds.get(row.model_key), self._params.start_stages
+        warmup_s = took.get(PhaseName.WARMUP, 0.0)
+        whole = default.container_s + default.cuda_s + default.library_s
+        part = (lambda of: launch_s * of / whole) if whole else (lambda of: 0.0)
+        seen = replace(
+            default,
+            container_s=part(default.container_s) if whole else launch_s,
+            cuda_s=part(default.cuda_s) + warmup_s,
+            library_s=part(default.library_s),
+        )
+        self.seconds[row.model_key] = replace(
+            seen,
+            container_s=_mean(known.container_s if known else None, seen.container_s),
+            cuda_s=_mean(known.cuda_s if known else None, seen.cuda_s),
+            library_s=_mean(known.library_s if known else None, seen.library_s),
+        )
+
+    def load_seconds(self, model: Model) -> float:
+        """T_c of WarmServe Eq. 7-8: measured, else bytes on each GPU over the PCIe rate (erratum E6)."""
+        measured = self.load_s.get(model.key)
+        return (
+            measured if measured is not None else model.weights_bytes / model.num_gpus / self._params.pcie_bytes_per_s
+        )
+
+
+def _mean(known: float | None, newest: float) -> float:
+    return newest if known is None else known + WEIGHT_OF_NEWEST * (newest - known)

@@ -1,0 +1,307 @@
+"""The placements that wait for room: tried the most urgent first, and again only when something may have changed.
+
+A placement asks its policy when it is new, when bytes came free or a node joined since it was told no (`version` of the
+books), and each `retry_s`; who may be evicted for it is looked at with each tick and each word of an instance. What
+several of them need alike is asked once in a pass: a pass over hundreds that find no room costs little more than one.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.placer_fleet import Fleet
+from glowplug.controllers.placer_orders import Placement, record, refused, start_commands, stop
+from glowplug.controllers.placer_room import Room
+from glowplug.domain.decision import DecisionRecord, Rival
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import InstanceState
+from glowplug.events.facts import InstanceFailed
+from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
+from glowplug.policies.placement.dormant import with_drops
+from glowplug.policies.placement.port import PlaceRequest
+
+Place = Callable[..., PlaceDecision]
+Evict = Callable[..., EvictDecision]
+
+
+class Look:
+    """One pass: the fleet as it is now, and what has been answered in this pass."""
+
+    def __init__(self, fleet: Fleet, now_s: float) -> None:
+        self.now_s = now_s
+        self.nodes: list[Node] = fleet.view(now_s)
+        self.view = fleet.placement_view(now_s, self.nodes)
+        params = fleet.params
+        self.room = Room(
+            now_s=now_s,
+            nodes=self.nodes,
+            books=fleet.books,
+            models=fleet.models,
+            loads=fleet.loads,
+            min_residency_s=params.min_residency_s,
+            fair_turn_s=params.fair_turn_s,
+        )
+        self.no_room: dict[Any, PlaceDecision] = {}
+        self.no_victims: set[Any] = set()
+        self.models_with_copies = {row.model_key for rows in fleet.books.dormant.values() for row in rows}
+
+
+class Placing:
+    """`placements` by instance_id: those that wait, and those whose start has been sent and not yet been heard of."""
+
+    def __init__(self, fleet: Fleet, place: Place, evict: Evict) -> None:
+        self.fleet, self._place, self._evict = fleet, place, evict
+        self.placements: dict[str, Placement] = {}
+        self._waiting: list[tuple[tuple[int, float, str], Placement]] = []
+
+    # who waits
+
+    def add(self, placement: Placement) -> None:
+        self.placements[placement.instance_id] = placement
+        insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])
+
+    def drop(self, instance_id: str, *, keep_claims: bool = False) -> Placement | None:
+        """No placement any more. Its promises end with it unless a row stands for them now."""
+        placement = self.placements.pop(instance_id, None)
+        if placement is not None:
+            self._wait_no_more(placement)
+            if not keep_claims:
+                self._release(placement)
+        return placement
+
+    def shift(self, by_s: float) -> None:
+        """Move every wait by a jump of the clock."""
+        for placement in self.placements.values():
+            placement.shift(by_s)
+        self._waiting = [(p.urgency, p) for _, p in self._waiting]
+
+    def _wait_no_more(self, placement: Placement) -> None:
+        at = bisect_left(self._waiting, placement.urgency, key=lambda entry: entry[0])
+        if at < len(self._waiting) and self._waiting[at][1] is placement:
+            del self._waiting[at]
+
+    def _release(self, placement: Placement) -> None:
+        books = self.fleet.books
+        for number in range(max(1, len(placement.stages))):
+            if placement.stage_id(number) not in self.fleet.instances.by_id:
+                books.claim(placement.stage_id(number), {})
+        for dormant in (placement.source, *(d for drops in placement.drops.values() for d in drops)):
+            if dormant and books.taken.get(dormant) == placement.instance_id:
+                books.give_back(dormant)
+
+    def _promise(self, placement: Placement) -> None:
+        """Put what it was given on the books: less what its source and those that give way hold there."""
+        books = self.fleet.books
+        for number, stage in enumerate(placement.stages):
+            given_up = (placement.source, *placement.drops.get(stage.node_id, ()))
+            wanted = {g: stage.bytes_per_gpu - books.held_bytes(g, given_up) for g in stage.gpu_ids}
+            books.claim(placement.stage_id(number), {g: max(0, n) for g, n in wanted.items()})
+        for dormant in (placement.source, *(d for drops in placement.drops.values() for d in drops)):
+            if dormant:
+                books.take(dormant, placement.instance_id)
+
+    # placing
+
+    def work(self, now_s: float) -> list[Effect]:
+        """Try whoever waits, most urgent first."""
+        if not self._waiting:
+            return []
+        look = Look(self.fleet, now_s)
+        return [e for _, placement in list(self._waiting) for e in self._try(placement, look)]
+
+    def try_one(self, placement: Placement, now_s: float) -> list[Effect]:
+        """One that has just been asked for; nothing has changed for the others."""
+        return [] if placement.sent_at else self._try(placement, Look(self.fleet, now_s))
+
+    def _try(self, placement: Placement, look: Look) -> list[Effect]:
+        now_s, params = look.now_s, self.fleet.params
+        decision = self._decide(placement, look)
+        if decision.stages:
+            return self._start(placement, decision, now_s)
+        waited = now_s - placement.received_at
+        settled = self.fleet.is_settled(now_s)
+        if not decision.possible:
+            patient = waited < params.impossible_s or not settled
+            return [] if patient else self._refuse(placement, decision, now_s)
+        asked_lately = now_s - placement.asked_victims_at < params.evict_grace_s
+        gpu_ids = [gpu_id for stage in placement.stages for gpu_id in stage.gpu_ids]
+        if asked_lately and look.room.is_being_made(gpu_ids, placement.victims):
+            return []
+        if not settled and not self.fleet.loads.is_fresh(now_s):
+            return []
+        chosen = self._make_room(placement, look, busy_may_go=waited >= params.fair_wait_s)
+        return self._evict_for(placement, *chosen, now_s) if chosen else []
+
+    def _decide(self, placement: Placement, look: Look) -> PlaceDecision:
+        """What its policy says, or said when nothing has changed since."""
+        books, now_s = self.fleet.books, look.now_s
+        if placement.tried_version == books.version and now_s - placement.tried_at < self.fleet.params.retry_s:
+            return placement.answer
+        key = self._likeness(placement, look)
+        decision = look.no_room.get(key) if not placement.stages else None
+        if decision is None:
+            claims = books.set_aside(placement.instance_id) if placement.stages else {}
+            decision = self._ask(placement, look)
+            if claims:
+                books.put_back(placement.instance_id, claims)
+        if not decision.stages:
+            look.no_room[key] = decision
+            placement.tried_version, placement.tried_at, placement.answer = books.version, now_s, decision
+        return decision
+
+    def _ask(self, placement: Placement, look: Look) -> PlaceDecision:
+        command, view = placement.command, look.view
+        heard = [n for n in look.nodes if n.node_id not in placement.silent] if placement.silent else look.nodes
+        request = PlaceRequest(
+            instance_id=command.instance_id,
+            model=command.model,
+            waited_s=max(0.0, look.now_s - command.wanted_at),
+            num_required=command.num_required,
+        )
+        asked_of = replace(view, nodes=heard) if heard and placement.silent else view
+        decision = self._place(request, asked_of)
+        if decision.stages or not self.fleet.books.dormant:
+            return decision
+        if self._sleeps_at(placement):
+            return decision  # it wakes where it sleeps, once there is room
+        return with_drops(request, asked_of) or decision
+
+    def _likeness(self, placement: Placement, look: Look) -> Any:
+        """What is alike of two placements that one answer of "no room" will do for."""
+        command, model = placement.command, placement.command.model
+        waited_s = look.now_s - command.wanted_at
+        lateness = int(min(waited_s, model.slo.ttft_s)) if model.slo.ttft_s else 0
+        whose = model.key if model.key in look.models_with_copies else ""
+        size = (model.weights_bytes, model.kv_bytes, model.num_gpus, model.engine)
+        return (size, model.slo, lateness, command.num_required, whose, placement.silent)
+
+    def _sleeps_at(self, placement: Placement) -> frozenset[str]:
+        """GPUs where an engine of its model sleeps: waking it there beats a start anywhere (SwapServeLLM section 4)."""
+        key, dormant = placement.command.model.key, self.fleet.books.dormant
+        return frozenset(
+            worker.gpu_id
+            for rows in dormant.values()
+            for row in rows
+            if row.model_key == key and row.state is InstanceState.SWAPPED_OUT
+            for worker in row.workers
+        )
+
+    def _make_room(
+        self, placement: Placement, look: Look, *, busy_may_go: bool
+    ) -> tuple[StageDecision, EvictDecision] | None:
+        model = placement.command.model
+        home = self._sleeps_at(placement) if model.key in look.models_with_copies else frozenset()
+        if home and (found := look.room.make(model, self._evict, busy_may_go=busy_may_go, only=home)):
+            return found
+        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, busy_may_go)
+        if key in look.no_victims and not placement.stages:
+            return None
+        claims = self.fleet.books.set_aside(placement.instance_id) if placement.stages else {}
+        found = look.room.make(model, self._evict, busy_may_go=busy_may_go)
+        if claims:
+            self.fleet.books.put_back(placement.instance_id, claims)
+        if found is None:
+            look.no_victims.add(key)
+        return found
+
+    def _evict_for(
+        self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now_s: float
+    ) -> list[Effect]:
+        placement.stages, placement.victims, placement.asked_victims_at = (stage,), eviction.victims, now_s
+        self._promise(placement)
+        chosen = ", ".join(eviction.victims) or "wait for a drain under way"
+        decided = self._record(placement, "evict", eviction.reason, eviction.rivals, now_s, chosen)
+        why, params, rows = f"evicted for {placement.command.model.name}", self.fleet.params, self.fleet.instances.by_id
+        stops = [
+            stop(rows[victim].node_id, victim, why, params.evict_grace_s, params.evict_becomes)
+            for victim in eviction.victims
+        ]
+        return [Record(decided, placement.event), *(Publish(s, placement.event) for s in stops)]
+
+    def _start(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
+        self._wait_no_more(placement)
+        self._release(placement)
+        rows, drops = self.fleet.instances.by_id, dict[str, tuple[str, ...]]()
+        for replica_id in decision.drops:
+            node_id = rows[replica_id].node_id if replica_id in rows else decision.node_id
+            drops[node_id] = (*drops.get(node_id, ()), replica_id)
+        placement.stages, placement.source, placement.drops = decision.stages, decision.source, drops
+        placement.started_at = placement.sent_at = now_s
+        self._promise(placement)
+        self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
+        decided = self._record(placement, "place", decision.reason, decision.rivals, now_s, _chosen(decision))
+        placement.decision_id = decided.decision_id
+        return [Record(decided, placement.event), *self.orders(placement)]
+
+    def orders(self, placement: Placement) -> list[Effect]:
+        """Its starts, for those stages that nobody has spoken of."""
+        known = self.fleet.instances.by_id
+        return [
+            Publish(command, placement.event)
+            for number in range(len(placement.stages))
+            if placement.stage_id(number) not in known
+            for command in start_commands(placement, range(number, number + 1))
+        ]
+
+    # starts that have been sent
+
+    def chase(self, now_s: float) -> list[Effect]:
+        """Starts of which their agents have not spoken yet: ask again, in the end somewhere else."""
+        return [e for p in list(self.placements.values()) if p.sent_at for e in self._chase(p, now_s)]
+
+    def _chase(self, placement: Placement, now_s: float) -> list[Effect]:
+        params, known = self.fleet.params, self.fleet.instances.by_id
+        silent = [n for n in range(len(placement.stages)) if placement.stage_id(n) not in known]
+        gone = next((n for n in silent if not self.fleet.nodes.is_alive(placement.stages[n].node_id, now_s)), None)
+        if gone is not None or now_s - placement.started_at > params.give_up_s:
+            number = gone if gone is not None else silent[0]
+            return self._give_up(placement, placement.stages[number].node_id, gone is not None, now_s)
+        if now_s - placement.sent_at >= params.repeat_s:
+            placement.sent_at = now_s
+            return self.orders(placement)
+        return []
+
+    def _give_up(self, placement: Placement, node_id: str, has_left: bool, now_s: float) -> list[Effect]:
+        late = f"{node_id} did not answer its start for {now_s - placement.started_at:.1f} s"
+        why = "its node has left before it took the start" if has_left else late
+        ids = [placement.stage_id(n) for n in range(len(placement.stages))]
+        stops = [Publish(stop(stage.node_id, ids[n], "placed anew", 0.0)) for n, stage in enumerate(placement.stages)]
+        if len(ids) > 1:  # its other stages may have begun: the whole has failed, and is asked for under another name
+            self.drop(placement.instance_id)
+            decided = self._record(placement, "place", f"{why}: given up", (), now_s, "failed")
+            failed = refused(placement, why, decided.decision_id, now_s)
+            is_heard = placement.instance_id in self.fleet.instances.by_id
+            told = [] if is_heard else [Publish(InstanceFailed(instance=failed, code="no_answer"), placement.event)]
+            return [Record(decided, placement.event), *stops, *told]
+        decided = self._record(placement, "place", f"{why}: placed anew", (), now_s, "anew")
+        self._release(placement)
+        placement.start_over()
+        insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])
+        return [Record(decided, placement.event), *stops]
+
+    def _refuse(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
+        """No GPU could ever hold it: say so as a failed start."""
+        self.drop(placement.instance_id)
+        decided = self._record(placement, "refuse", decision.reason, decision.rivals, now_s)
+        failed = refused(placement, decision.reason, decided.decision_id, now_s)
+        fact = InstanceFailed(instance=failed, code="no_capacity")
+        return [Record(decided, placement.event), Publish(fact, placement.event)]
+
+    def _record(
+        self,
+        placement: Placement,
+        kind: str,
+        reason: str,
+        rivals: tuple[Rival, ...],
+        now_s: float,
+        chosen: str = "",
+    ) -> DecisionRecord:
+        policy = self.fleet.policies["residency" if kind == "evict" else "placement"]
+        decision_id = self.fleet.ids.next("d-p")
+        return record(placement, decision_id, kind, policy, reason, now_s, rivals=rivals, chosen=chosen)
+
+
+def _chosen(decision: PlaceDecision) -> str:
+    return ", ".join(gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids)

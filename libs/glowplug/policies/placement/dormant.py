@@ -1,0 +1,171 @@
+"""Dormant copies in a placement: growing from the model's own, and dropping other models' replicas for their bytes.
+
+A replica's bytes are free the moment it is dropped (WarmServe section 6.1, page remapping), so that nobody waits for
+room made this way; evicting a running engine costs a drain. Which replicas go: those whose lost scores add up to least
+(WarmServe section 5.2, last paragraph).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from glowplug.domain.decision import Rival
+from glowplug.domain.hardware import Gpu, Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.units import show_bytes
+from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.shape import bytes_per_gpu, room_of
+
+MAX_RIVALS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """One GPU with `drops` taken off it: the room there then, and what they were worth together."""
+
+    gpu_id: str
+    room: int
+    drops: tuple[str, ...] = ()
+    lost: float = 0.0
+
+    @property
+    def cost(self) -> tuple[float, int, str]:
+        return (self.lost, len(self.drops), self.gpu_id)
+
+
+def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
+    """The model's dormant rows that an instance of it may grow from, by id; none of another revision."""
+    model = request.model
+    return sorted(
+        (
+            row
+            for rows in view.dormant.values()
+            for row in rows
+            if row.model_key == model.key
+            and row.engine == model.engine
+            and row.model_revision in (0, model.revision)
+            and len(row.workers) == model.num_gpus
+        ),
+        key=lambda row: row.instance_id,
+    )
+
+
+def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
+    """The dormant copy an instance grows from where its GPUs have room, or have it when other replicas are dropped:
+    one that is prewarmed, else one asleep, else one on its way; of equals the one that costs least. None without."""
+    copies = copies_of(request, view)
+    if not copies:
+        return None
+    nodes = {node.node_id: node for node in view.nodes if not node.draining}
+    found: list[tuple[tuple[int, float, int, str], Instance, list[Clearing]]] = []
+    rivals: list[Rival] = []
+    for row in copies:
+        node = nodes.get(row.node_id)
+        cleared = _cleared(row, node, request, view) if node is not None else None
+        if cleared is None:
+            rivals.append(Rival(name=row.instance_id, score=0.0, why="no room beside it"))
+            continue
+        drops = _union(cleared)
+        order = (_rung(row), sum(view.scores.get(d, 0.0) for d in drops), len(drops), row.instance_id)
+        rivals.append(Rival(name=row.instance_id, score=order[1], why=f"{_WORDS[order[0]]}, {len(drops)} give way"))
+        found.append((order, row, cleared))
+    if not found:
+        return None
+    order, row, cleared = min(found, key=lambda entry: entry[0])
+    return PlaceDecision(
+        stages=(_stage(row.node_id, cleared, request),),
+        source=row.instance_id,
+        drops=_union(cleared),
+        reason=f"grows from {row.instance_id}, {_WORDS[order[0]]}",
+        rivals=tuple(rivals[:MAX_RIVALS]),
+    )
+
+
+def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
+    """Room for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
+    then the first node. None when that is not enough anywhere, or there is nothing to drop."""
+    model, best = request.model, None
+    for node in view.nodes:
+        here = view.dormant.get(node.node_id)
+        if not here or node.draining or model.engine not in node.engines:
+            continue
+        need = bytes_per_gpu(model)
+        options = [c for gpu in node.gpus if (c := clear(gpu, need, here, view)) is not None]
+        if len(options) < model.num_gpus:
+            continue
+        cleared = sorted(options, key=lambda c: c.cost)[: model.num_gpus]
+        drops = _union(cleared)
+        order = (sum(view.scores.get(d, 0.0) for d in drops), len(drops), node.node_id)
+        if best is None or order < best[0]:
+            best = (order, node.node_id, cleared)
+    if best is None:
+        return None
+    order, node_id, cleared = best
+    cleared = sorted(cleared, key=lambda c: c.gpu_id)
+    return PlaceDecision(
+        stages=(_stage(node_id, cleared, request),),
+        drops=_union(cleared),
+        reason=f"{show_bytes(bytes_per_gpu(model))} where {order[1]} replicas worth {order[0]:.3g} give way",
+    )
+
+
+def clear(
+    gpu: Gpu, need: int, here: Sequence[Instance], view: PlacementView, *, keep: str = "", extra: int = 0
+) -> Clearing | None:
+    """That GPU with room for `need` bytes, fewest-worth replicas dropped first and none needlessly; None when all of
+    them would not do. `keep` stays, and `extra` bytes of it count as room."""
+    room = room_of(gpu, view.reserved) + extra
+    if room >= need:
+        return Clearing(gpu.gpu_id, room)
+    held = {g.holder: g.num_bytes for g in gpu.grants}
+    may_go = sorted(
+        (row for row in here if row.instance_id in held and row.instance_id != keep),
+        key=lambda row: (view.scores.get(row.instance_id, 0.0), row.instance_id),
+    )
+    dropped: list[Instance] = []
+    for row in may_go:
+        if room >= need:
+            break
+        room += held[row.instance_id]
+        dropped.append(row)
+    if room < need:
+        return None
+    for row in sorted(dropped, key=lambda r: -view.scores.get(r.instance_id, 0.0)):
+        if room - held[row.instance_id] >= need:  # a larger one that came later is enough without it
+            room -= held[row.instance_id]
+            dropped.remove(row)
+    lost = sum(view.scores.get(row.instance_id, 0.0) for row in dropped)
+    return Clearing(gpu.gpu_id, room, tuple(row.instance_id for row in dropped), lost)
+
+
+def _cleared(row: Instance, node: Node, request: PlaceRequest, view: PlacementView) -> list[Clearing] | None:
+    need, by_id = bytes_per_gpu(request.model), {gpu.gpu_id: gpu for gpu in node.gpus}
+    here, cleared = view.dormant.get(node.node_id, ()), []
+    for worker in row.workers:
+        gpu = by_id.get(worker.gpu_id)
+        if gpu is None:
+            return None
+        own = sum(g.num_bytes for g in gpu.grants if g.holder == row.instance_id)
+        one = clear(gpu, need, here, view, keep=row.instance_id, extra=own)
+        if one is None:
+            return None
+        cleared.append(one)
+    return cleared
+
+
+def _stage(node_id: str, cleared: Sequence[Clearing], request: PlaceRequest) -> StageDecision:
+    gpu_ids = tuple(one.gpu_id for one in cleared)
+    return StageDecision(node_id=node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(request.model))
+
+
+def _union(cleared: Iterable[Clearing]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(drop for one in cleared for drop in one.drops))
+
+
+def _rung(row: Instance) -> int:
+    if row.state is InstanceState.PREWARMED:
+        return 0
+    return 1 if row.state is InstanceState.SWAPPED_OUT else 2
+
+
+_WORDS = ("prewarmed", "asleep", "being prewarmed")

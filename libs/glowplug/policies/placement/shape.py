@@ -1,0 +1,21 @@
+"""What one instance takes on each of its GPUs."""
+
+from collections.abc import Mapping
+
+from glowplug.domain.hardware import Gpu
+from glowplug.domain.model import Model
+
+
+def bytes_per_gpu(model: Model) -> int:
+    """Bytes of weights and KV cache on each of the model's `num_gpus` GPUs."""
+    return -(-model.memory_bytes // model.num_gpus)
+
+
+def weights_per_gpu(model: Model) -> int:
+    """Bytes of weights alone, which is what a replica holds."""
+    return -(-model.weights_bytes // model.num_gpus)
+
+
+def room_of(gpu: Gpu, reserved: Mapping[str, int]) -> int:
+    """Bytes neither granted nor promised."""
+    return gpu.free_bytes - reserved.get(gpu.gpu_id, 0)
