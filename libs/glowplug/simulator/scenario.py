@@ -5,17 +5,18 @@ scenario file ─▶ base files ─▶ key=value settings ─▶ checked words �
 
 import gzip
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from glowplug.policies.prediction.port import WindowTotals
+from glowplug.controllers.predictor import PredictorParams
+from glowplug.policies.registry import ROOMS
 from glowplug.simulator.scenario_errors import ScenarioError, from_pydantic
 from glowplug.simulator.scenario_fleet import build_setup
 from glowplug.simulator.scenario_history import windows_before
-from glowplug.simulator.scenario_traffic import Traffic
+from glowplug.simulator.scenario_traffic import DAY_S, Traffic
 from glowplug.simulator.scenario_tree import Tree, in_units, override, read_tree
 from glowplug.simulator.scenario_words import ScenarioWords
 from glowplug.simulator.setup import Setup
@@ -54,16 +55,6 @@ class Scenario:
         """The requests, in order of time; the same for the same seed (the scenario's own when none is given)."""
         return self.traffic.arrivals(self.seed if seed is None else seed)
 
-    def history(self, window_s: float, began_s: float) -> dict[str, tuple[WindowTotals, ...]]:
-        """Per model, the windows before the run (epoch seconds), oldest first; models without a past are left out."""
-        words = self.words.history
-        if not words.seconds:
-            return {}
-        found = {
-            one.model.key: windows_before(words, self.traffic, one, window_s, began_s) for one in self.setup.models
-        }
-        return {key: windows for key, windows in found.items() if windows}
-
 
 def load(path: Path, settings: Iterable[str] = ()) -> Scenario:
     """The scenario in `path` with 'dotted.path=value' settings over it. Raises ScenarioError, one line that names the
@@ -88,4 +79,22 @@ def load_tree(tree: Tree, beside: Path) -> Scenario:
         raise ScenarioError("workload.source", str(error)) from error
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise ScenarioError("workload.source", f"{words.workload.source}: {error}") from error
-    return Scenario(words, setup, traffic, tree, beside)
+    return Scenario(words, _with_past(words, setup, traffic), traffic, tree, beside)
+
+
+def _with_past(words: ScenarioWords, setup: Setup, traffic: Traffic) -> Setup:
+    """The Setup with the time of day the trace begins at, and what its predictor saw before."""
+    began_at = setup.began_at + words.workload.start_s % DAY_S
+    if not words.history.seconds:
+        return replace(setup, began_at=began_at)
+    window_s = words.history.window_s or _window_s(setup)
+    found = {one.model.key: windows_before(words.history, traffic, one, window_s, began_at) for one in setup.models}
+    return replace(setup, began_at=began_at, history={key: windows for key, windows in found.items() if windows})
+
+
+def _window_s(setup: Setup) -> float:
+    """The predictor's window: its own setting, or what the forecaster's paper uses."""
+    own: float = getattr(
+        ROOMS["prediction"].get(setup.policies.prediction), "WINDOW_S", setup.params.predictor.window_s
+    )
+    return own if setup.params.predictor == PredictorParams() else setup.params.predictor.window_s

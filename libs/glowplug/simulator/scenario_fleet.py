@@ -1,6 +1,6 @@
 """The fleet of a scenario: servers, models with their costs, policies and params, and why it is impossible if it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +14,7 @@ from glowplug.simulator.scenario_errors import ScenarioError, from_pydantic, joi
 from glowplug.simulator.scenario_overlay import overlay
 from glowplug.simulator.scenario_tree import merge
 from glowplug.simulator.scenario_words import LengthWords, ModelWords, ScenarioWords
-from glowplug.simulator.setup import ModelSetup, Params, PolicyNames, ServerSetup, Setup
+from glowplug.simulator.setup import Fault, ModelSetup, Params, PolicyNames, ServerSetup, Setup
 
 _OURS = frozenset(ModelWords.model_fields)
 _FIXED = frozenset({"key", "weights", "source", "revision"})
@@ -34,8 +34,13 @@ def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWord
     keys = [one.model.key for one in models]
     if twice := next((key for key in keys if keys.count(key) > 1), "") if len(set(keys)) < len(keys) else "":
         raise ScenarioError("models", f"two of them are called {twice!r}")
-    params = overlay(Params(), words.params, "params")
-    setup = Setup(servers=servers, models=tuple(models), policies=_policies(words.policies), params=params)
+    setup = Setup(
+        servers=servers,
+        models=tuple(models),
+        policies=_policies(words.policies),
+        params=overlay(Params(), words.params, "params"),
+        faults=_faults(words.faults, servers, set(keys)),
+    )
     return setup, lengths
 
 
@@ -59,6 +64,26 @@ def _policies(given: Mapping[str, Any]) -> PolicyNames:
             policies = known(name, ROOMS[field.name])
             raise ScenarioError(f"policies.{field.name}", f"there is no {field.name} policy {name!r} {policies}")
     return names
+
+
+def _faults(
+    given: Sequence[Mapping[str, Any]], servers: Sequence[ServerSetup], keys: Collection[str]
+) -> tuple[Fault, ...]:
+    nodes = [f"{server.name}-{number + 1}" for server in servers for number in range(server.num_servers)]
+    faults = []
+    for number, entry in enumerate(given):
+        path = join("faults", number)
+        if missing := {"at_s", "node_id"} - entry.keys():
+            raise ScenarioError(join(path, min(missing)), "is missing")
+        fault = overlay(Fault(at_s=0.0, node_id=""), entry, path)
+        if fault.at_s < 0:
+            raise ScenarioError(join(path, "at_s"), f"{fault.at_s} is below 0")
+        if fault.node_id not in nodes:
+            raise ScenarioError(join(path, "node_id"), f"no node {fault.node_id!r} {known(fault.node_id, nodes[:20])}")
+        if fault.model and fault.model not in keys:
+            raise ScenarioError(join(path, "model"), f"no model {fault.model!r}")
+        faults.append(fault)
+    return tuple(faults)
 
 
 def _models(

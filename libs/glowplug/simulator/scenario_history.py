@@ -5,6 +5,7 @@ one time in flight per model, the peak as the level that a Poisson number of req
 """
 
 import math
+from collections.abc import Iterator
 from statistics import NormalDist, fmean
 
 from glowplug.policies.prediction.port import WindowTotals
@@ -31,7 +32,8 @@ def windows_before(
     first = int((began_s + bins[0][0]) // window_s) + 1
     grouped: dict[int, list[Bin]] = {}
     for bin_ in bins:
-        grouped.setdefault(int((began_s + bin_[0]) // window_s), []).append(bin_)
+        for number, part in _cut(bin_, began_s, window_s):
+            grouped.setdefault(number, []).append(part)
     return tuple(
         _window(grouped.get(number, []), number * window_s, window_s, prompt, response, request_s)
         for number in range(first, last)
@@ -43,6 +45,19 @@ def request_seconds(one: ModelSetup, prompt: float, response: float) -> float:
     costs = next(iter(one.costs.values()))
     context = round(BATCH * (prompt + response / 2))
     return costs.prefill_s(round(prompt), round(prompt * prompt)) + response * costs.decode_s(BATCH, context)
+
+
+def _cut(bin_: Bin, began_s: float, window_s: float) -> Iterator[tuple[int, Bin]]:
+    """The parts of a bin that lie in each window it touches, by the number of the window."""
+    from_s, width_s, num = bin_
+    at_s, end_s = began_s + from_s, began_s + from_s + width_s
+    while at_s < end_s:
+        number = int(at_s // window_s)
+        upto_s = min(end_s, (number + 1) * window_s)
+        if upto_s <= at_s:  # rounding: nothing is left of it
+            return
+        yield number, (at_s - began_s, upto_s - at_s, num * (upto_s - at_s) / width_s)
+        at_s = upto_s
 
 
 def _window(

@@ -69,16 +69,8 @@ class HistoryWords(Words):
     """What the predictor knows of the past when the run begins: windows of the trace before it, up to `seconds`."""
 
     seconds: float = Field(0.0, ge=0)  # 0: nothing
+    window_s: float = Field(0.0, ge=0)  # 0: the predictor's
     request_s: float = Field(0.0, ge=0)  # a request's time in flight; 0: at a batch of 8, from costs and lengths
-
-
-class FaultWords(Words):
-    """Something that breaks at `at_s` of the run."""
-
-    at_s: float = Field(ge=0)
-    kind: Literal["node_down", "node_up", "kill_engine", "link_ratio"]
-    target: str  # node id ("server-1"), or a model's key for kill_engine
-    ratio: float = Field(1.0, gt=0)  # of the network's speed, for link_ratio
 
 
 class ModelWords(BaseModel):
@@ -110,5 +102,5 @@ class ScenarioWords(Words):
     params: dict[str, Any] = {}
     workload: WorkloadWords
     history: HistoryWords = HistoryWords()
-    faults: tuple[FaultWords, ...] = ()
+    faults: tuple[dict[str, Any], ...] = ()  # fields of `Fault`
     drain_s: float = Field(300.0, ge=0)  # longest wait for the last answers
