@@ -1,5 +1,6 @@
 """One agent's controller, what it is sent and what it answers, in short words."""
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from glowplug.controllers.agent import AgentController
@@ -34,13 +35,29 @@ PARAMS = AgentParams(
 T = TypeVar("T")
 
 
-def make(memory: AgentMemory | None = None, *, mib: int = 300) -> AgentController:
-    ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/0", total_bytes=mib * MIB)])
+def make(
+    memory: AgentMemory | None = None,
+    *,
+    mib: int = 300,
+    gpus: int = 1,
+    abilities: Iterable[str] = (),
+    params: AgentParams = PARAMS,
+) -> AgentController:
+    """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities`."""
+    ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB) for n in range(gpus)])
     engines = {
-        "emulated": EngineKind(name="emulated", emulated=True),
+        "emulated": EngineKind(name="emulated", emulated=True, abilities=frozenset(abilities)),
         "vllm": EngineKind(name="vllm", unavailable="no vLLM here"),
     }
-    return AgentController(NODE, ledger, engines, params=PARAMS, memory=memory, agent_url="http://a")
+    return AgentController(NODE, ledger, engines, params=params, memory=memory, agent_url="http://a")
+
+
+def workers(instance_id: str, *gpus: int, mib: int = 0) -> tuple[Worker, ...]:
+    """One worker on each of these GPUs of the node; `mib` 0 leaves the bytes to the agent."""
+    return tuple(
+        Worker(worker_id=f"{instance_id}-{n}", node_id=NODE, gpu_id=f"{NODE}/{gpu}", num_bytes=mib * MIB, rank=n)
+        for n, gpu in enumerate(gpus)
+    )
 
 
 def start(instance_id: str = "i-1", *, mib: int = 100, epoch: int = 1, **fields: Any) -> Event:
@@ -51,8 +68,8 @@ def start(instance_id: str = "i-1", *, mib: int = 100, epoch: int = 1, **fields:
     return an_event(command, issuer="placer-1", epoch=epoch, traceparent="tp")
 
 
-def stop(instance_id: str = "i-1", *, grace_s: float = 30.0, epoch: int = 1) -> Event:
-    command = StopInstance(target=NODE, instance_id=instance_id, reason="idle", grace_s=grace_s)
+def stop(instance_id: str = "i-1", *, grace_s: float = 30.0, epoch: int = 1, becomes: str = "stopped") -> Event:
+    command = StopInstance(target=NODE, instance_id=instance_id, reason="idle", grace_s=grace_s, becomes=becomes)
     return an_event(command, issuer="autoscaler-1", epoch=epoch)
 
 
@@ -81,13 +98,24 @@ def instance(agent: AgentController, instance_id: str = "i-1") -> Instance:
     return agent.holdings[instance_id].instance
 
 
-def used(agent: AgentController) -> int:
-    return agent.ledger.gpus[0].used_bytes // MIB
+def used(agent: AgentController, gpu: int = 0) -> int:
+    return agent.ledger.gpus[gpu].used_bytes // MIB
 
 
-def ready(agent: AgentController, now_s: float = 10.0) -> AgentController:
+def owned(agent: AgentController, gpu: int = 0) -> dict[tuple[str, str], int]:
+    """(holder, owner) -> MiB of one GPU."""
+    return {(g.holder, g.owner.value): g.num_bytes // MIB for g in agent.ledger.gpus[gpu].grants}
+
+
+def halves(agent: AgentController, instance_id: str, now_s: float) -> list[Effect]:
+    """Its process is up and its weights are in host memory."""
+    agent.handle(EngineLaunched(instance_id), now_s)
+    return agent.handle(WeightsComplete(instance_id, "/w"), now_s)
+
+
+def ready(agent: AgentController, now_s: float = 10.0, **fields: Any) -> AgentController:
     """i-1 through its whole start, READY three seconds after `now_s`."""
-    agent.handle(start(), now_s)
+    agent.handle(start(**fields), now_s)
     agent.handle(EngineLaunched("i-1"), now_s + 0.5)
     agent.handle(WeightsComplete("i-1", "/w"), now_s + 2)
     phases = (

@@ -216,9 +216,11 @@ class Lifecycle:
             turn.keep(replace(holding, stop_asked_at=turn.now_s, is_stopping=True))
             return
         if holding.is_restarting and holding.instance.state.is_coming:
+            decided = tuple(p for p in holding.instance.phases if p.name is PhaseName.DECIDE)
             again = replace(holding, is_stopping=False, is_restarting=False, is_launched=False, weights_path=None)
-            again = replace(again, engine_id="", warmth="", is_loaded=False, is_serving=False)
-            self.begin(turn, turn.keep(replace(again, fetch=None, instance=replace(again.instance, source=""))))
+            again = replace(again, fetch=None, engine_id="", warmth="", is_loaded=False, is_serving=False)
+            again = replace(again, instance=replace(again.instance, source="", phases=decided))
+            self.begin(turn, turn.keep(again))
             return
         holding = replace(self.ungrant(holding), is_stopping=False, is_sleeping=False, snapshot_bytes=0)
         holding = turn.keep(replace(holding, engine_id=""))
