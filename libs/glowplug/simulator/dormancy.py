@@ -39,7 +39,10 @@ class Dormancy:
             return
         node.fetching.rename(engine, effect.instance_id)
         engine.instance_id = effect.instance_id
-        engine.num_bytes = sum(w.num_bytes for w in effect.workers if w.node_id == node.node_id)
+        mine = [w for w in effect.workers if w.node_id == node.node_id]
+        engine.num_bytes = sum(w.num_bytes for w in mine)
+        engine.gpu_ids = tuple(w.gpu_id for w in mine)  # a sleeper may wake on others
+        engine.stage_gpus = (engine.gpu_ids,)
         node.engines[effect.instance_id] = engine
         engine.is_replica, engine.is_activating = False, True
         start, model = engine.model.start, effect.model

@@ -26,6 +26,7 @@ def _break(world: "World", fault: Fault) -> None:
                 node.tell_agent(aw.EngineExited(engine.instance_id, "killed by a fault"))
                 return
         return
+    node.is_down = True
     world.fleet.down |= {fault.node_id, f"prefetcher-{fault.node_id}"}
     for instance_id in list(node.engines):
         node.starting.end(instance_id)

@@ -4,6 +4,7 @@ Nothing here decides. A stimulus goes into a controller; its effects become even
 table, or work for a node or for the traffic.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -199,5 +200,7 @@ _READERS = {
 
 def make_prefetcher(node_id: str, capacity_bytes: int, caching: str, digest_of: Callable[..., str]) -> Any:
     """The prefetcher of one simulated node."""
-    params = PrefetcherParams(capacity_bytes=capacity_bytes, caching=caching)
+    params = PrefetcherParams(
+        capacity_bytes=capacity_bytes, caching=caching, heal_s=math.inf
+    )  # no command is lost here
     return PrefetcherController(node_id, params, digest_of=digest_of)

@@ -1,0 +1,258 @@
+"""What agents can do besides starts and stops, asked of them directly: replicas, sleep, pipelines, tensor groups."""
+
+from dataclasses import replace
+
+import pytest
+
+from glowplug.controllers.agent_words import AgentParams
+from glowplug.domain.instance import InstanceState, Worker
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.events.commands import ConsolidateInstance, FetchWeights, JoinStages, StartInstance, StopInstance
+from glowplug.simulator.costs import FITTED
+from glowplug.simulator.setup import GB, QUIET_AGENT, Fault, ModelSetup, Params, ServerSetup, Setup, StartSeconds
+from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.world import World
+
+COSTS = FITTED["llama-2-7b", "h800"]
+START = StartSeconds(launch_s=2.0, warmup_s=0.5, activate_s=0.01, swap_base_s=1.0, swap_bytes_per_s=10e9)
+ABLE = frozenset({"prewarm", "swap", "stages"})
+
+
+def a_setup(num_gpus=1, num_servers=1, start=START, agent=QUIET_AGENT, **fields):
+    model = Model(
+        name="m",
+        key="m",
+        engine="emulated",
+        weights=WeightsRef(uri="s3://m", num_bytes=16 * GB),
+        weights_bytes=16 * GB,
+        **{"kv_bytes": 32 * GB, "keep_alive_s": -1, "max_concurrency": 8, "max_instances": 4, "num_gpus": num_gpus}
+        | fields,
+    )
+    server = ServerSetup(
+        num_servers=num_servers, num_gpus=4, pcie_bytes_per_s=16e9, weights_in_host=num_servers == 1, abilities=ABLE
+    )
+    one = ModelSetup(model=model, costs={"h800": COSTS}, kv_bytes_per_token=500_000, start=start)
+    return Setup(servers=(server,), models=(one,), params=Params(agent=agent))
+
+
+def workers_of(setup, node="server-1", num_bytes=0, first=0):
+    model = setup.models[0].model
+    share = (num_bytes or model.memory_bytes) // model.num_gpus
+    gpus = range(first, first + model.num_gpus)
+    return tuple(
+        Worker(worker_id=f"w{n}", node_id=node, gpu_id=f"{node}/{n}", num_bytes=share, rank=n - first) for n in gpus
+    )
+
+
+def ask(world, payload, at_s=0.0):
+    """A command of the placer, `at_s` after the traffic began."""
+    world.kernel.at(world.began_s + at_s, world.fleet.publish, "placer", payload, None)
+
+
+def start(world, instance_id, at_s=0.0, **fields):
+    model = world.setup.models[0].model
+    target = fields["workers"][fields.get("stage", 0)].node_id
+    ask(
+        world,
+        StartInstance(target=target, instance_id=instance_id, model=model, decision_id="", **fields),
+        at_s,
+    )
+
+
+def state_of(world, instance_id):
+    return world.fleet.tables["instances"][instance_id].state
+
+
+def ready_s(world, instance_id):
+    return world.fleet.tables["instances"][instance_id].ready_at - world.began_s
+
+
+def held(world, node="server-1"):
+    return [gpu.used_bytes for gpu in world.nodes[node].agent.ledger.gpus]
+
+
+def test_a_replica_loads_without_a_process_and_serves_at_once():
+    """WarmServe section 5: 16 GB at 16 GB/s in the background; an engine grows from it in 10 ms."""
+    world = World(a_setup(), [Arrival(5.0, "m", 100, 5)], check=True)
+    weights = world.setup.models[0].model.weights_bytes
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=weights))
+    world.kernel.at(world.began_s + 2.0, lambda: seen.append((state_of(world, "r1"), held(world)[0])))
+    seen = []
+    start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
+    results = world.run(10.0)
+    assert seen == [(InstanceState.PREWARMED, 16 * GB)]
+    assert ready_s(world, "i1") == pytest.approx(3.01, abs=0.01)
+    assert state_of(world, "r1") is InstanceState.STOPPED and held(world)[0] == 48 * GB
+    assert results.starts == {"prewarmed": 1} and results.hit_ratio == 1.0
+    assert results.total().num_finished == 1 and results.bytes_loaded == results.bytes_prewarmed == 16 * GB
+
+
+def test_a_replica_that_is_still_loading_is_streamed_to_its_end():
+    """The last layers may come while the first prefill runs: (L-1)/L x shortest prefill x bandwidth are missing."""
+    world = World(a_setup(), [], check=True)
+    weights = world.setup.models[0].model.weights_bytes
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=weights))
+    start(world, "i1", at_s=0.4, source="r1", workers=workers_of(world.setup))
+    world.run(5.0)
+    early_s = 31 / 32 * COSTS.prefill_s(1, 1)
+    assert ready_s(world, "i1") == pytest.approx(1.0 - early_s, abs=0.004)
+    assert world.results.starts == {"prewarming": 1}
+
+
+def test_a_load_in_the_foreground_goes_before_one_in_the_background():
+    """One lane: the start's 16 GB take their second whole, the replica waits and then takes its own."""
+    setup = a_setup(start=replace(START, launch_s=0.0, warmup_s=0.0), kv_bytes=1)
+    world = World(setup, [], check=True)
+    start(world, "r1", replica=True, workers=workers_of(setup, num_bytes=16 * GB))
+    start(world, "i1", at_s=0.5, workers=workers_of(setup))
+    world.run(5.0)
+    assert ready_s(world, "i1") == pytest.approx(1.5, abs=0.01)
+    prewarmed = world.fleet.tables["instances"]["r1"]
+    assert prewarmed.ready_at - world.began_s == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_tensor_group_loads_over_all_its_lanes():
+    world = World(a_setup(num_gpus=4), [Arrival(4.0, "m", 100, 5)], check=True)
+    start(world, "i1", workers=workers_of(world.setup))
+    results = world.run(5.0)
+    assert ready_s(world, "i1") == pytest.approx(2.0 + 16 / 4 / 16 + 0.5, abs=0.01)
+    assert held(world) == [12 * GB] * 4 and results.total().num_finished == 1
+
+
+def test_an_engine_asleep_gives_its_gpu_back_and_wakes():
+    """SwapServeLLM section 4, as calibrated: a second, and 16 GB at 10 GB/s."""
+    world = World(a_setup(), [Arrival(15.0, "m", 100, 5)], check=True)
+    start(world, "i1", workers=workers_of(world.setup))
+    ask(world, StopInstance(target="server-1", instance_id="i1", reason="", becomes="swapped_out"), 5.0)
+    seen = []
+    world.kernel.at(world.began_s + 9.0, lambda: seen.append((state_of(world, "i1"), held(world)[0])))
+    start(world, "i2", at_s=10.0, source="i1", workers=workers_of(world.setup, first=1))
+    results = world.run(20.0)
+    assert seen == [(InstanceState.SWAPPED_OUT, 0)]
+    assert ready_s(world, "i2") == pytest.approx(10.0 + 1.0 + 1.6, abs=0.01)
+    assert results.starts == {"host": 1, "swapped": 1} and results.bytes_swapped == 32 * GB
+    assert results.total().num_finished == 1
+
+
+def test_a_drained_engine_keeps_its_weights_as_a_replica():
+    world = World(a_setup(), [], check=True)
+    start(world, "i1", workers=workers_of(world.setup))
+    ask(world, StopInstance(target="server-1", instance_id="i1", reason="", becomes="prewarmed"), 5.0)
+    start(world, "i2", at_s=8.0, source="i1", workers=workers_of(world.setup))
+    world.run(10.0)
+    assert ready_s(world, "i2") == pytest.approx(8.01, abs=0.01) and held(world)[0] == 48 * GB
+
+
+def test_a_draining_engine_gives_its_cache_up_request_by_request():
+    """WarmServe section 4.1, Eq. 1: what is granted falls while the last requests run, and none of them suffers."""
+    agent = AgentParams(beat_s=4.0, reservation="paper")
+    arrivals = [Arrival(5.0 + n / 100, "m", 200, 100 * (n + 1)) for n in range(8)]
+    world = World(a_setup(agent=agent), arrivals, check=True)
+    start(world, "i1", workers=workers_of(world.setup))
+    ask(world, StopInstance(target="server-1", instance_id="i1", reason="", grace_s=60.0), 5.5)
+    seen = []
+    world.fleet.on_save.append(
+        lambda table, row, now_s: seen.append(row.gpus[0].used_bytes) if table == "nodes" else None
+    )
+    results = world.run(30.0)
+    falling = [b for b in seen if 16 * GB < b < 48 * GB]
+    assert len(set(falling)) >= 5 and falling == sorted(falling, reverse=True)
+    assert results.total().num_finished == 8 and results.total().num_preempted == 0
+
+
+def pipeline(setup, arrivals, num_stages=4, **kwargs):
+    """A cold start over as many nodes, each with its range of the weights and an equal part of the memory."""
+    world = World(setup, arrivals, check=True, **kwargs)
+    model = setup.models[0].model
+    nodes = [f"server-{n + 1}" for n in range(num_stages)]
+    share = model.memory_bytes // num_stages
+    workers = tuple(Worker(worker_id=f"w{n}", node_id=n, gpu_id=f"{n}/0", num_bytes=share) for n in nodes)
+    part = model.weights_bytes // num_stages
+    for r, node in enumerate(nodes):
+        instance_id = "x" if r == 0 else f"x.{r}"
+        fetch = FetchWeights(
+            target=node,
+            model_key="m",
+            weights=model.weights,
+            instance_id=instance_id,
+            first_byte=r * part,
+            last_byte=(r + 1) * part,
+        )
+        ask(world, fetch)
+        mine = workers if r == 0 else (workers[r],)
+        command = StartInstance(
+            target=node,
+            instance_id=instance_id,
+            model=model,
+            workers=mine,
+            decision_id="",
+            part_of="x" if r else "",
+            num_stages=num_stages,
+            stage=r,
+        )
+        ask(world, command)
+    ask(world, JoinStages(target=nodes[0], instance_id="x"), 5.0)
+    return world
+
+
+def test_a_pipelined_cold_start_fetches_in_parts_and_serves():
+    """HydraServe sections 4 and 5: 4 GB per server at 2 GB/s beside 2 s of launch, then over PCIe; a token hops."""
+    setup = a_setup(num_servers=4)
+    world = pipeline(setup, [Arrival(6.0, "m", 100, 101)])
+    results = world.run(15.0)
+    row = world.fleet.tables["instances"]["x"]
+    assert {phase.name.value for phase in row.phases} >= {"fetch", "launch", "load", "warmup"}
+    loaded = max(p.ended_at for p in row.phases if p.name == "load") - world.began_s
+    assert loaded == pytest.approx(max(2.0 + 4 / 16, 4 / 2 + 0.016 / 16), abs=0.02)
+    assert results.bytes_fetched == results.bytes_loaded == 16 * GB
+    assert row.max_concurrency == 32 and row.kv_tokens == 32 * GB // 500_000
+    total = results.total()
+    hops_s = 4 * START.hop_s
+    assert total.tpot.mean == pytest.approx(COSTS.decode_base_s + COSTS.decode_s_per_sequence / 4 + hops_s, rel=0.01)
+
+
+@pytest.mark.parametrize("scale_up", [False, True])
+def test_consolidation_loses_no_token_and_moves_the_cache_once(scale_up):
+    """HydraServe section 6: 12 GB more over the network in the background, then the KV of the other stages."""
+    arrivals = [Arrival(6.0, "m", 500, 1500), Arrival(6.1, "m", 100, 400)]
+    world = pipeline(a_setup(num_servers=4), arrivals)
+    ids = ["x", "x.1", "x.2", "x.3"] if scale_up else ["x"]
+    for r, instance_id in enumerate(ids):
+        ask(world, ConsolidateInstance(target=f"server-{r + 1}", instance_id=instance_id, reason="test"), 6.5)
+    results = world.run(40.0)
+    rows = world.fleet.tables["instances"]
+    assert all(rows[i].is_whole and rows[i].serves and rows[i].max_concurrency == 8 for i in ids)
+    assert all(rows[i].kv_tokens == 64_000 for i in ids)
+    total = results.total()
+    assert total.num_finished == 2 and total.response_tokens == 1900 and total.num_preempted == 0
+    assert results.num_consolidated == len(ids)
+    assert results.bytes_fetched == (16 + 12 * len(ids)) * GB
+    assert 0 < results.bytes_migrated < 2000 * 500_000
+    assert total.tpot.lowest < COSTS.decode_base_s + 2 * COSTS.decode_s_per_sequence + 4 * START.hop_s
+
+
+def test_engines_busy_on_one_gpu_share_its_time():
+    """Static sharing, as MuxServe's: two alike on one GPU take twice as long each."""
+    setup = a_setup(kv_bytes=8 * GB)
+    other = replace(setup.models[0], model=replace(setup.models[0].model, name="n", key="n"))
+    both = replace(setup, models=(*setup.models, other))
+    arrivals = [Arrival(10.0, "m", 100, 101), Arrival(10.0, "n", 100, 101)]
+    world = World(both, arrivals, check=True)
+    for n, one in enumerate(both.models):
+        worker = Worker(worker_id="w", node_id="server-1", gpu_id="server-1/0", num_bytes=one.model.memory_bytes)
+        command = StartInstance(
+            target="server-1", instance_id=f"i{n}", model=one.model, workers=(worker,), decision_id=""
+        )
+        ask(world, command)
+    total = world.run(30.0).total()
+    alone_s = COSTS.decode_base_s + COSTS.decode_s_per_sequence
+    assert total.num_finished == 2 and total.tpot.mean == pytest.approx(2 * alone_s, rel=0.03)
+
+
+def test_an_engine_that_dies_fails_its_requests_and_starts_anew():
+    setup = replace(a_setup(), faults=(Fault(at_s=8.0, node_id="server-1", model="m"),))
+    arrivals = [Arrival(1.0, "m", 100, 1000), Arrival(20.0, "m", 100, 10)]
+    world = World(setup, arrivals, check=True)
+    total = world.run(40.0).total()
+    assert total.num_refused == {"engine_failed": 1} and total.num_finished == 1
+    assert world.results.num_starts == 2
