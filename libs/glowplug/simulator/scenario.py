@@ -15,8 +15,9 @@ from glowplug.controllers.predictor import PredictorParams
 from glowplug.policies.registry import ROOMS
 from glowplug.simulator.scenario_errors import ScenarioError, from_pydantic
 from glowplug.simulator.scenario_fleet import build_setup
+from glowplug.simulator.scenario_generated import DAY_S
 from glowplug.simulator.scenario_history import windows_before
-from glowplug.simulator.scenario_traffic import DAY_S, Traffic
+from glowplug.simulator.scenario_traffic import Traffic
 from glowplug.simulator.scenario_tree import Tree, in_units, override, read_tree
 from glowplug.simulator.scenario_words import ScenarioWords
 from glowplug.simulator.setup import Setup

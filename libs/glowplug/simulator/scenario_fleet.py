@@ -60,7 +60,7 @@ def _policies(given: Mapping[str, Any]) -> PolicyNames:
     names = overlay(PolicyNames(), given, "policies")
     for field in fields(names):
         name = getattr(names, field.name)
-        if field.name in ROOMS and name not in ROOMS[field.name]:
+        if ROOMS.get(field.name) and name not in ROOMS[field.name]:
             policies = known(name, ROOMS[field.name])
             raise ScenarioError(f"policies.{field.name}", f"there is no {field.name} policy {name!r} {policies}")
     return names

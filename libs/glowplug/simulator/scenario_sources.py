@@ -42,7 +42,7 @@ TRACES: Final = {
     "arxiv_summarization_lengths": Trace(0.0, "arxiv_summarization_lengths"),
     SERVEGEN: Trace(1842.0, SERVEGEN_LENGTHS),
 }
-DRAWN: Final = ("gamma", "generator")
+DRAWN: Final = ("gamma", "generator", "generator_code", "generator_fleet", "generator_functions")
 FALLBACK_LENGTHS: Final = {
     "azure_2023_conv": LengthWords(prompt_mean=1195, prompt_cv=0.97, response_mean=201, response_cv=0.8),
     "azure_2023_code": LengthWords(prompt_mean=2040, prompt_cv=0.97, response_mean=28, response_cv=2.2),
@@ -82,7 +82,7 @@ class LengthBook:
         if spec is None:
             spec = TRACES[source].lengths if source in TRACES else source
             if spec in DRAWN or spec == SERVEGEN_LENGTHS:
-                spec = "azure_2023_conv"
+                spec = "azure_2023_code" if spec == "generator_code" else "azure_2023_conv"
         found = self._made.get(repr(spec))
         if found is None:
             found = self._made[repr(spec)] = self.bounded(self._pairs(spec))

@@ -3,6 +3,7 @@
 | workload | requests |
 |---|---|
 | gamma | renewal arrivals at `rps`: each model's own share of it, or one stream split by the shares |
+| generator* | the seeded generator fitted to the public traces; it stands in for a trace that is not there |
 | counted trace, `days` | WarmServe section 6.1: model i takes the counts of its own day, scaled to its share of `rps` |
 | counted trace | the counts as one stream, split by the shares |
 | trace of requests | the requests as one stream, split by the shares; a trace that names models keeps them apart |
@@ -19,10 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Final
 
 from glowplug.simulator.scenario_clients import Clients, client_weights
 from glowplug.simulator.scenario_errors import ScenarioError
+from glowplug.simulator.scenario_generated import DAY_S, STANDS_FOR, Generated
 from glowplug.simulator.scenario_sources import DRAWN, SERVEGEN, TRACES, LengthBook, find, is_counted, require
 from glowplug.simulator.scenario_tree import data_folder
 from glowplug.simulator.scenario_words import LengthWords, WorkloadWords
@@ -30,7 +31,6 @@ from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.formats import Reading, counts, read
 from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares
 
-DAY_S: Final = 86_400.0
 Bin = tuple[float, float, float]  # from (s of the run; before it negative), width (s), expected requests
 
 
@@ -51,7 +51,9 @@ class Traffic:
         self._book = LengthBook(words, beside, self.notes)
         self.path = None if words.source in DRAWN else find(words.source, beside, "workload.source")
         if self.path is None and words.source not in DRAWN:
-            self.notes.append(f"no {words.source} in {data_folder()}: arrivals are drawn by the seeded generator")
+            self.notes.append(
+                f"no {words.source} in {data_folder()}: the traffic is generated (seeded, fitted to traces)"
+            )
         self.counted = self.path is not None and is_counted(self.path)
         self._bins: list[tuple[float, float, int]] = []
         self.clients: Clients | None = None
@@ -62,10 +64,13 @@ class Traffic:
         self.shares = self._shares()
         self._check_days()
         self._lengths = {key: self._book.of(lengths.get(key, words.lengths), words.source) for key in self.keys}
+        self.generated = self._generated() if self.path is None and words.source != "gamma" else None
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """Every request in order of time, from 0 s up to the end of the run."""
         chance = Random(f"{seed}/traffic")
+        if self.generated is not None:
+            return self.generated.arrivals(seed)
         if self.clients is not None:
             return self.clients.arrivals(seed)
         if self.path is None or self.words.cv:
@@ -75,10 +80,12 @@ class Traffic:
         return self._requests(chance)
 
     def lengths_of(self, key: str) -> Lengths:
-        return self._lengths[key]
+        return self._lengths[key] if self.clients is None else self.clients.lengths_of(key)
 
     def past(self, key: str, seconds: float) -> list[Bin]:
         """What the trace holds for a model in the `seconds` before the run, oldest first; empty when it has no past."""
+        if self.generated is not None:
+            return self.generated.past(key, seconds)
         if self.clients is not None:
             return self.clients.past(key, seconds)
         number = self.keys.index(key)
@@ -101,6 +108,13 @@ class Traffic:
             self.notes.append(f"no {SERVEGEN} in {data_folder()}: models are shared by a power law with alpha 1.6")
             return power_law_shares(len(self.keys), 1.6)
         return power_law_shares(len(self.keys), self.words.alpha)
+
+    def _generated(self) -> Generated:
+        words = self.words
+        kind = words.source if words.source in DRAWN else STANDS_FOR.get(words.source, "generator")
+        own = {key: self._lengths[key] for key in self.keys if key in self._own_lengths or words.lengths is not None}
+        rate = sum(group.rps for group in words.clients) or self._rate()
+        return Generated(words, kind, rate, dict(zip(self.keys, self.shares, strict=True)), own, self.seconds)
 
     def _check_days(self) -> None:
         if not self.words.days or self.path is None:

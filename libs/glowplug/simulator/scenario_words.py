@@ -34,7 +34,8 @@ class ClientWords(Words):
 
 class WorkloadWords(Words):
     """What comes in. `source` is a trace in the data folder by its name, a path beside the scenario, "gamma" (renewal
-    arrivals at `rps` with `cv`), or "generator" (the seeded generator fitted to the traces)."""
+    arrivals at `rps` with `cv`), or the seeded generator fitted to the traces: "generator" (conversations),
+    "generator_code", "generator_fleet" (many tenants), "generator_functions" (popularity of serverless functions)."""
 
     source: str = "gamma"
     rps: float = Field(0.0, ge=0)  # mean of all models together; 0 keeps a trace's own rate
@@ -54,7 +55,7 @@ class WorkloadWords(Words):
 
     @model_validator(mode="after")
     def _sound(self) -> "WorkloadWords":
-        if self.source in ("gamma", "generator") and not self.rps:
+        if self.source.startswith(("gamma", "generator")) and not self.rps:
             raise ValueError(f"rps: 0, and {self.source!r} has no rate of its own")
         if self.source == "servegen_clients_10min" and not self.clients:
             raise ValueError("clients: none, and they are what this source has")
