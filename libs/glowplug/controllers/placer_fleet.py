@@ -100,6 +100,7 @@ class Fleet:
             seconds=self.network.seconds,
             network_bytes_per_s=self.params.network_bytes_per_s,
             pcie_bytes_per_s=self.params.pcie_bytes_per_s,
+            start_stages=self.params.start_stages,
         )
 
     def is_settled(self, now_s: float) -> bool:

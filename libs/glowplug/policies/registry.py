@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.placement import first_fit
+from glowplug.policies.placement import first_fit, serverlessllm, warmserve_placement
+from glowplug.policies.placement import hydraserve as hydraserve_placement
+from glowplug.policies.placement import union as union_placement
 from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
 from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
 from glowplug.policies.residency import lru
@@ -25,7 +27,14 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "preserve_load_aware": preserve_load_aware,
         "llumnix_like": llumnix_like,
     },
-    "placement": {"first_fit": first_fit.place},
+    "placement": {
+        "first_fit": first_fit.place,
+        "serverlessllm": serverlessllm.place,
+        "warmserve": warmserve_placement.place,
+        "warmserve_unplaced": warmserve_placement.unplaced,
+        "hydraserve": hydraserve_placement.place,
+        "union": union_placement.place,
+    },
     "scaling": {
         "reactive": reactive.scale,
         "warmserve": warmserve.scale,

@@ -19,11 +19,11 @@ Departures:
 - Stages are never equal: the largest is taken as 1/0.9 of the mean, as in the published code.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from glowplug.domain.decision import Rival
-from glowplug.policies.placement.hydraserve_contention import LinkLedger, admits
+from glowplug.policies.placement.hydraserve_contention import LinkLedger, admits, settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class ServerOffer:
     pcie_bytes_per_s: float
     gpus: tuple[tuple[str, int], ...]
     empty_gpus: frozenset[str] = frozenset()  # GPUs nobody holds anything on
+    lost: Mapping[str, float] = field(default_factory=dict)  # gpu_id -> worth of what would give way there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class StagePlace:
     num_bytes: int
     fetch_bytes: float
     is_full: bool
+    is_shared: bool = False  # somebody else holds bytes of that GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,72 +113,87 @@ def allocate(
     """The layout of one cold start, or None when no server can hold it now."""
     fitting: list[tuple[tuple[float, ...], Layout]] = []
     rivals: list[Rival] = []
+    least = -(-(start.weight_bytes + start.kv_bytes) // params.max_stages)
+    settled = [replace(s, link=settle(s.link, now_s)) if s.link.fetches else s for s in servers if _holds(s, least)]
+    ordered = sorted(settled, key=_distance)
     for num_stages in range(1, params.max_stages + 1):
         for num_full in range(num_stages + 1):
-            found = _scheme(start, servers, now_s, params, num_stages, num_full, params.check_contention)
+            found = _scheme(start, ordered, now_s, params, num_stages, num_full, params.check_contention)
             if found is None:
                 continue
             name = f"{num_stages} stages, {num_full} full"
             rivals.append(Rival(name=name, score=found.ttft_s, why=f"TPOT {found.tpot_s:.3f} s"))
             if found.meets_slo and num_stages >= min(start.num_required, params.max_stages):
-                shared = sum(not _is_empty(worker, servers) for worker in found.workers)
+                shared = sum(worker.is_shared for worker in found.workers)
                 order = (num_stages, num_full, shared)
                 fitting.append(((shared, num_stages, num_full) if params.prefer_free else order, found))
     if fitting:
         return _with_rivals(min(fitting, key=lambda entry: entry[0])[1], rivals, params)
     for check in (params.check_contention, False):
-        single = _scheme(start, servers, now_s, params, 1, 1, check)
+        single = _scheme(start, ordered, now_s, params, 1, 1, check)
         if single is not None:
             return _with_rivals(single, rivals, params)
     return None
 
 
+def _distance(server: ServerOffer) -> tuple[float, str]:
+    return (1 / server.link.share() + 1 / server.pcie_bytes_per_s, server.node_id)
+
+
+def _holds(server: ServerOffer, num_bytes: int) -> bool:
+    return any(free >= num_bytes for _, free in server.gpus)
+
+
 def _scheme(
     start: ColdStart,
-    servers: Sequence[ServerOffer],
+    ordered: Sequence[ServerOffer],
     now_s: float,
     params: AllocationParams,
     num_stages: int,
     num_full: int,
     check: bool,
 ) -> Layout | None:
+    """One way to lay it out over `ordered` servers (fastest first, links as of now), or None where it does not fit."""
     part = start.weight_bytes / num_stages / (params.skew if num_stages > 1 else 1.0)
     whole = start.weight_bytes + start.kv_bytes
     low = -(-whole // num_stages)
     spare_s = now_s + start.slo_ttft_s - start.waited_s - _besides(start.stages, num_stages, num_full)
-    open_to_it = sorted(
-        (s for s in servers if not check or admits(s.link, part, spare_s, now_s)),
-        key=lambda s: (1 / s.link.share() + 1 / s.pcie_bytes_per_s, s.node_id),
-    )
-    workers: list[StagePlace] = []
-    rest: list[ServerOffer] = []
-    for server in open_to_it:
-        gpu = _gpu(server, whole) if len(workers) < num_full else None
-        if gpu is None:
-            rest.append(server)
-        else:
-            workers.append(
-                StagePlace(node_id=server.node_id, gpu_id=gpu, num_bytes=whole, fetch_bytes=part, is_full=True)
+
+    def open_to(num_bytes: int) -> Iterator[tuple[ServerOffer, str]]:
+        for server in ordered:
+            gpu = _gpu(server, num_bytes)
+            if gpu is not None and (not check or admits(server.link, part, spare_s, now_s)):
+                yield server, gpu
+
+    chosen: list[tuple[ServerOffer, StagePlace]] = []
+    for num_bytes, wanted, is_full in ((whole, num_full, True), (low, num_stages, False)):
+        if len(chosen) >= wanted:
+            continue
+        taken = {server.node_id for server, _ in chosen}
+        for server, gpu in open_to(num_bytes):
+            if server.node_id in taken:
+                continue
+            place = StagePlace(
+                node_id=server.node_id,
+                gpu_id=gpu,
+                num_bytes=num_bytes,
+                fetch_bytes=part,
+                is_full=is_full,
+                is_shared=gpu not in server.empty_gpus,
             )
-    if len(workers) < num_full:
-        return None
-    for server in rest:
-        gpu = _gpu(server, low) if len(workers) < num_stages else None
-        if gpu is not None:
-            workers.append(
-                StagePlace(node_id=server.node_id, gpu_id=gpu, num_bytes=low, fetch_bytes=part, is_full=False)
-            )
-    if len(workers) < num_stages:
-        return None
-    by_id = {server.node_id: server for server in servers}
-    ttft_s = max(ready_s(start.stages, part, by_id[w.node_id], params) for w in workers)
+            chosen.append((server, place))
+            if len(chosen) == wanted:
+                break
+        if len(chosen) < wanted:
+            return None
+    ttft_s = max(ready_s(start.stages, part, server, params) for server, _ in chosen)
     ttft_s += _besides(start.stages, num_stages, num_full)
     tpot_s = start.stages.decode_s * _slowdown(num_stages, num_full)
     tpot_s += start.stages.hop_s * num_stages if num_stages > 1 else 0.0
     meets = start.waited_s + ttft_s <= start.slo_ttft_s and tpot_s <= start.slo_tpot_s
     verdict = "meets" if meets else "misses"
     return Layout(
-        workers=tuple(workers),
+        workers=tuple(place for _, place in chosen),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         meets_slo=meets,
@@ -205,13 +222,13 @@ def _besides(stages: StageSeconds, num_stages: int, num_full: int) -> float:
 
 
 def _gpu(server: ServerOffer, num_bytes: int) -> str | None:
-    """The GPU with room for that many bytes: an empty one before a shared one, then the fullest that fits."""
-    fits = [(gpu_id not in server.empty_gpus, free, gpu_id) for gpu_id, free in server.gpus if free >= num_bytes]
-    return min(fits)[2] if fits else None
-
-
-def _is_empty(worker: StagePlace, servers: Sequence[ServerOffer]) -> bool:
-    return any(worker.gpu_id in server.empty_gpus for server in servers if server.node_id == worker.node_id)
+    """The GPU with room for that many bytes: where least is lost, an empty one before a shared one, then the fullest
+    that fits."""
+    lost, empty = server.lost, server.empty_gpus
+    fits = [
+        (lost.get(gpu_id, 0.0), gpu_id not in empty, free, gpu_id) for gpu_id, free in server.gpus if free >= num_bytes
+    ]
+    return min(fits)[3] if fits else None
 
 
 def _with_rivals(layout: Layout, rivals: list[Rival], params: AllocationParams) -> Layout:

@@ -37,3 +37,4 @@ class PlacementView:
     seconds: Mapping[str, StageSeconds] = field(default_factory=dict)  # model_key -> stages of its starts, measured
     network_bytes_per_s: float = 2e9  # of a node's network card that tells no rate
     pcie_bytes_per_s: float = 32e9  # host memory to GPU, likewise
+    start_stages: StageSeconds | None = None  # of models that have not been started yet

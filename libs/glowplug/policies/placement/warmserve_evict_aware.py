@@ -207,24 +207,45 @@ class Takeover:
 def take_over(model_key: str, shape: ReplicaShape, nodes: Iterable[PrewarmNode]) -> Takeover | None:
     """Where a new instance of a model starts: on a ready replica, else on one still loading, else on the free group
     whose replicas are worth least. None when no node has `shape.num_gpus` GPUs that are not serving."""
+    views = sorted(nodes, key=lambda n: n.node_id)
     hits: list[tuple[tuple[bool, float, str, int], Takeover]] = []
-    misses: list[tuple[tuple[float, int, str, int], Takeover]] = []
-    for node in sorted(nodes, key=lambda n: n.node_id):
+    for node in views:
+        if not any(replica.model_key == model_key for replica in node.replicas):
+            continue
         serving = node.bits([g for g in node.gpu_ids if g in node.draining])
         held = [(node.bits(r.gpu_ids), r) for r in node.replicas]
         for bits, replica in held:
-            if replica.model_key == model_key and not bits & serving:
+            if replica.model_key == model_key and not bits & serving and len(replica.gpu_ids) == shape.num_gpus:
                 mine = _takeover(node, bits, held, replica)
                 hits.append(((not replica.is_ready, mine.lost_score, node.node_id, bits), mine))
-        if hits:
-            continue
-        for bits in groups_of(len(node.gpu_ids), shape.num_gpus):
-            if not bits & serving:
-                mine = _takeover(node, bits, held, None)
-                misses.append(((mine.lost_score, len(mine.evicted), node.node_id, bits), mine))
     if hits:
         return min(hits, key=lambda entry: entry[0])[1]
-    return min(misses, key=lambda entry: entry[0])[1] if misses else None
+    return _miss(shape, views)
+
+
+def _miss(shape: ReplicaShape, views: Sequence[PrewarmNode]) -> Takeover | None:
+    """The free group whose replicas are worth least together; the first that costs nothing ends the search."""
+    best: tuple[tuple[float, int], PrewarmNode, int] | None = None
+    for node in views:
+        if len(node.gpu_ids) - len(node.draining) < shape.num_gpus:
+            continue
+        serving = node.bits([g for g in node.gpu_ids if g in node.draining])
+        held = [(node.bits(r.gpu_ids), r) for r in node.replicas]
+        for bits in groups_of(len(node.gpu_ids), shape.num_gpus):
+            if bits & serving:
+                continue
+            lost = [r.score for other, r in held if other & bits]
+            cost = (sum(lost), len(lost))
+            if best is None or cost < best[0]:
+                best = (cost, node, bits)
+            if not lost:
+                break
+        if best is not None and best[0] == (0, 0):
+            break
+    if best is None:
+        return None
+    _, node, bits = best
+    return _takeover(node, bits, [(node.bits(r.gpu_ids), r) for r in node.replicas], None)
 
 
 def _takeover(

@@ -1,0 +1,160 @@
+"""HydraServe: a cold start laid out over servers, as few stages as meet the objectives.
+
+Paper: HydraServe section 4.1, Algorithm 1 over the links' ledgers (section 4.2, Eq. 3-4); section 8.3's cache option:
+where host memory has the weights there is nothing to fetch, and one worker there will do.
+
+Departures: where no scheme fits the request waits (erratum E19); pipelines only over nodes whose engine serves stages;
+a model of several GPUs starts whole, on the node that is ready soonest (the paper raises pipelining on top of tensor
+parallelism for large models, and does not evaluate it).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from glowplug.domain.hardware import Node
+from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement import serverlessllm
+from glowplug.policies.placement.dormant import clear, grow
+from glowplug.policies.placement.first_fit import fit
+from glowplug.policies.placement.hydraserve_allocation import (
+    AllocationParams,
+    ColdStart,
+    Layout,
+    ServerOffer,
+    StageSeconds,
+    allocate,
+)
+from glowplug.policies.placement.hydraserve_contention import LinkLedger
+from glowplug.policies.placement.links import has_weights, link_of, pcie_rate
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.shape import bytes_per_gpu, room_of
+
+ENDLESS = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HydraserveParams:
+    allocation: AllocationParams = field(default_factory=AllocationParams)
+    use_cache: bool = True
+    clear: bool = False  # replicas may be dropped for it (the union)
+    stages: StageSeconds = field(default_factory=StageSeconds)  # of models that have not been started yet
+
+
+def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = HydraserveParams()) -> PlaceDecision:
+    """One stage or several, each with the bytes it fetches first. No stages when nothing fits now."""
+    return grow(request, view) or lay_out(request, view, params)
+
+
+def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
+    """A start of its own."""
+    if request.model.num_gpus > 1:
+        return serverlessllm.place(request, view)
+    able = [n for n in view.nodes if not n.draining and request.model.engine in n.engines]
+    start = _cold_start(request, view, params)
+    layout = _cached(start, able, request, view, params) or _spread(start, able, request, view, params)
+    if layout is None:
+        return fit(request.model, view.nodes, view.reserved)
+    return _as_stages(layout, request, view, params)
+
+
+def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
+    model = request.model
+    return ColdStart(
+        model_key=model.key,
+        weight_bytes=model.weights_bytes,
+        kv_bytes=model.kv_bytes,
+        slo_ttft_s=model.slo.ttft_s or ENDLESS,
+        slo_tpot_s=model.slo.tpot_s or ENDLESS,
+        stages=view.seconds.get(model.key) or view.start_stages or params.stages,
+        waited_s=request.waited_s,
+        num_required=request.num_required,
+    )
+
+
+def _cached(
+    start: ColdStart, nodes: Iterable[Node], request: PlaceRequest, view: PlacementView, params: HydraserveParams
+) -> Layout | None:
+    """One worker where host memory has the weights."""
+    if not params.use_cache:
+        return None
+    there = [node for node in nodes if has_weights(node, request.model)]
+    alone = replace(params.allocation, max_stages=1, check_contention=False)
+    return allocate(start, _offers(there, request, view, params, is_cached=True), view.now_s, alone)
+
+
+def _spread(
+    start: ColdStart, nodes: Sequence[Node], request: PlaceRequest, view: PlacementView, params: HydraserveParams
+) -> Layout | None:
+    """One worker anywhere where that meets the objectives (the smallest s); else stages, where engines can."""
+    offers = _offers(nodes, request, view, params)
+    single = allocate(start, offers, view.now_s, replace(params.allocation, max_stages=1))
+    if single is not None and single.meets_slo and start.num_required <= 1:
+        return single
+    staged = {node.node_id for node in nodes if node.can(request.model.engine, "stages")}
+    if len(staged) < 2 or params.allocation.max_stages < 2:
+        return single
+    pipeline = allocate(start, [o for o in offers if o.node_id in staged], view.now_s, params.allocation)
+    return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
+
+
+def _offers(
+    nodes: Iterable[Node],
+    request: PlaceRequest,
+    view: PlacementView,
+    params: HydraserveParams,
+    *,
+    is_cached: bool = False,
+) -> list[ServerOffer]:
+    low = -(-request.model.memory_bytes // (1 if is_cached else params.allocation.max_stages))
+    offers = []
+    for node in nodes:
+        here = view.dormant.get(node.node_id, ()) if params.clear else ()
+        gpus, lost = [], {}
+        for gpu in node.gpus:
+            room = room_of(gpu, view.reserved)
+            if here:
+                ids = {row.instance_id for row in here}
+                copies = [g for g in gpu.grants if g.holder in ids]
+                room += sum(g.num_bytes for g in copies)
+                lost[gpu.gpu_id] = sum(view.scores.get(g.holder, 0.0) for g in copies)
+            if room >= low:
+                gpus.append((gpu.gpu_id, room))
+        if gpus:
+            empty = frozenset(g.gpu_id for g in node.gpus if not g.grants and not view.reserved.get(g.gpu_id))
+            offers.append(
+                ServerOffer(
+                    node_id=node.node_id,
+                    link=LinkLedger(bytes_per_s=ENDLESS) if is_cached else link_of(node, view),
+                    pcie_bytes_per_s=pcie_rate(node, view),
+                    gpus=tuple(gpus),
+                    empty_gpus=empty,
+                    lost=lost,
+                )
+            )
+    return offers
+
+
+def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
+    model, num_stages = request.model, layout.num_stages
+    whole = model.weights.num_bytes or model.weights_bytes
+    part = -(-whole // num_stages)
+    by_id = {gpu.gpu_id: gpu for node in view.nodes for gpu in node.gpus} if params.clear else {}
+    stages, drops = [], list[str]()
+    for number, worker in enumerate(layout.workers):
+        fetch = 0 if num_stages == 1 else min(part, whole - number * part)
+        need = bytes_per_gpu(model) if num_stages == 1 else worker.num_bytes
+        stages.append(
+            StageDecision(
+                node_id=worker.node_id,
+                gpu_ids=(worker.gpu_id,),
+                bytes_per_gpu=need,
+                first_byte=number * part if num_stages > 1 else 0,
+                fetch_bytes=fetch,
+            )
+        )
+        if params.clear:
+            cleared = clear(by_id[worker.gpu_id], need, view.dormant.get(worker.node_id, ()), view)
+            drops += cleared.drops if cleared is not None else ()
+    return PlaceDecision(
+        stages=tuple(stages), drops=tuple(dict.fromkeys(drops)), reason=layout.reason, rivals=layout.rivals
+    )

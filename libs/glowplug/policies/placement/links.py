@@ -1,0 +1,25 @@
+"""A node's links as placements reckon with them: what is declared, else the view's defaults."""
+
+from glowplug.domain.hardware import Node
+from glowplug.domain.model import Model
+from glowplug.policies.placement.hydraserve_contention import LinkLedger
+from glowplug.policies.placement.port import PlacementView
+
+
+def link_of(node: Node, view: PlacementView) -> LinkLedger:
+    """The ledger of its network card; an empty one where nothing is fetched."""
+    known = view.links.get(node.node_id)
+    if known is not None:
+        return known
+    rate = next((link.bytes_per_s for link in node.links if link.link_id.endswith("/nic")), view.network_bytes_per_s)
+    return LinkLedger(bytes_per_s=rate, since_s=view.now_s)
+
+
+def pcie_rate(node: Node, view: PlacementView) -> float:
+    """Bytes a second from host memory to one GPU."""
+    return next((link.bytes_per_s for link in node.links if link.link_id.endswith("/pcie")), view.pcie_bytes_per_s)
+
+
+def has_weights(node: Node, model: Model) -> bool:
+    """Whether they lie in its host memory, or there are none to bring."""
+    return not model.weights.uri or any(model.key in cached.model_keys for cached in node.cached)

@@ -1,0 +1,64 @@
+"""ServerlessLLM: the server from which the model is ready soonest, as far as its weights have come already.
+
+The baseline of HydraServe section 8.1 (host memory as a cache, containers ready) and, with copies kept on the GPUs
+(`keep_last` of the room "prewarming"), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest seconds
+to load, by estimate: over the network unless host memory has the weights, then over PCIe. Idle replicas of other models
+make room before anybody waits.
+
+Departure: ServerlessLLM moves running models aside to free a good server (live migration); here such a server is full.
+"""
+
+from glowplug.domain.decision import Rival
+from glowplug.domain.hardware import Node
+from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.dormant import Clearing, clear, grow
+from glowplug.policies.placement.first_fit import fit
+from glowplug.policies.placement.hydraserve_contention import settle
+from glowplug.policies.placement.links import has_weights, link_of, pcie_rate
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.shape import bytes_per_gpu
+
+MAX_RIVALS = 16
+
+
+def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
+    """GPUs of the node that is ready soonest. Ties: least lost, then the first node and GPUs."""
+    grown = grow(request, view)
+    if grown is not None:
+        return grown
+    options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_room(request, view)]
+    if not options:
+        return fit(request.model, view.nodes, view.reserved)
+    options.sort(key=lambda option: (option[0], sum(c.lost for c in option[2]), option[1].node_id))
+    seconds, node, cleared = options[0]
+    gpu_ids = tuple(sorted(one.gpu_id for one in cleared))
+    where = "weights in host memory" if has_weights(node, request.model) else "weights come over the network"
+    return PlaceDecision(
+        stages=(StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(request.model)),),
+        drops=tuple(dict.fromkeys(drop for one in cleared for drop in one.drops)),
+        reason=f"ready soonest: {seconds:.2f} s to load, {where}",
+        rivals=tuple(Rival(name=n.node_id, score=s, why="seconds to load") for s, n, _ in options[:MAX_RIVALS]),
+    )
+
+
+def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
+    """Seconds until the weights are on that node's GPUs."""
+    model = request.model
+    load_s = model.weights_bytes / model.num_gpus / pcie_rate(node, view)
+    if has_weights(node, model):
+        return load_s
+    share = settle(link_of(node, view), view.now_s).share()
+    return load_s + (model.weights.num_bytes or model.weights_bytes) / share
+
+
+def _with_room(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
+    """Nodes with room now, or once replicas are dropped, and on each the GPUs where least is lost."""
+    model, need, found = request.model, bytes_per_gpu(request.model), []
+    for node in view.nodes:
+        if node.draining or model.engine not in node.engines:
+            continue
+        here = view.dormant.get(node.node_id, ())
+        options = [c for gpu in node.gpus if (c := clear(gpu, need, here, view)) is not None]
+        if len(options) >= model.num_gpus:
+            found.append((node, sorted(options, key=lambda c: c.cost)[: model.num_gpus]))
+    return found

@@ -1,0 +1,20 @@
+"""The papers joined: a dormant copy before all, as WarmServe takes it; else HydraServe's layout of a cold start.
+
+WarmServe decides which replicas there are and who of them gives way; HydraServe decides how a start without one is laid
+out. Where several GPUs serve the layout alike, the one whose replicas are worth least is taken (WarmServe section 5.2's
+scores). An engine asleep on a GPU is a copy too (SwapServeLLM section 4).
+
+Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, and no more replicas go than it takes.
+"""
+
+from glowplug.policies.decisions import PlaceDecision
+from glowplug.policies.placement.dormant import grow
+from glowplug.policies.placement.hydraserve import HydraserveParams, lay_out
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+
+PARAMS = HydraserveParams(clear=True)
+
+
+def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = PARAMS) -> PlaceDecision:
+    """See hydraserve.place; replicas are grown from, or give way."""
+    return grow(request, view) or lay_out(request, view, params)
