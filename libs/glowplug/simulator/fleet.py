@@ -59,7 +59,8 @@ class Fleet:
             EPOCH,
             params.placer,
         )
-        self.predictor = PredictorController(params.predictor)
+        make = choose("prediction", policies.prediction)
+        self.predictor = PredictorController(params.predictor, make, history=setup.history)
         self.services |= {
             "router": self.router,
             "autoscaler": self.autoscaler,
@@ -176,7 +177,7 @@ class Fleet:
             mine = f"prefetcher-{payload.instance.node_id}"
             return ["router", "autoscaler", "placer", *([mine] if mine in self.services else [])]
         if entity == "model":
-            return ["router", "placer", *self._node_readers]
+            return ["router", "placer", "predictor", *self._node_readers]
         return _READERS.get(kind, [])
 
 

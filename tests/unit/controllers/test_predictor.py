@@ -105,7 +105,7 @@ def test_windows_in_which_nothing_happened_take_no_room_and_are_told_all_the_sam
 def test_load_that_lasts_over_a_silence_of_ours_fills_the_windows_that_are_kept():
     controller = PredictorController(PredictorParams(window_s=60, num_windows=10))
     controller.handle(load_report(m=ModelLoad(num_in_flight=2)), 30.0)
-    controller._advance(controller._series["m"], 6030.0)
+    controller._series["m"].advance(6030.0)
     told = controller.windows("m")
     assert len(told) == 10 and {w.concurrency_peak for w in told} == {2}
     assert [w.concurrency_seconds for w in told] == [pytest.approx(120.0)] * 9 + [pytest.approx(60.0)]

@@ -1,0 +1,110 @@
+"""What happened of each model, window by window.
+
+Load is concurrency (WarmServe section 4.1: average is time-weighted, peak is the maximum of a window) and tokens per
+window (PreServe section 4.1).
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from glowplug.policies.prediction.port import WindowTotals
+
+
+@dataclass(slots=True)
+class Window:
+    """One window of one model: token counts are exact only where `tokens_exact` covers every request."""
+
+    started_at: float
+    num_requests: int = 0
+    num_cold: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    num_tokens_exact: int = 0
+    concurrency_peak: int = 0
+    concurrency_seconds: float = 0.0  # integral of concurrency over the window
+    num_missed: int = 0  # requests that missed an objective of their model, or failed
+    instance_seconds: float = 0.0  # integral of the number of instances that ran something
+
+    def totals(self, window_s: float) -> WindowTotals:
+        """What a forecaster learns of it."""
+        return WindowTotals(
+            started_at=self.started_at,
+            window_s=window_s,
+            num_requests=self.num_requests,
+            prompt_tokens=self.prompt_tokens,
+            response_tokens=self.response_tokens,
+            concurrency_mean=self.concurrency_seconds / window_s,
+            concurrency_peak=self.concurrency_peak,
+        )
+
+
+@dataclass(slots=True)
+class Series:
+    """Windows in which something happened, by number; the others are nothing and cost nothing. A window's number is
+    its start over its width."""
+
+    window_s: float
+    num_kept: int
+    first: int = 0  # number of the oldest window kept, empty or not
+    last: int = 0  # ... of the open one
+    windows: dict[int, Window] = field(default_factory=dict)
+    by_router: dict[str, int] = field(default_factory=dict)  # router_id -> what it holds and runs
+    busy_by_router: dict[str, Collection[str]] = field(default_factory=dict)  # router_id -> instances that run for it
+    changed_at: float = 0.0
+
+    @property
+    def concurrency(self) -> int:
+        return sum(self.by_router.values())
+
+    def at(self, number: int) -> Window:
+        """The window of that number, as it was or is."""
+        return self.windows.get(number) or Window(started_at=number * self.window_s)
+
+    def open(self) -> Window:
+        """The window of now, to be written into."""
+        window = self.windows.get(self.last)
+        if window is None:
+            started_at = self.last * self.window_s
+            window = self.windows[self.last] = Window(started_at, concurrency_peak=self.concurrency)
+        return window
+
+    def advance(self, now_s: float) -> None:
+        """Close windows up to `now_s`, spreading the current concurrency over them; what is too old is dropped."""
+        width, number = self.window_s, int(now_s // self.window_s)
+        oldest = number - self.num_kept + 1
+        if self.last < oldest:  # a long silence of ours: what lies before would be dropped at once
+            self.last, self.changed_at = oldest, max(self.changed_at, oldest * width)
+        while self.last < number and self.concurrency:
+            self._spread((self.last + 1) * width)
+            self.last += 1
+        self.last = max(self.last, number)
+        if self.concurrency:
+            self._spread(now_s)
+        self.changed_at = max(self.changed_at, now_s)
+        self.first = max(self.first, oldest)
+        while self.windows and (first := next(iter(self.windows))) < oldest:
+            del self.windows[first]
+
+    def told(self, router_id: str, concurrency: int, busy: Collection[str]) -> None:
+        """What one router holds and runs from now on, and on which instances."""
+        self.by_router[router_id], self.busy_by_router[router_id] = concurrency, busy
+        if self.concurrency:
+            window = self.open()
+            window.concurrency_peak = max(window.concurrency_peak, self.concurrency)
+
+    def left(self, router_id: str) -> None:
+        """A router holds and runs nothing any more."""
+        del self.by_router[router_id]
+        self.busy_by_router.pop(router_id, None)
+
+    def _spread(self, until_s: float) -> None:
+        seconds = max(0.0, until_s - self.changed_at)
+        window = self.open()
+        window.concurrency_seconds += self.concurrency * seconds
+        window.instance_seconds += self._num_busy() * seconds
+        self.changed_at = max(self.changed_at, until_s)
+
+    def _num_busy(self) -> int:
+        if len(self.busy_by_router) == 1:
+            return len(next(iter(self.busy_by_router.values())))
+        return len({i for busy in self.busy_by_router.values() for i in busy})
