@@ -8,6 +8,7 @@ from glowplug.policies.placement import first_fit, serverlessllm, warmserve_plac
 from glowplug.policies.placement import hydraserve as hydraserve_placement
 from glowplug.policies.placement import union as union_placement
 from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
+from glowplug.policies.prediction.learned import preserve_workload
 from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
 from glowplug.policies.residency import lru
 from glowplug.policies.residency.caching import CACHING
@@ -53,6 +54,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "moving_average": MovingAverage,
         "seasonal_naive": SeasonalNaive,
         "warmserve_csp": WarmserveCsp,
+        "preserve_workload": preserve_workload,
     },
     "prewarming": {},
     "caching": {**CACHING},

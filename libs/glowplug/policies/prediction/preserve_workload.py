@@ -1,0 +1,76 @@
+"""PreServe's workload predictor: the prompt and response tokens of the windows to come, learned from past days.
+
+Paper: PreServe section 4.1, Algorithms 1-2: two multiplicative LSTMs per service, windows of 10 minutes, two steps
+ahead (the window that runs now is forecast first and stands in for itself), trained anew daily. The models are
+`preserve_series.py` and `preserve_mlstm.py`, with their departures; mu and N are the predictor's and the scaler's.
+
+Departures:
+- Only tokens are learned. Requests and concurrency, which PreServe does not forecast, come from WarmServe's corrective
+  seasonal predictor, so that whoever reads them finds them.
+- Until `min_days` are there, and for a model with load in fewer than `min_active` of its windows, tokens come from that
+  predictor too (the paper's cold-data mode leaves scaling to its defaults until days of data exist).
+- Training is spread: `epochs_per_window` passes with every window that closes. Twelve windows at 120 passes; until
+  then yesterday's weights go on.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from glowplug.domain.snapshot import Forecast
+from glowplug.policies.prediction.port import WindowTotals
+from glowplug.policies.prediction.preserve_series import SeriesParams, TokenSeries
+from glowplug.policies.prediction.warmserve_forecaster import DAY_S, WarmserveCsp
+
+NAME = "preserve_workload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadParams:
+    min_days: int = 2  # of data before the first training
+    min_active: float = 0.5  # share of windows with any token
+    epochs_per_window: int = 10
+    season_s: float = DAY_S  # a day; less for traces squeezed in time
+    series: SeriesParams = field(default_factory=SeriesParams)
+
+
+class PreserveWorkload:
+    """One model's predictor. The same windows give the same forecasts."""
+
+    WINDOW_S: ClassVar[float] = 600.0
+
+    def __init__(self, window_s: float = 600.0, params: WorkloadParams = WorkloadParams()) -> None:
+        self.window_s, self.params = window_s, params
+        self._per_day = max(1, round(params.season_s / window_s))
+        self.prompts = TokenSeries(self._per_day, params.series)
+        self.responses = TokenSeries(self._per_day, params.series)
+        self._rest = WarmserveCsp(window_s, season_s=params.season_s)
+        self._count = 0
+
+    def closed(self, window: WindowTotals) -> None:
+        """The newest window, and a part of the training; a new one begins with every full day."""
+        self._rest.closed(window)
+        self.prompts.add(window.prompt_tokens)
+        self.responses.add(window.response_tokens)
+        self._count += 1
+        is_day = self._count % self._per_day == 0 and self._count >= self.params.min_days * self._per_day
+        for series in (self.prompts, self.responses):
+            if is_day and self._is_active(series):
+                series.begin_training()
+            series.train(self.params.epochs_per_window)
+
+    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
+        """Tokens as learned, the rest by season and correction; all by those while nothing has been learned."""
+        found = self._rest.forecast(now_s, num_ahead)
+        prompts, responses = self.prompts.ahead(num_ahead), self.responses.ahead(num_ahead)
+        return tuple(
+            replace(
+                one,
+                source=NAME,
+                prompt_tokens=prompts[at] if prompts else one.prompt_tokens,
+                response_tokens=responses[at] if responses else one.response_tokens,
+            )
+            for at, one in enumerate(found)
+        )
+
+    def _is_active(self, series: TokenSeries) -> bool:
+        return sum(v > 0 for v in series.values) >= self.params.min_active * len(series.values)
