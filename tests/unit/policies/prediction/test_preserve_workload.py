@@ -204,6 +204,6 @@ def test_by_name_and_refused_by_name_without_numpy(monkeypatch):
     for name in [n for n in sys.modules if n.startswith("glowplug.policies.prediction.preserve_")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", none)
-    with pytest.raises(BadRequest, match="needs numpy, .*predictor") as caught:
+    with pytest.raises(BadRequest, match=r"needs numpy, .*predictor") as caught:
         make(600.0)
     assert caught.value.param == "policy_prediction"
