@@ -15,13 +15,14 @@ from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.facts import ForecastMade, ModelDeployed, RequestFinished, RouterLoadReported
 from glowplug.policies.prediction.baselines import Nothing
-from glowplug.policies.prediction.port import MakeForecaster, WindowTotals
+from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with
 from glowplug.policies.scaling.preserve_scaler import Capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictorParams:
     window_s: float = 0.0  # 0: what the policy's paper uses
+    season_s: float = 0.0  # 0: a day; a trace squeezed in time has shorter ones
     num_windows: int = 1440  # windows kept per model
     max_models: int = 5000  # about 0.3 kB each while idle, and as much for each window in which it was not
     router_lease_s: float = 30.0  # what a router silent for longer held and ran is gone with it
@@ -134,7 +135,7 @@ class PredictorController:
         expected = self._expected.get(model_key)
         if expected is None:
             expected = self._expected[model_key] = ModelForecasts(
-                self._make(self.window_s),
+                make_with(self._make, self.window_s, self.params.season_s),
                 number,
                 self.params.num_windows,
                 capacity=self._capacities.get(model_key, Capacity()),

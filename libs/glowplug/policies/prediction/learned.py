@@ -11,8 +11,9 @@ class MakePreserveWorkload:
     """`preserve_workload`: a factory as the port wants it. Raises BadRequest where there is no numpy."""
 
     WINDOW_S: ClassVar[float] = 600.0
+    HAS_SEASON: ClassVar[bool] = True
 
-    def __call__(self, window_s: float) -> Forecaster:
+    def __call__(self, window_s: float, *, season_s: float = 86400.0) -> Forecaster:
         try:
             module = import_module("glowplug.policies.prediction.preserve_workload")
         except ImportError as error:
@@ -21,7 +22,7 @@ class MakePreserveWorkload:
                 f"preserve_workload needs {missing}, which the extra brings: pip install 'glowplug[predictor]'",
                 param="policy_prediction",
             ) from error
-        made: Forecaster = module.PreserveWorkload(window_s)
+        made: Forecaster = module.PreserveWorkload(window_s, module.WorkloadParams(season_s=season_s))
         return made
 
 

@@ -6,7 +6,7 @@ factory's `WINDOW_S` is the window its paper uses; a predictor that is not told 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
 from glowplug.domain.snapshot import Forecast
 
@@ -41,4 +41,19 @@ class Forecaster(Protocol):
         ...
 
 
+class MakeSeasonal(Protocol):
+    """A factory whose forecaster knows seasons: a day, unless a trace squeezed in time has another."""
+
+    HAS_SEASON: ClassVar[bool]
+
+    def __call__(self, window_s: float, *, season_s: float) -> Forecaster: ...
+
+
 MakeForecaster = Callable[[float], Forecaster]
+
+
+def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Forecaster:
+    """One model's forecaster, with seasons of `season_s` (0: a day) where it knows any."""
+    if season_s > 0 and getattr(make, "HAS_SEASON", False):
+        return cast(MakeSeasonal, make)(window_s, season_s=season_s)
+    return make(window_s)

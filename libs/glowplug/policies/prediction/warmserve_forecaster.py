@@ -35,6 +35,7 @@ class WarmserveCsp:
     """One model's predictor. `season_s` is a day; other lengths are for compressed traces."""
 
     WINDOW_S: ClassVar[float] = 300.0
+    HAS_SEASON: ClassVar[bool] = True
     window_s: float = 300.0
     params: CspParams = field(default_factory=CspParams)
     season_s: float = DAY_S

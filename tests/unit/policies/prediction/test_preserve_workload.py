@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.prediction.port import WindowTotals
+from glowplug.policies.prediction.port import WindowTotals, make_with
 from glowplug.policies.prediction.preserve_mlstm import Trainer, draw_weights, gradients, predict
 from glowplug.policies.prediction.preserve_series import SeriesParams, TokenSeries
 from glowplug.policies.prediction.preserve_workload import PreserveWorkload, WorkloadParams
@@ -207,3 +207,12 @@ def test_by_name_and_refused_by_name_without_numpy(monkeypatch):
     with pytest.raises(BadRequest, match=r"needs numpy, .*predictor") as caught:
         make(600.0)
     assert caught.value.param == "policy_prediction"
+
+
+def test_a_squeezed_trace_has_shorter_days():
+    """Section 5.1 squeezes two days into two hours: the predictor is told how long a day is then."""
+    make = choose("prediction", "preserve_workload")
+    assert make_with(make, 25.0, 3600.0).prompts.per_day == 144
+    assert make_with(make, 600.0).prompts.per_day == 144
+    assert make_with(choose("prediction", "warmserve_csp"), 25.0, 3600.0).season_s == 3600.0
+    assert make_with(choose("prediction", "last_window"), 25.0, 3600.0).window_s == 25.0
