@@ -56,6 +56,7 @@ class AutoscalerController:
         self._waiting: dict[str, Event] = {}  # model_key -> the request that waits, for the trace
         self._unknown_since: dict[str, float] = {}  # model_key of instances without a model
         self._failures: dict[str, tuple[int, float]] = {}  # model_key -> consecutive failures, not before
+        self._resting: dict[str, float] = {}  # model_key with nothing to balance -> not before
 
     @property
     def models(self) -> dict[str, Model]:
@@ -72,13 +73,15 @@ class AutoscalerController:
             self._unknown_since = {k: at for k, at in self._unknown_since.items() if self.instances.of(k)}
             self._stopping = {i: at for i, at in self._stopping.items() if i in self.instances.by_id}
             keys = sorted({*self.models, *self.instances.model_keys})
-            return [effect for key in keys for effect in self._balance(key, now_s)]
+            due = (key for key in keys if not now_s < self._resting.get(key, 0.0))
+            return [effect for key in due for effect in self._balance(key, now_s)]
         if isinstance(stimulus, Event):
             return self._on_event(stimulus, now_s)
         return self._on_operator(stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`."""
+        self._resting.clear()
         if table == "models":
             return self._table.restore(rows, now_s)
         for instance in self.instances.restore(rows, now_s):
@@ -94,10 +97,12 @@ class AutoscalerController:
     def _on_event(self, event: Event, now_s: float) -> list[Effect]:
         data = event.data
         if isinstance(data, RouterLoadReported):
-            self.loads.apply(data, now_s)
+            for key in self.loads.apply(data, now_s):
+                self._resting.pop(key, None)
             return []
         if isinstance(data, ForecastMade):
             self.forecasts.apply(data)
+            self._resting.pop(data.model_key, None)
             return []
         if isinstance(data, RequestWaiting):
             if data.model_key not in self.models or now_s > data.deadline_at:
@@ -185,7 +190,7 @@ class AutoscalerController:
 
     def _forget(self, model: Model) -> None:
         self._table.forget(model)
-        for kept in (self._asked, self._waiting, self._failures, self._states):
+        for kept in (self._asked, self._waiting, self._failures, self._states, self._resting):
             kept.pop(model.key, None)
         self.forecasts.forget(model.key)
         self.loads.forget(model.key)
@@ -263,7 +268,13 @@ class AutoscalerController:
                 effects.append(Record(self._records.of(decision, instance_id, "cancel", now_s)))
                 effects += self._cancel(instance_id, "no longer wanted")
         effects += self._drain(decision, now_s)
-        return effects + self._repeat(model_key, now_s)
+        effects += self._repeat(model_key, now_s)
+        is_empty = not coming and all(i.state.is_gone or i.state.is_dormant for i in mine.values())
+        if is_empty and not (effects or decision.num_wanted or load.num_waiting or load.num_in_flight):
+            self._resting[model_key] = now_s + self._params.rest_s
+        else:
+            self._resting.pop(model_key, None)
+        return effects
 
     def _add(self, model: Model, decision: ScaleDecision, num: int, load: ModelLoad, now_s: float) -> list[Effect]:
         if num <= 0 or now_s < self._failures.get(model.key, (0, 0.0))[1]:

@@ -115,11 +115,18 @@ class LoadView:
         self._by_router: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}
         self._last_active: dict[str, float] = {}
 
-    def apply(self, report: RouterLoadReported, now_s: float) -> None:
+    def apply(self, report: RouterLoadReported, now_s: float) -> list[str]:
+        """Returns the models that hold or run something, or did since the last report."""
         self._by_router[report.router_id] = (now_s, self._reports.take(report))
+        active = []
         for key, load in report.loads.items():
+            is_active = load.num_waiting or load.num_in_flight
             if load.last_active_at > self._last_active.get(key, 0.0):
                 self._last_active[key] = min(load.last_active_at, now_s)
+                is_active = True
+            if is_active:
+                active.append(key)
+        return active
 
     def touch(self, model_key: str, now_s: float) -> None:
         """Count something else than a request as activity."""

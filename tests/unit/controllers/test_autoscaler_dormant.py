@@ -7,7 +7,14 @@ from glowplug.controllers.effects import Publish, Tick
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import CancelPlacement, PlaceInstance, StopInstance
-from glowplug.events.facts import ForecastMade, InstanceFailed, InstancePrewarmed, InstanceReady, RequestWaiting
+from glowplug.events.facts import (
+    ForecastMade,
+    InstanceFailed,
+    InstancePrewarmed,
+    InstanceReady,
+    RequestWaiting,
+    RouterLoadReported,
+)
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.reactive import scale
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
@@ -151,9 +158,22 @@ def test_a_later_forecast_stays_and_a_lead_looks_ahead():
 def test_what_a_policy_remembers_is_kept_for_each_model_and_forgotten_with_it():
     policy, seen = wants(0)
     controller = autoscaler(a_model(), a_model("other"), scale=policy)
-    controller.handle(Tick(), 1.0)
-    controller.handle(Tick(), 2.0)
+    controller.handle(Tick(), 10.0)
+    controller.handle(Tick(), 20.0)
     assert [state for _, state in seen] == [None, None, 1, 1, 2, 2]
-    controller.handle(operator.Undeploy("m"), 3.0)
-    controller.handle(operator.Deploy(model=a_model()), 4.0)
+    controller.handle(operator.Undeploy("m"), 23.0)
+    controller.handle(operator.Deploy(model=a_model()), 24.0)
     assert seen[-1][1] is None
+
+
+def test_a_model_with_nothing_to_do_is_left_in_peace_until_it_is_spoken_of():
+    policy, seen = wants(0)
+    controller = autoscaler(a_model(), scale=policy)
+    for at in (0.5, 1.0, 1.5):
+        controller.handle(Tick(), at)
+    assert len(seen) == 1
+    loads = {"m": ModelLoad(num_in_flight=1, last_active_at=1.6)}
+    controller.handle(an_event(RouterLoadReported(router_id="r", loads=loads)), 1.6)
+    controller.handle(Tick(), 2.0)
+    controller.handle(Tick(), 2.5)
+    assert len(seen) == 3
