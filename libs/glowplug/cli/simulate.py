@@ -1,0 +1,168 @@
+"""`glowplug simulate`: what a fleet would do with a trace under a policy."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glowplug.cli.options import CliError, Format, OutputOption
+from glowplug.cli.show import emit, table
+from glowplug.cli.simulate_table import comparison, per_model
+from glowplug.simulator.jobs import Outcome, run_cases
+from glowplug.simulator.report.page_data import html, page_data
+from glowplug.simulator.report.run_detail import detail_of_run
+from glowplug.simulator.run_folder import FILES
+from glowplug.simulator.scenario import Scenario, ScenarioError, load, load_tree
+from glowplug.simulator.sweep import Case, cases, parse_seeds, variants
+
+WRONG = 2
+REPORT = "report.html"
+MAX_JOBS = 64
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="A field of the scenario; repeat it.")
+]
+JobsOption = Annotated[int, typer.Option("--jobs", "-j", min=1, max=MAX_JOBS, help="Runs at a time.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the run; runs/<name> when it is left out.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an earlier run in that folder.")]
+
+
+def simulate(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A file like scenarios/small.yaml.")],
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the scenario's own.")] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Several: 0..9 or 1,2,5.")] = "",
+    settings: SetOption = None,
+    compare: Annotated[
+        list[str] | None, typer.Option("--compare", metavar="KEY=A,B", help="Run each value; repeat it for all pairs.")
+    ] = None,
+    out: OutOption = None,
+    force: ForceOption = False,
+    jobs: JobsOption = 1,
+    no_record: Annotated[bool, typer.Option("--no-record", help="Figures and report only, no events.")] = False,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Run a scenario in the simulator: a table here, and a folder with a report to open in a browser."""
+    if seed is not None and seeds:
+        raise CliError("--seed and --seeds: one of them", WRONG)
+    with told_apart():
+        whole = load(scenario, settings or ())
+        chosen = parse_seeds(seeds) if seeds else (whole.seed if seed is None else seed,)
+        todo = cases(dict(whole.tree), whole.beside, variants(compare or ()), chosen)
+        whole = check(todo)
+        folder = free_folder(out or Path("runs") / (whole.name or "scenario"), force)
+        outcomes = carry_out(whole, todo, folder, jobs, record=not no_record)
+    show(outcomes, whole, folder, output)
+
+
+def check(todo: Sequence[Case]) -> Scenario:
+    """The scenario of the first case, once every variant has been read: an error in the last is found before the first
+    has run. Raises ScenarioError."""
+    first: Scenario | None = None
+    for case in {case.variant: case for case in reversed(todo)}.values():
+        scenario = load_tree(case.tree, case.beside)
+        first = scenario if case.variant == todo[0].variant else first
+    assert first is not None
+    for note in first.notes:
+        typer.echo(f"glowplug: {note}", err=True)
+    return first
+
+
+def carry_out(
+    scenario: Scenario,
+    todo: Sequence[Case],
+    folder: Path,
+    jobs: int,
+    *,
+    record: bool,
+    finish: Callable[[list[Outcome]], dict[str, Any] | None] = lambda _: None,
+) -> list[Outcome]:
+    """Run all cases and write `folder` in one go: what fails or is interrupted leaves nothing behind. `finish` may add
+    a plan to the page."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        places = [place(partial, todo, case) for case in todo]
+        with progress(len(todo)) as tell:
+            outcomes = run_cases(todo, [p if record or p == partial else None for p in places], jobs, tell)
+        partial.mkdir(parents=True, exist_ok=True)
+        detail = detail_of_run(places[0], scenario.setup) if (places[0] / "timeline.jsonl").exists() else None
+        if not record:
+            for name in FILES:
+                if name.endswith(".jsonl"):
+                    (partial / name).unlink(missing_ok=True)
+        data = page_data(scenario, outcomes, detail, finish(outcomes))
+        (partial / REPORT).write_text(html(data), encoding="utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return outcomes
+
+
+def place(folder: Path, todo: Sequence[Case], case: Case) -> Path:
+    """Where a case is recorded: the folder itself when there is only one."""
+    if len(todo) == 1:
+        return folder
+    slug = "".join(c if c.isalnum() or c in "-_=." else "_" for c in case.variant)
+    return folder / slug / f"seed-{case.seed}" if len({c.variant for c in todo}) > 1 else folder / f"seed-{case.seed}"
+
+
+def free_folder(folder: Path, force: bool) -> Path:
+    """A folder to write to. Raises CliError when something else is there; what `glowplug` wrote itself to its own
+    default place, or with --force, is replaced."""
+    if not folder.exists():
+        return folder
+    ours = (folder / REPORT).is_file()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        return folder
+    if not ours:
+        raise CliError(f"--out: {folder} is there, and is no folder of a run", WRONG)
+    if not force and folder.parent != Path("runs"):
+        raise CliError(f"--out: {folder} holds a run already (--force replaces it)", WRONG)
+    return folder
+
+
+@contextmanager
+def told_apart() -> Iterator[None]:
+    """What is wrong with a scenario ends the command with its one line."""
+    try:
+        yield
+    except ScenarioError as error:
+        raise CliError(str(error), WRONG) from error
+
+
+@contextmanager
+def progress(num: int) -> Iterator[Callable[[Sequence[float]], None] | None]:
+    """A bar on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("simulating"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=float(num))
+        yield lambda done: bar.update(task, completed=sum(done))
+
+
+def show(outcomes: Sequence[Outcome], scenario: Scenario, folder: Path, output: Format) -> None:
+    """The table, or JSON, and where the report lies."""
+    if output is Format.JSON:
+        value = [{"variant": o.variant, "seed": o.seed, "simulated": True, **o.numbers} for o in outcomes]
+        emit(output, {"runs": value, "notes": list(scenario.notes), "folder": str(folder)}, (), ())
+        return
+    title = scenario.words.title or scenario.name
+    typer.echo(f"simulated: {title}\n")
+    if len(outcomes) == 1:
+        typer.echo(table(*per_model(outcomes[0])))
+        typer.echo()
+    typer.echo(table(*comparison(outcomes)))
+    typer.echo(f"\nreport  {folder / REPORT}")

@@ -1,0 +1,101 @@
+"""Cases carried out, here or in worker processes: the same numbers either way, for nothing in a run knows where it is.
+
+A worker gets the scenario as written, never an object of ours, and answers with plain numbers; what a run records goes
+to its own folder.
+"""
+
+import ctypes
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glowplug.simulator.report.summary import summary
+from glowplug.simulator.run_folder import recorded
+from glowplug.simulator.scenario import load_tree
+from glowplug.simulator.sweep import Case
+from glowplug.simulator.world import World
+
+POLL_S = 0.2
+Progress = Callable[[Sequence[float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one case: its numbers (see report/summary.py), and the notes that must stand beside them."""
+
+    variant: str
+    seed: int
+    numbers: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def run_case(case: Case, folder: Path | None, progress: Callable[[float], None] | None = None) -> Outcome:
+    """One run; with a `folder`, everything that happened in it is recorded there."""
+    scenario = load_tree(case.tree, case.beside)
+    world = World(scenario.setup, scenario.arrivals(case.seed))
+    with recorded(world, scenario, case, folder) as finish:
+        results = world.run(scenario.seconds, drain_s=scenario.words.drain_s, progress=progress)
+        numbers = summary(results)
+        finish(results, numbers)
+    return Outcome(case.variant, case.seed, numbers, scenario.notes)
+
+
+def run_cases(
+    cases: Sequence[Case], folders: Sequence[Path | None], jobs: int, progress: Progress | None = None
+) -> list[Outcome]:
+    """All cases in their order, `jobs` at a time. `progress` is told the share done of each, now and then."""
+    done = [0.0] * len(cases)
+
+    def told(number: int, share: float) -> None:
+        done[number] = share
+        if progress is not None:
+            progress(done)
+
+    if jobs <= 1 or len(cases) == 1:
+        return [
+            run_case(case, folder, lambda share, number=number: told(number, share))  # type: ignore[misc]
+            for number, (case, folder) in enumerate(zip(cases, folders, strict=True))
+        ]
+    return _in_processes(cases, folders, min(jobs, len(cases)), progress)
+
+
+def _in_processes(
+    cases: Sequence[Case], folders: Sequence[Path | None], jobs: int, progress: Progress | None
+) -> list[Outcome]:
+    context = multiprocessing.get_context("spawn")
+    shares = context.Array(ctypes.c_double, len(cases), lock=False)
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(shares,)) as pool:
+        futures = [
+            pool.submit(_work, number, case, folder)
+            for number, (case, folder) in enumerate(zip(cases, folders, strict=True))
+        ]
+        try:
+            pending = set(futures)
+            while pending:
+                finished, pending = wait(pending, timeout=POLL_S, return_when="FIRST_EXCEPTION")
+                for future in finished:
+                    future.result()
+                if progress is not None:
+                    progress([shares[number] for number in range(len(cases))])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+_shares: Any = None
+
+
+def _begin(shares: Any) -> None:
+    global _shares
+    _shares = shares
+
+
+def _work(number: int, case: Case, folder: Path | None) -> Outcome:
+    def told(share: float) -> None:
+        _shares[number] = share
+
+    return run_case(case, folder, told)

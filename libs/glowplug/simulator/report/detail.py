@@ -1,0 +1,199 @@
+"""One run in full, as the report's page takes it: bytes on every GPU over time, requests, and what was decided.
+
+Everything is columns of plain numbers, names are said once. What a page cannot carry is left out by rule, never by
+chance, and counted: requests beyond `MAX_REQUESTS` keep every cold, failed and slow one, and each n-th of the rest;
+decisions beyond `MAX_DECISIONS` keep those about requests and instances that are shown.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from glowplug.simulator.setup import Setup
+
+MAX_REQUESTS: Final = 12_000
+MAX_DECISIONS: Final = 6_000
+OWNERS: Final = ("weights", "kv", "prewarm", "reservation")
+Detail = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Names:
+    """Names by number, in the order they come."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def of(self, name: str) -> int:
+        return self.numbers.setdefault(name, len(self.numbers))
+
+
+class Spans:
+    """Who held which bytes from when to when. Told of a node's GPUs whenever they change, in order of time."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.gpus = [
+            {"id": f"{server.name}-{number}/{n}", "node": f"{server.name}-{number}", "bytes": server.gpu_bytes}
+            for server in setup.servers
+            for number in range(1, server.num_servers + 1)
+            for n in range(server.num_gpus)
+        ]
+        self._numbers = {gpu["id"]: number for number, gpu in enumerate(self.gpus)}
+        self._open: dict[int, tuple[float, tuple[tuple[str, str, int], ...]]] = {}
+        self._holders = _Names()
+        self.columns: dict[str, list[Any]] = {
+            name: [] for name in ("gpu", "from", "to", "owner", "holder", "base", "bytes")
+        }
+        self._held: list[tuple[float, int]] = []
+        self._latest: dict[tuple[int, str, str], int] = {}
+
+    def gpu(self, gpu_id: str, at_s: float, grants: Iterable[tuple[str, str, int]]) -> None:
+        """From `at_s` (s of the run) a GPU holds `grants`: (holder, owner, bytes)."""
+        number = self._numbers[gpu_id]
+        held = tuple(sorted(grants, key=lambda grant: (grant[0], OWNERS.index(grant[1]))))
+        since_s, before = self._open.get(number, (0.0, ()))
+        if held == before:
+            return
+        self._close(number, since_s, at_s, before)
+        self._open[number] = (max(0.0, at_s), held)
+        change = bool(held) - bool(before)
+        if change:
+            self._held.append((max(0.0, at_s), change))
+
+    def finish(self, end_s: float) -> None:
+        for number, (since_s, held) in sorted(self._open.items()):
+            self._close(number, since_s, end_s, held)
+        self._open.clear()
+
+    def use(self) -> list[tuple[float, int]]:
+        """(from when, GPUs that hold anything)."""
+        steps: dict[float, int] = {0.0: 0}
+        now = 0
+        for at_s, change in self._held:
+            now += change
+            steps[round(at_s, 3)] = now
+        return sorted(steps.items())
+
+    @property
+    def holders(self) -> list[str]:
+        return list(self._holders.numbers)
+
+    def _close(self, number: int, since_s: float, upto_s: float, held: Sequence[tuple[str, str, int]]) -> None:
+        if upto_s <= 0 or upto_s <= since_s:
+            return
+        base, columns = 0, self.columns
+        for holder, owner, num_bytes in held:
+            last = self._same(number, since_s, holder, owner, base, num_bytes)
+            if last is not None:
+                columns["to"][last] = round(upto_s, 3)
+            else:
+                span = (number, round(since_s, 3), round(upto_s, 3), OWNERS.index(owner), self._holders.of(holder),
+                        base, num_bytes)  # fmt: skip
+                self._latest[(number, holder, owner)] = len(columns["gpu"])
+                for name, value in zip(columns, span, strict=True):
+                    columns[name].append(value)
+            base += num_bytes
+
+    def _same(self, number: int, since_s: float, holder: str, owner: str, base: int, num_bytes: int) -> int | None:
+        """The span that this one only goes on with."""
+        last = self._latest.get((number, holder, owner))
+        if last is None:
+            return None
+        columns = self.columns
+        goes_on = columns["to"][last] == round(since_s, 3)
+        return last if goes_on and columns["base"][last] == base and columns["bytes"][last] == num_bytes else None
+
+
+def request_columns(rows: Sequence[Mapping[str, Any]], models: Sequence[str], began_at: float) -> tuple[Detail, int]:
+    """Columns of requests (facts `request.finished` and `request.rejected`), and how many were left out."""
+    kept = _thinned(rows)
+    numbers = {key: number for number, key in enumerate(models)}
+    columns: Detail = {
+        "id": [row["request_id"] for row in kept],
+        "model": [numbers.get(row["model_key"], 0) for row in kept],
+        "at": [round(row.get("arrived_at", began_at) - began_at, 3) for row in kept],
+        "cold": [int(row.get("cold", False)) for row in kept],
+        "instance": [row.get("instance_id", "") for row in kept],
+        "error": [row.get("error_code") or row.get("code") or "" for row in kept],
+    }
+    for name, field_name in (("queue", "queue_s"), ("ttft", "ttft_s"), ("e2e", "e2e_s")):
+        columns[name] = [round(row.get(field_name, 0.0), 4) for row in kept]
+    for name, field_name in (("prompt", "prompt_tokens"), ("response", "response_tokens")):
+        columns[name] = [row.get(field_name, 0) for row in kept]
+    return columns, len(rows) - len(kept)
+
+
+def _thinned(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    if len(rows) <= MAX_REQUESTS:
+        return rows
+    slow = sorted((row.get("ttft_s", 0.0) for row in rows), reverse=True)[MAX_REQUESTS // 4]
+    telling = [
+        row.get("cold") or row.get("error_code") or row.get("code") or row.get("ttft_s", 0.0) > slow for row in rows
+    ]
+    num_telling = sum(map(bool, telling))
+    step = max(1, -(-(len(rows) - num_telling) // max(1, MAX_REQUESTS - min(num_telling, MAX_REQUESTS - 1000))))
+    every = max(1, -(-num_telling // (MAX_REQUESTS - 1000)))
+    kept, counts = [], [0, 0]
+    for row, tells in zip(rows, telling, strict=True):
+        counts[bool(tells)] += 1
+        if counts[bool(tells)] % (every if tells else step) == 0:
+            kept.append(row)
+    return kept
+
+
+def decision_rows(rows: Sequence[Mapping[str, Any]], requests: Detail, began_at: float) -> tuple[list[Detail], int]:
+    """Decisions in order of time, and how many were left out: those about shown requests and instances go first."""
+    shown = {*requests["id"], *requests["instance"]} - {""}
+    if len(rows) > MAX_DECISIONS:
+        near = [row for row in rows if row.get("request_id") in shown or row.get("instance_id") in shown]
+        chosen = near[:: max(1, -(-len(near) // MAX_DECISIONS))]
+    else:
+        chosen = list(rows)
+    kept = []
+    for row in chosen:
+        decision = {name: value for name, value in row.items() if value not in ("", None) and name not in _UNSHOWN}
+        decision["at"] = round(row["made_at"] - began_at, 3)
+        decision["inputs"] = {name: _short(value) for name, value in row.get("inputs", {}).items()}
+        decision["rivals"] = [{**rival, "score": _short(rival["score"])} for rival in row.get("rivals", ())]
+        kept.append(decision)
+    return kept, len(rows) - len(kept)
+
+
+_UNSHOWN = frozenset({"made_at", "traceparent", "decision_id", "cause_id"})
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def detail_of(
+    setup: Setup,
+    requests: Sequence[Mapping[str, Any]],
+    decisions: Sequence[Mapping[str, Any]],
+    timeline: Iterable[Mapping[str, Any]],
+    models_of: Mapping[str, str],
+    end_s: float,
+) -> Detail:
+    """Everything of one run. `models_of` gives the model key of every instance id."""
+    models = sorted(one.model.key for one in setup.models)
+    numbers = {key: number for number, key in enumerate(models)}
+    spans = Spans(setup)
+    for row in timeline:
+        spans.gpu(row["gpu"], row["t_s"], [(holder, owner, num) for holder, owner, num in row["grants"]])
+    spans.finish(end_s)
+    columns, num_left_out = request_columns(requests, models, setup.began_at)
+    kept, decisions_left_out = decision_rows(decisions, columns, setup.began_at)
+    held = spans.columns
+    of_holder = [numbers.get(models_of.get(holder, ""), -1) for holder in spans.holders]
+    held["model"] = [of_holder[holder] for holder in held["holder"]]
+    return {
+        "end_s": end_s,
+        "gpus": spans.gpus,
+        "models": models,
+        "holders": spans.holders,
+        "spans": held,
+        "use": spans.use(),
+        "requests": columns,
+        "requests_left_out": num_left_out,
+        "decisions": kept,
+        "decisions_left_out": decisions_left_out,
+    }

@@ -1,0 +1,125 @@
+"""A run on disk: what happened, line by line as on the bus, and what came of it.
+
+    setup.json       the scenario as it was run, with its seed and version
+    results.json     the figures, per model and in all
+    events.jsonl     every fact and command, in its envelope
+    decisions.jsonl  every decision with inputs, rivals and reason
+    requests.jsonl   every request's end
+    timeline.jsonl   bytes on every GPU, whenever they change: {"t_s", "gpu", "grants": [[holder, owner, bytes], ...]}
+
+The same scenario, seed and version give the same bytes in every file.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from glowplug import __version__
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.hardware import Node
+from glowplug.events.envelope import Event, encode, to_json
+from glowplug.events.facts import RequestFinished, RequestRejected
+from glowplug.simulator.results import Results
+from glowplug.simulator.scenario import Scenario
+from glowplug.simulator.scenario_errors import ScenarioError
+from glowplug.simulator.sweep import Case
+from glowplug.simulator.world import World
+
+Finish = Callable[[Results, dict[str, Any]], None]
+FILES = ("setup.json", "results.json", "events.jsonl", "decisions.jsonl", "requests.jsonl", "timeline.jsonl")
+
+
+@contextmanager
+def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) -> Iterator[Finish]:
+    """Record what happens in `world` to `folder`; `finish` is told what came of it. Without a folder, nothing."""
+    if folder is None:
+        yield lambda results, numbers: None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((folder / name).open("wb")) for name in FILES if name.endswith(".jsonl")}
+        tape = _Tape(world, files)
+        world.fleet.on_event.append(tape.event)
+        world.fleet.on_decision.append(tape.decision)
+        world.fleet.on_save.append(tape.saved)
+
+        def finish(results: Results, numbers: dict[str, Any]) -> None:
+            _write(folder / "results.json", {"simulated": True, "seed": case.seed, "end_s": results.seconds, **numbers})
+            _write(
+                folder / "setup.json",
+                {
+                    "simulated": True,
+                    "version": __version__,
+                    "name": scenario.name,
+                    "variant": case.variant,
+                    "seed": case.seed,
+                    "began_at": world.began_s,
+                    "notes": list(scenario.notes),
+                    "scenario": case.tree,
+                },
+            )
+
+        yield finish
+
+
+class _Tape:
+    """Writes lines as things happen."""
+
+    def __init__(self, world: World, files: Mapping[str, IO[bytes]]) -> None:
+        self._world, self._files = world, files
+        self._held: dict[str, Any] = {}
+
+    def event(self, event: Event) -> None:
+        self._line("events.jsonl", encode(event))
+        if isinstance(event.data, RequestFinished | RequestRejected):
+            self._line("requests.jsonl", to_json(event.data))
+
+    def decision(self, decision: DecisionRecord) -> None:
+        self._line("decisions.jsonl", to_json(decision))
+
+    def saved(self, table: str, row: Any, now_s: float) -> None:
+        if table != "nodes" or not isinstance(row, Node):
+            return
+        for gpu in row.gpus:
+            grants = sorted([grant.holder, grant.owner.value, grant.num_bytes] for grant in gpu.grants)
+            if self._held.get(gpu.gpu_id, []) != grants:
+                self._held[gpu.gpu_id] = grants
+                t_s = round(now_s - self._world.began_s, 6)
+                self._line("timeline.jsonl", json.dumps({"t_s": t_s, "gpu": gpu.gpu_id, "grants": grants}).encode())
+
+    def _line(self, name: str, line: bytes) -> None:
+        self._files[name].write(line + b"\n")
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """One of a run's JSON files. Raises ScenarioError when there is none, or it is none of ours."""
+    try:
+        value = json.loads((folder / name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError("", f"{folder}: is no folder of a run ({name}: {error.strerror})") from error
+    except ValueError as error:
+        raise ScenarioError("", f"{folder / name}: is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ScenarioError("", f"{folder / name}: is no JSON object")
+    return value
+
+
+def read_lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a run's JSON lines. Raises ScenarioError naming file and line."""
+    path = folder / name
+    try:
+        file = path.open(encoding="utf-8")
+    except OSError as error:
+        raise ScenarioError("", f"{path}: {error.strerror}") from error
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ScenarioError("", f"{path}, line {number}: is no JSON: {error}") from error
