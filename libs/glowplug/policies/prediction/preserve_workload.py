@@ -10,9 +10,10 @@ Departures:
 - Until `min_days` are there, and for a model with load in fewer than `min_active` of its windows, tokens come from that
   predictor too (the paper's cold-data mode leaves scaling to its defaults until days of data exist).
 - Training is spread: `epochs_per_window` passes with every window that closes. Twelve windows at 120 passes; until
-  then yesterday's weights go on.
+  then yesterday's weights go on. The first training begins twice as long before `min_days` are full.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -45,16 +46,19 @@ class PreserveWorkload:
         self.responses = TokenSeries(self._per_day, params.series)
         self._rest = WarmserveCsp(window_s, season_s=params.season_s)
         self._count = 0
+        num_windows = math.ceil(params.series.num_epochs / params.epochs_per_window)
+        self._first_training = max(1, params.min_days * self._per_day - 2 * num_windows)
 
     def closed(self, window: WindowTotals) -> None:
-        """The newest window, and a part of the training; a new one begins with every full day."""
+        """The newest window, and a part of the training; a new one begins every day."""
         self._rest.closed(window)
         self.prompts.add(window.prompt_tokens)
         self.responses.add(window.response_tokens)
         self._count += 1
-        is_day = self._count % self._per_day == 0 and self._count >= self.params.min_days * self._per_day
+        since_first = self._count - self._first_training
+        is_due = since_first >= 0 and since_first % self._per_day == 0
         for series in (self.prompts, self.responses):
-            if is_day and self._is_active(series):
+            if is_due and self._is_active(series):
                 series.begin_training()
             series.train(self.params.epochs_per_window)
 
