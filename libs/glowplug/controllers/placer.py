@@ -17,6 +17,7 @@ from glowplug.controllers.placer_fleet import Fleet
 from glowplug.controllers.placer_orders import Placement, stop
 from glowplug.controllers.placer_params import PlacerParams
 from glowplug.controllers.placer_placing import Evict, Place, Placing
+from glowplug.controllers.placer_prewarming import Prewarm, Prewarming
 from glowplug.controllers.placer_stages import Stages
 from glowplug.controllers.views import InstanceView, LoadView, NodeView
 from glowplug.domain.hardware import Node
@@ -25,6 +26,7 @@ from glowplug.domain.model import Model
 from glowplug.events.commands import CancelPlacement, PlaceInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import (
+    ForecastMade,
     InstanceFailed,
     ModelDeployed,
     NodeBeat,
@@ -44,11 +46,19 @@ class PlacerController:
     """`place`, `evict` and `prewarm` are policies of the rooms "placement", "residency" and "prewarming"."""
 
     def __init__(
-        self, place: Place, evict: Evict, policies: dict[str, str], epoch: int, params: PlacerParams = PlacerParams()
+        self,
+        place: Place,
+        evict: Evict,
+        policies: dict[str, str],
+        epoch: int,
+        params: PlacerParams = PlacerParams(),
+        *,
+        prewarm: Prewarm | None = None,
     ) -> None:
         self.policies, self._params, self._fence = policies, params, Fence()
         self.fleet = Fleet(policies, epoch, params)
         self._placing, self._stages = Placing(self.fleet, place, evict), Stages(self.fleet)
+        self._prewarming = Prewarming(self.fleet, prewarm)
         self._drains = Drains(params.repeat_s)
         self._knows_cordons = False  # the table, ours, has been read once
         self._ticked_at: float | None = None
@@ -86,7 +96,7 @@ class PlacerController:
             return self._empty_node(stimulus, now_s)
         data = stimulus.data
         if isinstance(data, NodeBeat | NodeJoined):
-            return self._placing.work(now_s) if fleet.node(data.node, now_s) else []  # most beats offer nothing new
+            return self._bytes_freed(now_s) if fleet.node(data.node, now_s) else []  # most beats offer nothing new
         if isinstance(instance := getattr(data, "instance", None), Instance):
             return self._row(instance, now_s)
         if isinstance(data, PlaceInstance | CancelPlacement):
@@ -98,6 +108,8 @@ class PlacerController:
             fleet.node_left(data.node_id)
         elif isinstance(data, RouterLoadReported):
             fleet.loads.apply(data, now_s)
+        elif isinstance(data, ForecastMade):
+            self._prewarming.forecast(data)
         elif isinstance(data, WeightsFetched | WeightsFetchFailed):
             ids = [i.instance_id for i in fleet.on_node(data.node_id) if i.model_key == data.model_key]
             fleet.network.fetched(data.node_id, ids, now_s)
@@ -115,13 +127,22 @@ class PlacerController:
             *self._placing.work(now_s),
             *self._placing.chase(now_s),
             *self._stages.work(now_s),
+            *self._prewarming.work(now_s),
         ]
+
+    def _bytes_freed(self, now_s: float) -> list[Effect]:
+        self._prewarming.look_again()
+        return [*self._placing.work(now_s), *self._prewarming.work(now_s)]
 
     def _row(self, instance: Instance, now_s: float) -> list[Effect]:
         wants_a_look = self.fleet.row(instance, now_s)
         self._settle(instance)
         effects = self._stages.heed(instance, now_s)
-        return [*effects, *self._placing.work(now_s)] if wants_a_look else effects
+        self._prewarming.heed(instance, now_s)
+        if wants_a_look:
+            self._prewarming.look_again()
+            effects += [*self._placing.work(now_s), *self._prewarming.work(now_s)]
+        return effects
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Tables `models`, `nodes`, `instances` and, ours, `cordons`."""

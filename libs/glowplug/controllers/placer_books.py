@@ -6,7 +6,7 @@ placement that found no room need not ask again before.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -145,6 +145,10 @@ class Books:
         if old is not None:
             self._unlist(old)
             self.claim(instance_id, {})
+
+    def living(self) -> Iterator[Instance]:
+        """Rows that are not gone."""
+        return (row for rows in self.by_node.values() for row in rows.values())
 
     def only(self, instance_ids: Iterable[str]) -> None:
         """Forget every row but these."""

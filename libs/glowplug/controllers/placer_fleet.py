@@ -27,6 +27,7 @@ class Fleet:
         self.books, self.network = Books(), Network(params)
         self.cordoned: set[str] = set()
         self.scores: dict[str, float] = {}  # replica -> its worth when last planned
+        self.promised: set[str] = set()  # replicas of the books that no agent has spoken of yet
         self.born_at: float | None = None
         self._order: list[str] | None = None
 
@@ -55,7 +56,7 @@ class Fleet:
         changed = self.instances.restore(rows, now_s)
         for instance in changed:
             self._took(instance, now_s)
-        self.books.only(self.instances.by_id)
+        self.books.only(self.instances.by_id.keys() | self.promised)
         return changed
 
     def take_over(self, instances: InstanceView, loads: LoadView, now_s: float) -> None:

@@ -10,6 +10,8 @@ from glowplug.policies.placement import union as union_placement
 from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
 from glowplug.policies.prediction.learned import preserve_workload
 from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
+from glowplug.policies.prewarming import baselines as prewarming_baselines
+from glowplug.policies.prewarming import warmserve as warmserve_prewarming
 from glowplug.policies.residency import lru
 from glowplug.policies.residency.caching import CACHING
 from glowplug.policies.routing.counted import least_loaded, minimum_use, round_robin
@@ -56,7 +58,14 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "warmserve_csp": WarmserveCsp,
         "preserve_workload": preserve_workload,
     },
-    "prewarming": {},
+    "prewarming": {
+        "none": prewarming_baselines.nothing,
+        "keep_last": prewarming_baselines.keep_last,
+        "warmserve": warmserve_prewarming.plan,
+        "warmserve_literal": warmserve_prewarming.literal,
+        "warmserve_unplaced": warmserve_prewarming.unplaced,
+        "warmserve_unproactive": warmserve_prewarming.unproactive,
+    },
     "caching": {**CACHING},
 }
 

@@ -12,6 +12,7 @@ from glowplug.controllers import operator
 from glowplug.controllers.agent import AgentController
 from glowplug.controllers.autoscaler import AutoscalerController
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
+from glowplug.controllers.load_reports import ONLY_CHANGES
 from glowplug.controllers.placer import PlacerController
 from glowplug.controllers.predictor import PredictorController
 from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
@@ -55,9 +56,10 @@ class Fleet:
         self.placer = PlacerController(
             choose("placement", policies.placement),
             choose("residency", policies.residency),
-            {"placement": policies.placement, "residency": policies.residency},
+            {room: getattr(policies, room) for room in ("placement", "residency", "prewarming")},
             EPOCH,
             params.placer,
+            prewarm=choose("prewarming", policies.prewarming),
         )
         make = choose("prediction", policies.prediction)
         self.predictor = PredictorController(params.predictor, make, history=setup.history)
@@ -69,6 +71,8 @@ class Fleet:
         }
         self._node_readers: list[str] = []
         self._ticking: dict[str, bool] = {}  # node_id -> whether it ticks fast: something starts, drains or moves
+        self.active: dict[str, None] = {}  # models whose load may have changed since the router last told
+        self._has_reported = False
         self.down: set[str] = set()  # services that are gone
 
     def add_node(self, node_id: str, agent: AgentController, prefetcher: PrefetcherController, hands: Hands) -> None:
@@ -113,7 +117,12 @@ class Fleet:
             self.kernel.after(self.setup.params.agent_tick_s, self._tick_node, node_id)
 
     def _report_load(self) -> None:
-        self.publish("router", RouterLoadReported(router_id="router-1", loads=self.router.loads()), None)
+        """The first report is whole, the others tell of models that hold or run something, or did when last told."""
+        is_first, self._has_reported = not self._has_reported, True
+        loads = self.router.loads() if is_first else {key: self.router.load(key) for key in self.active}
+        self.active = {key: None for key, load in loads.items() if load.num_waiting or load.num_in_flight}
+        report = RouterLoadReported(router_id="router-1", loads=loads, num_parts=1 if is_first else ONLY_CHANGES)
+        self.publish("router", report, None)
         self.kernel.after(self.setup.params.load_every_s, self._report_load)
 
     def give(self, name: str, stimulus: Any) -> None:
@@ -195,7 +204,8 @@ _READERS = {
     "node.joined": ["placer"],
     "node.left": ["placer", "router", "autoscaler"],
     "forecast.made": ["autoscaler", "placer"],
-    "weights.fetch_failed": ["router"],
+    "weights.fetched": ["placer"],
+    "weights.fetch_failed": ["router", "placer"],
 }
 
 

@@ -11,8 +11,8 @@ Departures, all as the published code or needed by it (errata E8-E10):
 - Scale-up takes the least sum of lost scores on a hit and on a miss alike, as the text says.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from glowplug.policies.placement.warmserve_groups import (
     Prewarmed,
@@ -30,6 +30,7 @@ class ReplicaShape:
 
     num_gpus: int
     bytes_per_gpu: int
+    engine: str = ""  # that can hold it; empty: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +51,50 @@ class EvictAwareParams:
     max_steps: int = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """GPUs with room, and the replicas they would be shared with."""
+
+    lost: float  # sum of their scores
+    bits: int
+    highest: float
+    models: frozenset[str]
+
+
 @dataclass(slots=True)
 class _Node:
-    """One node while a plan is made."""
+    """One node while a plan is made. `groups` is what was found of a shape since the last step here."""
 
     view: PrewarmNode
     free: list[int]
     held: list[tuple[int, Prewarmed]]  # bits, replica
+    groups: dict[ReplicaShape, list[_Group]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, view: PrewarmNode, scores: dict[str, float]) -> "_Node":
+    def of(cls, view: PrewarmNode, scores: Mapping[str, float]) -> "_Node":
         held = [(view.bits(r.gpu_ids), replace(r, score=scores.get(r.replica_id, 0.0))) for r in view.replicas]
         return cls(view, list(view.free_bytes), held)
+
+    def can_hold(self, shape: ReplicaShape) -> bool:
+        return not shape.engine or not self.view.engines or shape.engine in self.view.engines
+
+    def groups_for(self, shape: ReplicaShape) -> list[_Group]:
+        """Groups with room whose replicas' sets hold it or lie in it, the least worth first."""
+        known = self.groups.get(shape)
+        if known is None:
+            has_room = sum(1 << at for at, free in enumerate(self.free) if free >= shape.bytes_per_gpu)
+            found = [
+                self._group(bits)
+                for bits in groups_of(len(self.free), shape.num_gpus)
+                if bits & has_room == bits and all(is_nested_or_disjoint(bits, other) for other, _ in self.held)
+            ]
+            known = self.groups[shape] = sorted(found, key=lambda g: (g.lost, g.bits))
+        return known
+
+    def _group(self, bits: int) -> _Group:
+        there = [replica for other, replica in self.held if other & bits]
+        highest = max((r.score for r in there), default=-1.0)
+        return _Group(sum(r.score for r in there), bits, highest, frozenset(r.model_key for r in there))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +112,7 @@ class _Fit:
 
 def plan(
     wishes: Sequence[ReplicaWish],
-    shapes: dict[str, ReplicaShape],
+    shapes: Mapping[str, ReplicaShape],
     nodes: Iterable[PrewarmNode],
     params: EvictAwareParams = EvictAwareParams(),
 ) -> list[PrewarmStep]:
@@ -88,25 +121,32 @@ def plan(
     A wish whose model has no shape, or that fits nowhere, is passed over.
     """
     views = sorted(nodes, key=lambda n: n.node_id)
-    scores, new = _share_out(wishes, views)
+    scores, new = share_out(wishes, views)
     working = {view.node_id: _Node.of(view, scores) for view in views}
+    sizes = {key: shape.bytes_per_gpu for key, shape in shapes.items()}
     steps: list[PrewarmStep] = []
+    full: set[ReplicaShape] = set()  # shapes no group has room for
     for wish in new:
         shape = shapes.get(wish.model_key)
-        if shape is None or len(steps) >= params.max_steps:
+        if shape is None:
             continue
-        fits = [_best(node, wish, shape, shape_bytes={}, stale=False) for node in working.values()]
-        found = min((fit for fit in fits if fit), key=lambda fit: fit.order, default=None)
+        if len(steps) >= params.max_steps:
+            break
+        able = [node for node in working.values() if node.can_hold(shape)]
+        found = None if shape in full else _best(able, wish, shape)
+        if found is None and not any(node.groups_for(shape) for node in able):
+            full.add(shape)
         if found is None and params.evict_stale:
-            sizes = {key: shape.bytes_per_gpu for key, shape in shapes.items()}
-            fits = [_best(node, wish, shape, shape_bytes=sizes, stale=True) for node in working.values()]
-            found = min((fit for fit in fits if fit), key=lambda fit: fit.order, default=None)
+            stale = [_best_stale(n, wish, shape, sizes) for n in able if any(r.score == 0.0 for _, r in n.held)]
+            found = min((fit for fit in stale if fit), key=lambda fit: fit.order, default=None)
+            if found is not None:
+                full.clear()
         if found is not None:
             steps.append(_take(working[found.node_id], wish, shape, shapes, found))
     return steps
 
 
-def _share_out(
+def share_out(
     wishes: Sequence[ReplicaWish], nodes: Sequence[PrewarmNode]
 ) -> tuple[dict[str, float], list[ReplicaWish]]:
     """Scores of the replicas there are (replica_id -> score), and the wishes still open."""
@@ -126,47 +166,59 @@ def _share_out(
     return scores, still_open
 
 
-def _best(
-    node: _Node, wish: ReplicaWish, shape: ReplicaShape, *, shape_bytes: dict[str, int], stale: bool
-) -> _Fit | None:
-    """The best group of one node, or None. With `stale`, worthless replicas may be dropped for it."""
-    has_room = sum(1 << at for at, free in enumerate(node.free) if free >= shape.bytes_per_gpu)
+def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fit | None:
+    """The best group with room. Nodes come by id: the first that loses nothing ends the search."""
+    best: _Fit | None = None
+    for node in nodes:
+        for group in node.groups_for(shape):
+            if wish.model_key in group.models:
+                continue
+            beaten = group.highest < wish.score
+            fit = _Fit(beaten, group.lost, node.view.node_id, group.bits)
+            if best is None or fit.order < best.order:
+                best = fit
+            if beaten:
+                break
+        if best is not None and best.beaten and best.lost == 0.0:
+            break
+    return best
+
+
+def _best_stale(node: _Node, wish: ReplicaWish, shape: ReplicaShape, sizes: Mapping[str, int]) -> _Fit | None:
+    """The best group of one node once worthless replicas are dropped for it, or None."""
     best: _Fit | None = None
     for bits in groups_of(len(node.free), shape.num_gpus):
-        if not stale and bits & has_room != bits:
-            continue
-        fit = _fit(node, wish, shape, bits, shape_bytes if stale else None)
+        fit = _fit(node, wish, shape, bits, sizes)
         if fit and (best is None or fit.order < best.order):
             best = fit
     return best
 
 
-def _fit(node: _Node, wish: ReplicaWish, shape: ReplicaShape, bits: int, sizes: dict[str, int] | None) -> _Fit | None:
+def _fit(node: _Node, wish: ReplicaWish, shape: ReplicaShape, bits: int, sizes: Mapping[str, int]) -> _Fit | None:
     highest, lost, drop = -1.0, 0.0, []
     for other, replica in node.held:
         if not other & bits:
             continue
-        worthless = sizes is not None and replica.score == 0.0
-        if replica.model_key == wish.model_key or not is_nested_or_disjoint(bits, other):
-            if not worthless or replica.model_key == wish.model_key:
-                return None
+        if replica.model_key == wish.model_key:
+            return None
+        if replica.score == 0.0:
             drop.append(replica)
-        elif worthless:
-            drop.append(replica)
+        elif not is_nested_or_disjoint(bits, other):
+            return None
         else:
             highest, lost = max(highest, replica.score), lost + replica.score
-    if sizes is not None:
-        for at in members(bits):
-            freed = sum(sizes.get(r.model_key, 0) for r in drop if node.view.gpu_ids[at] in r.gpu_ids)
-            if node.free[at] + freed < shape.bytes_per_gpu:
-                return None
+    for at in members(bits):
+        freed = sum(sizes.get(r.model_key, 0) for r in drop if node.view.gpu_ids[at] in r.gpu_ids)
+        if node.free[at] + freed < shape.bytes_per_gpu:
+            return None
     return _Fit(highest < wish.score, lost, node.view.node_id, bits, tuple(r.replica_id for r in drop))
 
 
 def _take(
-    node: _Node, wish: ReplicaWish, shape: ReplicaShape, shapes: dict[str, ReplicaShape], fit: _Fit
+    node: _Node, wish: ReplicaWish, shape: ReplicaShape, shapes: Mapping[str, ReplicaShape], fit: _Fit
 ) -> PrewarmStep:
     """Note the step in the working copy."""
+    node.groups.clear()
     gone = set(fit.drop)
     for other, replica in node.held:
         if replica.replica_id in gone and replica.model_key in shapes:

@@ -87,7 +87,7 @@ def prewarm_nodes(
         here = dormant.get(node.node_id, ())
         closed = serving_gpus(node, here, reserved, draining)
         gpus = [gpu for gpu in node.gpus if gpu.gpu_id not in closed]
-        if gpus:
+        if gpus or here:  # a replica counts wherever it lies
             yield PrewarmNode(
                 node_id=node.node_id,
                 gpu_ids=tuple(gpu.gpu_id for gpu in gpus),

@@ -1,0 +1,53 @@
+"""What a prewarming policy is asked, and what it may look at. Every policy of the room has this shape:
+
+plan(view: PrewarmView) -> PrewarmPlan
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import Forecast
+from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrewarmView:
+    """The fleet as a prewarming sees it. `nodes` are alive, in order of their ids; cordoned ones are marked draining.
+
+    `models` are those to be planned for; `load_s` seconds to bring a model's weights onto its GPUs (T_c).
+    """
+
+    now_s: float
+    nodes: Sequence[Node]
+    models: Mapping[str, Model]
+    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in its ledger
+    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, coming ones too
+    draining: frozenset[str] = frozenset()  # instances that finish what they have
+    num_active: Mapping[str, int] = field(default_factory=dict)  # model_key -> instances that serve or will (K)
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window now open
+    load_s: Mapping[str, float] = field(default_factory=dict)
+    last_used_at: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrewarmPlan:
+    """Replicas to make, the most valuable first, and those to drop besides what the steps drop. `scores` are what every
+    replica there is now worth; without its score one counts as worth nothing."""
+
+    steps: tuple[PrewarmStep, ...] = ()
+    drops: tuple[str, ...] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+    inputs: Mapping[str, float | int | str] = field(default_factory=dict)
+
+
+def outdated(view: PrewarmView) -> tuple[str, ...]:
+    """Replicas of models that are no more, or have changed since."""
+    return tuple(
+        row.instance_id
+        for rows in view.dormant.values()
+        for row in rows
+        if (model := view.models.get(row.model_key)) is None or row.model_revision not in (0, model.revision)
+    )

@@ -1,0 +1,115 @@
+"""WarmServe's prewarming: replicas for the load that is forecast, placed where they cost the others least.
+
+Paper: WarmServe section 5.2, Eq. 5-8 (`warmserve_scores`) and Algorithm 1 (`warmserve_evict_aware`), over GPUs that are
+idle or universal and, ahead of time, over those whose instances drain (section 4.1). Departures: see those two files; a
+plan makes at most `max_steps` replicas, the next one goes on; replicas of models that changed are dropped.
+
+`literal` follows the published code where it differs from the text (errata E4, E5): bursts weigh by L_P / L_A, and the
+order is by score alone. `unplaced` is the ablation without evict-aware placement (section 7.5): the first group with
+room, overlapping as it may. `unproactive` is the one without proactive prewarming: nothing where an instance drains.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from glowplug.policies.placement.shape import weights_per_gpu
+from glowplug.policies.placement.warmserve_evict_aware import (
+    EvictAwareParams,
+    PrewarmStep,
+    ReplicaShape,
+    share_out,
+)
+from glowplug.policies.placement.warmserve_evict_aware import plan as place_replicas
+from glowplug.policies.placement.warmserve_groups import PrewarmNode
+from glowplug.policies.placement.warmserve_view import prewarm_nodes
+from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
+from glowplug.policies.prewarming.warmserve_scores import PrewarmDemand, ReplicaWish, ScoreParams, replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmserveParams:
+    scores: ScoreParams = field(default_factory=ScoreParams)
+    placement: EvictAwareParams = field(default_factory=lambda: EvictAwareParams(max_steps=64))
+    proactive: bool = True
+    evict_aware: bool = True
+
+
+def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> PrewarmPlan:
+    """What to prewarm for the window now open, given what there is."""
+    wishes = replicas((_demand(key, view) for key in sorted(view.forecasts) if key in view.models), params.scores)
+    stale = outdated(view)
+    nodes = _nodes(view, stale, params)
+    shapes = {
+        key: ReplicaShape(num_gpus=m.num_gpus, bytes_per_gpu=weights_per_gpu(m), engine=m.engine)
+        for key, m in view.models.items()
+    }
+    scores, still_open = share_out(wishes, nodes)
+    if params.evict_aware:
+        steps = place_replicas(wishes, shapes, nodes, params.placement)
+    else:
+        steps = _first_fit(still_open, shapes, nodes, params.placement.max_steps)
+    inputs = {"wishes": len(wishes), "open": len(still_open)}
+    return PrewarmPlan(steps=tuple(steps), drops=stale, scores=scores, inputs=inputs)
+
+
+def _demand(key: str, view: PrewarmView) -> PrewarmDemand:
+    model, forecast = view.models[key], view.forecasts[key]
+    return PrewarmDemand(
+        model_key=key,
+        concurrency_mean=forecast.concurrency_mean,
+        concurrency_peak=forecast.concurrency_peak,
+        max_concurrency=model.max_concurrency,
+        num_active=view.num_active.get(key, 0),
+        load_s=view.load_s.get(key, 0.0),
+    )
+
+
+def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> list[PrewarmNode]:
+    gone = frozenset(stale)
+    draining = view.draining if params.proactive else frozenset[str]()
+    return [
+        replace(node, replicas=tuple(r for r in node.replicas if r.replica_id not in gone))
+        for node in prewarm_nodes(view.nodes, view.dormant, view.reserved, {}, draining)
+    ]
+
+
+def _first_fit(
+    wishes: Sequence[ReplicaWish], shapes: Mapping[str, ReplicaShape], nodes: Sequence[PrewarmNode], max_steps: int
+) -> list[PrewarmStep]:
+    """Each wish on the first GPUs with room, never two copies of a model on one; sets overlap as they may."""
+    free = {g: n for node in nodes for g, n in zip(node.gpu_ids, node.free_bytes, strict=True)}
+    models = {g: {r.model_key for r in node.replicas if g in r.gpu_ids} for node in nodes for g in node.gpu_ids}
+    steps: list[PrewarmStep] = []
+    full: set[tuple[str, ReplicaShape]] = set()
+    for wish in wishes:
+        shape = shapes.get(wish.model_key)
+        if shape is None or (wish.model_key, shape) in full or len(steps) >= max_steps:
+            continue
+        for node in nodes:
+            if shape.engine and node.engines and shape.engine not in node.engines:
+                continue
+            fits = [g for g in node.gpu_ids if free[g] >= shape.bytes_per_gpu and wish.model_key not in models[g]]
+            if len(fits) >= shape.num_gpus:
+                gpu_ids = tuple(fits[: shape.num_gpus])
+                for gpu_id in gpu_ids:
+                    free[gpu_id] -= shape.bytes_per_gpu
+                    models[gpu_id].add(wish.model_key)
+                steps.append(
+                    PrewarmStep(
+                        model_key=wish.model_key,
+                        node_id=node.node_id,
+                        gpu_ids=gpu_ids,
+                        score=wish.score,
+                        reason=f"{wish.kind.name.lower()} replica {wish.rank}: the first GPUs with room",
+                    )
+                )
+                break
+        else:
+            full.add((wish.model_key, shape))
+    return steps
+
+
+literal = partial(plan, params=WarmserveParams(scores=ScoreParams(burst="ratio", class_first=False)))
+unplaced = partial(plan, params=WarmserveParams(evict_aware=False))
+unproactive = partial(plan, params=WarmserveParams(proactive=False))
