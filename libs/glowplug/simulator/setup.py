@@ -111,7 +111,7 @@ class Params:
     only when something has changed, unless a setup with faults wants it otherwise."""
 
     router: RouterParams = field(default_factory=RouterParams)
-    autoscaler: AutoscalerParams = field(default_factory=AutoscalerParams)
+    autoscaler: AutoscalerParams = field(default_factory=lambda: AutoscalerParams(rest_s=30.0))
     placer: PlacerParams = field(default_factory=lambda: PlacerParams(settle_s=0.0, node_lease_s=math.inf))
     predictor: PredictorParams = field(default_factory=PredictorParams)
     agent: AgentParams = field(default_factory=lambda: QUIET_AGENT)

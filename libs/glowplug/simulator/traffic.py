@@ -51,6 +51,8 @@ class Traffic:
         self.num_arrived += 1
         ticket = self.num_arrived
         self._open[ticket] = _Request(ticket, arrival)
+        if arrival.model in self.world.models:
+            self.world.fleet.active[arrival.model] = None
         self.world.results.of(arrival.model).num_arrived += 1
         expected = arrival.expected_tokens
         if not expected and self.world.setup.params.exact_lengths:
