@@ -1,9 +1,9 @@
 """Every row there is, in the order of the page."""
 
-from bench.papers import m_cache, w4_forecast
+from bench.papers import m_cache, p0_forecast, w4_forecast
 from bench.papers.experiment import Experiment
 
-EXPERIMENTS: tuple[Experiment, ...] = (w4_forecast.EXPERIMENT, m_cache.M1, m_cache.M2)
+EXPERIMENTS: tuple[Experiment, ...] = (w4_forecast.EXPERIMENT, m_cache.M1, m_cache.M2, p0_forecast.EXPERIMENT)
 
 
 def by_id(name: str) -> Experiment:
