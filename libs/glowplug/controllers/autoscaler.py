@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from glowplug.controllers import operator
+from glowplug.controllers.autoscaler_consolidation import Consolidations
 from glowplug.controllers.autoscaler_forecasts import ForecastBook
 from glowplug.controllers.autoscaler_models import ModelTable
 from glowplug.controllers.autoscaler_view import Records, figures, snapshot_of, without_gone
@@ -30,7 +31,7 @@ from glowplug.events.facts import (
     RouterLoadReported,
 )
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.standing import worth
+from glowplug.policies.scaling.standing import worths
 
 
 class AutoscalerController:
@@ -46,6 +47,7 @@ class AutoscalerController:
         self._scale, self._policy, self._params = scale, policy, params
         self._ids = Ids(epoch)
         self._records = Records(self._ids, policy)
+        self._consolidations = Consolidations(self._records, params.repeat_s)
         self._states: dict[str, Any] = {}  # model_key -> what the policy remembers of it
         self._table = ModelTable()
         self.instances, self.loads, self.forecasts = InstanceView(), LoadView(), ForecastBook()
@@ -70,6 +72,7 @@ class AutoscalerController:
         if isinstance(stimulus, Tick):
             self.loads.expire(now_s)
             self.forecasts.expire(now_s)
+            self._consolidations.keep(self.instances.by_id)
             self._unknown_since = {k: at for k, at in self._unknown_since.items() if self.instances.of(k)}
             self._stopping = {i: at for i, at in self._stopping.items() if i in self.instances.by_id}
             keys = sorted({*self.models, *self.instances.model_keys})
@@ -255,7 +258,7 @@ class AutoscalerController:
         if asked:
             decision = replace(decision, reason=self._asked[model_key])
         there = [i for i in snapshot.instances_of(model_key) if i.state is not InstanceState.DRAINING]
-        missing = decision.num_wanted - sum(worth(i) for i in there) - num_pending
+        missing = decision.num_wanted - sum(worths(there).values()) - num_pending
         back = [i for i in decision.resume if i in self._stopping and i not in self._unloaded and not model.suspended]
         resume = back[: max(0, missing)]
         effects = self._resume(decision, resume, now_s)
@@ -268,6 +271,7 @@ class AutoscalerController:
                 effects.append(Record(self._records.of(decision, instance_id, "cancel", now_s)))
                 effects += self._cancel(instance_id, "no longer wanted")
         effects += self._drain(decision, now_s)
+        effects += self._consolidations.of_model(mine, decision, now_s)
         effects += self._repeat(model_key, now_s)
         is_empty = not coming and all(i.state.is_gone or i.state.is_dormant for i in mine.values())
         if is_empty and not (effects or decision.num_wanted or load.num_waiting or load.num_in_flight):

@@ -25,6 +25,7 @@ class ScaleDecision:
     reason: str = ""
     inputs: Mapping[str, float | int | str] = field(default_factory=dict)
     group_size: int = 1  # of those missing, so many may come of one start (HydraServe section 6.1)
+    num_required: int = 0  # instances needed, without those that are only not let go yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ and the keep-alive of the last one (HydraServe section 8.1) are the same for all
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from glowplug.domain.instance import Instance, InstanceState
@@ -62,9 +62,15 @@ class Standing:
         return self.now_s - max(self.load.last_active_at, instance.ready_at) >= for_s
 
 
-def worth(instance: Instance) -> int:
-    """How many instances it can become."""
-    return max(1, instance.num_stages)
+def worths(instances: Iterable[Instance]) -> dict[str, int]:
+    """instance_id -> how many instances it can still become: a pipeline's stages, less those ("<its id>.<stage>") that
+    serve for themselves already."""
+    found = {i.instance_id: max(1, i.num_stages) for i in instances}
+    for instance_id in list(found):
+        whole = instance_id.rpartition(".")[0]
+        if found.get(whole, 1) > 1:
+            found[whole] -= 1
+    return found
 
 
 def standing(snapshot: FleetSnapshot, model: Model) -> Standing:
@@ -79,7 +85,7 @@ def standing(snapshot: FleetSnapshot, model: Model) -> Standing:
         load=snapshot.loads.get(model.key, ModelLoad()),
         running=running,
         draining=tuple(i for i in serving if i.state is InstanceState.DRAINING),
-        num_running=sum(worth(i) for i in running),
+        num_running=sum(worths(running).values()),
         num_pending=snapshot.num_pending.get(model.key, 0),
         floor=floor,
         ceiling=max(model.max_instances, floor),
@@ -110,14 +116,15 @@ def settle(
     wanted = 0 if model.suspended else min(max(target, st.floor), st.ceiling)
     figures = _figures(st) | dict(inputs or {})
     if wanted >= st.num_running:
-        back, room = [], wanted - st.num_running
+        back, room, worth = [], wanted - st.num_running, worths(st.draining)
         for instance in st.draining:
             if room > 0:
                 back.append(instance.instance_id)
-                room -= worth(instance)
+                room -= worth[instance.instance_id]
         return ScaleDecision(
             model_key=model.key, num_wanted=wanted, resume=tuple(back), reason=why, inputs=figures,
             group_size=group_size,
+            num_required=wanted,
         )  # fmt: skip
     alive_s = model.keep_alive_s if keep_alive_s is None else keep_alive_s
     drain, left = _drain(st, wanted, may_go, alive_s)
@@ -128,16 +135,22 @@ def settle(
     else:
         figures["idle_s"] = -1
     return ScaleDecision(
-        model_key=model.key, num_wanted=left, drain=tuple(drain), reason=why, inputs=figures, group_size=group_size
+        model_key=model.key,
+        num_wanted=left,
+        drain=tuple(drain),
+        reason=why,
+        inputs=figures,
+        group_size=group_size,
+        num_required=wanted,
     )
 
 
 def _drain(st: Standing, wanted: int, may_go: Callable[[Instance], bool], keep_alive_s: float) -> tuple[list[str], int]:
     """Who goes, and how many are left. A pipeline goes only when all it is worth is spare."""
     ready = (i for i in st.running if i.state is InstanceState.READY)
-    drain, left = [], st.num_running
+    drain, left, worth = [], st.num_running, worths(st.running)
     for instance in sorted(ready, key=lambda i: (st.in_flight(i), -i.created_at, i.instance_id)):
-        after = left - worth(instance)
+        after = left - worth[instance.instance_id]
         if after < wanted:
             continue
         if not st.model.suspended and left <= st.ceiling:
