@@ -12,6 +12,7 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events.subjects import commands_to, entity_facts, facts_of
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
@@ -22,10 +23,36 @@ from services.placer.settings import PlacerSettings
 
 WIRING = Wiring(
     tables={"models": Model, "nodes": Node, "instances": Instance, CORDONS: Cordon, LEADERS: Leader},
-    facts=[entity_facts("instance"), entity_facts("node"), facts_of("model.deployed")],
+    facts=[
+        entity_facts("instance"),
+        entity_facts("node"),
+        *(facts_of(name) for name in ("model.deployed", "weights.fetched", "weights.fetch_failed", "forecast.made")),
+    ],
     telemetry=[facts_of("router.load_reported"), facts_of("node.beat")],
     commands=[commands_to("placer")],
 )
+
+
+def params_of(settings: PlacerSettings) -> PlacerParams:
+    """The controller's bounds as configured."""
+    return PlacerParams(
+        node_lease_s=settings.node_lease_s,
+        min_residency_s=settings.min_residency_s,
+        fair_wait_s=settings.fair_wait_s,
+        evict_grace_s=settings.evict_grace_s,
+        evict_becomes=settings.evict_becomes,
+        prewarm_every_s=settings.prewarm_every_s,
+        network_bytes_per_s=settings.network_bytes_per_s,
+        pcie_bytes_per_s=settings.pcie_bytes_per_s,
+        start_stages=StageSeconds(
+            container_s=settings.start_container_s,
+            cuda_s=settings.start_cuda_s,
+            library_s=settings.start_library_s,
+            hop_s=settings.stage_hop_s,
+            prefill_s=settings.prefill_s,
+            decode_s=settings.decode_s,
+        ),
+    )
 
 
 async def serve(stopping: asyncio.Event) -> None:
@@ -34,17 +61,16 @@ async def serve(stopping: asyncio.Event) -> None:
     collector = FleetCollector(lambda: service.controller(PlacerController) if service.shell else None, time.time)
     service.world.metrics.observers += [collector.saw, FailureCounter().saw]
     REGISTRY.register(collector)
-    policies = {"placement": settings.policy_placement, "residency": settings.policy_residency}
-    place, evict = (choose(room, name) for room, name in policies.items())
-    params = PlacerParams(
-        node_lease_s=settings.node_lease_s,
-        min_residency_s=settings.min_residency_s,
-        fair_wait_s=settings.fair_wait_s,
-        evict_grace_s=settings.evict_grace_s,
-    )
+    policies = {
+        "placement": settings.policy_placement,
+        "residency": settings.policy_residency,
+        "prewarming": settings.policy_prewarming,
+    }
+    place, evict, prewarm = (choose(room, name) for room, name in policies.items())
+    params = params_of(settings)
 
     def controller(epoch: int) -> PlacerController:
-        return PlacerController(place, evict, policies, epoch, params)
+        return PlacerController(place, evict, policies, epoch, params, prewarm=prewarm)
 
     await service.run(stopping, make(service, settings, policies), controller, WIRING)
 

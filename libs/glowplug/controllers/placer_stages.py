@@ -42,7 +42,8 @@ class Stages:
         if first.state.is_gone:
             return self._end(living, f"{whole} is gone: {first.reason}", now_s)
         if first.is_whole:
-            return self._end([p for p in living if not p.is_whole], f"{whole} serves alone", now_s)
+            left = [p for p in living if not p.is_whole and not self._is_growing(p)]
+            return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
         if hole is not None:
             return self._end([first], f"its stage {hole.instance_id} is {hole.state.value}: {hole.reason}", now_s)
@@ -50,6 +51,11 @@ class Stages:
         if first.state.is_coming and is_ready and self._is_due(whole, now_s):
             return [Publish(JoinStages(target=first.node_id, instance_id=whole))]
         return []
+
+    def _is_growing(self, part: Instance) -> bool:
+        """Whether it was consolidated too (scale up) and has taken memory for all of the model already."""
+        held = self.fleet.books.holders(part.gpu_id).get(part.instance_id, 0)
+        return held > sum(w.num_bytes for w in part.workers if w.gpu_id == part.gpu_id)
 
     def _end(self, rows: list[Instance], why: str, now_s: float) -> list[Effect]:
         return [

@@ -12,7 +12,7 @@ from glowplug.policies.prediction.learned import preserve_workload
 from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
 from glowplug.policies.prewarming import baselines as prewarming_baselines
 from glowplug.policies.prewarming import warmserve as warmserve_prewarming
-from glowplug.policies.residency import lru
+from glowplug.policies.residency import lru, swapserve_preemption
 from glowplug.policies.residency.caching import CACHING
 from glowplug.policies.routing.counted import least_loaded, minimum_use, round_robin
 from glowplug.policies.routing.llumnix_like import llumnix_like
@@ -49,7 +49,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "static": static.scale,
         "union": union.scale,
     },
-    "residency": {"lru": lru.evict},
+    "residency": {"lru": lru.evict, "swapserve": swapserve_preemption.evict},
     "prediction": {
         "none": Nothing,
         "last_window": LastWindow,

@@ -8,7 +8,7 @@ a later and larger victim made needless (erratum E29, which names both as missin
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glowplug.domain.decision import Rival
 from glowplug.domain.units import show_bytes
@@ -59,6 +59,36 @@ def preempt(
         freed_bytes=freed,
         reason=f"shortest queue, then oldest access: {len(names)} free {show_bytes(freed)} of {show_bytes(need_bytes)}",
         rivals=_rivals(ordered, why, frozenset(names)),
+    )
+
+
+def evict(
+    residents: Iterable[Resident], need_bytes: int, params: PreemptionParams = PreemptionParams()
+) -> EvictDecision:
+    """`preempt` in the words of the room "residency". Who may not go at all (at work, too young, pinned) is `held`; of
+    the others a lower priority goes before a higher one, which the paper does not know."""
+    by_priority: dict[int, list[Resident]] = {}
+    for resident in residents:
+        by_priority.setdefault(resident.priority, []).append(resident)
+    gone: list[Resident] = []
+    decision = EvictDecision(reason="nothing to free")
+    for priority in sorted(by_priority):
+        gone += by_priority[priority]
+        decision = preempt([_engine(r) for r in gone], need_bytes, 0.0, replace(params, min_residency_s=0.0))
+        if decision.victims:
+            break
+    return decision
+
+
+def _engine(resident: Resident) -> RunningEngine:
+    return RunningEngine(
+        instance_id=resident.name,
+        num_bytes=resident.num_bytes,
+        num_waiting=resident.num_waiting,
+        num_in_flight=0,
+        last_used_at=resident.last_used_at,
+        ready_at=0.0,
+        held=resident.held,
     )
 
 
