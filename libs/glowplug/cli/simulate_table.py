@@ -23,7 +23,7 @@ def per_model(outcome: Outcome) -> Table:
 
 
 def comparison(outcomes: Sequence[Outcome]) -> Table:
-    """Every variant: means over its seeds, with the range where seeds differ."""
+    """Every variant: means over its seeds, with half the range, in percent, where seeds differ."""
     rows: list[tuple[object, ...]] = []
     for variant in variants_over_seeds(outcomes):
         total, fleet = variant["total"], variant["fleet"]
@@ -64,9 +64,9 @@ def _sum(a: Any, b: Any) -> Any:
 def _span(value: Any, show: Callable[[float | None], str]) -> str:
     if not isinstance(value, dict):
         return show(value)
-    if show(value["min"]) == show(value["max"]):
-        return show(value["mean"])
-    return f"{show(value['mean'])} ({show(value['min'])} to {show(value['max'])})"
+    half, mean = (value["max"] - value["min"]) / 2, value["mean"]
+    spread = f" ±{half / mean * 100:.0f}%" if mean and half / mean >= 0.005 else ""
+    return f"{show(mean)}{spread}"
 
 
 def _seconds(value: float | None) -> str:

@@ -1,13 +1,13 @@
 """Plain numbers of one run, per model and in all: what the table, results.json and the report show. Seconds, bytes."""
 
 import math
+from itertools import pairwise
 from typing import Any, Final
 
 from glowplug.simulator.results import ModelResult, Quantiles, Results
 
 SHARES: Final = (
-    *(n / 50 for n in range(1, 45)),
-    *(n / 200 for n in range(180, 198)),
+    *(n / 200 for n in range(1, 198)),
     *(n / 1000 for n in range(990, 1000)),
     0.9995,
     1.0,
@@ -67,7 +67,8 @@ def fleet_of(results: Results) -> Row:
 
 def curve(values: Quantiles) -> list[tuple[float, float]]:
     """(value, share of all that do not exceed it), denser towards the tail; empty when there is none."""
-    return [(round(values.at(share), 6), share) for share in SHARES] if values.count else []
+    points = [(round(values.at(share), 6), share) for share in SHARES] if values.count else []
+    return [one for one, after in pairwise(points) if one[0] != after[0]] + points[-1:]
 
 
 def _quantiles(name: str, values: Quantiles) -> Row:

@@ -29,7 +29,8 @@ function lines(series, options) {
   svg.append(s("text", { x: (W + L - R) / 2, y: H - 4, "text-anchor": "middle" }, options.label));
   if (options.rule) {
     svg.append(s("line", { class: "rule", x1: X(options.rule), x2: X(options.rule), y1: T, y2: H - B }));
-    svg.append(s("text", { x: X(options.rule) + 5, y: T + 10 }, options.ruleText));
+    const right = X(options.rule) > W - 150;
+    svg.append(s("text", { x: X(options.rule) + (right ? -6 : 6), y: H - B - 8, "text-anchor": right ? "end" : "start" }, options.ruleText));
   }
   if (options.level !== undefined && options.level !== null && options.level <= y1) {
     svg.append(s("line", { class: "rule", x1: L, x2: W - R, y1: Y(options.level), y2: Y(options.level) }));
@@ -85,7 +86,7 @@ function ticks(low, high, wanted) {
   return out;
 }
 function decades(low, high) {
-  const wide = Math.log10(high / low) > 2.2, out = [];
+  const wide = Math.log10(high / low) > 3.2, out = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
     for (const m of wide ? [1] : [1, 2, 5]) { const at = m * 10 ** power; if (at >= low * 0.999 && at <= high * 1.001) out.push(at); }
   return out;

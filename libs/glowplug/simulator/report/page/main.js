@@ -41,7 +41,7 @@ function tiles(total, fleet) {
     tile("Requests", count(total.num_arrived), `${count(total.num_refused)} refused, ${count(total.num_unfinished)} unfinished`));
 }
 function variantTable() {
-  const spread = (value, show) => (value && typeof value === "object" && value.max !== value.min ? [show(value.mean), h("small", {}, `${show(value.min)} to ${show(value.max)}`)] : show(middle(value)));
+  const spread = (value, show) => (value && typeof value === "object" && value.max !== value.min ? [show(value.mean), h("small.range", {}, `${show(value.min)} to ${show(value.max)}`)] : show(middle(value)));
   const columns = [{ name: "variant", value: (v) => v.label, show: (v) => [h("span.dot", { style: `background:${colour(v.index)}` }), v.label] },
     ...METRICS.map(([name, get, show, best]) => ({ name, best, value: (v) => get(centred(v.total)), show: (v) => spread(name === "refused" ? get(centred(v.total)) : get(v.total), show) })),
     ...FLEET.map(([name, get, show, best]) => ({ name, best, value: (v) => middle(get(v.fleet)), show: (v) => spread(get(v.fleet), show) }))];
@@ -53,7 +53,7 @@ function curveCard() {
   const names = { ttft_s: "time to first token", tpot_s: "time per token after the first", e2e_s: "time to the whole answer" };
   function draw() {
     holder.replaceChildren(lines(data.variants.map((v) => ({ name: v.label, index: v.index, points: v.curves[what] })),
-      { log: true, steps: true, y1: 1, label: `${names[what]}, log scale`, showX: (x) => seconds(+x.toPrecision(3)), showY: share, rule: what === "ttft_s" ? data.slo_ttft_s : 0, ruleText: data.slo_ttft_s ? `objective ${seconds(data.slo_ttft_s)}` : "" }));
+      { log: true, y1: 1, label: `${names[what]}, log scale`, showX: (x) => seconds(+x.toPrecision(3)), showY: share, rule: what === "ttft_s" ? data.slo_ttft_s : 0, ruleText: data.slo_ttft_s ? `objective ${seconds(data.slo_ttft_s)}` : "" }));
   }
   draw();
   const node = card("latency", "How long requests take", "share of the requests that were no slower", holder);
@@ -63,7 +63,7 @@ function curveCard() {
 function modelCard() {
   let variant = data.variants[0];
   const slo = (value) => value === null || value === undefined ? NONE : [share(value), h("span.bar", {}, h("i", { style: `width:${value * 100}%` }))];
-  const rows = () => [...variant.models.map((row, index) => ({ ...row, index })), { ...centred(variant.total), model: "all models", isTotal: true }];
+  const rows = () => [...variant.models.map((row) => ({ ...row, index: data.models.indexOf(row.model) })), { ...centred(variant.total), model: "all models", isTotal: true }];
   const columns = [{ name: "model", value: (r) => r.model, show: (r) => r.isTotal ? r.model : [h("span.dot", { style: `background:${colour(r.index)}` }), r.model] },
     ...METRICS.map(([name, get, show]) => ({ name, value: get, show: (r) => name.endsWith("in time") ? slo(get(r)) : show(get(r)) }))];
   const body = table(columns, rows(), { order: 1, down: true });
@@ -83,15 +83,16 @@ function planCard() {
 function detailCards(detail) {
   const panel = h("div.detail", { "aria-live": "polite" }, h("p.empty", {}, "Click a request, or bytes on a GPU, to read what was decided about it, on which inputs, against which rivals."));
   const all = requestRows(detail);
+  const num = detail.gpus.length, tallness = num > 64 ? 8 : num > 24 ? 14 : num > 8 ? 24 : 36;
   let mark = [null, null], dots = null;
-  const line = timeline(detail, { mark: () => mark, pick: (holder) => { panel.replaceChildren(...holderNode(detail, holder)); panel.scrollIntoView({ block: "nearest" }); } });
+  const line = timeline(detail, { rows: tallness, mark: () => mark, pick: (holder) => { panel.replaceChildren(...holderNode(detail, holder)); panel.scrollIntoView({ block: "nearest" }); } });
   const legend = h("div.legend");
   const relegend = () => legend.replaceChildren(...line.legend().slice(0, 40).map(([name, fill]) => h("span", {}, h("span.dot", { style: `background:${fill}` }), name)), line.legend().length > 40 ? h("span", {}, `and ${line.legend().length - 40} more`) : "");
   relegend();
   const gpuCard = card("gpus", "Every GPU", `who held which bytes, and when${data.variants.length > 1 || data.seeds.length > 1 ? ` (${detail.label}, seed ${detail.seed})` : ""}`, line.node, legend,
     h("p.hint", {}, "Drag to move, ", h("kbd", {}, "Ctrl"), " and the wheel or double click to zoom, drag over the strip above to pick a part, ", h("kbd", {}, "0"), " for all. Light tints are KV cache."));
   gpuCard.tools(choice([["model", "by model"], ["owner", "by owner"]], "model", (value) => { line.colours(value); relegend(); }, "Colours"),
-    choice([[8, "low"], [14, "middle"], [24, "tall"]], detail.gpus.length > 64 ? 8 : detail.gpus.length > 24 ? 14 : 24, (value) => line.rowsOf(value), "Rows"),
+    choice([[8, "low"], [14, "middle"], [24, "tall"], [36, "full"]], tallness, (value) => line.rowsOf(value), "Rows"),
     h("button.btn", { type: "button", "aria-label": "Zoom in", onclick: () => line.zoom(0.5) }, "+"), h("button.btn", { type: "button", "aria-label": "Zoom out", onclick: () => line.zoom(2) }, "−"), h("button.btn", { type: "button", onclick: () => line.all() }, "all"));
 
   function pick(row) {

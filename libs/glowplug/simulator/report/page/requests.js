@@ -20,7 +20,7 @@ function decisionNode(detail, decision) {
     h("div.cols", {},
       inputs.length ? h("div", {}, h("h4", {}, "Inputs"), h("dl.facts", {}, inputs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, reading(name, value))]))) : null,
       rivals.length ? h("div", {}, h("h4", {}, `Rivals (${rivals.length})`), rivals.slice(0, 12).map((rival) => h("div.rival" + (rival.name === decision.chosen ? ".won" : ""), {},
-        h("b", {}, rival.name), h("i", {}, String(+Number(rival.score).toPrecision(4))), h("span", {}, rival.why))), rivals.length > 12 ? h("small", {}, `and ${rivals.length - 12} more`) : null) : null));
+        h("b", {}, rival.name), h("i", {}, Math.abs(rival.score) >= 1e6 ? Number(rival.score).toExponential(2) : String(+Number(rival.score).toPrecision(4))), h("span", {}, rival.why))), rivals.length > 12 ? h("small", {}, `and ${rivals.length - 12} more`) : null) : null));
 }
 function requestNode(detail, request) {
   const model = detail.models[request.model], total = Math.max(request.e2e, 1e-9);

@@ -4,7 +4,7 @@ function timeline(detail, options) {
   const byGpu = gpus.map(() => []);
   for (let i = 0; i < num; i++) byGpu[spans.gpu[i]].push(i);
   const end = detail.end_s, LEFT = 92, HEAD = 22;
-  let from = 0, upto = end, by = options.by ?? "model", rowHeight = gpus.length > 64 ? 8 : gpus.length > 24 ? 14 : 24, picked = -1;
+  let from = 0, upto = end, by = options.by ?? "model", rowHeight = options.rows, picked = -1;
 
   const axis = h("canvas.over", { "aria-label": "The whole run; drag to look at a part of it" });
   const body = h("canvas.main", { tabindex: 0, role: "img", "aria-label": `${gpus.length} GPUs over time. Arrow keys move, plus and minus zoom, 0 shows all.` });

@@ -1,3 +1,4 @@
+/* Elements, words for numbers, tables: what every part of the page speaks in. */
 const $ = (selector, root = document) => root.querySelector(selector);
 const data = JSON.parse($("#data").textContent);
 
@@ -17,7 +18,7 @@ function fill(node, attributes, children) {
     else if (name === "style") node.style.cssText = value;
     else if (value !== undefined && value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
 }
 function css(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
