@@ -89,8 +89,9 @@ class Fleet:
             self.give("autoscaler", operator.Deploy(model=one.model))
         params = self.setup.params
         self._every(params.router_tick_s, "router")
-        for name in ("autoscaler", "placer", "predictor"):
+        for name in ("autoscaler", "placer"):
             self._every(params.tick_s, name)
+        self._close_window()
         for node_id in self._ticking:
             self._every(params.idle_tick_s, f"prefetcher-{node_id}")
             self._every(params.idle_tick_s, node_id)
@@ -99,6 +100,12 @@ class Fleet:
     def _every(self, period_s: float, name: str) -> None:
         self.give(name, Tick())
         self.kernel.after(period_s, self._every, period_s, name)
+
+    def _close_window(self) -> None:
+        """Time passes for the predictor when a window closes, and has nothing to do between."""
+        self.give("predictor", Tick())
+        width = self.predictor.window_s
+        self.kernel.at((self.kernel.now_s // width + 1) * width, self._close_window)
 
     def _tick_node(self, node_id: str) -> None:
         """Ticks at `agent_tick_s` while anything is under way there; `idle_tick_s` are enough for the rest."""
