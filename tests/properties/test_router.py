@@ -212,9 +212,9 @@ class Router(RuleBasedStateMachine):
             assert balancer.requests.keys() == {t for t in self.running if self.model_of[t] == key}
             for instance_id, here in balancer.instances.items():
                 mine = [t for t, i in self.running.items() if i == instance_id]
-                assert len(here.load.look_ahead) == len(mine)
-                assert here.load.queued_tokens == sum(self.asked[t].prompt_tokens for t in mine if t not in self.begun)
-                assert mine or here.load.current_tokens == 0
+                assert len(here.look) == len(mine)
+                assert here.queued_tokens == sum(self.asked[t].prompt_tokens for t in mine if t not in self.begun)
+                assert mine or here.look.tokens_left == 0
 
     def teardown(self) -> None:
         """When time runs out for everybody and the engines are done, nobody is left."""

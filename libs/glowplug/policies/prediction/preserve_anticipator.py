@@ -101,20 +101,22 @@ class LookAhead:
 
     def advance(self, step: int) -> None:
         """The engine has done its steps up to `step`. Who should have ended by then is expected for another while."""
-        while self._ends and self._ends[0][0] <= max(step, self.now_step):
-            end, request_id = heapq.heappop(self._ends)
+        step = max(step, self.now_step)
+        ends = self._ends
+        while ends and ends[0][0] <= step:
+            end, request_id = heapq.heappop(ends)
             ramp = self._ramps.get(request_id)
             if ramp is None or ramp.end != end:
                 continue
             more = max(1, math.ceil(self.extend_ratio * ramp.expected))
-            later = end + more * (1 + max(0, step - end) // more)
+            later = end + more * (1 + (step - end) // more)
             self._turn(ramp.end, ramp.prompt - ramp.start, 1)
             self._turn(later, ramp.start - ramp.prompt, -1)
             self._end_sum += later - ramp.end
             ramp.end = later
-            heapq.heappush(self._ends, (later, request_id))
-        self.now_step = max(step, self.now_step)
-        while self._steps and self._steps[0] <= self.now_step:
+            heapq.heappush(ends, (later, request_id))
+        self.now_step = step
+        while self._steps and self._steps[0] <= step:
             constant, count = self._turns.pop(self._steps.pop(0))
             self._constant += constant
             self._count += count
@@ -131,20 +133,33 @@ class LookAhead:
         """The highest U over the next `num_steps` steps, with one more such request if it is given."""
         first, last = self.now_step, self.now_step + num_steps - 1
         ends = first + expected_tokens  # the newcomer's ramp covers [first, ends)
-        peak, constant, count = 0, self._constant, self._count
-        at = first
-        turns = self._steps[: bisect_left(self._steps, last + 1)]
-        for turn in (*turns, last + 1):
-            upto = turn - 1  # between turns the sum only grows: its highest is the last step before one
-            if upto >= at:
-                peak = max(peak, constant + count * upto + (prompt_tokens + upto - first if upto < ends else 0))
-                if at < ends <= upto:  # the newcomer ends in between
-                    peak = max(peak, constant + count * (ends - 1) + prompt_tokens + ends - 1 - first)
-            if turn <= last:
-                constant += self._turns[turn][0]
-                count += self._turns[turn][1]
-                at = turn
-        return peak / self.kv_tokens
+        end_of_it = min(ends - 1, last)
+        newcomer = prompt_tokens - first  # it adds this and the step
+        peak, constant, count, at = 0, self._constant, self._count, first
+        for turn in self._steps:
+            if turn > last:
+                break
+            # Between two turns the sum only grows, so its highest is the last step before one.
+            here = constant + count * (turn - 1)
+            if turn <= ends:
+                here += newcomer + turn - 1
+            elif at < ends:  # the newcomer ends in between
+                here = max(here, constant + count * end_of_it + newcomer + end_of_it)
+            if here > peak:
+                peak = here
+            change = self._turns[turn]
+            constant += change[0]
+            count += change[1]
+            at = turn
+            most = constant + count * last  # turns only take away, so this is the most that can still come
+            if at < ends:
+                most += newcomer + end_of_it
+            if most <= peak:
+                return peak / self.kv_tokens
+        here = constant + count * last + (newcomer + last if last < ends else 0)
+        if at < ends:
+            here = max(here, constant + count * end_of_it + newcomer + end_of_it)
+        return max(peak, here) / self.kv_tokens
 
     def num_steps_above(self, ratio: float, num_steps: int) -> int:
         """How many of the next `num_steps` steps have U above `ratio` (the scaler's question)."""
@@ -159,6 +174,8 @@ class LookAhead:
             if turn <= last:
                 constant += self._turns[turn][0]
                 count += self._turns[turn][1]
+                if constant + count * last <= limit:
+                    break
         return above
 
     def _turn(self, step: int, constant: int, count: int) -> None:

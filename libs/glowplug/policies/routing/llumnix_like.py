@@ -49,11 +49,9 @@ class Freest(Tracker):
         uses = []
         for here in self.instances.values():
             self._settle(here, now_s)
-            self._changed(here)
-            if here.load.has_room:
-                look = here.load.look_ahead
-                used = look.tokens(look.now_step)
-                uses.append(Use(here.load.instance_id, here.num_in_flight, used, look.kv_tokens))
+            if self._has_room(here):
+                used = here.look.at_most(1)
+                uses.append(Use(here.instance_id, here.num_in_flight, used, here.look.kv_tokens))
         return route(uses)
 
 

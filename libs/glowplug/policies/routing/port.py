@@ -23,7 +23,10 @@ class BalancerParams:
     overload_share: float = 0.1  # of the steps: an instance with more of them too full is overloaded (section 4.3.2)
     hold_overloaded: bool = False  # a request waits while every instance is overloaded, whatever max_concurrency allows
     tpot_s: float = 0.05  # seconds an engine step takes, until answers have told
-    num_refreshed: int = 8  # instances brought up to date before each choice, those first that were longest ago
+    num_refreshed: int = 4  # instances brought up to date before each choice, those first that were longest ago
+    most_visited: int = (
+        8  # instances looked at for one choice, those first with the least to do; 0: as many as it takes
+    )
 
 
 class Balancer(Protocol):

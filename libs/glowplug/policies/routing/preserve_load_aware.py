@@ -8,13 +8,15 @@ the request went there:
 
 beta = 1, T_mem = 0.8, l = 100 (erratum E35: the penalty is in tokens, so it adds; M is each instance's own).
 
-Departure: P and D are the same for every instance and the penalty is never negative, so instances are visited in the
-order of queued + current, and the search ends at the first whose sum alone exceeds the best load found. The choice is
-the paper's; its cost does not grow with the number of instances. Ties break by instance id.
+Departure: P and D are the same for every instance, so instances are visited in the order of what is certain of their
+load (`floor_of`: queued + current, and the penalty for what is in the cache now), and the search ends at the first
+whose floor with P and D exceeds the best load found. The choice is the paper's. `LoadOrder.route` may be told to look
+at so many instances at most: where a thousand are all nearly full, floors differ by less than the request brings, and
+the best of the lowest few is within that of the best of all. Ties go to the lower floor, then to the lower id.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glowplug.policies.decisions import RouteDecision
@@ -54,6 +56,13 @@ def load_of(target: InstanceLoad, prompt_tokens: int, expected_tokens: int, para
     return load + params.penalty * max(0.0, peak - params.memory_ratio) * look.kv_tokens
 
 
+def floor_of(target: InstanceLoad, params: LoadAwareParams) -> float:
+    """What L_i is at least beside P and D: the cache is as full as now in the first step ahead already."""
+    look = target.look_ahead
+    over = look.at_most(1) - params.memory_ratio * look.kv_tokens
+    return target.tokens + params.penalty * over if over > 0 else float(target.tokens)
+
+
 def route(
     targets: Iterable[InstanceLoad],
     prompt_tokens: int,
@@ -61,7 +70,8 @@ def route(
     params: LoadAwareParams = LoadAwareParams(),
 ) -> RouteDecision:
     """The instance with the least load; `instance_id` is "" when none has room. `targets` in any order."""
-    return _least(sorted(targets, key=_order), prompt_tokens, expected_tokens, params)
+    ordered = sorted((floor_of(load, params), load.instance_id, load) for load in targets)
+    return _least(((floor, load) for floor, _, load in ordered), prompt_tokens, expected_tokens, params)
 
 
 class LoadOrder:
@@ -69,59 +79,68 @@ class LoadOrder:
 
     def __init__(self, params: LoadAwareParams = LoadAwareParams()) -> None:
         self.params = params
-        self._order: list[tuple[int, str]] = []
+        self._order: list[tuple[float, str]] = []
+        self._floors: dict[str, float] = {}
         self._loads: dict[str, InstanceLoad] = {}
 
     def __len__(self) -> int:
         return len(self._loads)
 
-    def __contains__(self, instance_id: object) -> bool:
-        return instance_id in self._loads
+    def of(self, instance_id: str) -> InstanceLoad | None:
+        """That instance, if it is in the order. Whoever changes it says so with `put`."""
+        return self._loads.get(instance_id)
 
     def put(self, load: InstanceLoad) -> None:
-        """Add an instance, or take in what changed of it through anything but `moved`."""
-        self.drop(load.instance_id)
-        self._loads[load.instance_id] = load
-        insort(self._order, _order(load))
+        """Add an instance, or take in what changed of it."""
+        instance_id, floor = load.instance_id, floor_of(load, self.params)
+        self._loads[instance_id] = load
+        old = self._floors.get(instance_id)
+        if old == floor:
+            return
+        if old is not None:
+            del self._order[bisect_left(self._order, (old, instance_id))]
+        self._floors[instance_id] = floor
+        insort(self._order, (floor, instance_id))
 
     def drop(self, instance_id: str) -> None:
         """Forget an instance. Unknown ids are none of ours."""
-        load = self._loads.pop(instance_id, None)
-        if load is not None:
-            del self._order[bisect_left(self._order, _order(load))]
+        if self._loads.pop(instance_id, None) is not None:
+            del self._order[bisect_left(self._order, (self._floors.pop(instance_id), instance_id))]
 
     def moved(self, instance_id: str, *, queued: int = 0, current: int = 0) -> None:
         """Its tokens changed by so many."""
         load = self._loads.get(instance_id)
-        if load is None:
-            return
-        del self._order[bisect_left(self._order, _order(load))]
-        load.queued_tokens += queued
-        load.current_tokens += current
-        insort(self._order, _order(load))
+        if load is not None:
+            load.queued_tokens += queued
+            load.current_tokens += current
+            self.put(load)
 
-    def route(self, prompt_tokens: int, expected_tokens: int) -> RouteDecision:
-        """As `route` over every instance."""
-        return _least((self._loads[name] for _, name in self._order), prompt_tokens, expected_tokens, self.params)
-
-
-def _order(load: InstanceLoad) -> tuple[int, str]:
-    return (load.tokens, load.instance_id)
+    def route(self, prompt_tokens: int, expected_tokens: int, most: int = 0) -> RouteDecision:
+        """As `route` over every instance, or over the `most` of them with room that have the lowest floors."""
+        ordered = ((floor, self._loads[name]) for floor, name in self._order)
+        return _least(ordered, prompt_tokens, expected_tokens, self.params, most)
 
 
 def _least(
-    ordered: Iterable[InstanceLoad] | Iterator[InstanceLoad], prompt: int, expected: int, params: LoadAwareParams
+    ordered: Iterable[tuple[float, InstanceLoad]],
+    prompt: int,
+    expected: int,
+    params: LoadAwareParams,
+    most: int = 0,
 ) -> RouteDecision:
     best: InstanceLoad | None = None
-    least = 0.0
-    for target in ordered:
+    least, num_seen = 0.0, 0
+    for floor, target in ordered:
         if not target.has_room:
             continue
-        if best is not None and target.tokens + prompt + expected >= least:
+        if best is not None and floor + prompt + expected >= least:
             break
         load = load_of(target, prompt, expected, params)
         if best is None or load < least:
             best, least = target, load
+        num_seen += 1
+        if num_seen == most:
+            break
     if best is None:
         return RouteDecision("", "every instance is at its max_concurrency")
     return RouteDecision(best.instance_id, f"least anticipated load: {least:.0f} tokens")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
-from glowplug.policies.routing.preserve_load_aware import InstanceLoad
 
 TPOT_WEIGHT = 0.2  # of the newest answer
 TPOT_BOUNDS_S = (1e-4, 10.0)
@@ -21,19 +20,17 @@ TPOT_BOUNDS_S = (1e-4, 10.0)
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """One instance. `load` is what the load-aware policy orders by."""
+    """One instance and what has been sent there."""
 
-    load: InstanceLoad
+    instance_id: str
+    look: LookAhead
     max_concurrency: int
     num_in_flight: int  # other routers' included
     at_s: float  # when `steps` was right
     steps: float = 0.0
     tpot_s: float = 0.0  # 0: no answer has told yet
+    queued_tokens: int = 0  # of prompts not yet read
     is_open: bool = True
-
-    @property
-    def num_own(self) -> int:
-        return len(self.load.look_ahead)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,12 +39,11 @@ class Sent:
 
     at: Tracked
     prompt_tokens: int
-    sent_at: float
     first_at: float = -1.0
 
 
 class Tracker:
-    """A Balancer but for the choice. Subclasses say what follows from a change in `_changed`."""
+    """A Balancer but for the choice. `_touched` is told of every instance that has changed."""
 
     tracks_tokens = True
 
@@ -61,79 +57,87 @@ class Tracker:
         here = self.instances.get(target.instance_id)
         kv_tokens = max(1, target.kv_tokens)
         if here is None:
-            load = InstanceLoad(target.instance_id, LookAhead(kv_tokens, self.params.extend_ratio))
-            here = Tracked(load, target.max_concurrency, target.num_in_flight, now_s)
+            look = LookAhead(kv_tokens, self.params.extend_ratio)
+            here = Tracked(target.instance_id, look, target.max_concurrency, target.num_in_flight, now_s)
             self.instances[target.instance_id] = here
         here.is_open = True
-        here.load.look_ahead.kv_tokens = kv_tokens
+        here.look.kv_tokens = kv_tokens
         here.max_concurrency, here.num_in_flight = target.max_concurrency, target.num_in_flight
-        self._settle(here, now_s)
-        self._changed(here)
+        self._touched(here)
 
     def filled(self, instance_id: str, num_in_flight: int) -> None:
         here = self.instances.get(instance_id)
         if here is not None:
             here.num_in_flight = num_in_flight
-            self._changed(here)
+            self._touched(here)
 
     def gone(self, instance_id: str) -> None:
         here = self.instances.get(instance_id)
         if here is not None:
             here.is_open = False
-            self._changed(here)
+            self._touched(here)
             self._forget_if_over(here)
 
     def sent(self, ticket: int, instance_id: str, prompt_tokens: int, expected_tokens: int, now_s: float) -> None:
-        self.ended(ticket, 0, now_s)
+        if ticket in self.requests:
+            self.ended(ticket, 0, now_s)
         here = self.instances.get(instance_id)
         if here is None:
             return
         self._settle(here, now_s)
-        self.requests[ticket] = Sent(here, prompt_tokens, now_s)
-        here.load.look_ahead.add(ticket, prompt_tokens, expected_tokens)
-        self._changed(here, queued=prompt_tokens)
+        self.requests[ticket] = Sent(here, prompt_tokens)
+        here.look.add(ticket, prompt_tokens, expected_tokens)
+        here.queued_tokens += prompt_tokens
+        self._touched(here)
 
     def first_token(self, ticket: int, now_s: float) -> None:
         sent = self.requests.get(ticket)
         if sent is None or sent.first_at >= 0:
             return
-        sent.first_at = now_s
-        self._settle(sent.at, now_s)
-        sent.at.load.look_ahead.begin(ticket)
-        self._changed(sent.at, queued=-sent.prompt_tokens)
+        sent.first_at, here = now_s, sent.at
+        self._settle(here, now_s)
+        here.look.begin(ticket)
+        here.queued_tokens -= sent.prompt_tokens
+        self._touched(here)
 
     def ended(self, ticket: int, response_tokens: int, now_s: float) -> None:
         sent = self.requests.pop(ticket, None)
         if sent is None:
             return
-        self._settle(sent.at, now_s)
-        sent.at.load.look_ahead.end(ticket)
-        self._changed(sent.at, queued=0 if sent.first_at >= 0 else -sent.prompt_tokens)
-        if sent.first_at >= 0 and response_tokens > 1:
-            self._learn(sent.at, (now_s - sent.first_at) / (response_tokens - 1))
-        self._forget_if_over(sent.at)
+        here = sent.at
+        self._settle(here, now_s)
+        here.look.end(ticket)
+        if sent.first_at < 0:
+            here.queued_tokens -= sent.prompt_tokens
+        elif response_tokens > 1:
+            self._learn(here, (now_s - sent.first_at) / (response_tokens - 1))
+        self._touched(here)
+        self._forget_if_over(here)
 
     def outlook(self, instance_id: str, now_s: float) -> Outlook | None:
         here = self.instances.get(instance_id)
         if here is None:
             return None
         self._settle(here, now_s)
-        self._changed(here)
-        look, params = here.load.look_ahead, self.params
+        look, params = here.look, self.params
         return Outlook(
             peak_ratio=look.peak_ratio(params.num_steps),
             over_share=look.num_steps_above(params.overload_ratio, params.num_steps) / params.num_steps,
-            queued_tokens=here.load.queued_tokens,
+            queued_tokens=here.queued_tokens,
             current_tokens=look.tokens_left,
         )
 
     def _settle(self, here: Tracked, now_s: float) -> None:
         """Let the steps pass that the engine has done since."""
-        look = here.load.look_ahead
+        if now_s <= here.at_s:
+            return
+        look = here.look
         if len(look):
-            here.steps += max(0.0, now_s - here.at_s) / (here.tpot_s or self.tpot_s)
-            look.advance(int(here.steps))
-        here.at_s = max(now_s, here.at_s)
+            here.steps += (now_s - here.at_s) / (here.tpot_s or self.tpot_s)
+            step = int(here.steps)
+            if step > look.now_step:
+                look.advance(step)
+        here.at_s = now_s
 
     def _learn(self, here: Tracked, tpot_s: float) -> None:
         tpot_s = min(max(tpot_s, TPOT_BOUNDS_S[0]), TPOT_BOUNDS_S[1])
@@ -142,7 +146,7 @@ class Tracker:
 
     def _is_overloaded(self, here: Tracked) -> bool:
         """PreServe section 4.3.2: too full in more than a tenth of the steps ahead. One without requests never is."""
-        look, params = here.load.look_ahead, self.params
+        look, params = here.look, self.params
         if look.at_most(params.num_steps) <= params.overload_ratio * look.kv_tokens or not len(look):
             return False
         above = look.num_steps_above(params.overload_ratio, params.num_steps)
@@ -153,13 +157,9 @@ class Tracker:
             return False
         return not (self.params.hold_overloaded and self._is_overloaded(here))
 
-    def _changed(self, here: Tracked, queued: int = 0) -> None:
-        """Its prompts in the queue changed by so many tokens, and the rest as `here` says."""
-        load = here.load
-        load.queued_tokens += queued
-        load.current_tokens = load.look_ahead.tokens_left
-        load.has_room = self._has_room(here)
+    def _touched(self, here: Tracked) -> None:
+        """Something of it has changed."""
 
     def _forget_if_over(self, here: Tracked) -> None:
-        if not here.is_open and not len(here.load.look_ahead):
-            del self.instances[here.load.instance_id]
+        if not here.is_open and not len(here.look) and self.instances.get(here.instance_id) is here:
+            del self.instances[here.instance_id]

@@ -1,0 +1,259 @@
+"""What a choice costs: the look-ahead over 1,000 instances, and the whole router's brain per request.
+
+    python bench/routing/run.py [--instances 1000] [--requests 30000]
+
+Requests come in a Poisson stream to one model, each of its instances runs `busy` of them on average, and every one is
+sent, has its first token and ends, in virtual time. Counted is the CPU time on this machine of everything the policy
+does for a request (choice and bookkeeping) divided by the requests; then the same through `RouterController`, which
+adds queues, counts and effects. The lengths of the answers are given: predicting them is not part of it (PreServe
+section 5.5 reports 9.7 ms for its router without that). Prints a table; results/routing.md keeps it.
+"""
+
+import argparse
+import heapq
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from glowplug.controllers.router import RouterController, RouterParams
+from glowplug.controllers.router_words import Dispatch, FirstToken, RequestArrived, RequestEnded
+from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.snapshot import Target
+from glowplug.policies.registry import ROOMS
+from glowplug.policies.routing.port import BalancerParams
+
+HERE = Path(__file__).parent
+TPOT_S, PREFILL_S, ROOM = 0.03, 0.15, 256
+PROMPT_MEAN, RESPONSE_MEAN = 900, 220
+NUM_ROUNDS = 2
+TARGET_DECISION_US, TARGET_REQUEST_MS = 50.0, 2.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy under one load."""
+
+    policy: str
+    what: str  # "policy" or "router"
+    num_instances: int
+    busy: float  # requests at each instance, on average
+    kv_tokens: int
+    num_requests: int
+    us_mean: float  # per request, everything amortised
+    us_p50: float  # of the call that decides
+    us_p99: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """`busy` requests at each instance whose caches hold `kv_tokens`."""
+
+    busy: float
+    kv_tokens: int
+
+
+LIGHT = Load(10, 200_000)
+TIGHT = Load(12, 14_000)  # most pass four fifths of their cache all the time, so the steps ahead have to be looked at
+
+
+def stream(num: int, num_instances: int, load: Load, seed: int) -> list[tuple[float, int, int]]:
+    """(seconds, prompt, response) of each request; both lengths are exponential, at least 1."""
+    rng = random.Random(seed)
+    per_s = load.busy * num_instances / (PREFILL_S + RESPONSE_MEAN * TPOT_S)
+    at_s, requests = 0.0, []
+    for _ in range(num):
+        at_s += rng.expovariate(per_s)
+        prompt, response = rng.expovariate(1 / PROMPT_MEAN), rng.expovariate(1 / RESPONSE_MEAN)
+        requests.append((at_s, 1 + min(int(prompt), 4000), 1 + min(int(response), 2000)))
+    return requests
+
+
+class Side:
+    """What is timed, and the same with nothing in it: the difference is the cost. `chose` are seconds of choices."""
+
+    def __init__(self) -> None:
+        self.chose: list[float] = []
+
+    def arrive(self, ticket: int, now_s: float, prompt: int, response: int) -> str:
+        """Send it somewhere; "" when nobody takes it."""
+        began = time.perf_counter()
+        self.chose.append(time.perf_counter() - began)
+        return "-"
+
+    def begin(self, ticket: int, now_s: float) -> None: ...
+
+    def end(self, ticket: int, now_s: float, response: int) -> None: ...
+
+
+class PolicySide(Side):
+    """One balancer, and the counts its router keeps."""
+
+    def __init__(self, policy: str, num_instances: int, load: Load) -> None:
+        super().__init__()
+        self.balancer = ROOMS["routing"][policy](BalancerParams())
+        self.counts = {f"i-{n:04}": 0 for n in range(num_instances)}
+        self.at: dict[int, str] = {}
+        for instance_id in self.counts:
+            self.balancer.put(Target(instance_id, 0, ROOM, load.kv_tokens), 0.0)
+
+    def arrive(self, ticket: int, now_s: float, prompt: int, response: int) -> str:
+        began = time.perf_counter()
+        chosen = str(self.balancer.choose(prompt, response, now_s).instance_id)
+        self.chose.append(time.perf_counter() - began)
+        if chosen:
+            self.at[ticket] = chosen
+            self.counts[chosen] += 1
+            self.balancer.sent(ticket, chosen, prompt, response, now_s)
+            self.balancer.filled(chosen, self.counts[chosen])
+        return chosen
+
+    def begin(self, ticket: int, now_s: float) -> None:
+        self.balancer.first_token(ticket, now_s)
+
+    def end(self, ticket: int, now_s: float, response: int) -> None:
+        instance_id = self.at.pop(ticket)
+        self.counts[instance_id] -= 1
+        self.balancer.ended(ticket, response, now_s)
+        self.balancer.filled(instance_id, self.counts[instance_id])
+
+
+class RouterSide(Side):
+    """The whole controller with one model."""
+
+    def __init__(self, policy: str, num_instances: int, load: Load) -> None:
+        super().__init__()
+        self.router = RouterController(RouterParams(policy=policy))
+        model = Model(
+            name="m", key="m", engine="e", weights=WeightsRef(uri=""), weights_bytes=1, kv_bytes=1, max_concurrency=ROOM
+        )
+        self.router.restore("models", {"m": model}, 0.0)
+        self.router.restore("instances", {i.instance_id: i for i in _instances(num_instances, load)}, 0.0)
+
+    def arrive(self, ticket: int, now_s: float, prompt: int, response: int) -> str:
+        asked = RequestArrived(ticket, "m", f"r-{ticket}", "", prompt, 0, response)
+        began = time.perf_counter()
+        effects = self.router.handle(asked, now_s)
+        self.chose.append(time.perf_counter() - began)
+        return next((e.instance.instance_id for e in effects if isinstance(e, Dispatch)), "")
+
+    def begin(self, ticket: int, now_s: float) -> None:
+        if self.router.tracks_tokens:
+            self.router.handle(FirstToken(ticket), now_s)
+
+    def end(self, ticket: int, now_s: float, response: int) -> None:
+        self.router.handle(RequestEnded(ticket, 1.0, response), now_s)
+
+
+SIDES: tuple[type[PolicySide] | type[RouterSide], ...] = (PolicySide, RouterSide)
+
+
+def _instances(num: int, load: Load) -> list[Instance]:
+    return [
+        Instance(
+            instance_id=f"i-{n:04}",
+            model_key="m",
+            engine="e",
+            state=InstanceState.READY,
+            workers=(Worker(worker_id=f"w-{n}", node_id=f"n-{n}", gpu_id=f"n-{n}/0", num_bytes=2),),
+            url="http://x:1",
+            max_concurrency=ROOM,
+            kv_tokens=load.kv_tokens,
+            revision=1,
+        )
+        for n in range(num)
+    ]
+
+
+def replay(requests: list[tuple[float, int, int]], side: Side) -> float:
+    """The life of every request in order of time. Returns the CPU seconds it took."""
+    began = time.thread_time()
+    later: list[tuple[float, int, int, bool]] = []  # seconds, ticket, response, whether it ends
+    for ticket, (at_s, prompt, response) in enumerate(requests, 1):
+        while later and later[0][0] <= at_s:
+            due_s, old, length, ends = heapq.heappop(later)
+            if ends:
+                side.end(old, due_s, length)
+            else:
+                side.begin(old, due_s)
+        if side.arrive(ticket, at_s, prompt, response):
+            heapq.heappush(later, (at_s + PREFILL_S, ticket, response, False))
+            heapq.heappush(later, (at_s + PREFILL_S + response * TPOT_S, ticket, response, True))
+    return time.thread_time() - began
+
+
+def time_of(side: type[PolicySide] | type[RouterSide], policy: str, num_instances: int, load: Load, num: int) -> Row:
+    """`num` requests, from empty instances on: `busy` of them are at each after some seconds. The quickest of
+    `NUM_ROUNDS` counts, since whatever else the machine does only adds to it."""
+    requests = stream(num, num_instances, load, seed=1)
+    rounds = []
+    for _ in range(NUM_ROUNDS):
+        timed = side(policy, num_instances, load)
+        rounds.append((replay(requests, timed) - replay(requests, Side()), sorted(timed.chose)))
+    seconds, chose = min(rounds)
+    return Row(
+        policy,
+        "router" if side is RouterSide else "policy",
+        num_instances,
+        load.busy,
+        load.kv_tokens,
+        num,
+        seconds / num * 1e6,
+        chose[len(chose) // 2] * 1e6,
+        chose[len(chose) * 99 // 100] * 1e6,
+    )
+
+
+def measure(num_instances: int = 1000, num_requests: int = 20_000) -> dict[str, float]:
+    """What the papers' bench reports as P4: microseconds and milliseconds, the worse of both loads."""
+    name = "preserve_load_aware"
+    rows = [time_of(PolicySide, name, num_instances, load, num_requests) for load in (LIGHT, TIGHT)]
+    routers = [time_of(RouterSide, name, num_instances, load, num_requests) for load in (LIGHT, TIGHT)]
+    return {
+        "num_instances": float(num_instances),
+        "decision_us_mean": max(row.us_mean for row in rows),
+        "decision_us_p99": max(row.us_p99 for row in rows),
+        "request_ms_mean": max(row.us_mean for row in routers) / 1000,
+        "request_ms_p99": max(row.us_p99 for row in routers) / 1000,
+    }
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        "| policy | timed | instances | requests at each | KV tokens | us a request | choice p50 us | choice p99 us |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.policy} | {r.what} | {r.num_instances} | {r.busy:g} | {r.kv_tokens} | {r.us_mean:.1f} | {r.us_p50:.1f} "
+        f"| {r.us_p99:.1f} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=30_000)
+    asked = parser.parse_args()
+    rows = []
+    for load in (LIGHT, TIGHT):
+        rows += [time_of(side, "preserve_load_aware", asked.instances, load, asked.requests) for side in SIDES]
+    for policy in ("llumnix_like", "least_loaded"):
+        rows.append(time_of(PolicySide, policy, asked.instances, LIGHT, asked.requests // 30))
+    text = table(rows)
+    print(text)
+    worst_us = max(row.us_mean for row in rows if row.policy == "preserve_load_aware" and row.what == "policy")
+    worst_ms = max(row.us_mean for row in rows if row.what == "router") / 1000
+    print(f"\nlook-ahead: {worst_us:.1f} us per request (target {TARGET_DECISION_US:g})")
+    print(f"router: {worst_ms:.3f} ms per request (target {TARGET_REQUEST_MS:g}; paper 9.7)")
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    (results / "routing.md").write_text(f"# Routing: time per request\n\n`python bench/routing/run.py`\n\n{text}\n")
+    sys.exit(worst_us > TARGET_DECISION_US or worst_ms > TARGET_REQUEST_MS)
+
+
+if __name__ == "__main__":
+    main()
