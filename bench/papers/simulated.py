@@ -1,0 +1,100 @@
+"""One run of a scenario, as an outcome: the figures every row is made of."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bench.papers.cache import ROOT
+from bench.papers.experiment import Outcome
+from glowplug.simulator.results import Quantiles, Results
+from glowplug.simulator.scenario import load
+from glowplug.simulator.world import World
+
+SIMULATOR = (
+    "libs/glowplug/domain",
+    "libs/glowplug/events",
+    "libs/glowplug/policies",
+    "libs/glowplug/controllers",
+    "libs/glowplug/memory",
+    "libs/glowplug/simulator",
+    "bench/papers/simulated.py",
+)
+"""What decides a simulated outcome, for `Experiment.reads`."""
+SHARES = (*(n / 50 for n in range(50)), 0.985, 0.99, 0.995, 0.999)
+
+
+def simulate(scenario: str, settings: Iterable[str], seed: int, *, drain_s: float | None = None) -> Outcome:
+    """Run scenarios/NAME.yaml with 'key=value' settings over it. Raises ScenarioError."""
+    found = load(ROOT / "scenarios" / f"{scenario}.yaml", settings)
+    world = World(found.setup, found.arrivals(seed))
+    results = world.run(found.seconds, drain_s=found.words.drain_s if drain_s is None else drain_s)
+    outcome = figures(results)
+    outcome["stand_ins"] = list(found.notes)
+    outcome["unanswered"] = world.traffic.num_open
+    return outcome
+
+
+def figures(results: Results) -> Outcome:
+    """Everything a row may ask for. Seconds, bytes, shares of 1."""
+    whole = results.total()
+    refused = sum(whole.num_refused.values())
+    out: Outcome = {
+        "arrived": whole.num_arrived,
+        "finished": whole.num_finished,
+        "refused": refused,
+        "cold": whole.num_cold,
+        "preempted": whole.num_preempted,
+        "ttft_met": whole.ttft_attainment,
+        "tpot_met": whole.tpot_attainment,
+        "under_100ms": whole.ttft.share_upto(0.1) if whole.ttft.count else 0.0,
+        "hit_ratio": results.hit_ratio,
+        "starts": results.num_starts,
+        "evictions": results.num_evictions,
+        "prewarms": results.num_prewarms,
+        "consolidated": results.num_consolidated,
+        "gpu_s": results.gpu_seconds,
+        "gpu_serving_s": results.gpu_serving_seconds,
+        "instance_s": results.instance_seconds,
+        "instances_peak": results.instances_peak,
+        "norm_peak": results.normalised_peak.highest,
+        "fetched": results.bytes_fetched,
+        "loaded": results.bytes_loaded,
+        "prewarmed": results.bytes_prewarmed,
+        "migrated": results.bytes_migrated,
+        "swapped": results.bytes_swapped,
+        "seconds": results.seconds,
+        "load_s": results.load_s_per_request,
+        "ttft_cdf": curve(whole.ttft),
+        "tpot_cdf": curve(whole.tpot),
+    }
+    for name, of in (("ttft", whole.ttft), ("tpot", whole.tpot), ("norm", whole.normalised), ("e2e", whole.e2e)):
+        out |= {
+            f"{name}_mean": of.mean,
+            f"{name}_p50": of.at(0.5),
+            f"{name}_p95": of.at(0.95),
+            f"{name}_p99": of.at(0.99),
+        }
+    for origin, num in results.starts.items():
+        out[f"starts {origin}"] = num
+    for key, one in results.by_model.items():
+        out[f"ttft_p99 {key}"] = one.ttft.at(0.99)
+    return out
+
+
+def curve(of: Quantiles) -> list[list[float]]:
+    """A distribution as (value, share at or below it), for a plot."""
+    return [[of.at(share), share] for share in SHARES] if of.count else []
+
+
+def policies(**names: str) -> list[str]:
+    """Settings that choose policies by room."""
+    return [f"policies.{room}={name}" for room, name in names.items()]
+
+
+def points(pairs: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """A kept curve as points of a plot."""
+    return [(float(x), float(y)) for x, y in pairs]
+
+
+def stood_in(outcomes: Iterable[Any]) -> str:
+    """What the scenario said it had to stand in for; "" when nothing."""
+    return "; ".join(dict.fromkeys(note for outcome in outcomes for note in outcome.get("stand_ins", ())))
