@@ -97,7 +97,7 @@ class Dormancy:
         draining = instance.state is InstanceState.DRAINING and turn.now_s >= holding.quiet_until
         if not self._params.reservation or not draining or holding.is_stopping or holding.is_sleeping:
             return
-        if seen.kv_bytes_used < 0 or not self.can(instance.engine, "prewarm"):
+        if seen.kv_bytes_used < 0 or holding.is_consolidating or not self.can(instance.engine, "prewarm"):
             return
         whole = shares_of(instance, holding.model, self._life.node_id)
         total = total_of(whole, GrantOwner.KV)  # M

@@ -164,8 +164,7 @@ class Lifecycle:
         """End a dormant instance, or a replica on its way: its bytes are free at once (its pages are mapped anew,
         WarmServe section 4.2), its process follows."""
         was_stopping = holding.is_stopping
-        free = replace(self.ungrant(holding), is_restarting=False)
-        holding = turn.tell(free, state=InstanceState.STOPPED, reason=reason)
+        holding = turn.tell(self.ungrant(holding), state=InstanceState.STOPPED, reason=reason)
         if not was_stopping:
             self._stop(turn, holding, 0.0)
 
@@ -197,7 +196,7 @@ class Lifecycle:
         if not draining or holding.is_stopping or holding.is_sleeping:
             return
         whole = shares_of(instance, holding.model, self.node_id)
-        if holding.is_granted and holding.shares != whole:
+        if not holding.is_consolidating and holding.shares != whole:
             try:
                 holding = self.grant(replace(holding, shares={}), (instance.instance_id,))
             except OutOfMemory as error:

@@ -23,7 +23,7 @@ from glowplug.controllers.effects import Tick
 from glowplug.domain.instance import InstanceState, Phase, PhaseName, Worker
 from glowplug.events.commands import ConsolidateInstance, JoinStages
 from glowplug.events.envelope import Event
-from tests.agent_steps import NODE, code, halves, instance, make, of, owned, start, stop, told, used, workers
+from tests.agent_steps import NODE, code, halves, instance, make, of, owned, resume, start, stop, told, used, workers
 from tests.fleet_builder import MIB, a_model, an_event
 
 MODEL = a_model(weights_bytes=120 * MIB, kv_bytes=80 * MIB, max_concurrency=8)  # 200 whole, 100 for each of 2 stages
@@ -239,3 +239,12 @@ def test_a_consolidation_under_way_is_asked_for_again_after_a_restart() -> None:
     assert of(ConsolidateEngine, effects) and used(again) == 200
     again.handle(EngineConsolidated("i-1"), 55.0)
     assert instance(again).is_whole
+
+
+def test_a_drain_that_is_taken_back_while_it_consolidates_keeps_the_room() -> None:
+    agent = serving(make(abilities=STAGES))
+    agent.handle(consolidate(), 20.0)
+    agent.handle(stop(), 21.0)
+    assert told(agent.handle(resume(), 22.0)) == ["instance.ready"] and used(agent) == 200
+    agent.handle(EngineConsolidated("i-1"), 23.0)
+    assert instance(agent).is_whole and owned(agent) == {("i-1", "weights"): 120, ("i-1", "kv"): 80}
