@@ -141,7 +141,11 @@ class Starting:
     def _stop(self, effect: aw.StopEngine) -> None:
         self.node.fetching.forget(effect.instance_id)
         engine = self.node.engines.get(effect.instance_id)
-        delay = engine.model.start.stop_s if engine and not engine.is_replica else 0.0
+        delay = 0.0
+        if engine is not None and engine.is_replica:
+            self.end(effect.instance_id)  # its pages are somebody else's at once
+        elif engine is not None:
+            delay = engine.model.start.stop_s
         self.world.kernel.after(delay, self._gone, effect.instance_id)
 
     def _gone(self, instance_id: str) -> None:
