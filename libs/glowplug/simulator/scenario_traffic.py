@@ -29,6 +29,7 @@ from glowplug.simulator.scenario_tree import data_folder
 from glowplug.simulator.scenario_words import LengthWords, WorkloadWords
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.formats import Reading, counts, read
+from glowplug.simulator.workload.length_errors import with_errors
 from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares
 
 Bin = tuple[float, float, float]  # from (s of the run; before it negative), width (s), expected requests
@@ -68,6 +69,10 @@ class Traffic:
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """Every request in order of time, from 0 s up to the end of the run."""
+        found = self._arrivals(seed)
+        return with_errors(found, f"{seed}/expected") if self.words.length_errors else found
+
+    def _arrivals(self, seed: int) -> Iterator[Arrival]:
         chance = Random(f"{seed}/traffic")
         if self.generated is not None:
             return self.generated.arrivals(seed)

@@ -49,6 +49,7 @@ class WorkloadWords(Words):
     days: tuple[int, ...] = ()  # model i takes day days[i] of the trace, from 0, at start_s of that day
     clients: tuple[ClientWords, ...] = ()  # of "servegen_clients_10min": which of them are served
     lengths: str | LengthWords | None = None  # trace of lengths, or their distribution; None: those of the source
+    length_errors: bool = False  # requests bring an expected length, off as PreServe's predictor is
     max_prompt_tokens: int = Field(0, ge=0)  # 0: no bound
     min_response_tokens: int = Field(1, ge=1)
     max_total_tokens: int = Field(0, ge=0)
