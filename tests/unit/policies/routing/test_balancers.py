@@ -1,0 +1,207 @@
+"""Balancers: what they count, what they expect of the clock, whom they choose and whom they hold back."""
+
+import pytest
+
+from glowplug.domain.snapshot import Target
+from glowplug.policies.registry import ROOMS
+from glowplug.policies.routing.llumnix_like import Freest, Use, freeness, route
+from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.routing.preserve_balancer import LoadAware
+
+ROOMY = 10_000
+
+
+def load_aware(*kv_tokens: int, **params: float) -> LoadAware:
+    """Instances i-0, i-1, ... with caches of so many tokens and room for 100 requests."""
+    balancer = LoadAware(BalancerParams(**({"tpot_s": 1.0} | params)))  # type: ignore[arg-type]
+    for n, tokens in enumerate(kv_tokens):
+        balancer.put(Target(f"i-{n}", 0, 100, tokens), 0.0)
+    return balancer
+
+
+def chosen(balancer: LoadAware | Freest, prompt: int = 10, expected: int = 10, now_s: float = 0.0) -> str:
+    return balancer.choose(prompt, expected, now_s).instance_id
+
+
+def test_what_is_sent_counts_before_it_is_prefilled() -> None:
+    """Erratum E34: a burst that comes before any prefill has ended is spread all the same."""
+    balancer = load_aware(ROOMY, ROOMY, ROOMY)
+    went = []
+    for ticket in range(6):
+        went.append(chosen(balancer, 100, 50))
+        balancer.sent(ticket, went[-1], 100, 50, 0.0)
+    assert sorted(went) == ["i-0", "i-0", "i-1", "i-1", "i-2", "i-2"]
+
+
+def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
+    """Section 4.3.3: L_p + L_d. A prompt that has been read is no load any more, tokens already generated neither."""
+    balancer = load_aware(ROOMY, ROOMY)
+    balancer.sent(1, "i-0", 500, 100, 0.0)
+    balancer.sent(2, "i-1", 100, 100, 0.0)
+    assert chosen(balancer) == "i-1"
+    balancer.first_token(1, 0.0)
+    assert chosen(balancer) == "i-0"
+    balancer.first_token(2, 0.0)
+    balancer.sent(3, "i-1", 1, 1, 0.0)
+    balancer.first_token(3, 0.0)
+    assert balancer.outlook("i-1", 0.0).current_tokens == 101  # type: ignore[union-attr]
+    assert balancer.outlook("i-1", 60.0).current_tokens == 41  # type: ignore[union-attr]  # a step a second
+
+
+def test_the_fuller_cache_is_avoided_though_it_has_less_to_do() -> None:
+    """Section 4.3.3: the penalty begins at T_mem = 0.8 of each instance's own cache (erratum E35)."""
+    balancer = load_aware(1000, ROOMY)
+    balancer.sent(1, "i-0", 700, 50, 0.0)
+    balancer.first_token(1, 0.0)
+    balancer.sent(2, "i-1", 700, 150, 0.0)
+    balancer.first_token(2, 0.0)
+    assert chosen(balancer, 20, 10) == "i-0"
+    assert chosen(balancer, 200, 10) == "i-1"
+
+
+def test_an_early_end_takes_the_rest_away_and_a_late_one_is_expected_on() -> None:
+    """Section 4.3.1, with steps counted by the clock (erratum E33)."""
+    balancer = load_aware(ROOMY)
+    balancer.sent(1, "i-0", 100, 50, 0.0)
+    balancer.first_token(1, 0.0)
+    before = balancer.outlook("i-0", 20.0)
+    assert before is not None and before.current_tokens == 30
+    late = balancer.outlook("i-0", 50.0)
+    assert late is not None and late.current_tokens == 10, "another fifth"
+    balancer.ended(1, 51, 50.0)
+    after = balancer.outlook("i-0", 50.0)
+    assert after is not None and (after.peak_ratio, after.current_tokens, after.queued_tokens) == (0, 0, 0)
+    assert not balancer.requests
+
+
+def test_the_step_is_learned_from_what_answers_took_a_token() -> None:
+    balancer = load_aware(ROOMY, tpot_s=1.0)
+    balancer.sent(1, "i-0", 10, 10, 0.0)
+    balancer.first_token(1, 2.0)
+    balancer.ended(1, 11, 3.0)  # ten tokens after the first in a second
+    balancer.sent(2, "i-0", 10, 100, 10.0)
+    balancer.first_token(2, 10.0)
+    outlook = balancer.outlook("i-0", 12.0)
+    assert outlook is not None and outlook.current_tokens == 80
+
+
+def test_no_step_passes_while_nothing_runs() -> None:
+    balancer = load_aware(ROOMY)
+    balancer.sent(1, "i-0", 10, 10, 1000.0)
+    outlook = balancer.outlook("i-0", 1000.0)
+    assert outlook is not None and outlook.current_tokens == 10
+
+
+def test_the_outlook_is_the_scalers_question() -> None:
+    """Section 4.3.2: above 95 % in more than a tenth of the coming steps."""
+    balancer = load_aware(1000)
+    balancer.sent(1, "i-0", 880, 200, 0.0)
+    balancer.first_token(1, 0.0)
+    outlook = balancer.outlook("i-0", 0.0)
+    assert outlook is not None
+    assert outlook.peak_ratio == pytest.approx(0.979)
+    assert outlook.over_share == pytest.approx(0.29)  # steps 71 to 99
+    assert balancer.outlook("nobody", 0.0) is None
+
+
+def test_the_overloaded_hold_only_where_it_is_asked_for() -> None:
+    """Section 4.3.3: "if all instances are overloaded, the request is queued"."""
+    for hold, wanted in ((False, "i-0"), (True, "")):
+        balancer = load_aware(1000, hold_overloaded=hold)
+        assert chosen(balancer, 5000, 10) == "i-0", "an instance without requests takes any"
+        balancer.sent(1, "i-0", 880, 200, 0.0)
+        assert chosen(balancer) == wanted
+        balancer.ended(1, 5, 1.0)
+        assert chosen(balancer) == "i-0"
+
+
+def test_the_full_are_passed_over_and_come_back() -> None:
+    balancer = load_aware(ROOMY, ROOMY)
+    balancer.filled("i-0", 100)
+    balancer.sent(1, "i-1", 500, 500, 0.0)
+    assert chosen(balancer) == "i-1"
+    balancer.filled("i-1", 100)
+    assert chosen(balancer) == ""
+    balancer.filled("i-0", 99)
+    assert chosen(balancer) == "i-0"
+
+
+def test_consolidation_changes_what_an_instance_takes() -> None:
+    """HydraServe section 6: a pipeline of s stages runs s times the batch; one worker alone does not."""
+    balancer = load_aware(ROOMY)
+    balancer.put(Target("i-0", 0, 32, 4000), 0.0)
+    balancer.sent(1, "i-0", 900, 10, 0.0)
+    balancer.filled("i-0", 1)
+    balancer.put(Target("i-0", 1, 1, 1000), 0.0)
+    assert chosen(balancer) == ""
+    outlook = balancer.outlook("i-0", 0.0)
+    assert outlook is not None and outlook.peak_ratio > 0.9
+
+
+def test_nothing_is_left_of_an_instance_that_is_gone() -> None:
+    balancer = load_aware(ROOMY, ROOMY)
+    balancer.sent(1, "i-0", 100, 10, 0.0)
+    balancer.gone("i-0")
+    assert chosen(balancer) == "i-1"
+    balancer.first_token(1, 1.0)
+    balancer.ended(1, 10, 2.0)
+    balancer.gone("i-1")
+    assert chosen(balancer) == "" and not balancer.instances and not balancer.requests
+
+
+def test_an_instance_that_comes_back_has_what_still_runs_there() -> None:
+    balancer = load_aware(ROOMY, ROOMY)
+    balancer.sent(1, "i-0", 100, 10, 0.0)
+    balancer.gone("i-0")
+    balancer.put(Target("i-0", 1, 100, ROOMY), 0.0)
+    assert chosen(balancer) == "i-1"
+
+
+def test_a_request_sent_again_is_counted_where_it_went_last() -> None:
+    balancer = load_aware(ROOMY, ROOMY)
+    balancer.sent(1, "i-0", 100, 10, 0.0)
+    balancer.sent(1, "i-1", 100, 10, 1.0)
+    first, second = balancer.outlook("i-0", 1.0), balancer.outlook("i-1", 1.0)
+    assert first is not None and second is not None
+    assert (first.queued_tokens, second.queued_tokens) == (0, 100)
+
+
+def test_freeness_is_steps_the_batch_could_go_on_for() -> None:
+    """Llumnix section 4.4: (M - sum of V) / B."""
+    assert freeness(Use("a", 4, 600, 1000)) == 100
+    assert freeness(Use("a", 0, 0, 1000)) == 1000
+    assert freeness(Use("a", 2, 1200, 1000)) == -100
+    assert route([Use("b", 4, 600, 1000), Use("a", 1, 800, 1000)]).instance_id == "a"
+    assert route([Use("b", 1, 0, 10), Use("a", 1, 0, 10)]).instance_id == "a"
+    assert route([]).instance_id == ""
+
+
+def test_llumnix_looks_at_what_is_and_not_at_what_is_to_come() -> None:
+    balancer = Freest(BalancerParams(tpot_s=1.0))
+    for name in ("i-0", "i-1"):
+        balancer.put(Target(name, 0, 100, 1000), 0.0)
+    balancer.sent(1, "i-0", 100, 800, 0.0)  # will be full
+    balancer.filled("i-0", 1)
+    balancer.sent(2, "i-1", 150, 10, 0.0)  # is fuller
+    balancer.filled("i-1", 1)
+    assert chosen(balancer) == "i-0"
+    assert chosen(balancer, now_s=9.0) == "i-0"
+    balancer.ended(2, 10, 9.0)
+    balancer.filled("i-1", 0)
+    assert chosen(balancer, now_s=9.0) == "i-1"
+
+
+@pytest.mark.parametrize("name", ["least_loaded", "round_robin", "minimum_use"])
+def test_baselines_need_no_tokens(name: str) -> None:
+    balancer = ROOMS["routing"][name](BalancerParams())
+    assert not balancer.tracks_tokens and balancer.outlook("i-0", 0.0) is None
+
+
+def test_round_robin_goes_on_after_the_one_it_was_sent_to_last() -> None:
+    """PreServe section 3.2.2. Asking sends nothing."""
+    balancer = ROOMS["routing"]["round_robin"](BalancerParams())
+    for name in ("a", "b"):
+        balancer.put(Target(name, 0, 4), 0.0)
+    assert [balancer.choose(0, 0, 0.0).instance_id for _ in range(2)] == ["a", "a"]
+    balancer.sent(1, "a", 0, 0, 0.0)
+    assert balancer.choose(0, 0, 0.0).instance_id == "b"
