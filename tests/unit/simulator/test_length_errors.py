@@ -1,10 +1,13 @@
 """PreServe Table 2: expected lengths are off by what its predictor was off by."""
 
+from itertools import islice
+from pathlib import Path
 from random import Random
 from statistics import fmean
 
 import pytest
 
+from glowplug.simulator.scenario import load
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.length_errors import PRESERVE, ErrorShape, expected_tokens, with_errors
 
@@ -66,3 +69,13 @@ def test_a_stream_carries_its_expectations() -> None:
     assert [a._replace(expected_tokens=0) for a in told] == arrivals
     assert told[7].expected_tokens == expected_tokens(12, 3, 7)
     assert all(1 <= a.expected_tokens <= 4096 for a in told)
+
+
+def test_a_scenario_asks_for_them() -> None:
+    """workload.length_errors sets the expectation beside the true length and changes nothing else."""
+    path = Path(__file__).parents[3] / "scenarios" / "preserve.yaml"
+    plain, off = (
+        list(islice(load(path, [f"workload.length_errors={asked}"]).arrivals(), 300)) for asked in ("false", "true")
+    )
+    assert [a._replace(expected_tokens=0) for a in off] == plain
+    assert 30 < fmean(abs(a.expected_tokens - a.response_tokens) for a in off) < 140
