@@ -13,6 +13,7 @@ Departures, all as the published code or needed by it (errata E8-E10):
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from glowplug.policies.placement.warmserve_groups import (
     Prewarmed,
@@ -68,7 +69,7 @@ class _Node:
     view: PrewarmNode
     free: list[int]
     held: list[tuple[int, Prewarmed]]  # bits, replica
-    groups: dict[ReplicaShape, list[_Group]] = field(default_factory=dict)
+    groups: dict[ReplicaShape, Sequence[_Group]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, view: PrewarmNode, scores: Mapping[str, float]) -> "_Node":
@@ -78,23 +79,37 @@ class _Node:
     def can_hold(self, shape: ReplicaShape) -> bool:
         return not shape.engine or not self.view.engines or shape.engine in self.view.engines
 
-    def groups_for(self, shape: ReplicaShape) -> list[_Group]:
+    def groups_for(self, shape: ReplicaShape) -> Sequence[_Group]:
         """Groups with room whose replicas' sets hold it or lie in it, the least worth first."""
         known = self.groups.get(shape)
         if known is None:
             has_room = sum(1 << at for at, free in enumerate(self.free) if free >= shape.bytes_per_gpu)
-            found = [
-                self._group(bits)
-                for bits in groups_of(len(self.free), shape.num_gpus)
-                if bits & has_room == bits and all(is_nested_or_disjoint(bits, other) for other, _ in self.held)
-            ]
-            known = self.groups[shape] = sorted(found, key=lambda g: (g.lost, g.bits))
+            held = tuple((bits, replica.score, replica.model_key) for bits, replica in self.held)
+            known = self.groups[shape] = _groups(len(self.free), shape.num_gpus, has_room, held)
         return known
 
-    def _group(self, bits: int) -> _Group:
-        there = [replica for other, replica in self.held if other & bits]
-        highest = max((r.score for r in there), default=-1.0)
-        return _Group(sum(r.score for r in there), bits, highest, frozenset(r.model_key for r in there))
+
+@lru_cache(maxsize=8192)
+def _groups(num_gpus: int, size: int, has_room: int, held: tuple[tuple[int, float, str], ...]) -> tuple[_Group, ...]:
+    """Groups of `size` among the GPUs with room (bits), given the replicas there: bits, score, model."""
+    found = []
+    for bits in groups_of(num_gpus, size):
+        if bits & has_room != bits:
+            continue
+        lost, highest, models = 0.0, -1.0, []
+        for other, score, model_key in held:
+            common = other & bits
+            if common:
+                if common != other and common != bits:
+                    break  # neither nested nor disjoint
+                lost += score
+                highest = max(score, highest)
+                models.append(model_key)
+        else:
+            found.append(_Group(lost, bits, highest, frozenset(models)))
+            if not held:
+                break  # all alike: the first stands for them
+    return tuple(sorted(found, key=lambda g: (g.lost, g.bits)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +185,14 @@ def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fi
     """The best group with room. Nodes come by id: the first that loses nothing ends the search."""
     best: _Fit | None = None
     for node in nodes:
+        tried = False  # a group that does not beat: the first of a node is its best
         for group in node.groups_for(shape):
-            if wish.model_key in group.models:
-                continue
+            if best is not None and best.beaten and group.lost >= best.lost:
+                break
             beaten = group.highest < wish.score
+            if (tried and not beaten) or wish.model_key in group.models:
+                continue
+            tried = True
             fit = _Fit(beaten, group.lost, node.view.node_id, group.bits)
             if best is None or fit.order < best.order:
                 best = fit

@@ -30,7 +30,7 @@ from glowplug.policies.prewarming.warmserve_scores import PrewarmDemand, Replica
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmserveParams:
     scores: ScoreParams = field(default_factory=ScoreParams)
-    placement: EvictAwareParams = field(default_factory=lambda: EvictAwareParams(max_steps=64))
+    placement: EvictAwareParams = field(default_factory=lambda: EvictAwareParams(max_steps=32))
     proactive: bool = True
     evict_aware: bool = True
 
