@@ -15,6 +15,7 @@ Departures:
 - Training goes on in parts (`train`), so that nobody waits for the whole of it.
 """
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +33,7 @@ class SeriesParams:
     num_epochs: int = 120
     learning_rate: float = 0.01
     held_out: float = 0.2  # share of the samples, the newest
-    max_days: int = 14  # trained on
+    max_days: int = 7  # trained on; a day of 10-minute windows is about 1 kB
     literal_scale: bool = False  # min-max of the tokens, as the paper has it, not of their logarithms
     seed: int = 1
 
@@ -74,12 +75,14 @@ class TokenSeries:
 
     per_day: int
     params: SeriesParams = field(default_factory=SeriesParams)
-    values: list[float] = field(default_factory=list)
+    values: "array[float]" = field(default_factory=lambda: array("d"))  # from the first window with any token on
     learned: tuple[Scale, Weights] | None = None
     _training: _Training | None = None
 
     def add(self, tokens: float) -> None:
         """What the newest window brought; windows older than `max_days` (and a day and k before) are forgotten."""
+        if not self.values and tokens <= 0:
+            return  # a model that was never asked for costs nothing
         self.values.append(float(tokens))
         del self.values[: max(0, len(self.values) - (self.params.max_days + 1) * self.per_day - self.params.num_past)]
 

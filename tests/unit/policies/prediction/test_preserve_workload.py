@@ -137,6 +137,9 @@ def test_an_even_or_short_series_is_not_learned():
 
 def test_a_series_forgets_what_it_will_not_train_on():
     series = TokenSeries(PER_DAY, SeriesParams(max_days=2))
+    for _ in range(PER_DAY):
+        series.add(0.0)
+    assert not series.values, "a model that was never asked for costs nothing"
     for at in range(10 * PER_DAY):
         series.add(float(at))
     assert len(series.values) == 3 * PER_DAY + 12 and series.values[-1] == 10 * PER_DAY - 1
