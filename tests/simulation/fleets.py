@@ -1,0 +1,135 @@
+"""Fleets of each paper, small enough for a test: by function, to try a change on or to begin a scenario with."""
+
+from dataclasses import replace
+from random import Random
+
+from glowplug.domain.model import Model, Slo, WeightsRef
+from glowplug.policies.prediction.port import WindowTotals
+from glowplug.simulator.costs import FITTED
+from glowplug.simulator.setup import GB, QUIET_AGENT, ModelSetup, Params, PolicyNames, ServerSetup, Setup, StartSeconds
+from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.workload.sampling import gamma_times, merge, power_law_shares
+
+H800, A10 = FITTED["llama-2-7b", "h800"], FITTED["llama-2-7b", "a10"]
+BEGAN_S = 1_700_006_400.0
+
+
+def a_model(key, weights_gb, kv_gb, costs, start=StartSeconds(), kv_bytes_per_token=500_000, **fields):
+    model = Model(
+        name=key,
+        key=key,
+        engine="emulated",
+        weights=WeightsRef(uri=f"s3://{key}", num_bytes=int(weights_gb * GB)),
+        weights_bytes=int(weights_gb * GB),
+        kv_bytes=int(kv_gb * GB),
+        **{"max_concurrency": 8, "max_instances": 8, "keep_alive_s": 30.0, "max_queue": 10_000, "max_wait_s": 300.0}
+        | fields,
+    )
+    return ModelSetup(model=model, costs=costs, kv_bytes_per_token=kv_bytes_per_token, start=start)
+
+
+def requests(seed, shares, rate, seconds, cv=2.0, longest=300):
+    """Arrivals for models by key and share, lengths at random."""
+    chance = Random(seed)
+    streams = []
+    for key, share in shares.items():
+        times = gamma_times(rate * share, cv, seconds, chance)
+        streams.append([Arrival(t, key, chance.randint(10, 1024), chance.randint(3, longest)) for t in times])
+    return list(merge(*streams))
+
+
+def past(keys, rate_of, num_windows=30, window_s=60.0):
+    """Windows before the run, each as busy as `rate_of(key)` requests in flight."""
+    return {
+        key: tuple(
+            WindowTotals(
+                started_at=BEGAN_S - window_s * (num_windows - n),
+                window_s=window_s,
+                num_requests=10.0 * rate_of(key),
+                prompt_tokens=5_000.0 * rate_of(key),
+                response_tokens=1_500.0 * rate_of(key),
+                concurrency_mean=rate_of(key),
+                concurrency_peak=2.0 * rate_of(key),
+            )
+            for n in range(num_windows)
+        )
+        for key in keys
+    }
+
+
+def warmserve(seed=0, seconds=120.0, rate=8.0, prewarming="warmserve"):
+    """WarmServe section 6.1: two servers of eight 80 GB GPUs, tp 1, 2 and 4, weights in host memory."""
+    start = StartSeconds(launch_s=0.0, warmup_s=0.0)
+    mid = {"h800": FITTED["llama-2-13b", "h100"]}
+    big = {"h800": FITTED["llama-2-13b", "h100"].scaled(1.5)}
+    models = (
+        a_model("7b-0", 12.55, 67, {"h800": H800}, start, max_concurrency=32),
+        a_model("7b-1", 12.55, 67, {"h800": H800}, start, max_concurrency=32),
+        a_model("13b", 24.24, 135, mid, start, 800_000, max_concurrency=32, num_gpus=2),
+        a_model("70b", 128.49, 191, big, start, 312_500, max_concurrency=32, num_gpus=4),
+    )
+    keys = [one.model.key for one in models]
+    shares = dict(zip(keys, power_law_shares(4, 0.5), strict=True))
+    setup = Setup(
+        servers=(ServerSetup(num_servers=2, weights_in_host=True, abilities=frozenset({"prewarm"})),),
+        models=tuple(replace(one, model=replace(one.model, keep_alive_s=5.0)) for one in models),
+        policies=PolicyNames(
+            prediction="warmserve_csp", placement="warmserve", scaling="warmserve", prewarming=prewarming
+        ),
+        params=Params(agent=replace(QUIET_AGENT, reservation="paper")),
+        history=past(keys, lambda key: 20.0 * shares[key], window_s=300.0),
+        began_at=BEGAN_S,
+    )
+    return setup, requests(seed, shares, rate, seconds)
+
+
+def hydraserve(seed=0, seconds=120.0, rate=0.3, placement="hydraserve", overlap=True):
+    """HydraServe section 8.1: servers of few GPUs and thin network cards, many models, weights far away."""
+    start = StartSeconds(launch_s=1.5, library_s=1.0, warmup_s=0.1, overlap=overlap)
+    models = tuple(
+        a_model(f"m{n}", 12.5, 5, {"a10": A10}, start, slo=Slo(ttft_s=7.5, tpot_s=0.2), kv_bytes_per_token=500_000)
+        for n in range(24)
+    )
+    shares = dict(zip((one.model.key for one in models), power_law_shares(24, 0.3), strict=True))
+    server = ServerSetup(
+        num_servers=4,
+        num_gpus=2,
+        gpu_bytes=24 * GB,
+        gpu_kind="a10",
+        host_cache_bytes=100 * GB,
+        abilities=frozenset({"stages"}),
+    )
+    setup = Setup(
+        servers=(server,),
+        models=models,
+        policies=PolicyNames(placement=placement, scaling="hydraserve" if placement == "hydraserve" else "reactive"),
+    )
+    return setup, requests(seed, shares, rate, seconds, cv=4.0)
+
+
+def swapserve(seed=0, seconds=180.0):
+    """SwapServeLLM section 5: more engines than one GPU holds; who is preempted sleeps in host memory."""
+    start = StartSeconds(launch_s=40.0, warmup_s=30.0, swap_base_s=5.3, swap_bytes_per_s=13.5e9)
+    models = tuple(a_model(f"m{n}", 16, 50, {"h800": H800}, start, keep_alive_s=20.0) for n in range(3))
+    shares = {one.model.key: 1 / 3 for one in models}
+    setup = Setup(
+        servers=(ServerSetup(num_gpus=1, weights_in_host=True, abilities=frozenset({"swap"})),),
+        models=models,
+        policies=PolicyNames(residency="swapserve"),
+    )
+    return setup, requests(seed, shares, 0.05, seconds)
+
+
+def preserve(seed=0, seconds=300.0, rate=12.0, routing="preserve_load_aware"):
+    """PreServe section 5.1: eight GPUs, one service, response lengths known; instances follow the forecast."""
+    start = StartSeconds(launch_s=3.0, warmup_s=1.0)
+    model = a_model("chat", 13.5, 22, {"h800": A10}, start, max_concurrency=64, keep_alive_s=-1, min_instances=1)
+    setup = Setup(
+        servers=(ServerSetup(num_gpus=8, gpu_bytes=40 * GB, weights_in_host=True),),
+        models=(model,),
+        policies=PolicyNames(routing=routing, prediction="moving_average", scaling="preserve"),
+        params=Params(exact_lengths=True),
+        history=past(["chat"], lambda key: 4.0 * rate, window_s=600.0),
+        began_at=BEGAN_S,
+    )
+    return setup, requests(seed, {"chat": 1.0}, rate, seconds, cv=1.0)

@@ -1,0 +1,106 @@
+"""Whole fleets under each paper's policies: what must hold in every run, and that the mechanism shows at all."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from glowplug.domain.instance import InstanceState
+from glowplug.simulator.world import World
+from tests.simulation import fleets
+
+SEEDS = range(int(os.environ.get("GLOWPLUG_SIM_SEEDS", "16")) // 8 or 1)
+
+
+def run(setup, arrivals, seconds, label, **fields):
+    """A run with checkers, after which everybody has been answered."""
+    world = World(setup, arrivals, check=True, label=label)
+    for name, value in fields.items():
+        getattr(world.fleet, name).append(value)
+    results = world.run(seconds)
+    total = results.total()
+    assert world.traffic.num_open == 0, label
+    assert total.num_arrived == len(arrivals) == total.num_finished + sum(total.num_refused.values()), label
+    return world, results, total
+
+
+def nested_or_disjoint(world, label):
+    """WarmServe section 4.3: GPU sets of what lies on one node share nothing, or one holds the other."""
+
+    def look(table, row, now_s):
+        if table != "instances" or row.state.is_gone:
+            return
+        rows = world.fleet.tables["instances"].values()
+        mine = {w.gpu_id for w in row.workers}
+        for other in rows:
+            if other.state.is_gone or not (other.replica or row.replica) or other.node_id != row.node_id:
+                continue
+            theirs = {w.gpu_id for w in other.workers}
+            common = mine & theirs
+            assert not common or common in (mine, theirs), f"{label}: {row} and {other}"
+            twice = common and other.model_key == row.model_key and other.instance_id != row.instance_id
+            coming = InstanceState.DRAINING in (row.state, other.state)
+            assert not (twice and row.replica and other.replica and not coming), f"{label}: two copies on {common}"
+
+    return look
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_warmserve_starts_from_what_was_prewarmed(seed):
+    label = f"warmserve seed {seed}"
+    setup, arrivals = fleets.warmserve(seed)
+    world = World(setup, arrivals, check=True, label=label)
+    world.fleet.on_save.append(nested_or_disjoint(world, label))
+    results = world.run(120.0)
+    total = results.total()
+    assert world.traffic.num_open == 0 and total.num_finished == len(arrivals), label
+    assert results.hit_ratio > 0.5 and results.num_prewarms >= 4, f"{label}: {results.starts}"
+    assert results.bytes_fetched == 0 < results.bytes_prewarmed
+
+
+def test_prewarming_is_what_makes_starts_warm():
+    with_it, without = (run(*fleets.warmserve(3, prewarming=p), 120.0, p) for p in ("warmserve", "none"))
+    assert with_it[1].hit_ratio > 0.5 and without[1].hit_ratio == 0
+    assert with_it[2].ttft.at(0.99) < without[2].ttft.at(0.99)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_hydraserve_starts_in_pipelines_and_consolidates(seed):
+    stages = set()
+    setup, arrivals = fleets.hydraserve(seed)
+    _, results, total = run(
+        setup,
+        arrivals,
+        120.0,
+        f"hydraserve seed {seed}",
+        on_save=lambda table, row, now_s: stages.add(row.num_stages) if table == "instances" else None,
+    )
+    assert max(stages) > 1 and results.num_consolidated > 0, f"seed {seed}: {stages}"
+    assert total.num_preempted <= total.num_finished
+
+
+def test_a_pipelined_cold_start_is_faster_than_one_of_a_single_worker():
+    """HydraServe section 8.2: one request for a model far away, 6.25 s of fetching for a single worker."""
+    ttft_s = {}
+    for placement, overlap in (("hydraserve", True), ("first_fit", True), ("first_fit", False)):
+        setup, _ = fleets.hydraserve(placement=placement, overlap=overlap)
+        slo = replace(setup.models[0].model, slo=replace(setup.models[0].model.slo, ttft_s=5.0))
+        setup = replace(setup, models=(replace(setup.models[0], model=slo),))
+        world = World(setup, [fleets.Arrival(0.0, "m0", 512, 100)], check=True)
+        ttft_s[placement, overlap] = world.run(60.0).total().ttft.highest
+    assert ttft_s["hydraserve", True] < 0.7 * ttft_s["first_fit", True] < 0.7 * ttft_s["first_fit", False]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_engines_that_do_not_fit_together_take_turns(seed):
+    setup, arrivals = fleets.swapserve(seed)
+    _, _, total = run(setup, arrivals, 180.0, f"swapserve seed {seed}")
+    assert total.num_finished == len(arrivals)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_preserve_scales_with_the_forecast_and_looks_ahead(seed):
+    setup, arrivals = fleets.preserve(seed)
+    _, results, total = run(setup, arrivals, 300.0, f"preserve seed {seed}")
+    assert results.instances_peak > 1 and total.num_finished == len(arrivals)
+    assert results.instance_seconds < 8 * results.seconds
