@@ -46,10 +46,12 @@ def _show(controller: AutoscalerController, watch: ModelWatch, model: Model) -> 
     failed = [i for i in controller.instances.of(model.key).values() if i.state is InstanceState.FAILED]
     last_failure = max(failed, key=lambda i: i.changed_at, default=None)
     load = controller.loads.of(model.key)
-    running = any(i.state in (InstanceState.READY, InstanceState.DRAINING) for i in instances)
+    serving = [i for i in instances if i.serves]
+    running = any(i.state in (InstanceState.READY, InstanceState.DRAINING) for i in serving)
+    state = "hot" if running else "starting" if serving else "warm" if instances else "cold"
     return shown | {
         "memory_bytes": model.memory_bytes,
-        "state": "suspended" if model.suspended else "hot" if running else "starting" if instances else "cold",
+        "state": "suspended" if model.suspended else state,
         "instances": [
             {"instance_id": i.instance_id, "state": i.state, "node_id": i.node_id, "gpu_id": i.gpu_id}
             for i in instances

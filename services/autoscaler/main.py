@@ -5,6 +5,7 @@ import asyncio
 from prometheus_client import REGISTRY
 
 from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.autoscaler_words import AutoscalerParams
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events.subjects import entity_facts, facts_of
@@ -18,7 +19,12 @@ from services.autoscaler.settings import AutoscalerSettings
 
 WIRING = Wiring(
     tables={"models": Model, "instances": Instance},
-    facts=[entity_facts("instance"), facts_of("request.waiting"), facts_of("model.undeployed")],
+    facts=[
+        entity_facts("instance"),
+        facts_of("request.waiting"),
+        facts_of("model.undeployed"),
+        facts_of("forecast.made"),
+    ],
     telemetry=[facts_of("router.load_reported")],
 )
 
@@ -28,10 +34,11 @@ async def serve(stopping: asyncio.Event) -> None:
     service = ControlService(World.open("autoscaler", settings))
     REGISTRY.register(ModelCollector(lambda: service.controller(AutoscalerController) if service.shell else None))
     scale = choose("scaling", settings.policy_scaling)
+    params = AutoscalerParams(stop_becomes=settings.stop_becomes, lead_s=settings.forecast_lead_s)
     watch = ModelWatch(settings.models_dir, settings.models_poll_s)
 
     def controller(epoch: int) -> AutoscalerController:
-        return AutoscalerController(scale, settings.policy_scaling, epoch)
+        return AutoscalerController(scale, settings.policy_scaling, epoch, params)
 
     await service.run(stopping, make(service, settings, watch), controller, WIRING, background=watch.run)
 

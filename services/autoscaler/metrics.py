@@ -40,7 +40,6 @@ class ModelCollector(Collector):
 
 def temperature(instances: list[Instance]) -> Temperature:
     """Of a model with these instances."""
-    states = {instance.state for instance in instances}
-    if InstanceState.READY in states:
+    if any(i.state is InstanceState.READY and i.serves for i in instances):
         return Temperature.HOT
-    return Temperature.WARM if InstanceState.SWAPPED_OUT in states else Temperature.COLD
+    return Temperature.WARM if any(i.state.is_dormant for i in instances) else Temperature.COLD

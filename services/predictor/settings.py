@@ -6,5 +6,8 @@ from glowplug.runtime.settings import ElectedSettings
 
 
 class PredictorSettings(ElectedSettings):
-    window_s: float = Field(60.0, gt=0)
-    num_windows: int = Field(1440, ge=2)
+    policy_prediction: str = "none"  # see docs/policies.md
+    window_s: float = Field(0.0, ge=0)  # what is counted and forecast at once; 0: what the policy's paper uses
+    num_windows: int = Field(1440, ge=2)  # windows kept of each model
+    num_windows_ahead: int = Field(2, ge=1, le=1000)  # windows forecast each time
+    season_s: float = Field(0.0, ge=0)  # after which demand repeats, for policies that look for it; 0: a day

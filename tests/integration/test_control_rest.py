@@ -24,7 +24,7 @@ from services.autoscaler.settings import AutoscalerSettings
 from services.placer import app as placer_app
 from services.placer import main as placer_main
 from services.placer.settings import PlacerSettings
-from services.predictor import main as predictor_main
+from services.predictor import app as predictor_app
 from services.predictor.settings import PredictorSettings
 from tests.fleet_builder import a_node
 
@@ -79,7 +79,7 @@ async def fleet():
     await made.add(
         "predictor",
         PredictorController(),
-        lambda service: predictor_main.make(service, PredictorSettings(service_id="predictor-1")),
+        lambda service: predictor_app.make(service, PredictorSettings(service_id="predictor-1")),
     )
     yield made
     for shell in made.shells:
@@ -185,7 +185,7 @@ async def test_while_connecting_it_is_alive_but_not_ready(fleet, name):
     make = {
         "autoscaler": lambda s: autoscaler_app.make(s, AutoscalerSettings(), ModelWatch(None, 1)),
         "placer": lambda s: placer_app.make(s, PlacerSettings(), {}),
-        "predictor": lambda s: predictor_main.make(s, PredictorSettings()),
+        "predictor": lambda s: predictor_app.make(s, PredictorSettings()),
     }[name]
     fleet.apps["young"] = make(service)
     path = {"autoscaler": "/v1/models", "placer": "/v1/nodes", "predictor": "/v1/forecasts"}[name]

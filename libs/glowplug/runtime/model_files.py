@@ -63,6 +63,7 @@ class ModelFile(_Strict):
     keep_alive_s: Seconds = Field(30.0, ge=-1, description="idle time before the last instance drains; -1 never")
     min_instances: int = Field(0, ge=0, le=1000)
     max_instances: int = Field(1, ge=1, le=1000)
+    num_gpus: int = Field(1, ge=1, le=64, description="GPUs of one node that one instance spreads over, evenly")
     on_cold: OnCold = OnCold.HOLD
     pinned: bool = False
     preload: bool = False
@@ -88,6 +89,8 @@ class ModelFile(_Strict):
             raise InvalidModelFile("weights_bytes: give the size, it cannot be read from here", param="weights_bytes")
         if not weights.uri and self.engine != "emulated":
             raise InvalidModelFile(f"weights: engine {self.engine} needs them", param="weights")
+        if self.num_gpus > 1 and self.engine != "emulated":
+            raise InvalidModelFile(f"num_gpus: {self.engine} instances run on one GPU so far", param="num_gpus")
         if self.min_instances > self.max_instances:
             raise InvalidModelFile("min_instances: greater than max_instances", param="min_instances")
         fields = self.model_dump(exclude={"weights", "weights_bytes", "slo", "aliases"})

@@ -52,6 +52,12 @@ PLACEMENTS_PENDING = "glowplug_placements_pending"  # stage; room: none yet, sta
 MODELS = "glowplug_models"  # temperature
 MODEL_INSTANCES = "glowplug_model_instances"  # model, state
 
+# Metrics: forecasts (predictor)
+FORECAST_CONCURRENCY = "glowplug_forecast_concurrency"  # model, stat; mean or peak, of the window that is open
+FORECAST_TOKENS_PER_SECOND = "glowplug_forecast_tokens_per_second"  # model, kind; prompt or response
+FORECAST_ERROR_RATIO = "glowplug_forecast_error_ratio"  # model; of concurrency: mean error of late over what came
+FORECAST_AGE_SECONDS = "glowplug_forecast_age_seconds"  # model; since the forecast was made
+
 # Metrics: nodes (agent)
 GPU_BYTES = "glowplug_gpu_bytes"  # node, gpu, owner
 GPU_TOTAL_BYTES = "glowplug_gpu_total_bytes"  # node, gpu

@@ -51,6 +51,8 @@ def test_a_relative_path_is_taken_from_the_file_and_gives_the_size(tmp_path):
         (GOOD.replace("64MiB", ".nan"), "kv_bytes"),
         (GOOD + "max_concurrency: 0\n", "max_concurrency"),
         (GOOD + "min_instances: 3\n", "min_instances"),
+        (GOOD + "num_gpus: 0\n", "num_gpus"),
+        (GOOD.replace("emulated", "llamacpp") + "weights: http://x/w\nnum_gpus: 2\n", "num_gpus: llamacpp instances"),
         (GOOD.replace("Tiny Chat", "'***'"), "name"),
         (GOOD + "weights: {uri: http://x/w, sha256: abc}\n", "sha256"),
         ("name: a\nengine: llamacpp\nweights: gone.gguf\n", "gone.gguf"),

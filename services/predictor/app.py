@@ -1,0 +1,81 @@
+"""REST of the predictor: what came, and what is expected."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from fastapi import FastAPI
+
+from glowplug.controllers.predictor import PredictorController
+from glowplug.domain.snapshot import Forecast
+from glowplug.runtime.control import ControlService
+from glowplug.runtime.rest import make_app
+from services.predictor.settings import PredictorSettings
+
+METRICS: Final[dict[str, Callable[[Forecast], float]]] = {
+    "concurrency": lambda f: f.concurrency_mean,
+    "requests": lambda f: f.num_requests,
+    "prompt_tokens": lambda f: f.prompt_tokens,
+    "response_tokens": lambda f: f.response_tokens,
+}
+
+
+def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
+    app = make_app(
+        "predictor",
+        settings.service_id,
+        ready=service.not_ready,
+        policies=lambda: {"prediction": settings.policy_prediction},
+        description="Demand to come: what was observed, window by window, and what is expected of the next ones.",
+    )
+
+    def controller() -> PredictorController:
+        return service.controller(PredictorController)
+
+    @app.get("/v1/forecasts", tags=["forecasts"])
+    async def forecasts(model: str = "") -> dict[str, Any]:
+        """Forecasts per model, one row for each metric and window: of windows to come, and of `model` also what had
+        been expected of those gone by. Empty while no forecasting policy is in force, and `policy` says so."""
+        known = sorted(controller().forecasts.items())
+        rows = [row for key, latest in known if model in ("", key) for f in latest for row in _rows(key, f)]
+        past = [row for f in controller().past_forecasts(model) for row in _rows(model, f)] if model else []
+        return {"object": "list", "data": [*past, *rows], "policy": settings.policy_prediction}
+
+    @app.get("/v1/capacities", tags=["forecasts"])
+    async def capacities() -> dict[str, Any]:
+        """The most one instance has taken in a window in which every objective was met (mu), by model; tokens/s."""
+        rows = [
+            {
+                "model_key": key,
+                "prompt_per_s": latest[0].prompt_per_s,
+                "response_per_s": latest[0].response_per_s,
+                "total_per_s": latest[0].total_per_s,
+            }
+            for key, latest in sorted(controller().forecasts.items())
+        ]
+        return {"object": "list", "data": rows}
+
+    @app.get("/v1/windows", tags=["forecasts"])
+    async def windows(model: str = "") -> dict[str, Any]:
+        """What was observed: per model, one row a window (requests, tokens, concurrency), oldest first."""
+        keys = [model] if model else controller().model_keys
+        rows = {key: [asdict(w) for w in controller().windows(key)] for key in keys}
+        return {"object": "list", "window_s": controller().window_s, "data": rows}
+
+    return app
+
+
+def _rows(model_key: str, forecast: Forecast) -> Iterator[dict[str, Any]]:
+    """One forecast as a row for each metric. The peak is a quantile of concurrency: nothing above it is expected."""
+    for metric, value in METRICS.items():
+        yield {
+            "model_key": model_key,
+            "metric": metric,
+            "value": value(forecast),
+            "quantiles": [[1.0, forecast.concurrency_peak]] if metric == "concurrency" else [],
+            "target_at": forecast.starts_at,
+            "window_s": forecast.window_s,
+            "made_at": forecast.made_at,
+            "error_ratio": forecast.error_ratio if metric == "concurrency" else 0.0,
+            "source": forecast.source,
+        }
