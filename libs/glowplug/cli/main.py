@@ -6,7 +6,7 @@ from collections.abc import Callable
 import typer
 
 from glowplug import __version__
-from glowplug.cli import backup, demo, logs, models, nodes, simulate, talk, tap, top, up, views, why
+from glowplug.cli import backup, demo, logs, models, nodes, plan, simulate, talk, tap, top, up, views, why
 from glowplug.cli.doctor.command import doctor
 from glowplug.cli.options import CliError
 from glowplug.runtime.supervisor.errors import FleetError
@@ -31,7 +31,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         models.drain,
     ),
     "Looking": (views.models, views.ps, views.nodes, top.top, logs.logs, tap.tap, why.why, doctor),
-    "What if (simulated)": (simulate.simulate,),
+    "What if (simulated)": (simulate.simulate, plan.plan),
     "Keeping": (backup.backup, backup.restore, nodes.cordon, nodes.uncordon, nodes.env),
     "Talking": (talk.run, talk.chat),
 }

@@ -78,23 +78,23 @@ def carry_out(
     folder: Path,
     jobs: int,
     *,
-    record: bool,
-    finish: Callable[[list[Outcome]], dict[str, Any] | None] = lambda _: None,
+    record: bool = True,
+    around: Callable[[list[Outcome]], tuple[list[Outcome], dict[str, Any]]] = lambda outcomes: (outcomes, {}),
 ) -> list[Outcome]:
-    """Run all cases and write `folder` in one go: what fails or is interrupted leaves nothing behind. `finish` may add
-    a plan to the page."""
+    """Run all cases and write `folder` in one go: what fails or is interrupted leaves nothing behind. `around` may add
+    outcomes and other parts of the page. The page shows the first case in full."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         places = [place(partial, todo, case) for case in todo]
         with progress(len(todo)) as tell:
-            outcomes = run_cases(todo, [p if record or p == partial else None for p in places], jobs, tell)
+            outcomes = run_cases(todo, [p if record or n == 0 else None for n, p in enumerate(places)], jobs, tell)
+        shown, parts = around(outcomes)
+        detail = detail_of_run(places[0], load_tree(todo[0].tree, todo[0].beside).setup)
+        for name in FILES if not record else ():
+            if name.endswith(".jsonl"):
+                (places[0] / name).unlink()
         partial.mkdir(parents=True, exist_ok=True)
-        detail = detail_of_run(places[0], scenario.setup) if (places[0] / "timeline.jsonl").exists() else None
-        if not record:
-            for name in FILES:
-                if name.endswith(".jsonl"):
-                    (partial / name).unlink(missing_ok=True)
-        data = page_data(scenario, outcomes, detail, finish(outcomes))
+        data = page_data(scenario, shown, detail, **parts)
         (partial / REPORT).write_text(html(data), encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)

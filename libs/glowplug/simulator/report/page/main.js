@@ -87,7 +87,10 @@ function detailCards(detail) {
   let mark = [null, null], dots = null;
   const line = timeline(detail, { rows: tallness, mark: () => mark, pick: (holder) => { panel.replaceChildren(...holderNode(detail, holder)); panel.scrollIntoView({ block: "nearest" }); } });
   const legend = h("div.legend");
-  const relegend = () => legend.replaceChildren(...line.legend().slice(0, 40).map(([name, fill]) => h("span", {}, h("span.dot", { style: `background:${fill}` }), name)), line.legend().length > 40 ? h("span", {}, `and ${line.legend().length - 40} more`) : "");
+  const asked_of = new Map();
+  for (const row of all) asked_of.set(detail.models[row.model], (asked_of.get(detail.models[row.model]) ?? 0) + 1);
+  const busiest = (entries) => entries.length <= 40 ? entries : [...entries].sort((a, b) => (asked_of.get(b[0]) ?? 0) - (asked_of.get(a[0]) ?? 0));
+  const relegend = () => legend.replaceChildren(...busiest(line.legend()).slice(0, 40).map(([name, fill]) => h("span", {}, h("span.dot", { style: `background:${fill}` }), name)), line.legend().length > 40 ? h("span", {}, `and ${line.legend().length - 40} more`) : "");
   relegend();
   const gpuCard = card("gpus", "Every GPU", `who held which bytes, and when${data.variants.length > 1 || data.seeds.length > 1 ? ` (${detail.label}, seed ${detail.seed})` : ""}`, line.node, legend,
     h("p.hint", {}, "Drag to move, ", h("kbd", {}, "Ctrl"), " and the wheel or double click to zoom, drag over the strip above to pick a part, ", h("kbd", {}, "0"), " for all. Light tints are KV cache."));

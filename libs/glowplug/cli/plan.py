@@ -1,0 +1,174 @@
+"""`glowplug plan`: how many GPUs a trace needs for its objectives."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glowplug.cli.options import CliError, Format, OutputOption
+from glowplug.cli.show import emit, table
+from glowplug.cli.simulate import (
+    REPORT,
+    WRONG,
+    ForceOption,
+    JobsOption,
+    OutOption,
+    SetOption,
+    carry_out,
+    free_folder,
+    progress,
+    told_apart,
+)
+from glowplug.simulator.fleet_size import Objective, Search, parse_objective, parse_range, with_gpus
+from glowplug.simulator.jobs import Outcome, run_cases
+from glowplug.simulator.scenario import Scenario, ScenarioError, load, load_tree
+from glowplug.simulator.sweep import Case, parse_seeds
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """What has been tried: outcomes by number of GPUs, or why a number is impossible."""
+
+    scenario: Scenario
+    objectives: tuple[Objective, ...]
+    seeds: tuple[int, ...]
+    server: str
+    jobs: int
+    outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
+    impossible: dict[int, str] = field(default_factory=dict)
+
+    def cases(self, num_gpus: int) -> list[Case]:
+        tree = with_gpus(dict(self.scenario.tree), num_gpus, self.server)
+        return [Case(f"{num_gpus} GPUs", seed, {**tree, "seed": seed}, self.scenario.beside) for seed in self.seeds]
+
+    def try_all(self, numbers: Sequence[int]) -> Mapping[int, bool]:
+        todo: list[tuple[int, Case]] = []
+        for number in numbers:
+            some = self.cases(number)
+            try:
+                load_tree(some[0].tree, some[0].beside)
+            except ScenarioError as error:
+                self.impossible[number] = str(error)
+            else:
+                todo += [(number, case) for case in some]
+        with progress(len(todo)) as tell:
+            found = run_cases([case for _, case in todo], [None] * len(todo), self.jobs, tell)
+        for (number, _), outcome in zip(todo, found, strict=True):
+            self.outcomes.setdefault(number, []).append(outcome)
+        return {number: self.met(number) for number in numbers}
+
+    def met(self, number: int) -> bool:
+        some = self.outcomes.get(number, [])
+        return bool(some) and all(o.met(one.numbers["total"]) for one in some for o in self.objectives)
+
+    def points(self) -> list[dict[str, Any]]:
+        """Every number that was tried, with the worst of its seeds."""
+        rows = []
+        first = self.objectives[0]
+        for number in sorted({*self.outcomes, *self.impossible}):
+            some = [one.numbers for one in self.outcomes.get(number, [])]
+            values = [value for one in some if (value := first.value(one["total"])) is not None]
+            worst = (min if first.name.endswith(("attainment", "ratio")) else max)(values, default=None)
+            rows.append(
+                {
+                    "gpus": number,
+                    "value": worst,
+                    "met": self.met(number),
+                    "ttft_attainment": min((one["total"]["ttft_attainment"] or 0.0 for one in some), default=None),
+                    "gpu_seconds": max((one["fleet"]["gpu_seconds"] for one in some), default=None),
+                    "lost": max((_lost(one["total"]) for one in some), default=None),
+                    "impossible": self.impossible.get(number, ""),
+                }
+            )
+        return rows
+
+
+def _lost(total: Mapping[str, Any]) -> int:
+    num: int = total["num_refused"] + total["num_unfinished"]
+    return num
+
+
+def plan(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A file like scenarios/small.yaml.")],
+    slo: Annotated[list[str], typer.Option("--slo", metavar="NAME=LIMIT", help="ttft_p99=1.0; all of them must hold.")],
+    gpus: Annotated[str, typer.Option("--gpus", metavar="N..M", help="How many there may be.")] = "1..16",
+    server: Annotated[str, typer.Option("--server", help="The kind that varies; the first when left out.")] = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="0..4 or 1,2,5: the worst of them counts.")] = "",
+    settings: SetOption = None,
+    out: OutOption = None,
+    force: ForceOption = False,
+    jobs: JobsOption = 1,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Find the fewest GPUs that meet the objectives, by simulation, with a report of all that was tried."""
+    with told_apart():
+        objectives = tuple(parse_objective(text) for text in slo)
+        low, high = parse_range(gpus)
+        whole = load(scenario, settings or ())
+        for note in whole.notes:
+            typer.echo(f"glowplug: {note}", err=True)
+        chosen = parse_seeds(seeds) if seeds else (whole.seed,)
+        folder = free_folder(out or Path("runs") / f"{whole.name or 'scenario'}-plan", force)
+        sweep = _Sweep(whole, objectives, chosen, server, jobs)
+        answer, notes = Search(low, high).run(sweep.try_all)
+        if not sweep.outcomes:
+            raise CliError(f"--gpus: {next(iter(sweep.impossible.values()))}", WRONG)
+        _report(sweep, answer, notes, folder)
+    _show(sweep, answer, notes, folder, output)
+
+
+def _goal(objectives: Sequence[Objective]) -> str:
+    return " and ".join(one.words for one in objectives)
+
+
+def _report(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path) -> None:
+    shown = answer if answer is not None else max(sweep.outcomes)
+    first = sweep.objectives[0]
+
+    def around(_: list[Outcome]) -> tuple[list[Outcome], dict[str, Any]]:
+        outcomes = [one for number in sorted(sweep.outcomes) for one in sweep.outcomes[number]]
+        return outcomes, {
+            "notes": notes,
+            "plan": {
+                "answer": answer,
+                "goal": _goal(sweep.objectives),
+                "metric": first.name,
+                "kind": "share" if first.is_share else "seconds",
+                "limit": first.limit,
+                "seeds": len(sweep.seeds),
+                "points": sweep.points(),
+            },
+        }
+
+    carry_out(sweep.scenario, sweep.cases(shown)[:1], folder, 1, around=around)
+
+
+def _show(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path, output: Format) -> None:
+    points = sweep.points()
+    if output is Format.JSON:
+        value = {"answer": answer, "goal": _goal(sweep.objectives), "simulated": True, "points": points, "notes": notes}
+        emit(output, {**value, "folder": str(folder)}, (), ())
+        return
+    first = sweep.objectives[0]
+    rows = [
+        (
+            point["gpus"],
+            _figure(point["value"], first),
+            "yes" if point["met"] else "no",
+            point["impossible"] or (f"{point['lost']} not answered" if point["lost"] else "-"),
+        )
+        for point in points
+    ]
+    typer.echo(f"simulated: {sweep.scenario.words.title or sweep.scenario.name}\n")
+    typer.echo(table(("gpus", first.name, "meets it", "why not"), rows))
+    for note in notes:
+        typer.echo(f"note: {note}")
+    goal = _goal(sweep.objectives)
+    typer.echo(f"\n{answer} GPUs meet {goal}" if answer is not None else f"\nno number in this range meets {goal}")
+    typer.echo(f"report  {folder / REPORT}")
+
+
+def _figure(value: float | None, objective: Objective) -> str:
+    return "-" if value is None else f"{value * 100:.2f} %" if objective.is_share else f"{value:.3f} s"
