@@ -137,3 +137,31 @@ def test_a_model_nobody_deployed_is_refused():
 def test_an_impossible_setup_names_the_field(broken, named):
     with pytest.raises(ValueError, match=named):
         broken()
+
+
+def test_skipping_ahead_is_visiting_every_step():
+    """The engine's closed form over spans of equal steps, against the same fleet that visits each of them."""
+    setup, arrivals = replace(a_setup(4), began_at=1000.0), traffic(7, 4, 3.0, 60.0)  # epochs round to 0.2 us
+    results = [
+        World(replace(setup, params=replace(setup.params, stepping=stepping)), arrivals).run(60.0)
+        for stepping in (False, True)
+    ]
+    skipped, stepped = (one.total() for one in results)
+    assert skipped.num_finished == stepped.num_finished == len(arrivals)
+    assert results[0].starts == results[1].starts
+    for name in ("ttft", "tpot", "e2e"):
+        assert getattr(skipped, name).total == pytest.approx(getattr(stepped, name).total, rel=1e-6), name
+
+
+def test_memory_does_not_grow_with_the_trace():
+    """What is open, known and due at the end of an hour is no more than after ten minutes."""
+
+    def kept(seconds):
+        world = World(a_setup(2), traffic(9, 2, 2.0, seconds))
+        world.run(seconds)
+        world.kernel.run(world.kernel.now_s + 300.0)
+        agents = sum(len(node.agent.holdings) for node in world.nodes.values())
+        return len(world.kernel._heap), agents, len(world.fleet.tables["instances"]), world.traffic.num_open
+
+    short, long = kept(600.0), kept(3600.0)
+    assert all(b <= a + 4 for a, b in zip(short, long, strict=True)), (short, long)
