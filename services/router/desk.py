@@ -13,6 +13,7 @@ from glowplug.controllers.router_words import (
     ClientLeft,
     Dispatch,
     DispatchFailed,
+    FirstToken,
     Hold,
     Recall,
     Reject,
@@ -56,13 +57,21 @@ class Desk:
     def arrive(self, exchange: "Exchange") -> None:
         self.exchanges[exchange.ticket] = exchange
         traceparent = exchange.traceparent if exchange.trace is not None else ""
-        self.take(RequestArrived(exchange.ticket, exchange.model.name, exchange.request_id, traceparent))
+        name, prompt_tokens = exchange.model.name, exchange.prompt_tokens
+        self.take(
+            RequestArrived(exchange.ticket, name, exchange.request_id, traceparent, prompt_tokens, exchange.max_tokens)
+        )
         self.changed()
+
+    def first_token(self, exchange: "Exchange") -> None:
+        """A streamed answer has begun."""
+        self.take(FirstToken(exchange.ticket))
 
     def ended(self, exchange: "Exchange", took_s: float) -> None:
         """The answer is over. A request the controller has rejected itself is already gone there."""
         del self.exchanges[exchange.ticket]
-        self.take(RequestEnded(exchange.ticket, took_s))
+        num_tokens = exchange.token_counts()[1] if took_s and self.controller.tracks_tokens else 0
+        self.take(RequestEnded(exchange.ticket, took_s, num_tokens))
         self.changed()
 
     def left(self, exchange: "Exchange") -> None:

@@ -23,7 +23,7 @@ from services.router.metrics import RouterMetrics
 from services.router.proxy_client import ClientConnection, Parsed
 from services.router.proxy_engine import Pool
 from services.router.proxy_exchange import Exchange
-from services.router.request_body import READERS, read_body
+from services.router.request_body import READERS, read_body, sizes
 from services.router.spans import RequestTrace
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class DataPort:
         self.desk, self.metrics, self.limits = desk, metrics, limits or Limits()
         self.loop = asyncio.get_running_loop()
         self.leaving = self.draining = self.refusing = False  # told to stop; no idle connections; 503 to what comes
+        self.tracks_tokens = desk.controller.tracks_tokens  # else nobody counts them
         self.buffered_bytes = 0
         self.connections: set[ClientConnection] = set()
         self._expected = b"Bearer " + api_key.encode() if api_key else b""
@@ -172,16 +173,18 @@ class DataPort:
             self._refuse(client, parsed, 503, message, "router_stopping", "service_unavailable", retry_after_s=1.0)
             return False
         try:
-            name, stream = read_body(parsed.path, parsed.body)
+            asked = read_body(parsed.path, parsed.body)
         except BadRequest as error:
             self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
             return False
-        model = self.desk.lookup(name)
+        model = self.desk.lookup(asked.model)
         if model is None:
-            message = f"The model `{name[:200]}` does not exist."
+            message = f"The model `{asked.model[:200]}` does not exist."
             self._refuse(client, parsed, 404, message, "model_not_found", param="model")
             return False
-        exchange = Exchange(self, client, parsed, model, stream)
+        exchange = Exchange(self, client, parsed, model, bool(asked.stream))
+        if self.tracks_tokens:
+            exchange.prompt_tokens, exchange.max_tokens = sizes(asked)
         self._trace(exchange, parsed)
         client.exchange = exchange
         self.desk.arrive(exchange)

@@ -52,11 +52,13 @@ class Exchange:
         "is_flowing",
         "is_sse",
         "keep_alive",
+        "max_tokens",
         "model",
         "num_attempts",
         "num_events",
         "path",
         "port",
+        "prompt_tokens",
         "queue_s",
         "request",
         "request_id",
@@ -82,6 +84,7 @@ class Exchange:
         self.traceparent = ""
         self.done = self.cold = self.head_sent = self.started = self.is_sse = self.is_flowing = False
         self.status = self.num_attempts = self.num_events = 0
+        self.prompt_tokens = self.max_tokens = 0  # 0: nobody wants to know
         self.error_code = ""
         self.dispatched = self.first_byte = self.ended = self.queue_s = self.router_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -185,6 +188,8 @@ class Exchange:
                 return
             self.started, self.first_byte = True, _monotonic()
             out = self._begin(engine)
+            if self.port.tracks_tokens and self.is_sse:
+                self.port.desk.first_token(self)
         self._continue(body, complete, out)
 
     def _continue(self, body: bytes, complete: bool, out: bytes = b"") -> None:

@@ -73,8 +73,12 @@ OPERATIONS = {
 }
 
 
-def read_body(path: bytes, body: bytes) -> tuple[str, bool]:
-    """(model name, whether a stream is asked for). Raises BadRequest naming the field that is wrong."""
+CHARS_PER_TOKEN = 4
+_TEXT, _TEXT_WITHIN = b"text", 40  # a part of a message that is text says so in its first bytes
+
+
+def read_body(path: bytes, body: bytes) -> Any:
+    """What is asked: `model`, `stream` and what its kind of request has. Raises BadRequest naming the wrong field."""
     try:
         asked = READERS[path](body)
     except msgspec.ValidationError as error:
@@ -85,7 +89,32 @@ def read_body(path: bytes, body: bytes) -> tuple[str, bool]:
         raise BadRequest(f"The body cannot be read: {error}") from error
     if not asked.model:
         raise BadRequest("`model` is empty.", param="model")
-    return asked.model, bool(asked.stream)
+    return asked
+
+
+def sizes(asked: Any) -> tuple[int, int]:
+    """(prompt tokens, most response tokens; 0 for no limit), without a tokenizer: a token is four characters. Images
+    and sounds within messages count nothing."""
+    if isinstance(asked, ChatAsked):
+        num_chars = sum(len(m.content) if isinstance(m.content, str) else _chars(m.content) for m in asked.messages)
+        most = asked.max_completion_tokens or asked.max_tokens
+    elif isinstance(asked, CompletionAsked):
+        num_chars, most = _chars_of_text(asked.prompt), asked.max_tokens
+    else:
+        num_chars, most = _chars_of_text(asked.input), 1 if isinstance(asked, EmbeddingAsked) else 0
+    return num_chars // CHARS_PER_TOKEN, max(most or 0, 0)
+
+
+def _chars(parts: list[msgspec.Raw] | None) -> int:
+    views = [memoryview(part) for part in parts or ()]
+    return sum(view.nbytes for view in views if _TEXT in bytes(view[:_TEXT_WITHIN]))
+
+
+def _chars_of_text(text: Text) -> int:
+    """Of a list: strings, or token ids, each of which is one token."""
+    if isinstance(text, str):
+        return len(text)
+    return sum(max(memoryview(one).nbytes, CHARS_PER_TOKEN) for one in text)
 
 
 def _wrong_field(text: str) -> BadRequest:

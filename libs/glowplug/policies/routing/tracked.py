@@ -5,7 +5,8 @@ router does not see an engine's steps, which the map is indexed by (erratum E33)
 taken to do one every TPOT seconds, where TPOT is the mean of what its answers took per token, the newest weighed most.
 What has been sent and not been prefilled is in the map already (erratum E34).
 
-Departure: where first tokens are not told (an answer that is no stream), a prompt counts as queued until the end.
+Departure: where first tokens are not told (an answer that is no stream), a prompt counts as queued until the end, and
+the whole time it took is taken for its steps.
 """
 
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Sent:
 
     at: Tracked
     prompt_tokens: int
+    at_s: float
     first_at: float = -1.0
 
 
@@ -85,7 +87,7 @@ class Tracker:
         if here is None:
             return
         self._settle(here, now_s)
-        self.requests[ticket] = Sent(here, prompt_tokens)
+        self.requests[ticket] = Sent(here, prompt_tokens, now_s)
         here.look.add(ticket, prompt_tokens, expected_tokens)
         here.queued_tokens += prompt_tokens
         self._touched(here)
@@ -109,8 +111,11 @@ class Tracker:
         here.look.end(ticket)
         if sent.first_at < 0:
             here.queued_tokens -= sent.prompt_tokens
-        elif response_tokens > 1:
-            self._learn(here, (now_s - sent.first_at) / (response_tokens - 1))
+        if response_tokens > 1:
+            began, num_steps = (
+                (sent.first_at, response_tokens - 1) if sent.first_at >= 0 else (sent.at_s, response_tokens)
+            )
+            self._learn(here, (now_s - began) / num_steps)
         self._touched(here)
         self._forget_if_over(here)
 
