@@ -4,19 +4,24 @@ task, whose outcome goes back to the controller as a stimulus."""
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from glowplug.controllers.agent_words import (
+    ActivateEngine,
     AwaitWeights,
     CheckHealth,
     CountInFlight,
+    EngineAsleep,
     EngineExited,
     EngineGone,
     EngineLaunched,
+    EnginePrewarmed,
     EngineReady,
     EngineStartFailed,
     ForgetEngine,
@@ -25,13 +30,15 @@ from glowplug.controllers.agent_words import (
     LaunchEngine,
     LoadEngine,
     Remember,
+    SleepEngine,
     StopEngine,
     WeightsComplete,
     WeightsFailed,
 )
 from glowplug.domain.address import advertised
 from glowplug.domain.errors import EngineFailed, GlowplugError
-from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest
+from glowplug.domain.instance import Phase, PhaseName
+from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, Sleeper
 from glowplug.engines.process import log_tail
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
@@ -43,6 +50,7 @@ from services.agent.watch import until_exit
 log = logging.getLogger(__name__)
 REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
 SLOW_POLLS = 10
+REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
 
 
 class EngineRoom:
@@ -58,6 +66,7 @@ class EngineRoom:
         self._settings, self._drivers, self._state, self._clock = settings, drivers, state, clock
         self._put: Callable[[Any], Awaitable[None]] | None = None
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._weights: dict[str, str] = {}  # instance_id -> path its engine was last told to load
         self._ports = EnginePorts(settings.host, settings.port_range)
 
     def connect(self, put: Callable[[Any], Awaitable[None]]) -> None:
@@ -73,6 +82,10 @@ class EngineRoom:
 
             return execute
 
+        async def load(effect: LoadEngine, _: Any) -> None:
+            self._weights[effect.instance_id] = effect.path
+            self._begin(effect.instance_id, "load", self._load(effect))
+
         async def remember(effect: Remember, _: Any) -> None:
             self._state.remember(effect.memory)
 
@@ -83,7 +96,9 @@ class EngineRoom:
         return {
             LaunchEngine: as_task("launch", self._launch),
             AwaitWeights: as_task("weights", self._await_weights),
-            LoadEngine: as_task("load", self._load),
+            LoadEngine: load,
+            ActivateEngine: as_task("load", self._activate),
+            SleepEngine: as_task("sleep", self._sleep),
             StopEngine: as_task("stop", self._stop),
             CheckHealth: as_task("health", self._check_health),
             CountInFlight: as_task("count", self._count),
@@ -151,13 +166,19 @@ class EngineRoom:
         return self._driver(handle).adopt(handle)
 
     async def _launch(self, effect: LaunchEngine) -> None:
+        driver = self._drivers[effect.model.engine]
+        if len(effect.workers) > 1 and not driver.capabilities.groups:
+            reason = f"{effect.model.engine} runs on one GPU, not on {len(effect.workers)}"
+            await self._tell(EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
+            return
+        num_bytes = sum(w.num_bytes for w in effect.workers or (effect.worker,))
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
         try:
             port = self._ports.take(effect.instance_id, (handle.port for handle in self._state.handles.values()))
             request = LaunchRequest(
                 instance_id=effect.instance_id,
                 model=effect.model,
-                num_bytes=effect.worker.num_bytes or effect.model.memory_bytes,
+                num_bytes=num_bytes or effect.model.memory_bytes,
                 run_dir=run_dir,
                 log_path=log_path,
                 gpu_id=effect.worker.gpu_id,
@@ -170,12 +191,14 @@ class EngineRoom:
             shutil.rmtree(run_dir, ignore_errors=True)  # what an earlier try of this instance left there
             run_dir.mkdir(parents=True, mode=0o700)
             log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = await self._drivers[effect.model.engine].launch(request)
+            handle = await driver.launch(request)
         except GlowplugError as error:
             await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
         except OSError as error:
             await self._tell(EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}"))
         else:
+            if effect.replica:
+                handle = replace(handle, data={**handle.data, REPLICA: "1"})
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
             await self._tell(EngineLaunched(effect.instance_id))
@@ -210,22 +233,69 @@ class EngineRoom:
 
     async def _load(self, effect: LoadEngine) -> None:
         handle = self._state.handles[effect.instance_id]
+        driver = self._driver(handle)
         try:
-            report = await self._driver(handle).load(handle, Path(effect.path))
+            report = await driver.load(handle, Path(effect.path))
+            self._state.put_handle(report.handle)
+            if REPLICA in handle.data and isinstance(driver, Sleeper):
+                await driver.sleep(report.handle, "prewarmed")
         except GlowplugError as error:
             await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
             return
-        self._state.put_handle(report.handle)
+        if REPLICA in handle.data:
+            await self._tell(EnginePrewarmed(effect.instance_id))
+            return
         url = advertised(report.handle.url, self._settings.advertise_host)
         await self._tell(EngineReady(effect.instance_id, url, report.phases))
+
+    async def _activate(self, effect: ActivateEngine) -> None:
+        """The process of `source` goes on under a new id, from wherever it is: a load under way is waited for."""
+        for kind in ("load", "sleep", "watch", "health", "count"):
+            await self._cancel(effect.source, kind)
+        handle = self._state.rename_handle(effect.source, effect.instance_id)
+        if handle is None or not self._is_alive(handle):
+            reason = f"the engine of {effect.source} is gone"
+            await self._tell(EngineStartFailed(effect.instance_id, "engine_failed", reason))
+            return
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.link(handle.log_path, self.log_path(effect.instance_id))  # one log, under both names
+        self._begin(effect.instance_id, "watch", self._watch(handle))
+        driver, began = self._driver(handle), self._clock()
+        try:
+            if not handle.url:
+                handle = (await driver.load(handle, Path(self._weights.get(effect.source, "")))).handle
+            handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
+            self._state.put_handle(handle)
+            if isinstance(driver, Sleeper):
+                await driver.wake(handle)
+        except GlowplugError as error:
+            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            return
+        load = Phase(name=PhaseName.LOAD, started_at=began, ended_at=self._clock())
+        url = advertised(handle.url, self._settings.advertise_host)
+        await self._tell(EngineReady(effect.instance_id, url, (load,)))
+
+    async def _sleep(self, effect: SleepEngine) -> None:
+        handle = self._state.handles.get(effect.instance_id)
+        driver = self._driver(handle) if handle is not None else None
+        try:
+            if handle is None or not isinstance(driver, Sleeper):
+                raise EngineFailed(f"{effect.instance_id} cannot sleep")
+            await driver.sleep(handle, effect.becomes)
+        except EngineFailed as error:
+            log.warning("%s is stopped: %s", effect.instance_id, error.message)
+            self._begin(effect.instance_id, "stop", self._stop(StopEngine(effect.instance_id, 0.0)))
+            return
+        await self._tell(EngineAsleep(effect.instance_id))
 
     async def _stop(self, effect: StopEngine) -> None:
         """End the work under way, then the process; gone only when the kernel says so."""
         launching = self._tasks.get((effect.instance_id, "launch"))
         if launching is not None:  # a launch cut in half would leave a process nobody knows
             await asyncio.wait([launching])
-        for kind in ("weights", "load", "watch", "health", "count"):
+        for kind in ("weights", "load", "sleep", "watch", "health", "count"):
             await self._cancel(effect.instance_id, kind)
+        self._weights.pop(effect.instance_id, None)
         handle = self._state.handles.get(effect.instance_id)
         if handle is not None and handle.engine in self._drivers:
             await self._driver(handle).stop(handle, effect.grace_s)

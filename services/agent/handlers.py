@@ -12,7 +12,7 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.engines import drivers
-from glowplug.engines.port import EngineDriver
+from glowplug.engines.port import EngineDriver, Sleeper
 from glowplug.events.subjects import commands_to
 from glowplug.memory.discovery import EMULATED, HOST, Discovery
 from glowplug.memory.ledger import ByteLedger
@@ -45,13 +45,25 @@ def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict
             found[name] = driver
         else:
             log.info("engine %s is not available on %s: %s", name, settings.node, why)
-        kinds[name] = EngineKind(name=name, emulated=emulated, unavailable=why)
+        abilities = abilities_of(driver) if driver is not None else frozenset()
+        kinds[name] = EngineKind(name=name, emulated=emulated, unavailable=why, abilities=abilities)
     return found, kinds
 
 
 def kinds_of(available: Mapping[str, EngineDriver]) -> dict[str, EngineKind]:
     """Engines that are all available."""
-    return {name: EngineKind(name=name, emulated=d.capabilities.emulated) for name, d in available.items()}
+    return {
+        name: EngineKind(name=name, emulated=d.capabilities.emulated, abilities=abilities_of(d))
+        for name, d in available.items()
+    }
+
+
+def abilities_of(driver: EngineDriver) -> frozenset[str]:
+    """What its engines can do besides serving, in the words of Node.can. None of them serves as a stage yet."""
+    if not isinstance(driver, Sleeper):
+        return frozenset()
+    can = {"prewarm": driver.capabilities.prewarm, "swap": driver.capabilities.sleep}
+    return frozenset(ability for ability, is_there in can.items() if is_there)
 
 
 def gpu_kind(asked: str, available: Mapping[str, EngineDriver]) -> str:

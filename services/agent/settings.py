@@ -40,6 +40,7 @@ class AgentSettings(ServiceSettings):
     health_timeout_s: float = Field(2.0, gt=0)
     health_misses: int = Field(3, ge=1)
     keep_gone_s: float = Field(180.0, ge=60)  # no shorter than a command lives on the bus
+    swap_host_bytes: int = Field(0, ge=0)  # host memory for engines that sleep outside the GPUs; 0: unlimited
     weights_poll_s: float = Field(0.01, gt=0)
     exit_poll_s: float = Field(0.1, gt=0)  # only where the kernel cannot tell of a process's end
     inventory_s: float = Field(1.0, gt=0)
@@ -80,6 +81,7 @@ class AgentSettings(ServiceSettings):
             health_every_s=self.health_every_s,
             health_misses=self.health_misses,
             keep_gone_s=self.keep_gone_s,
+            swap_host_bytes=self.swap_host_bytes,
         )
 
     def engine_settings(self) -> EngineSettings:

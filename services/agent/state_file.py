@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -75,6 +76,14 @@ class StateFile:
     def put_handle(self, handle: EngineHandle) -> None:
         self._contents.handles[handle.instance_id] = handle
         self._write()
+
+    def rename_handle(self, old_id: str, new_id: str) -> EngineHandle | None:
+        """The process of one instance is another one's from now on; None when there is none."""
+        handle = self._contents.handles.pop(old_id, None)
+        if handle is not None:
+            handle = self._contents.handles[new_id] = replace(handle, instance_id=new_id)
+            self._write()
+        return handle
 
     def drop_handle(self, instance_id: str) -> None:
         if self._contents.handles.pop(instance_id, None) is not None:

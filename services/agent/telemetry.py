@@ -111,7 +111,8 @@ class StartReporter:
 
     def _measure(self, instance: Instance, is_cached: bool) -> None:
         model = self._model(instance.model_key)
-        self._starts.labels(model, "host" if is_cached else "fetched").inc()
+        weights = "asleep" if instance.source else "host" if is_cached else "fetched"
+        self._starts.labels(model, weights).inc()
         for phase in instance.phases:
             name, actual_s = phase.name.value, max(phase.actual_s, 0.0)
             self._seconds.labels(model, name).observe(actual_s)

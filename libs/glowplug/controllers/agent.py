@@ -69,6 +69,9 @@ class AgentController:
         memory = memory or AgentMemory()
         self.node_id, self.ledger, self.engines, self.agent_url = node_id, ledger, engines, agent_url
         self.params = params or AgentParams()
+        there = sorted(name for name, kind in engines.items() if not kind.unavailable)
+        self._available = tuple(there)
+        self._abilities = tuple(f"{name}:{ability}" for name in there for ability in sorted(engines[name].abilities))
         self.history = PhaseHistory.of(memory.history, self.params.ewma_weight)
         self._life = Lifecycle(node_id, ledger, self.history, self.params)
         self._dormant = Dormancy(self._life, engines, self.params)
@@ -107,12 +110,8 @@ class AgentController:
         return Node(
             node_id=self.node_id,
             gpus=self.ledger.gpus,
-            engines=tuple(sorted(name for name, kind in self.engines.items() if not kind.unavailable)),
-            abilities=tuple(
-                sorted(
-                    f"{name}:{a}" for name, kind in self.engines.items() if not kind.unavailable for a in kind.abilities
-                )
-            ),
+            engines=self._available,
+            abilities=self._abilities,
             agent_url=self.agent_url,
             prefetcher_url=around.prefetcher_url,
             host_cache_bytes=around.host_cache_bytes,

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from glowplug.domain.errors import BadRequest
+from glowplug.domain.errors import BadRequest, EngineFailed
 from glowplug.domain.model import Model
+from glowplug.engines import probe
 from glowplug.engines.emulated_host.faults import Faults, changed
 from glowplug.engines.emulated_host.profiles import PROFILES
 from glowplug.engines.hosted import HostedDriver
-from glowplug.engines.port import EngineCapabilities, LaunchRequest
+from glowplug.engines.port import EngineCapabilities, EngineHandle, LaunchRequest
 
 _NUMBERS = frozenset({"time_scale", "launch_s", "fetch_bytes_per_s", "load_bytes_per_s", "warmup_s"})
 _WHOLE = frozenset({"seed", "max_num_batched_tokens"})
@@ -19,7 +20,9 @@ class EmulatedDriver(HostedDriver):
     """Runs `emulated_host` for one model. `engine_args`: see ENGINE_ARGS; `profile` is a key of PROFILES."""
 
     name = "emulated"
-    capabilities = EngineCapabilities(emulated=True, embeddings=True, sleep=True, metrics=True)
+    capabilities = EngineCapabilities(
+        emulated=True, embeddings=True, sleep=True, metrics=True, prewarm=True, groups=True
+    )
     module = "glowplug.engines.emulated_host"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
@@ -33,6 +36,24 @@ class EmulatedDriver(HostedDriver):
         spec = super().spec(request)
         spec["time_scale"] = args.get("time_scale", self._settings.emulated_time_scale)
         return spec
+
+    async def sleep(self, handle: EngineHandle, becomes: str) -> None:
+        """Prewarmed, it is paused with its weights where they are; swapped out, they take their modelled way back."""
+        await self._tell(handle, "/pause?mode=abort", self._settings.health_timeout_s)
+        if becomes == "swapped_out":
+            await self._tell(handle, "/sleep?level=1", self._settings.health_timeout_s)
+
+    async def wake(self, handle: EngineHandle) -> None:
+        await self._tell(handle, "/wake_up", self._settings.load_timeout_s)
+        await self._tell(handle, "/resume", self._settings.health_timeout_s)
+
+    async def _tell(self, handle: EngineHandle, path: str, timeout_s: float) -> None:
+        try:
+            status, _ = await probe.ask(handle.url, path, timeout_s, method="POST")
+        except (OSError, TimeoutError) as error:
+            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {path}: {error!r}") from error
+        if status != 200:
+            raise EngineFailed(f"{self.name} {handle.instance_id}: {path} says {status}")
 
 
 def _check(name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ agent: a handle is plain data, written to disk, and `adopt` takes the process ba
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -27,6 +27,8 @@ class EngineCapabilities:
     parked: bool = False  # starts from a process that has its libraries imported
     metrics: bool = False  # vLLM's metric names on /metrics
     cancels_unstreamed: bool = True  # False: at once only for streams; the others when the engine is quiet
+    prewarm: bool = False  # holds its weights on the GPU without a KV cache, and serves at once when it is to
+    groups: bool = False  # one instance may spread over several GPUs of a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,4 +159,18 @@ class EngineDriver(Protocol):
 
     async def close(self) -> None:
         """Release what this driver holds for itself (a parked process, sockets). Engines live on."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """What drivers of engines with capability `sleep` or `prewarm` can do besides."""
+
+    async def sleep(self, handle: EngineHandle, becomes: str) -> None:
+        """End what runs and give up the KV cache ("prewarmed"), or all of the GPU ("swapped_out"). Raises
+        EngineFailed; the process may still live then."""
+        ...
+
+    async def wake(self, handle: EngineHandle) -> None:
+        """Return when it serves again, however it slept. Raises EngineFailed."""
         ...

@@ -65,7 +65,7 @@ INSTANCES = "glowplug_instances"  # node, state
 COLD_START_SECONDS = "glowplug_cold_start_seconds"  # model, phase; phase total is command to ready
 COLD_START_PREDICTED_SECONDS = "glowplug_cold_start_predicted_seconds"  # phase; of the starts that had a prediction
 COLD_START_ERROR_SECONDS = "glowplug_cold_start_error_seconds"  # phase; how far the prediction was off, either way
-STARTS_TOTAL = "glowplug_starts_total"  # model, weights; host: they were in host memory, fetched: they were not
+STARTS_TOTAL = "glowplug_starts_total"  # model, weights; asleep: with an engine; host: in host memory; else fetched
 START_FAILURES_TOTAL = "glowplug_start_failures_total"  # model, code
 ENGINE_DEATHS_TOTAL = "glowplug_engine_deaths_total"  # model, code; failed after they were ready
 

@@ -1,0 +1,145 @@
+"""Replicas and engines asleep, live: real processes of the emulated engine, parked and woken by a real agent."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glowplug.domain.hardware import GrantOwner
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
+from glowplug.engines import probe, process
+from glowplug.events.envelope import Event
+from tests.agent_rig import MIB, AgentRig, emulated_model, start_command, stop_command, until, write_weights
+
+
+def given(event: Event, **fields: Any) -> Event:
+    """The same command, said otherwise."""
+    return replace(event, data=replace(event.data, **fields))
+
+
+def replica_of(model: Model, instance_id: str) -> Event:
+    event = start_command(model, instance_id)
+    return given(event, replica=True, workers=tuple(replace(w, num_bytes=0) for w in event.data.workers))
+
+
+class Live(AgentRig):
+    """An agent whose node has room for two small models, and one such model."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.model = emulated_model(mib=60, kv_bytes=100 * MIB)
+
+    async def begin(self) -> None:
+        await self.start()
+        write_weights(self.settings.shm_dir.absolute(), self.model)
+
+    def granted(self) -> dict[str, int]:
+        """MiB of the node's GPU by owner."""
+        found: dict[str, int] = {}
+        for grant in self.service.controller.ledger.gpus[0].grants:
+            found[grant.owner.value] = found.get(grant.owner.value, 0) + grant.num_bytes // MIB
+        return found
+
+    @property
+    def processes(self) -> list[str]:
+        """Instances whose engine processes are written down."""
+        written = json.loads((self.settings.node_dir / "agent.json").read_bytes())
+        return sorted(written["handles"])
+
+    def kill(self, instance_id: str) -> None:
+        """kill -9 of an engine."""
+        handle = self.handle(instance_id)
+        process.kill_group(handle["pid"], handle["pid_started_at"])
+
+    def pid(self, instance_id: str) -> int:
+        pid: int = self.handle(instance_id)["pid"]
+        return pid
+
+    async def ask(self, instance: Instance) -> str:
+        """What the engine answers to one request."""
+        body = {"model": self.model.name, "prompt": "hello", "max_tokens": 4}
+        status, answer = await probe.ask(
+            instance.url, "/v1/completions", 10.0, method="POST", body=json.dumps(body).encode()
+        )
+        assert status == 200, answer
+        text: str = json.loads(answer)["choices"][0]["text"]
+        return text
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[Live]:
+    live = Live(tmp_path)
+    await live.begin()
+    yield live
+    await live.service.stop()
+
+
+async def test_a_replica_becomes_an_instance_in_the_same_process(live: Live) -> None:
+    assert live.service.controller.node(0.0).abilities == ("emulated:prewarm", "emulated:swap")
+    await live.sender.publish(replica_of(live.model, "r-1"))
+    row = await live.reaches("r-1", InstanceState.PREWARMED)
+    assert not row.serves and live.granted() == {"prewarm": 60}
+    pid = live.pid("r-1")
+    await live.sender.publish(given(start_command(live.model, "i-1"), source="r-1"))
+    ready = await live.reaches("i-1", InstanceState.READY)
+    assert await live.ask(ready) and live.pid("i-1") == pid and live.granted() == {"weights": 60, "kv": 100}
+    assert (live.instance("r-1") or row).state is InstanceState.STOPPED and ready.source == "r-1"
+    assert [p.name.value for p in ready.phases] == ["decide", "load"]
+    assert "ready" in live.service.room.log_path("i-1").read_text()
+    await live.sender.publish(stop_command("i-1", grace_s=0))
+    await live.reaches("i-1", InstanceState.STOPPED)
+    assert not live.granted() and not live.processes
+
+
+async def test_an_activation_waits_for_the_load_that_is_under_way(live: Live) -> None:
+    slow = replace(live.model, engine_args={"time_scale": 1.0, "launch_s": 0.1, "load_bytes_per_s": 120 * MIB})
+    await live.sender.publish(replica_of(slow, "r-1"))
+    await live.reaches("r-1", InstanceState.LOADING)
+    await live.sender.publish(given(start_command(slow, "i-1"), source="r-1"))
+    assert await live.ask(await live.reaches("i-1", InstanceState.READY))
+    assert live.processes == ["i-1"]
+
+
+async def test_a_drained_engine_sleeps_outside_its_gpu_and_wakes(live: Live) -> None:
+    await live.sender.publish(start_command(live.model, "i-1"))
+    await live.reaches("i-1", InstanceState.READY)
+    pid = live.pid("i-1")
+    await live.sender.publish(given(stop_command("i-1"), becomes="swapped_out"))
+    await live.reaches("i-1", InstanceState.SWAPPED_OUT)
+    assert not live.granted() and live.pid("i-1") == pid
+    await live.sender.publish(given(start_command(live.model, "i-2"), source="i-1"))
+    assert await live.ask(await live.reaches("i-2", InstanceState.READY)) and live.pid("i-2") == pid
+
+
+async def test_what_sleeps_survives_its_agent(live: Live) -> None:
+    await live.sender.publish(replica_of(live.model, "r-1"))
+    await live.reaches("r-1", InstanceState.PREWARMED)
+    pid = live.pid("r-1")
+    await live.crash()
+    await live.start()
+    await live.reaches("r-1", InstanceState.PREWARMED)
+    assert live.granted() == {GrantOwner.PREWARM.value: 60}
+    await live.sender.publish(given(start_command(live.model, "i-1"), source="r-1"))
+    assert await live.ask(await live.reaches("i-1", InstanceState.READY)) and live.pid("i-1") == pid
+
+
+async def test_a_process_that_dies_asleep_is_noticed(live: Live) -> None:
+    await live.sender.publish(replica_of(live.model, "r-1"))
+    await live.reaches("r-1", InstanceState.PREWARMED)
+    live.kill("r-1")
+    assert "ended by itself" in (await live.reaches("r-1", InstanceState.FAILED)).reason
+    await until(lambda: not live.granted(), "its bytes are free")
+
+
+async def test_a_woken_engine_that_dies_is_noticed_at_once(live: Live) -> None:
+    await live.sender.publish(replica_of(live.model, "r-1"))
+    await live.reaches("r-1", InstanceState.PREWARMED)
+    await live.sender.publish(given(start_command(live.model, "i-1"), source="r-1"))
+    await live.reaches("i-1", InstanceState.READY)
+    live.kill("i-1")
+    await live.reaches("i-1", InstanceState.FAILED)
+    await until(lambda: not live.granted() and not live.processes, "nothing is left of it")
