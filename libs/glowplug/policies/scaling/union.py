@@ -63,7 +63,7 @@ def scale(
         st,
         wanted,
         reason,
-        may_go=lambda i: not is_busy and st.now_s - i.created_at >= params.load.protect_s,
+        may_go=lambda _: not is_busy and not warmserve.is_growing(st, params.load),
         keep_alive_s=keep_alive_s,
         group_size=params.arrivals.group_size,
         inputs={"load_average": round(average, 3), "planned": -1 if plan.is_cold else plan.num_wanted},

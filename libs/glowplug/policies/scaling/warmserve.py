@@ -6,13 +6,14 @@ with L the number of requests held or running averaged over 5 s, n instances and
 
     L > 0.8 n B:  n = ceil(L / 0.8 / B)        L < 0.5 n B:  n = ceil(L / 0.5 / B)
 
-An instance is not stopped in its first 5 s; the least loaded goes first.
+An instance is protected for its first 5 s; the least loaded goes first.
 
 Departures:
 - A request that finds no slot starts an instance at once, unless one is coming (the paper's router does so, section 6):
   averaged over 5 s a burst would otherwise wait for the mean to rise.
 - The last instance goes when the model's own keep-alive says so; the paper's rule has L = 0 end it. `keep_alive_s: 0`
   in the model is the paper's.
+- While one instance is that young none goes: a busy old one is not stopped for a new one that is protected.
 - Capacity is what the instances say they take, so that a pipeline counts for its stages.
 """
 
@@ -60,7 +61,7 @@ def scale(
         st,
         state.num_wanted,
         state.reason,
-        may_go=lambda i: st.now_s - i.created_at >= params.protect_s,
+        may_go=lambda _: not is_growing(st, params),
         inputs={"load_average": round(average, 3)},
     )
     return decision, state
@@ -92,6 +93,11 @@ def target(st: Standing, average: float, params: WarmserveParams) -> tuple[int, 
         wanted = math.ceil(average / params.down_ratio / st.per_instance - 1e-9)
         return min(wanted, there), f"{said}, below {params.down_ratio:g} of what {there} instances take"
     return there, f"{said}, between {params.down_ratio:g} and {params.up_ratio:g} of what {there} instances take"
+
+
+def is_growing(st: Standing, params: WarmserveParams) -> bool:
+    """Whether an instance is in its first seconds."""
+    return any(st.now_s - i.created_at < params.protect_s for i in st.running)
 
 
 def is_full(st: Standing) -> bool:

@@ -1,0 +1,125 @@
+"""Scaling by room left (Llumnix-like), not at all (static), and by all papers together (union)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.domain.instance import InstanceState
+from glowplug.policies.registry import ROOMS
+from glowplug.policies.scaling import llumnix_like, static, union
+from tests.fleet_builder import an_instance
+from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
+
+MU = {"prompt_per_s": 10.0, "response_per_s": 5.0, "total_per_s": 12.0}
+
+
+def held(asked, demand, instances, seconds=5.0, **given):
+    """The decision after the same has been seen for so long."""
+    for tick in range(int(seconds * 2) + 1):
+        decision = asked(100.0 + tick / 2, demand, instances, **given)
+    return decision
+
+
+def test_llumnix_like_grows_when_the_steps_left_are_few_for_a_while():
+    """Freeness (M - sum V) / B: (1 - 0.95) x 1000 / 8 = 6 steps, below 10."""
+    tight = outlooks(load(i1=8), i1=(0.95, 0.1))
+    assert held(Asked(llumnix_like.scale), tight, ready(1, kv_tokens=1000), 4.0).num_wanted == 1
+    assert held(Asked(llumnix_like.scale), tight, ready(1, kv_tokens=1000)).num_wanted == 2
+    roomy = outlooks(load(i1=8), i1=(0.8, 0.0))
+    assert held(Asked(llumnix_like.scale), roomy, ready(1, kv_tokens=1000)).num_wanted == 1, "25 steps: in range"
+
+
+def test_llumnix_like_shrinks_by_the_one_with_the_fewest_requests_when_there_is_much_room():
+    loose = outlooks(load(i1=2, i2=1), i1=(0.2, 0.0), i2=(0.1, 0.0))
+    assert held(Asked(llumnix_like.scale), loose, ready(2, kv_tokens=1000)).drain == ("i-2",)
+
+
+def test_llumnix_like_without_a_look_ahead_goes_by_the_share_of_the_batch():
+    assert held(Asked(llumnix_like.scale), load(i1=8, i2=7), ready(2)).num_wanted == 3
+    assert held(Asked(llumnix_like.scale), load(i1=2, i2=1), ready(2)).drain == ("i-2",)
+    assert held(Asked(llumnix_like.scale), load(i1=4, i2=4), ready(2)).num_wanted == 2
+
+
+def test_llumnix_like_waits_for_one_that_is_coming():
+    decision = held(Asked(llumnix_like.scale), load(i1=8), [*ready(1), starting()], 20.0)
+    assert decision.num_wanted == 2
+
+
+def test_static_is_the_minimum_whatever_the_load():
+    asked = Asked(static.scale, min_instances=3)
+    assert asked(100.0, load()).num_wanted == 3
+    assert asked(100.0, load(waiting=100), ready(3)).num_wanted == 3
+    assert Asked(static.scale)(100.0, load(waiting=1)).num_wanted == 1, "a model with no minimum can answer"
+
+
+def test_the_union_is_the_largest_of_plan_load_and_demand():
+    plan = a_forecast(2500, 500, **MU)
+    assert Asked(union.scale)(100.5, load(i1=1), ready(1), now=plan).num_wanted == 3, "PreServe's plan"
+    assert Asked(union.scale)(100.5, load(waiting=33), ready(3), now=plan).num_wanted >= 5, "what is here now"
+    asked = Asked(union.scale)
+    decision = held(asked, load(i1=7, i2=7, i3=7), ready(3), now=plan)
+    assert decision.num_wanted == 4 and "on average" in decision.reason, "WarmServe's rule is its floor"
+
+
+def test_the_union_lets_a_start_bring_a_group():
+    decision = Asked(union.scale)(100.0, load(waiting=20))
+    assert (decision.num_wanted >= 3, decision.group_size) == (True, 4)
+
+
+def test_the_union_keeps_what_was_planned_through_a_lull_and_lets_go_with_the_plan():
+    asked, plan = Asked(union.scale), a_forecast(2500, 500, **MU)
+    assert held(asked, load(last_active_at=99.0), ready(3), now=plan).drain == ()
+    over = a_forecast(0, 0, made_at=200.0, starts_at=200.0, **MU)
+    assert len(asked(200.5, load(last_active_at=199.0), ready(3), now=over).drain) == 2, "one for its keep-alive"
+    assert len(asked(230.0, load(last_active_at=199.0), ready(1), now=over).drain) == 1
+
+
+def test_the_union_may_let_the_last_one_go_sooner_while_a_copy_lies_prewarmed():
+    copy = an_instance("p-1", state=InstanceState.PREWARMED, replica=True)
+    params = union.UnionParams(prewarmed_keep_alive_ratio=0.1)
+    idle = load(last_active_at=95.0)
+    assert held(Asked(union.scale), idle, [*ready(1), copy], 0.0).drain == ()
+    assert held(Asked(union.scale), idle, [*ready(1), copy], 0.0, params=params).drain == ("i-1",)
+    assert held(Asked(union.scale), idle, ready(1), 0.0, params=params).drain == ()
+
+
+POLICIES = sorted(ROOMS["scaling"].items())
+instances = st.lists(st.tuples(st.sampled_from(["ready", "starting", "draining"]), st.integers(0, 8)), max_size=5)
+
+
+@pytest.mark.parametrize(("name", "policy"), POLICIES)
+@given(
+    rows=instances,
+    waiting=st.integers(0, 40),
+    low=st.integers(0, 2),
+    high=st.integers(1, 6),
+    pinned=st.booleans(),
+    suspended=st.booleans(),
+    forecast=st.none() | st.floats(0, 5000),
+    gaps=st.lists(st.floats(0.1, 40.0), min_size=1, max_size=5),
+)
+def test_every_policy_stays_within_the_models_bounds(
+    name, policy, rows, waiting, low, high, pinned, suspended, forecast, gaps
+):
+    """Never above max_instances, never below the floor, drains only who is READY, resumes only who drains, starts
+    nothing of a suspended model, and something for whoever waits."""
+    asked = Asked(policy, min_instances=min(low, high), max_instances=high, pinned=pinned, suspended=suspended)
+    there = [an_instance(f"i-{n}", state=InstanceState(state), max_concurrency=8) for n, (state, _) in enumerate(rows)]
+    demand = load(waiting, 100.0, **{f"i{n}": count for n, (_, count) in enumerate(rows)})
+    told = a_forecast(forecast, forecast / 5, starts_at=0.0, **MU) if forecast is not None else None
+    now_s, floor = 100.0, max(min(low, high), 1 if pinned else 0)
+    states = {i.instance_id: i.state for i in there}
+    num_running = sum(i.state is not InstanceState.DRAINING for i in there)
+    for gap in gaps:
+        now_s += gap
+        made = asked(now_s, demand, there, now=told)
+        assert all(states[i] is InstanceState.READY for i in made.drain)
+        assert all(states[i] is InstanceState.DRAINING for i in made.resume)
+        left = num_running - len(made.drain)
+        if suspended:
+            assert made.num_wanted <= num_running and made.num_required == 0
+            continue
+        assert made.num_wanted <= max(high, floor, num_running)
+        assert left >= min(floor, num_running) and max(made.num_wanted, left) >= min(floor, high)
+        if waiting:
+            assert max(made.num_wanted, left) >= 1
