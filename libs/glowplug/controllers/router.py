@@ -119,6 +119,7 @@ class RouterController:
             return [rejection(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
         queue = self._queue(model.key)
         queue.last_active_at = now_s
+        queue.num_arrived += 1
         request = Request(s.ticket, s.request_id, model.key, now_s, s.traceparent)
         request.prompt_tokens = s.prompt_tokens
         request.expected_tokens = s.expected_tokens or self.balances.expect(model.key, s.prompt_tokens, s.max_tokens)
@@ -376,6 +377,7 @@ class RouterController:
             num_waiting=len(queue.waiting),
             num_in_flight=queue.num_running,
             last_active_at=queue.last_active_at,
+            num_arrived=queue.num_arrived,
             in_flight_by_instance={i: self.in_flight[i] for i in mine if i in self.in_flight},
             outlook_by_instance=self.balances.outlooks(model_key),
         )

@@ -27,6 +27,7 @@ class ModelQueue:
 
     waiting: OrderedDict[int, Request] = field(default_factory=OrderedDict)
     num_running: int = 0
+    num_arrived: int = 0  # since this router started
     last_active_at: float = 0.0
     published_at: float = 0.0  # last request.waiting
 
