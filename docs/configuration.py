@@ -32,6 +32,7 @@ OTHERS = """\
 | `GLOWPLUG_CACHE_DIR` | vLLM samples | where converted sample weights are kept (default `~/.cache/glowplug`) |
 | `GLOWPLUG_VLLM_ENV` | agent, `make vllm-env` | the environment vLLM is installed in (default `.venv-vllm` of the checkout) |
 | `GLOWPLUG_TRACE_IMPORTS` | parked vLLM process | set: write how long imports take |
+| `GLOWPLUG_DATA` | `glowplug simulate`, benches, tests | the folder of the public traces (default `shared/data` beside the checkout); without it traffic is generated |
 | `GLOWPLUG_SIM_SEEDS` | tests/simulation | how many seeds each scenario runs |
 | `GLOWPLUG_FLEET` | `glowplug up` | set on every process it starts, so that what a killed fleet left behind is found and ended |
 | `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG` | every service | as OpenTelemetry defines them |
