@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from glowplug.controllers.router import RouterParams
+from glowplug.policies.routing.port import BalancerParams
 from glowplug.runtime.settings import ServiceSettings
 from services.router.ids import Sampler
 from services.router.limits import Limits
@@ -15,7 +16,8 @@ class RouterSettings(ServiceSettings):
     reuse_port: bool = False  # several router processes on one data port (SO_REUSEPORT)
     drain_delay_s: float = Field(0.0, ge=0)  # after SIGTERM not ready and served as before: balancers notice
     tick_s: float = Field(0.25, gt=0)
-    policy_routing: str = "least_loaded"
+    policy_routing: str = "least_loaded"  # round_robin, minimum_use, llumnix_like, preserve_load_aware
+    routing_hold_overloaded: bool = False  # preserve_load_aware: wait while every KV cache is about to be full
     max_header_bytes: int = Field(DEFAULT.header_bytes, ge=1024)
     max_body_bytes: int = Field(DEFAULT.body_bytes, ge=1024)
     max_buffered_bytes: int = Field(DEFAULT.buffered_bytes, ge=1024)
@@ -65,6 +67,7 @@ class RouterSettings(ServiceSettings):
             quarantine_s=self.quarantine_s,
             failure_memory_s=self.failure_memory_s,
             default_start_s=self.default_start_s,
+            balancer=BalancerParams(hold_overloaded=self.routing_hold_overloaded),
         )
 
     def sampler(self) -> Sampler:

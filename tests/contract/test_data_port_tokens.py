@@ -1,0 +1,73 @@
+"""What the data port tells a policy that looks ahead: prompt tokens, the first chunk, the tokens of an answer."""
+
+import asyncio
+import json
+
+from glowplug.domain.snapshot import Outlook
+from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_rig, chat
+
+LOOKS_AHEAD = {"policy": "preserve_load_aware"}
+BODY = json.dumps(
+    {"model": "m", "stream": True, "max_tokens": 50, "messages": [{"role": "user", "content": "x" * 400}]}
+).encode()
+
+
+def ahead(rig: Rig) -> Outlook:
+    return rig.desk.controller.loads()["m"].outlook_by_instance["i-1"]
+
+
+async def test_a_prompt_is_queued_until_the_first_chunk_and_the_answer_expected_until_its_end() -> None:
+    begin, finish = asyncio.Event(), asyncio.Event()
+
+    async def slowly(served: Served) -> None:
+        await begin.wait()
+        await served.sse_head()
+        await served.chunk(TOKEN)
+        await finish.wait()
+        await served.chunk(DONE)
+        await served.end()
+
+    async with a_rig(params=LOOKS_AHEAD) as rig:
+        await rig.engine(slowly)
+        asked = asyncio.create_task(rig.ask(chat(body=BODY)))
+        await rig.until(lambda: rig.num_in_flight == 1)
+        assert (ahead(rig).queued_tokens, ahead(rig).current_tokens) == (100, 50)
+        begin.set()
+        await rig.until(lambda: ahead(rig).queued_tokens == 0)
+        assert ahead(rig).current_tokens > 0
+        finish.set()
+        assert (await asked).status == 200
+        await rig.until(lambda: rig.num_in_flight == 0)
+        assert ahead(rig) == Outlook(peak_ratio=0.0, over_share=0.0)
+
+
+async def test_lengths_are_learned_from_what_the_engine_reports() -> None:
+    async def with_usage(served: Served) -> None:
+        await served.json({"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 33}})
+
+    async with a_rig(params=LOOKS_AHEAD) as rig:
+        await rig.engine(with_usage)
+        for _ in range(3):
+            await rig.ask(chat())
+        assert rig.desk.controller.balances.expect("m", 1, 0) == 33
+
+
+async def test_an_answer_that_breaks_off_teaches_nothing_and_leaves_nothing() -> None:
+    async def dies(served: Served) -> None:
+        await served.sse_head()
+        await served.chunk(TOKEN)
+        served.die()
+
+    async with a_rig(params=LOOKS_AHEAD) as rig:
+        await rig.engine(dies)
+        before = rig.desk.controller.balances.expect("m", 100, 0)
+        await rig.ask(chat(body=BODY))
+        assert ahead(rig) == Outlook(peak_ratio=0.0, over_share=0.0)
+        assert rig.desk.controller.balances.expect("m", 100, 0) == before
+
+
+async def test_a_policy_that_only_counts_is_told_no_tokens() -> None:
+    async with a_rig() as rig:
+        await rig.engine()
+        await rig.ask(chat(body=BODY))
+    assert rig.finished[0].prompt_tokens == 0
