@@ -6,7 +6,23 @@ from collections.abc import Callable
 import typer
 
 from glowplug import __version__
-from glowplug.cli import backup, demo, logs, models, nodes, plan, simulate, talk, tap, top, up, views, why
+from glowplug.cli import (
+    backup,
+    demo,
+    logs,
+    models,
+    nodes,
+    plan,
+    record,
+    replay,
+    simulate,
+    talk,
+    tap,
+    top,
+    up,
+    views,
+    why,
+)
 from glowplug.cli.doctor.command import doctor
 from glowplug.cli.options import CliError
 from glowplug.runtime.supervisor.errors import FleetError
@@ -31,7 +47,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         models.drain,
     ),
     "Looking": (views.models, views.ps, views.nodes, top.top, logs.logs, tap.tap, why.why, doctor),
-    "What if (simulated)": (simulate.simulate, plan.plan),
+    "What if (simulated)": (simulate.simulate, plan.plan, replay.replay, record.record),
     "Keeping": (backup.backup, backup.restore, nodes.cordon, nodes.uncordon, nodes.env),
     "Talking": (talk.run, talk.chat),
 }

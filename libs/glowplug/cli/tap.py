@@ -12,6 +12,7 @@ import typer
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from glowplug.cli import past
 from glowplug.cli.client import connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
 from glowplug.domain.errors import GlowplugError
@@ -32,6 +33,7 @@ def tap(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are, with their subject.")] = False,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many; 0 never.")] = 0,
+    run: past.RunOption = None,
     state_dir: StateDirOption = DEFAULT_STATE_DIR,
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -39,9 +41,6 @@ def tap(
     planes = tuple(plane or DEFAULT_PLANES)
     if unknown := [p for p in planes if p not in PLANES]:
         raise CliError(f"--plane {unknown[0]!r} is none of {', '.join(PLANES)}", 2)
-    fleet = connect(state_dir)
-    if not fleet.nats_url:
-        raise CliError("this fleet has no bus address: set GLOWPLUG_NATS_URL")
     wanted = EventFilter(
         planes=planes,
         types=tuple(event_type or ()),
@@ -53,6 +52,13 @@ def tap(
         text=grep,
     )
     show = _raw if raw else _json if output is Format.JSON else _line
+    if run is not None:
+        for line in past.events(run, wanted, show, count):
+            typer.echo(line)
+        return
+    fleet = connect(state_dir)
+    if not fleet.nats_url:
+        raise CliError("this fleet has no bus address: set GLOWPLUG_NATS_URL")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_tap(fleet.nats_url, wanted, show, count))
 

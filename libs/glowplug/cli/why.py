@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from glowplug.cli import past
 from glowplug.cli.client import FleetClient, connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
 from glowplug.cli.show import emit, pairs, seconds
@@ -18,17 +19,24 @@ FILTERS = ("request", "instance", "gpu", "node")
 def why(
     subject: Annotated[str, typer.Argument(metavar="REQUEST|MODEL|GPU|NODE|INSTANCE|DECISION")],
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Newest decisions to show.")] = 5,
+    run: past.RunOption = None,
     state_dir: StateDirOption = DEFAULT_STATE_DIR,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Print the inputs and the rule that decided, the rivals, and the chain of causes."""
-    fleet = connect(state_dir)
-    request = _request(fleet, subject)
-    found = _decisions(fleet, subject, request, limit)
-    undecided = _kind(fleet, subject) if request is None and not found else ""
+    if run is not None:
+        request, undecided = past.request_of(run, subject), ""
+        found = past.decisions_about(run, subject, request, limit)
+    else:
+        fleet = connect(state_dir)
+        request = _request(fleet, subject)
+        found = _decisions(fleet, subject, request, limit)
+        undecided = _kind(fleet, subject) if request is None and not found else ""
     if output is Format.JSON:
         emit(output, {"request": request, "decisions": found}, (), ())
         return
+    if run is not None:
+        typer.echo(f"simulated, from {run}\n")
     if request is not None:
         typer.echo(_request_text(request))
     if undecided:
@@ -105,8 +113,8 @@ def _request_text(request: dict[str, Any]) -> str:
 
 
 def _without_decision(request: dict[str, Any]) -> str:
-    if code := request.get("error_code"):
-        model = request["model"]
+    if code := request.get("error_code") or request.get("code"):
+        model = request.get("model") or request["model_key"]
         return (
             f"it was answered {request['status']} {code}, and no decision names it: `glowplug why {model}` has those\n"
         )

@@ -2,7 +2,7 @@
 
     setup.json       the scenario as it was run, with its seed and version
     results.json     the figures, per model and in all
-    events.jsonl     every fact and command, in its envelope
+    events.jsonl     every fact and command in its envelope, with its subject: as `glowplug tap -o json` prints them
     decisions.jsonl  every decision with inputs, rivals and reason
     requests.jsonl   every request's end
     timeline.jsonl   bytes on every GPU, whenever they change: {"t_s", "gpu", "grants": [[holder, owner, bytes], ...]}
@@ -21,6 +21,7 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.events.envelope import Event, encode, to_json
 from glowplug.events.facts import RequestFinished, RequestRejected
+from glowplug.events.subjects import subject
 from glowplug.simulator.results import Results
 from glowplug.simulator.scenario import Scenario
 from glowplug.simulator.scenario_errors import ScenarioError
@@ -58,6 +59,7 @@ def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) 
                     "began_at": world.began_s,
                     "notes": list(scenario.notes),
                     "scenario": case.tree,
+                    "beside": str(case.beside) if "." in scenario.words.workload.source else "",
                 },
             )
 
@@ -72,7 +74,7 @@ class _Tape:
         self._held: dict[str, Any] = {}
 
     def event(self, event: Event) -> None:
-        self._line("events.jsonl", encode(event))
+        self._line("events.jsonl", b'{"subject":"%s",%s' % (subject(event.data).encode(), encode(event)[1:]))
         if isinstance(event.data, RequestFinished | RequestRejected):
             self._line("requests.jsonl", to_json(event.data))
 
@@ -112,14 +114,28 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 def read_lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:
     """The rows of a run's JSON lines. Raises ScenarioError naming file and line."""
-    path = folder / name
+    return read_rows(folder / name)
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """JSON objects, one a line. Raises ScenarioError naming file and line."""
     try:
         file = path.open(encoding="utf-8")
     except OSError as error:
         raise ScenarioError("", f"{path}: {error.strerror}") from error
     with file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(_text(file, path), start=1):
             try:
-                yield json.loads(line)
+                row = json.loads(line)
             except ValueError as error:
                 raise ScenarioError("", f"{path}, line {number}: is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ScenarioError("", f"{path}, line {number}: is no JSON object")
+            yield row
+
+
+def _text(file: IO[str], path: Path) -> Iterator[str]:
+    try:
+        yield from file
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError("", f"{path}: cannot be read as text: {error}") from error

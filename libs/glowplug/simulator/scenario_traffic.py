@@ -223,11 +223,11 @@ class Traffic:
             require(there > 0, self.path, f"no request from {words.start_s:.0f} s on")
             ratio = words.rps * self.seconds / there
         repeats = max(1, math.ceil(ratio))
-        pick, by_name = self._picker(chance), dict[str, str]()
+        pick, by_name = self._picker(chance), {key: key for key in self.keys}
         bounds = words.max_prompt_tokens, words.min_response_tokens, words.max_total_tokens
         for at_s, arrival in self._cut(read(self.path, reading)):
             for _ in range(binomial(repeats, ratio / repeats, chance)):
-                key = (
+                key = by_name.get(arrival.model) or (
                     by_name.setdefault(arrival.model, self.keys[len(by_name) % len(self.keys)])
                     if arrival.model
                     else pick()

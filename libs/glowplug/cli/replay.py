@@ -1,0 +1,79 @@
+"""`glowplug replay`: what was recorded, again, under another policy."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from glowplug.cli.options import Format, OutputOption
+from glowplug.cli.simulate import (
+    ForceOption,
+    JobsOption,
+    OutOption,
+    SetOption,
+    carry_out,
+    check,
+    free_folder,
+    show,
+    told_apart,
+)
+from glowplug.simulator.jobs import Outcome
+from glowplug.simulator.recording import read_recording
+from glowplug.simulator.recording_scenario import ARRIVALS, scenario_of, write_arrivals
+from glowplug.simulator.run_folder import read_json
+from glowplug.simulator.scenario_tree import Tree, override
+from glowplug.simulator.sweep import cases, variants
+
+RECORDED = "recorded"
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What `glowplug record` wrote, or a run's folder.")],
+    settings: SetOption = None,
+    compare: Annotated[
+        list[str] | None, typer.Option("--compare", metavar="KEY=A,B", help="Replay each value, and all pairs.")
+    ] = None,
+    out: OutOption = None,
+    force: ForceOption = False,
+    jobs: JobsOption = 1,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Replay recorded requests on the recorded fleet in the simulator, and show both side by side."""
+    with tempfile.TemporaryDirectory(prefix="glowplug-replay-") as scratch, told_apart():
+        tree, beside, recorded = _simulated(run) if run.is_dir() else _live(run, Path(scratch))
+        some = variants(compare or ())
+        todo = cases(override(tree, settings or ()), beside, some, (recorded.seed,))
+        if len(some) == 1:
+            todo = [type(case)("replayed", case.seed, case.tree, case.beside) for case in todo]
+        whole = check(todo)
+        folder = free_folder(out or Path("runs") / f"{whole.name}-replay", force)
+
+        def around(outcomes: list[Outcome]) -> tuple[list[Outcome], dict[str, Any]]:
+            return [recorded, *outcomes], {"notes": recorded.notes}
+
+        outcomes = carry_out(whole, todo, folder, jobs, around=around)
+        if not run.is_dir():
+            write_arrivals(read_recording(run), folder / ARRIVALS)
+            text = yaml.safe_dump(override(tree, settings or ()), sort_keys=False, allow_unicode=True)
+            (folder / "scenario.yaml").write_text(text, encoding="utf-8")
+        for note in recorded.notes:
+            typer.echo(f"glowplug: {note}", err=True)
+        show([recorded, *outcomes], whole, folder, output)
+
+
+def _simulated(run: Path) -> tuple[Tree, Path, Outcome]:
+    """A simulated run has its scenario with it: the replay draws the very same requests."""
+    about, results = read_json(run, "setup.json"), read_json(run, "results.json")
+    tree = {**about["scenario"], "seed": about["seed"]}
+    return tree, Path(about["beside"]), Outcome(RECORDED, about["seed"], results, ("recorded: a simulated run",))
+
+
+def _live(run: Path, scratch: Path) -> tuple[Tree, Path, Outcome]:
+    recording = read_recording(run)
+    write_arrivals(recording, scratch / ARRIVALS)
+    emulated = any(row.get("emulated") for row in recording.finished)
+    engines = "emulated engines, no model ran" if emulated else "live engines"
+    note = f"recorded: {engines}; replayed: simulated, with costs read off the recording"
+    return scenario_of(recording), scratch, Outcome(RECORDED, 0, recording.numbers(), (note,))

@@ -1,0 +1,158 @@
+"""A live fleet's recorded events, read for what a simulation needs: requests, models, nodes, starts, decisions.
+
+A recording is what `glowplug record` writes, or `glowplug tap -o json -p evt -p cmd -p tel`: one event a line.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from glowplug.policies.registry import ROOMS
+from glowplug.simulator.report.summary import summary
+from glowplug.simulator.results import Results
+from glowplug.simulator.run_folder import read_rows
+from glowplug.simulator.scenario_errors import ScenarioError
+
+Row = dict[str, Any]
+_ROOM_OF = {("autoscaler", "scale"): "scaling", ("placer", "place"): "placement", ("placer", "evict"): "residency"}
+
+
+@dataclass(slots=True)
+class Recording:
+    """What was seen. Times are epoch seconds, as recorded."""
+
+    source: str
+    finished: list[Row] = field(default_factory=list)
+    rejected: list[tuple[float, Row]] = field(default_factory=list)  # when it was answered
+    models: dict[str, Row] = field(default_factory=dict)
+    nodes: dict[str, Row] = field(default_factory=dict)
+    phases: dict[str, list[float]] = field(default_factory=dict)  # seconds of each stage of a start
+    num_starts: int = 0
+    bytes_fetched: float = 0.0
+    gpu_seconds: float = 0.0
+    policies: dict[str, Counter[str]] = field(default_factory=dict)
+    _used: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def began_at(self) -> float:
+        return min(self._times())
+
+    @property
+    def seconds(self) -> float:
+        times = self._times()
+        return max(1.0, max(times) - min(times) + 1.0)
+
+    def _times(self) -> list[float]:
+        return [float(row["arrived_at"]) for row in self.finished] + [at_s for at_s, _ in self.rejected]
+
+    def policy_names(self) -> dict[str, str]:
+        """The policies its decisions name, by room; those that are none of ours are left out."""
+        found = {room: counts.most_common(1)[0][0] for room, counts in self.policies.items()}
+        return {room: name for room, name in sorted(found.items()) if name in ROOMS[room]}
+
+    def arrivals(self) -> list[tuple[float, str, int, int]]:
+        """(s from the first, model key, prompt tokens, response tokens). A request that was refused has no token
+        counts: it takes the medians of its model."""
+        began = self.began_at
+        rows = [
+            (row["arrived_at"] - began, row["model_key"], max(1, row["prompt_tokens"]), max(1, row["response_tokens"]))
+            for row in self.finished
+        ]
+        for at_s, row in self.rejected:
+            if row["model_key"] in self.models:
+                rows.append((at_s - began, row["model_key"], *self.typical(row["model_key"])))
+        return sorted(rows)
+
+    def typical(self, key: str) -> tuple[int, int]:
+        """Median prompt and response of a model's answered requests (256 and 64 when there was none)."""
+        mine = [row for row in self.finished if row["model_key"] == key]
+        if not mine:
+            return 256, 64
+        return tuple(max(1, int(median(row[name] for row in mine))) for name in ("prompt_tokens", "response_tokens"))  # type: ignore[return-value]
+
+    def numbers(self) -> Row:
+        """The same figures a simulated run has, as far as they were recorded."""
+        results = Results(
+            bytes_fetched=self.bytes_fetched, gpu_seconds=self.gpu_seconds, starts={"recorded": self.num_starts}
+        )
+        results.seconds = self.seconds
+        for row in self.finished:
+            one = results.of(row["model_key"])
+            one.num_arrived += 1
+            if row.get("error_code"):
+                one.num_refused[row["error_code"]] = one.num_refused.get(row["error_code"], 0) + 1
+                continue
+            slo = self.models.get(row["model_key"], {}).get("slo") or {}
+            after = row["response_tokens"] - 1
+            tpot_s = (row["e2e_s"] - row["ttft_s"]) / after if after > 0 else 0.0
+            one.num_finished += 1
+            one.num_cold += bool(row["cold"])
+            one.prompt_tokens += row["prompt_tokens"]
+            one.response_tokens += row["response_tokens"]
+            one.ttft.add(row["ttft_s"])
+            one.e2e.add(row["e2e_s"])
+            one.normalised.add(row["e2e_s"] / max(1, row["response_tokens"]))
+            if after > 0:
+                one.tpot.add(tpot_s)
+            one.num_ttft_met += not slo.get("ttft_s") or row["ttft_s"] <= slo["ttft_s"]
+            one.num_tpot_met += not slo.get("tpot_s") or tpot_s <= slo["tpot_s"]
+        for _, row in self.rejected:
+            one = results.of(row["model_key"])
+            one.num_arrived += 1
+            one.num_refused[row["code"]] = one.num_refused.get(row["code"], 0) + 1
+        return summary(results)
+
+
+def read_recording(path: Path) -> Recording:
+    """The recording in a file of JSON lines. Raises ScenarioError when it holds no request, model or node."""
+    recording = Recording(str(path))
+    for number, row in enumerate(read_rows(path), start=1):
+        try:
+            _take(recording, row)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ScenarioError("", f"{path}, line {number}: is no event of ours ({error!r})") from error
+    if not recording.finished and not recording.rejected:
+        raise ScenarioError("", f"{path}: holds no request (request.finished is telemetry: tap it with -p tel)")
+    if not recording.models:
+        raise ScenarioError("", f"{path}: holds no model.deployed, so nothing is known of the models")
+    if not recording.nodes:
+        raise ScenarioError("", f"{path}: holds no node.beat, so nothing is known of the GPUs")
+    return recording
+
+
+def _take(recording: Recording, row: Mapping[str, Any]) -> None:
+    kind, data = row["type"], row.get("data") or {}
+    if kind == "request.finished":
+        recording.finished.append(data)
+    elif kind == "request.rejected":
+        recording.rejected.append((row["occurred_at"], data))
+    elif kind == "model.deployed":
+        recording.models[data["model"]["key"]] = data["model"]
+    elif kind in ("node.beat", "node.joined"):
+        _node(recording, data["node"], row["occurred_at"])
+    elif kind == "instance.ready":
+        recording.num_starts += 1
+        _phases(recording, data["instance"].get("phases") or ())
+    elif kind == "weights.fetched":
+        recording.bytes_fetched += data["num_bytes"] if data.get("source") != "cache" else 0
+    elif kind == "decision.made":
+        decision = data["decision"]
+        room = _ROOM_OF.get((decision["service"].partition("-")[0], decision["kind"]))
+        if room is not None:
+            recording.policies.setdefault(room, Counter())[decision["policy"]] += 1
+
+
+def _node(recording: Recording, node: Row, at_s: float) -> None:
+    recording.nodes[node["node_id"]] = node
+    since_s, used = recording._used.get(node["node_id"], (at_s, 0))
+    recording.gpu_seconds += used * max(0.0, at_s - since_s)
+    recording._used[node["node_id"]] = (at_s, sum(bool(gpu.get("grants")) for gpu in node["gpus"]))
+
+
+def _phases(recording: Recording, phases: Iterable[Row]) -> None:
+    for phase in phases:
+        if phase["ended_at"] >= phase["started_at"] > 0:
+            recording.phases.setdefault(phase["name"], []).append(phase["ended_at"] - phase["started_at"])

@@ -1,0 +1,115 @@
+"""A recorded fleet as a scenario: its nodes, its models with costs read off its own requests, its arrivals.
+
+What a recording does not tell is taken as follows, and stands in the notes: bytes of KV per token from the model's KV
+memory over the tokens it admits; costs of a step from the requests that found a running instance (a line through
+prefill seconds over prompt tokens, as low as the fastest tenth, the lower quartile of the time per later token: what is
+above that was waiting, which the simulation adds itself); the seconds of a start from its phases.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from glowplug.simulator.recording import Recording, Row
+from glowplug.simulator.scenario_tree import Tree
+
+ARRIVALS = "arrivals.csv"
+KIND = "recorded"
+_KEPT = (
+    "weights_bytes", "kv_bytes", "context_tokens", "max_concurrency", "max_queue", "max_wait_s", "keep_alive_s",
+    "min_instances", "max_instances", "on_cold", "pinned", "preload", "priority", "slo", "num_gpus",
+)  # fmt: skip
+
+
+def scenario_of(recording: Recording) -> Tree:
+    """The tree of a scenario whose workload is `arrivals.csv` beside it."""
+    return {
+        "name": "replay",
+        "title": f"Replay of {Path(recording.source).name}",
+        "seconds": recording.seconds,
+        "servers": _servers(list(recording.nodes.values())),
+        "models": [_model(recording, key, model) for key, model in sorted(recording.models.items())],
+        "policies": recording.policy_names(),
+        "workload": {"source": ARRIVALS},
+    }
+
+
+def write_arrivals(recording: Recording, path: Path) -> None:
+    """The requests as a trace of our own format."""
+    lines = [f"{at_s:.6f},{key},{prompt},{response}" for at_s, key, prompt, response in recording.arrivals()]
+    path.write_text("\n".join(["t_s,model,prompt_tokens,response_tokens", *lines]) + "\n", encoding="utf-8")
+
+
+def _servers(nodes: Sequence[Row]) -> list[Row]:
+    """Nodes of one shape are one kind of server."""
+    shapes: dict[tuple[Any, ...], int] = {}
+    for node in nodes:
+        sizes = [gpu["total_bytes"] for gpu in node["gpus"]]
+        if not sizes:
+            continue
+        links = [link for link in node.get("links") or () if link["link_id"].endswith("/nic")]
+        rate = max((link["bytes_per_s"] for link in links), default=0.0)
+        abilities = tuple(sorted({a.partition(":")[2] for a in node.get("abilities") or ()}))
+        shape = (len(sizes), min(sizes), rate or 2e9, node.get("host_cache_bytes") or 64 * 10**9, abilities)
+        shapes[shape] = shapes.get(shape, 0) + 1
+    return [
+        {
+            "name": "node" if len(shapes) == 1 else f"node{number}",
+            "num_servers": num,
+            "num_gpus": num_gpus,
+            "gpu_bytes": gpu_bytes,
+            "gpu_kind": KIND,
+            "network_bytes_per_s": rate,
+            "host_cache_bytes": cache,
+            "abilities": list(abilities),
+        }
+        for number, ((num_gpus, gpu_bytes, rate, cache, abilities), num) in enumerate(shapes.items(), start=1)
+    ]
+
+
+def _model(recording: Recording, key: str, model: Row) -> Row:
+    kept = {name: model[name] for name in _KEPT if model.get(name) is not None}
+    weights = model.get("weights_bytes") or (model.get("weights") or {}).get("num_bytes") or 1
+    kv_bytes = model.get("kv_bytes") or 1
+    tokens = model.get("context_tokens", 2048) * model.get("max_concurrency", 8)
+    return kept | {
+        "name": key,
+        "weights_bytes": weights,
+        "kv_bytes": kv_bytes,
+        "kv_bytes_per_token": max(1, kv_bytes // max(1, tokens)),
+        "costs": costs_of([row for row in recording.finished if row["model_key"] == key]),
+        "start": _start(recording),
+    }
+
+
+def _start(recording: Recording) -> Row:
+    found = {name: median(values) for name, values in recording.phases.items()}
+    return {"launch_s": round(found.get("launch", 0.5), 3), "warmup_s": round(found.get("warmup", 0.1), 3)}
+
+
+def costs_of(rows: Sequence[Row]) -> Row:
+    """Prefill and decode of one model, milliseconds, read off its answered requests; a small model's when there is no
+    request to read."""
+    sound = [row for row in rows if not row.get("error_code") and row["ttft_s"] > 0]
+    warm = [row for row in sound if not row["cold"]] or sound
+    points = [(row["prompt_tokens"], max(1e-4, row["ttft_s"] - row["queue_s"])) for row in warm]
+    tpots = [
+        (row["e2e_s"] - row["ttft_s"]) / (row["response_tokens"] - 1) for row in warm if row["response_tokens"] > 1
+    ]
+    slope = _slope(points) if points else 0.0001
+    rests = sorted(seconds - slope * tokens for tokens, seconds in points)
+    base = max(1e-4, rests[len(rests) // 10]) if rests else 0.02
+    tpots.sort()
+    return {
+        "prefill_ms": [round(base * 1e3, 4), round(slope * 1e3, 6)],
+        "decode_ms": [round(max(1e-5, tpots[len(tpots) // 4] if tpots else 0.03) * 1e3, 4)],
+    }
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of least squares, from 0 up to the line through 0 and the means."""
+    mean_x, mean_y = sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    return min(max(0.0, slope), mean_y / mean_x)
