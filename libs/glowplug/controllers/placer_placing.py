@@ -118,7 +118,8 @@ class Placing:
     def _try(self, placement: Placement, look: Look) -> list[Effect]:
         now_s, params = look.now_s, self.fleet.params
         decision = self._decide(placement, look)
-        if decision.stages:
+        has_home = placement.command.model.key in look.models_with_copies and bool(self._sleeps_at(placement))
+        if decision.stages and (decision.source or not has_home):
             return self._start(placement, decision, now_s)
         waited = now_s - placement.received_at
         settled = self.fleet.is_settled(now_s)
@@ -131,8 +132,11 @@ class Placing:
             return []
         if not settled and not self.fleet.loads.is_fresh(now_s):
             return []
-        chosen = self._make_room(placement, look, busy_may_go=waited >= params.fair_wait_s)
-        return self._evict_for(placement, *chosen, now_s) if chosen else []
+        busy_may_go = waited >= params.fair_wait_s and not decision.stages
+        chosen = self._make_room(placement, look, busy_may_go=busy_may_go, only_home=bool(decision.stages))
+        if chosen is not None:
+            return self._evict_for(placement, *chosen, now_s)
+        return self._start(placement, decision, now_s) if decision.stages else []
 
     def _decide(self, placement: Placement, look: Look) -> PlaceDecision:
         """What its policy says, or said when nothing has changed since."""
@@ -189,12 +193,15 @@ class Placing:
         )
 
     def _make_room(
-        self, placement: Placement, look: Look, *, busy_may_go: bool
+        self, placement: Placement, look: Look, *, busy_may_go: bool, only_home: bool
     ) -> tuple[StageDecision, EvictDecision] | None:
+        """GPUs where others leave for it: those where an engine of its model sleeps before any."""
         model = placement.command.model
         home = self._sleeps_at(placement) if model.key in look.models_with_copies else frozenset()
         if home and (found := look.room.make(model, self._evict, busy_may_go=busy_may_go, only=home)):
             return found
+        if only_home:
+            return None
         key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, busy_may_go)
         if key in look.no_victims and not placement.stages:
             return None

@@ -54,7 +54,7 @@ class Room:
             here = self.books.by_gpu.get(gpu_id, {})
             for holder in self.books.holders(gpu_id):
                 row = here.get(holder)
-                if holder in victims or row is None or row.state is InstanceState.DRAINING:
+                if holder in victims or row is None or row.state in _LEAVING:
                     return True
         return False
 
@@ -101,8 +101,10 @@ class Room:
         leaving = dropped = 0
         for holder, num_bytes in holders.items():
             row = here.get(holder)
-            if row is None or row.state is InstanceState.DRAINING:
-                leaving += num_bytes if row is not None else 0
+            if row is None:
+                continue
+            if row.state in _LEAVING:
+                leaving += num_bytes
             elif row.replica or row.state.is_dormant:
                 dropped += 0 if holder in self.books.taken else num_bytes
         need = wanted - self.books.room(gpu.gpu_id) - leaving - dropped
@@ -177,3 +179,4 @@ class Room:
 
 
 _HAS_ROOM = "has room"
+_LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)

@@ -119,7 +119,7 @@ def clear(
         return Clearing(gpu.gpu_id, room)
     held = {g.holder: g.num_bytes for g in gpu.grants}
     may_go = sorted(
-        (row for row in here if row.instance_id in held and row.instance_id != keep),
+        (row for row in here if row.instance_id in held and row.instance_id != keep and gives_way(row)),
         key=lambda row: (view.scores.get(row.instance_id, 0.0), row.instance_id),
     )
     dropped: list[Instance] = []
@@ -136,6 +136,11 @@ def clear(
             dropped.remove(row)
     lost = sum(view.scores.get(row.instance_id, 0.0) for row in dropped)
     return Clearing(gpu.gpu_id, room, tuple(row.instance_id for row in dropped), lost)
+
+
+def gives_way(row: Instance) -> bool:
+    """Whether it can be dropped for its bytes: a replica; an engine asleep has none there."""
+    return row.state is not InstanceState.SWAPPED_OUT
 
 
 def _cleared(row: Instance, node: Node, request: PlaceRequest, view: PlacementView) -> list[Clearing] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement import serverlessllm
-from glowplug.policies.placement.dormant import clear, grow
+from glowplug.policies.placement.dormant import clear, gives_way, grow
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.hydraserve_allocation import (
     AllocationParams,
@@ -113,7 +113,7 @@ def _offers(
         for gpu in node.gpus:
             room = room_of(gpu, view.reserved)
             if here:
-                ids = {row.instance_id for row in here}
+                ids = {row.instance_id for row in here if gives_way(row)}
                 copies = [g for g in gpu.grants if g.holder in ids]
                 room += sum(g.num_bytes for g in copies)
                 lost[gpu.gpu_id] = sum(view.scores.get(g.holder, 0.0) for g in copies)

@@ -136,8 +136,9 @@ def allocate(
     return None
 
 
-def _distance(server: ServerOffer) -> tuple[float, str]:
-    return (1 / server.link.share() + 1 / server.pcie_bytes_per_s, server.node_id)
+def _distance(server: ServerOffer) -> tuple[float, float, str]:
+    lost = min((server.lost.get(gpu_id, 0.0) for gpu_id, _ in server.gpus), default=0.0)
+    return (1 / server.link.share() + 1 / server.pcie_bytes_per_s, lost, server.node_id)
 
 
 def _holds(server: ServerOffer, num_bytes: int) -> bool:

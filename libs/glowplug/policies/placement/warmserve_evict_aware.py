@@ -77,7 +77,7 @@ class _Node:
         return cls(view, list(view.free_bytes), held)
 
     def can_hold(self, shape: ReplicaShape) -> bool:
-        return not shape.engine or not self.view.engines or shape.engine in self.view.engines
+        return not shape.engine or self.view.engines is None or shape.engine in self.view.engines
 
     def groups_for(self, shape: ReplicaShape) -> Sequence[_Group]:
         """Groups with room whose replicas' sets hold it or lie in it, the least worth first."""

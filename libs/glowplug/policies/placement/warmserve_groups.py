@@ -29,7 +29,7 @@ class PrewarmNode:
     free_bytes: tuple[int, ...]
     draining: frozenset[str] = frozenset()
     replicas: tuple[Prewarmed, ...] = ()
-    engines: frozenset[str] = frozenset()  # whose replicas it can hold; empty: any
+    engines: frozenset[str] | None = None  # whose replicas it can hold; None: any
 
     def bits(self, gpu_ids: Sequence[str]) -> int:
         """A set of this node's GPUs as bits. GPUs that are not candidates count as bits past the last."""

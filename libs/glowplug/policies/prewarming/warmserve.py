@@ -87,7 +87,7 @@ def _first_fit(
         if shape is None or (wish.model_key, shape) in full or len(steps) >= max_steps:
             continue
         for node in nodes:
-            if shape.engine and node.engines and shape.engine not in node.engines:
+            if shape.engine and node.engines is not None and shape.engine not in node.engines:
                 continue
             fits = [g for g in node.gpu_ids if free[g] >= shape.bytes_per_gpu and wish.model_key not in models[g]]
             if len(fits) >= shape.num_gpus:

@@ -1,0 +1,94 @@
+"""HydraServe's layouts and ServerlessLLM's choice as placements."""
+
+from dataclasses import replace
+
+from glowplug.domain.hardware import CachedWeights, Link
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Slo, WeightsRef
+from glowplug.policies.placement import hydraserve, serverlessllm, union
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds
+from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from tests.fleet_builder import MIB, a_model, a_node, an_instance
+
+GB = 10**9
+WEIGHTS = 12 * GB
+STAGES = StageSeconds(container_s=1.0, cuda_s=0.5, library_s=0.5, hop_s=0.001, prefill_s=1.5, decode_s=0.042)
+SEVEN_B = a_model(
+    "llama",
+    weights=WeightsRef(uri="s3://w", num_bytes=WEIGHTS),
+    weights_bytes=WEIGHTS,
+    kv_bytes=5 * GB,
+    slo=Slo(ttft_s=7.5, tpot_s=0.2),
+)
+
+
+def server(node_id, *, abilities=("emulated:stages",), gbps=16, **fields):
+    gpus_mib = (24 * GB // MIB,)
+    link = Link(link_id=f"{node_id}/nic", bytes_per_s=gbps * 1e9 / 8)
+    return a_node(node_id, gpus_mib=gpus_mib, links=(link,), abilities=abilities, **fields)
+
+
+def place(policy, nodes, *, model=SEVEN_B, waited_s=0.0, **fields):
+    request = PlaceRequest(instance_id="i", model=model, waited_s=waited_s)
+    return policy.place(request, PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, **fields))
+
+
+def test_two_stages_where_one_server_would_be_late_each_with_its_half():
+    """Section 4.1, Algorithm 1: 12 GB at 16 Gbit/s take 6 s, which leaves a 7.5 s objective no prefill."""
+    decision = place(hydraserve, [server(f"node-{n}") for n in range(3)])
+    assert [(s.first_byte, s.fetch_bytes) for s in decision.stages] == [(0, WEIGHTS // 2), (WEIGHTS // 2, WEIGHTS // 2)]
+    assert len({s.node_id for s in decision.stages}) == 2
+    assert {s.bytes_per_gpu for s in decision.stages} == {17 * GB // 2}
+
+
+def test_one_server_where_its_link_is_fast_enough():
+    decision = place(hydraserve, [server("node-1"), server("node-2", gbps=64), server("node-3")])
+    assert [s.node_id for s in decision.stages] == ["node-2"]
+    assert decision.stages[0].fetch_bytes == 0, "all of it"
+
+
+def test_a_link_whose_fetches_would_be_late_is_left_alone():
+    """Section 4.2, Eq. 3."""
+    busy = LinkLedger(bytes_per_s=8e9, fetches=(Fetch(fetch_id="f", left_bytes=20e9, deadline_at=3.0),))
+    nodes = [server("node-1", gbps=64), server("node-2", gbps=64)]
+    assert place(hydraserve, nodes, links={"node-1": busy}).node_id == "node-2"
+
+
+def test_engines_that_serve_no_stages_get_none():
+    assert len(place(hydraserve, [server(f"node-{n}", abilities=()) for n in range(3)]).stages) == 1
+
+
+def test_weights_in_host_memory_make_one_worker_of_it():
+    """Section 8.3, the cache option."""
+    cached = server("node-9", cached=(CachedWeights(digest="d", num_bytes=WEIGHTS, model_keys=("llama",)),))
+    decision = place(hydraserve, [server("node-1"), server("node-2"), cached])
+    assert [s.node_id for s in decision.stages] == ["node-9"]
+    assert place(serverlessllm, [server("node-1", gbps=64), cached]).node_id == "node-9"
+
+
+def test_where_nothing_fits_it_waits():
+    """Erratum E19: never on a server that could not hold it."""
+    full = [replace(server("node-1"), gpus=a_node("node-1", gpus_mib=(24000,), grants={0: [("x", 20000)]}).gpus)]
+    decision = place(hydraserve, full)
+    assert decision.stages == () and decision.possible
+
+
+def test_serverlessllm_counts_what_is_on_its_way_over_a_link():
+    nodes = [server("node-1"), server("node-2")]
+    busy = LinkLedger(bytes_per_s=2e9, fetches=(Fetch(fetch_id="f", left_bytes=20e9, deadline_at=3.0),))
+    assert place(serverlessllm, nodes, links={"node-1": busy}).node_id == "node-2"
+
+
+def test_union_grows_from_a_copy_else_lays_out_where_least_is_lost():
+    grants = {0: [("r-1", 1000)]}
+    nodes = [server(f"node-{n}", grants=grants if n < 2 else {0: [(f"r-{n}", 20000)]}, gbps=64) for n in range(4)]
+    dormant = {
+        f"node-{n}": [an_instance(f"r-{n}", "other", InstanceState.PREWARMED, gpu_id=f"node-{n}/0", replica=True)]
+        for n in (2, 3)
+    }
+    full = [replace(n, gpus=a_node(n.node_id, gpus_mib=(24000,), grants={0: [("i", 23000)]}).gpus) for n in nodes[:2]]
+    decision = place(union, [*full, *nodes[2:]], dormant=dormant, scores={"r-2": 3.0, "r-3": 1.0})
+    assert (decision.node_id, decision.drops) == ("node-3", ("r-3",))
+    mine = {"node-2": [replace(dormant["node-2"][0], model_key="llama")], "node-3": dormant["node-3"]}
+    assert place(union, [*full, *nodes[2:]], dormant=mine).source == "r-2"
