@@ -93,6 +93,17 @@ def test_the_order_that_is_kept_is_the_order_of_everybody(
     assert kept == route(story.plain(), prompt, expected).instance_id
 
 
+@given(DEEDS, st.integers(0, 150), st.integers(1, 80))
+@settings(deadline=None)
+def test_while_no_time_passes_only_what_changed_needs_to_be_brought_up_to_date(
+    deeds: list[tuple[str, str, int, int]], prompt: int, expected: int
+) -> None:
+    lazy = BalancerParams(tpot_s=0.5, num_refreshed=0, most_visited=0)
+    story = Story(lazy).do([deed for deed in deeds if deed[0] != "pass"])
+    kept = story.balancer.choose(prompt, expected, story.now_s).instance_id
+    assert kept == route(story.plain(), prompt, expected).instance_id
+
+
 @given(DEEDS, st.integers(0, 150), st.integers(1, 80), st.integers(1, 3))
 @settings(deadline=None)
 def test_looking_at_the_lowest_few_is_off_by_less_than_the_request_and_the_growth_ahead(
