@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from glowplug.controllers import agent_words as aw
 from glowplug.controllers import prefetcher_words as pw
+from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import FetchWeights
 from glowplug.simulator.engine import SimEngine
@@ -19,11 +20,11 @@ def digest_of(weights: WeightsRef) -> str:
 
 
 class Fetching:
-    """`handlers` are by effect of the prefetcher; `regions` are whole sets of weights in host memory, in bytes."""
+    """`handlers` are by effect of the prefetcher; `regions` are whole sets of weights in host memory, by digest."""
 
     def __init__(self, node: "SimNode") -> None:
         self.node, self.world = node, node.world
-        self.regions: dict[str, int] = {}
+        self.regions: dict[str, CachedWeights] = {}
         self._waiting: dict[str, tuple[str, SimEngine]] = {}  # instance_id -> digest, engine
         self._parts: dict[str, set[tuple[int, int]]] = {}  # digest -> (stage, num_stages) that are here
         self._fetches: dict[str, tuple[pw.StartFetch, Transfer | None]] = {}
@@ -36,6 +37,11 @@ class Fetching:
             pw.MarkFailed: self._mark_failed,
             pw.RaiseUrgency: self._raise,
         }
+
+    def keep(self, digest: str, num_bytes: int) -> None:
+        """A whole set of weights is here."""
+        model_keys = self.world.keys_of.get(digest, ())
+        self.regions[digest] = CachedWeights(digest=digest, num_bytes=num_bytes, model_keys=model_keys)
 
     def has(self, engine: SimEngine, weights: WeightsRef) -> bool:
         """Whether an engine's part of the weights is here."""
@@ -106,7 +112,7 @@ class Fetching:
         self.world.results.bytes_fetched += num_bytes
         self.world.results.fetch_seconds += seconds
         if is_whole:
-            self.regions[digest] = num_bytes
+            self.keep(digest, num_bytes)
         ended = pw.FetchEnded(digest=digest, num_bytes=num_bytes, whole=is_whole, seconds=seconds, source="sim")
         self.node.tell_prefetcher(ended)
         asked = fetch.cause.data if fetch.cause is not None else None

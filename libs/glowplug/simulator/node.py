@@ -6,7 +6,7 @@ from glowplug.controllers import agent_words as aw
 from glowplug.controllers import prefetcher_words as pw
 from glowplug.controllers.agent import AgentController
 from glowplug.domain import hardware
-from glowplug.domain.hardware import CachedWeights, Gpu
+from glowplug.domain.hardware import Gpu
 from glowplug.memory.ledger import ByteLedger
 from glowplug.simulator.dormancy import Dormancy
 from glowplug.simulator.engine import SimEngine
@@ -35,7 +35,11 @@ class SimNode:
         self.network = Link(f"{node_id}/nic", server.network_bytes_per_s)
         self.lanes = {gpu.gpu_id: Link(f"{gpu.gpu_id}/pcie", server.pcie_bytes_per_s) for gpu in gpus}
         self.engines: dict[str, SimEngine] = {}
-        self.is_down = False
+        self.is_down = self._looks = False
+        self._links = (
+            hardware.Link(link_id=self.network.name, bytes_per_s=self.network.bytes_per_s),
+            hardware.Link(link_id=f"{node_id}/pcie", bytes_per_s=server.pcie_bytes_per_s),
+        )
         names = sorted({one.model.engine for one in world.setup.models})
         kinds = {name: aw.EngineKind(name=name, emulated=True, abilities=server.abilities) for name in names}
         self.agent = AgentController(
@@ -57,33 +61,22 @@ class SimNode:
     def start(self) -> None:
         """What the two find when they come up."""
         self.tell_agent(aw.Recalled(frozenset()))
-        there: list[CachedWeights] = []
         if self.server.weights_in_host:
             for one in self.world.setup.models:
-                digest = digest_of(one.model.weights)
-                if digest not in self.fetching.regions:
-                    self.fetching.regions[digest] = one.model.weights.num_bytes
-                    there.append(
-                        CachedWeights(
-                            digest=digest,
-                            num_bytes=one.model.weights.num_bytes,
-                            model_keys=self.world.keys_of[digest],
-                        )
-                    )
-        self.tell_prefetcher(pw.RegionsFound(tuple(there)))
+                self.fetching.keep(digest_of(one.model.weights), one.model.weights.num_bytes)
+        self.tell_prefetcher(pw.RegionsFound(tuple(self.fetching.regions.values())))
         self.look_around()
 
     def look_around(self) -> None:
-        """The agent hears what its host memory and its links are."""
-        links = (
-            hardware.Link(link_id=self.network.name, bytes_per_s=self.network.bytes_per_s),
-            hardware.Link(link_id=f"{self.node_id}/pcie", bytes_per_s=self.server.pcie_bytes_per_s),
-        )
-        cached = tuple(
-            CachedWeights(digest=digest, num_bytes=num_bytes, model_keys=self.world.keys_of.get(digest, ()))
-            for digest, num_bytes in self.fetching.regions.items()
-        )
-        self.tell_agent(aw.Surroundings(cached, self.server.host_cache_bytes, links))
+        """The agent hears what its host memory and its links are: soon, and once for all that changes at one time."""
+        if not self._looks:
+            self._looks = True
+            self.world.kernel.after(0.0, self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        cached = tuple(self.fetching.regions.values())
+        self.tell_agent(aw.Surroundings(cached, self.server.host_cache_bytes, self._links))
 
     def execute(self, effect: Any) -> None:
         """One effect of either controller; what needs no hands in a simulation is passed over."""
