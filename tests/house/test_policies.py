@@ -1,0 +1,47 @@
+"""docs/policies.md and the registry name the same policies, the default of each room first."""
+
+import importlib
+import re
+
+import pytest
+
+from glowplug.policies.registry import ROOMS
+from tests.house.tree import text
+
+SECTION = re.compile(r"^## (\w+): .*?$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", re.MULTILINE)
+SERVICES = ("router", "predictor", "autoscaler", "placer", "prefetcher")
+
+
+def sections() -> dict[str, str]:
+    return dict(SECTION.findall(text("docs/policies.md")))
+
+
+def test_every_room_has_its_section_and_no_other_has() -> None:
+    assert sorted(sections()) == sorted(ROOMS)
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_every_policy_of_a_room_is_on_the_page_once(room: str) -> None:
+    names = [name for name, _, _ in ROW.findall(sections()[room])]
+    assert sorted(names) == sorted(ROOMS[room])
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_the_setting_of_a_room_exists_and_its_default_stands_first(room: str) -> None:
+    variable = f"GLOWPLUG_POLICY_{room.upper()}"
+    assert variable in sections()[room]
+    defaults = {
+        field.default
+        for service in SERVICES
+        for cls in vars(importlib.import_module(f"services.{service}.settings")).values()
+        if (field := getattr(cls, "model_fields", {}).get(f"policy_{room}")) is not None
+    }
+    assert defaults == {ROW.findall(sections()[room])[0][0]}
+
+
+def test_the_simulator_has_a_name_for_every_room_with_the_services_defaults() -> None:
+    setup = importlib.import_module("glowplug.simulator.setup")
+    assert {room: getattr(setup.PolicyNames(), room) for room in ROOMS} == {
+        room: ROW.findall(body)[0][0] for room, body in sections().items()
+    }
