@@ -273,10 +273,8 @@ class AgentController:
             instance_id = holding.instance.instance_id
             del self.holdings[instance_id]
             turn.is_dirty = True
-            if not any(h.instance.source == instance_id for h in self.holdings.values()):  # else: its engine lives on
-                turn.ask(ForgetEngine(instance_id))
-            if holding.instance.source:
-                turn.ask(ForgetEngine(holding.instance.source))
+            if not any(instance_id in h.past_ids for h in self.holdings.values()):  # else its engine lives on
+                turn.ask(*(ForgetEngine(past_id) for past_id in (instance_id, *holding.past_ids)))
             if not holding.is_lost:
                 turn.ask(Remove(INSTANCES, instance_id))
 

@@ -137,6 +137,7 @@ class Starts:
         holding = replace(
             holding,
             instance=replace(holding.instance, source=from_id),
+            past_ids=(*source.past_ids, from_id),
             warmth=was.value,
             is_launched=source.is_launched,
             weights_path=source.weights_path,

@@ -348,6 +348,7 @@ class Holding:
     shares: Mapping[str, Mapping[GrantOwner, int]] = field(default_factory=dict)  # gpu_id -> owner -> bytes it holds
     stage: int = 0
     engine_id: str = ""  # by which the shell knows its process, while that is not its own id (see agent_starts.py)
+    past_ids: tuple[str, ...] = ()  # instances whose engine it has taken over, oldest first
     warmth: str = ""  # state of the dormant instance that it grew from
     becomes: str = ""  # at the end of its drain: prewarmed | swapped_out, else ""
     is_sleeping: bool = False  # a SleepEngine is out

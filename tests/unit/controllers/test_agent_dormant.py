@@ -237,10 +237,14 @@ def test_engine_of_a_forgotten_source_is_not_forgotten_before_its_heir() -> None
     agent = replica(make(abilities=ALL), "r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
     agent.handle(EngineReady("i-1", "u"), 21.0)
-    assert not of(ForgetEngine, agent.handle(Tick(), 300.0)) and "r-1" not in agent.holdings
-    agent.handle(stop(grace_s=0), 301.0)
-    agent.handle(EngineGone("i-1"), 302.0)
-    assert of(ForgetEngine, agent.handle(Tick(), 500.0)) == [ForgetEngine("i-1"), ForgetEngine("r-1")]
+    drained(agent, "swapped_out", 22.0)
+    agent.handle(EngineAsleep("i-1"), 24.0)
+    agent.handle(start_of("i-2", source="i-1"), 25.0)
+    agent.handle(EngineReady("i-2", "u"), 26.0)
+    assert not of(ForgetEngine, agent.handle(Tick(), 300.0)) and list(agent.holdings) == ["i-2"]
+    agent.handle(stop("i-2", grace_s=0), 301.0)
+    agent.handle(EngineGone("i-2"), 302.0)
+    assert [e.instance_id for e in of(ForgetEngine, agent.handle(Tick(), 500.0))] == ["i-2", "r-1", "i-1"]
 
 
 # Sleep
