@@ -29,7 +29,7 @@ def windows_before(
     prompt, response = fmean(p for p, _ in pairs), fmean(r for _, r in pairs)
     request_s = words.request_s or request_seconds(one, prompt, response)
     last = int(began_s // window_s)
-    first = int((began_s + bins[0][0]) // window_s) + 1
+    first = math.ceil((began_s + bins[0][0]) / window_s)
     grouped: dict[int, list[Bin]] = {}
     for bin_ in bins:
         for number, part in _cut(bin_, began_s, window_s):

@@ -14,6 +14,7 @@ from glowplug.simulator.scenario_errors import ScenarioError, join, known
 
 Tree = dict[str, Any]
 MAX_BASES = 8
+REST = "rest"  # the word of kv_bytes that is no size
 
 
 def read_tree(path: Path) -> Tree:
@@ -107,7 +108,8 @@ def in_units(value: Any, path: str = "") -> Any:
             name: _measured(name, in_units(item, join(path, name)), join(path, name)) for name, item in value.items()
         }
     if isinstance(value, list):
-        return [in_units(item, join(path, n)) for n, item in enumerate(value)]
+        named = [(item.get("name") or n) if isinstance(item, dict) else n for n, item in enumerate(value)]
+        return [in_units(item, join(path, name)) for name, item in zip(named, value, strict=True)]
     if isinstance(value, float) and not math.isfinite(value):
         raise ScenarioError(path, f"{value} is not a finite number")
     return value
@@ -115,7 +117,7 @@ def in_units(value: Any, path: str = "") -> Any:
 
 def _measured(name: str, value: Any, path: str) -> Any:
     size = name.endswith(("_bytes", "_bytes_per_s", "_bytes_per_token"))
-    if isinstance(value, str) and (size or name.endswith("_s") or name == "seconds"):
+    if isinstance(value, str) and value != REST and (size or name.endswith("_s") or name == "seconds"):
         try:
             return _bytes(value) if size else parse_seconds(value)
         except ValueError as error:

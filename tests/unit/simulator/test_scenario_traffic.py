@@ -1,0 +1,141 @@
+"""Requests of a scenario: rates, shares, days, clients and lengths are those that were asked for."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glowplug.simulator.scenario import Scenario, ScenarioError, load
+from tests.unit.simulator.scenarios import workload, write
+
+DAY_S = 86_400
+
+
+def scenario(folder: Path, seconds: float = 600, models: int = 2, **fields: Any) -> Scenario:
+    named = [{"name": f"m{number}"} for number in range(models)]
+    return load(write(folder, seconds=seconds, models=named, workload=fields))
+
+
+def counted(folder: Path, rows: list[tuple[float, int]]) -> None:
+    text = "t_s,requests\n" + "".join(f"{t_s},{num}\n" for t_s, num in rows)
+    (folder / "counts.csv").write_text(text, encoding="utf-8")
+
+
+def test_gamma_arrivals_have_their_rate_and_are_shared_by_a_power_law(tmp_path: Path) -> None:
+    """WarmServe section 6.1: the share of model i goes with i^-alpha."""
+    arrivals = list(scenario(tmp_path, 2000, 3, **workload(rps=10, alpha=2)).arrivals(7))
+    assert len(arrivals) == pytest.approx(20_000, rel=0.05)
+    counts = Counter(arrival.model for arrival in arrivals)
+    assert counts["m0"] / counts["m1"] == pytest.approx(4, rel=0.15)
+
+
+def test_a_higher_cv_makes_bursts_of_each_model(tmp_path: Path) -> None:
+    def spread(cv: float) -> float:
+        arrivals = scenario(tmp_path, 4000, 1, **workload(rps=5, cv=cv)).arrivals(3)
+        bins = Counter(int(arrival.at_s // 10) for arrival in arrivals)
+        counts = [bins[n] for n in range(400)]
+        mean = sum(counts) / len(counts)
+        return sum((count - mean) ** 2 for count in counts) / len(counts) / mean
+
+    assert spread(4) > 3 * spread(1)
+
+
+def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
+    one = scenario(tmp_path, **workload())
+    assert list(one.arrivals(1)) == list(one.arrivals(1)) != list(one.arrivals(2))
+
+
+def test_each_model_follows_its_own_day_scaled_to_its_share(tmp_path: Path) -> None:
+    """WarmServe section 6.1: models are sampled from different days; the rate of each is its share of the total."""
+    counted(
+        tmp_path, [(day * DAY_S + n * 10, 20 if (n < 30) == (day == 0) else 2) for day in (0, 1) for n in range(60)]
+    )
+    one = scenario(tmp_path, source="counts.csv", days=[0, 1], rps=4, lengths={"prompt_mean": 100})
+    arrivals = list(one.arrivals(5))
+    assert len(arrivals) == pytest.approx(2400, rel=0.1)
+    early = Counter(arrival.model for arrival in arrivals if arrival.at_s < 300)
+    late = Counter(arrival.model for arrival in arrivals if arrival.at_s >= 300)
+    assert early["m0"] > 5 * late["m0"]
+    assert late["m1"] > 5 * early["m1"]
+
+
+def test_scaling_up_repeats_requests_at_one_moment(tmp_path: Path) -> None:
+    """WarmServe section 6.1: integer replication makes identical timestamps, which are bursts."""
+    counted(tmp_path, [(n * 10, 1) for n in range(60)])
+    times = Counter(a.at_s for a in scenario(tmp_path, models=1, source="counts.csv", rps=1, lengths={}).arrivals(5))
+    assert max(times.values()) == 10
+    assert sum(times.values()) == pytest.approx(600, rel=0.05)
+
+
+def test_a_day_past_the_end_of_the_trace_is_refused(tmp_path: Path) -> None:
+    counted(tmp_path, [(0, 5), (10, 5)])
+    with pytest.raises(ScenarioError, match=r"workload.days: day 3 lies past the end"):
+        scenario(tmp_path, source="counts.csv", days=[3], rps=1, lengths={})
+
+
+def test_a_trace_of_requests_is_cut_squeezed_and_bounded(tmp_path: Path) -> None:
+    rows = "".join(f"{n},5000,{n + 1}\n" for n in range(100))
+    (tmp_path / "t.csv").write_text("t_s,prompt_tokens,response_tokens\n" + rows, encoding="utf-8")
+    one = scenario(
+        tmp_path, 20, 1, source="t.csv", start_s=10, squeeze=2, max_prompt_tokens=1024, min_response_tokens=20
+    )
+    arrivals = list(one.arrivals(0))
+    assert [arrival.at_s for arrival in arrivals] == [n / 2 for n in range(40)]
+    assert {arrival.prompt_tokens for arrival in arrivals} == {1024}
+    assert [arrival.response_tokens for arrival in arrivals[:12]] == [20] * 10 + [21, 22]
+
+
+def test_a_trace_that_names_the_models_keeps_them(tmp_path: Path) -> None:
+    text = "t_s,model,prompt_tokens,response_tokens\n0,m1,5,5\n1,m0,6,6\n2,other,7,7\n"
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    arrivals = list(scenario(tmp_path, 20, 2, source="t.csv").arrivals(0))
+    assert [arrival.model for arrival in arrivals] == ["m1", "m0", "m0"]
+
+
+def clients(folder: Path) -> None:
+    head = "model,client,t_s,requests,cv,dist,shape\n"
+    rows = [
+        f"s,{client},{window * 600},{num},{cv},G,{1 / cv**2:.4f}"
+        for window in range(4)
+        for client, num, cv in (("a", 900, 1), ("b", 400, 5), ("c", 300, 1), ("d", 10, 1), ("e", 4, 1), ("f", 1, 1))
+    ]
+    (folder / "servegen_clients_10min.csv").write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+def test_clients_stand_in_for_models_by_their_sort(tmp_path: Path) -> None:
+    clients(tmp_path)
+    groups = [{"pick": p, "num": 1, "rps": r} for p, r in (("popular", 3.0), ("bursty", 1.0), ("tail", 0.05))]
+    one = scenario(tmp_path, 1200, 3, source="servegen_clients_10min.csv", clients=groups, lengths={}, start_s=1200)
+    assert one.traffic.clients is not None
+    names = [client.name for client in one.traffic.clients._by_key.values()]
+    assert names[:2] == ["s-a", "s-b"]
+    assert names[2] in ("s-d", "s-e", "s-f")
+    counts = Counter(arrival.model for arrival in one.arrivals(1))
+    assert counts["m0"] == pytest.approx(3600, rel=0.02)
+    assert counts["m1"] == pytest.approx(1200, rel=0.02)
+    assert one.traffic.past("m0", 1200)[0][:2] == (-1200.0, 600.0)
+
+
+def test_as_many_clients_as_models_are_asked_for(tmp_path: Path) -> None:
+    clients(tmp_path)
+    groups = [{"pick": "popular", "num": 2, "rps": 1}]
+    with pytest.raises(ScenarioError, match=r"workload.clients: 2 clients for 3 models"):
+        scenario(tmp_path, 1200, 3, source="servegen_clients_10min.csv", clients=groups, lengths={})
+
+
+def test_the_past_lies_on_the_grid_of_the_predictors_windows_without_a_gap(tmp_path: Path) -> None:
+    counted(tmp_path, [(n * 10, 30 if n < 360 else 60) for n in range(1080)])
+    fields = {"source": "counts.csv", "start_s": 7200, "lengths": {"prompt_mean": 100, "response_mean": 50}}
+    path = write(
+        tmp_path, seconds=600, models=[{"name": "m0"}], workload=fields, history={"seconds": 7200, "window_s": 300}
+    )
+    setup = load(path).setup
+    windows = setup.history["m0"]
+    starts = [window.started_at for window in windows]
+    assert starts == [setup.began_at - 7200 + 300 * n for n in range(24)]
+    assert starts[-1] == setup.began_at - 300
+    assert windows[0].num_requests == pytest.approx(900)
+    assert windows[-1].num_requests == pytest.approx(1800)
+    assert windows[-1].concurrency_mean == pytest.approx(2 * windows[0].concurrency_mean)
+    assert windows[-1].concurrency_peak > windows[-1].concurrency_mean
