@@ -63,6 +63,10 @@ def test_two_numbers_a_turn_are_the_map_of_the_paper(deeds, num_steps, prompt, e
     wanted = [plain.tokens(step) for step in steps]
     assert [look.tokens(step) for step in steps] == wanted
     assert look.peak_ratio(num_steps) == max(wanted) / M
+    assert all(tokens <= look.at_most(num_steps) for tokens in wanted)
+    ends = [end for _, _, end, _ in plain.requests.values()]
+    assert look.tokens_left == sum(end - plain.now for end in ends)
+    assert look.tokens_left_within(num_steps) == sum(min(end - plain.now, num_steps) for end in ends)
     assert look.num_steps_above(ratio, num_steps) == sum(tokens > ratio * M for tokens in wanted)
     if expected:
         more = [tokens + (prompt + i if i < expected else 0) for i, tokens in enumerate(wanted)]

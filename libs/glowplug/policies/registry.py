@@ -17,6 +17,7 @@ from glowplug.policies.residency.caching import CACHING
 from glowplug.policies.routing.counted import least_loaded, minimum_use, round_robin
 from glowplug.policies.routing.llumnix_like import llumnix_like
 from glowplug.policies.routing.preserve_balancer import preserve_load_aware
+from glowplug.policies.routing.preserve_balancer import union as route_union
 from glowplug.policies.scaling import hydraserve, preserve, proactive, reactive, static, union, warmserve
 from glowplug.policies.scaling.llumnix_like import scale as llumnix_scale
 
@@ -29,6 +30,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "minimum_use": minimum_use,
         "preserve_load_aware": preserve_load_aware,
         "llumnix_like": llumnix_like,
+        "union": route_union,
     },
     "placement": {
         "first_fit": first_fit.place,

@@ -66,6 +66,16 @@ class LookAhead:
         """Response tokens still expected of everybody here."""
         return self._end_sum - len(self._ramps) * self.now_step
 
+    def tokens_left_within(self, num_steps: int) -> int:
+        """Response tokens expected in the next `num_steps` steps."""
+        end = self.now_step + num_steps
+        tokens = len(self._ramps) * num_steps
+        for turn in self._steps:
+            if turn >= end:
+                break
+            tokens += self._turns[turn][1] * (end - turn)  # so many fewer go on from there
+        return tokens
+
     def at_most(self, num_steps: int) -> int:
         """A bound of the tokens in the cache at any of the next `num_steps` steps, without looking at each."""
         return self._constant + self._count * (self.now_step + num_steps - 1)

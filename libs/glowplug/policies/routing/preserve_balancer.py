@@ -7,9 +7,14 @@ Departure: the tokens still to be generated shrink with every step of every engi
 brought up to date where something was sent, began or ended since the choice before, and until they are `num_refreshed`
 those that were longest ago: up to so many the order is exact, of a thousand each is off by what it generates during
 some hundred choices.
+
+Option: `decode_horizon`. Printed is current_d, all tokens still to be generated. Of two instances with the same sum
+the one with many short answers left runs the larger batch and is slower now; counting only the tokens of the steps
+ahead tells them apart.
 """
 
 from collections import OrderedDict
+from dataclasses import replace
 
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.routing.port import Balancer, BalancerParams
@@ -60,11 +65,18 @@ class LoadAware(Tracker):
             return
         load = self._order.of(instance_id)
         if load is None or load.look_ahead is not look:
-            self._order.put(InstanceLoad(instance_id, look, here.queued_tokens, look.tokens_left))
-            return
-        load.queued_tokens, load.current_tokens = here.queued_tokens, look.tokens_left
+            load = InstanceLoad(instance_id, look)
+        horizon = self.params.decode_horizon
+        load.queued_tokens = here.queued_tokens
+        load.current_tokens = look.tokens_left_within(horizon) if horizon else look.tokens_left
         self._order.put(load)
 
 
 def preserve_load_aware(params: BalancerParams) -> Balancer:
     return LoadAware(params)
+
+
+def union(params: BalancerParams) -> Balancer:
+    """`preserve_load_aware` that holds what would overload everybody and counts the decode load of the steps it looks
+    ahead, not of all to come: what a request will generate after that slows nobody who is routed now."""
+    return LoadAware(replace(params, hold_overloaded=True, decode_horizon=params.decode_horizon or params.num_steps))
