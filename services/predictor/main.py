@@ -1,13 +1,13 @@
 """Start the predictor."""
 
 import asyncio
-import time
 
 from prometheus_client import REGISTRY
 
 from glowplug.controllers.predictor import PredictorController, PredictorParams
 from glowplug.domain.model import Model
 from glowplug.events.subjects import facts_of
+from glowplug.policies.prediction.port import make_with
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
@@ -25,10 +25,9 @@ WIRING = Wiring(
 async def serve(stopping: asyncio.Event) -> None:
     settings = PredictorSettings()
     service = ControlService(World.open("predictor", settings))
-    REGISTRY.register(
-        ForecastCollector(lambda: service.controller(PredictorController) if service.shell else None, time.time)
-    )
+    REGISTRY.register(ForecastCollector(lambda: service.controller(PredictorController) if service.shell else None))
     forecaster = choose("prediction", settings.policy_prediction)
+    make_with(forecaster, settings.window_s or 60.0)  # one that cannot be made here says so now
     params = PredictorParams(
         window_s=settings.window_s,
         num_windows=settings.num_windows,

@@ -13,8 +13,8 @@ from glowplug.telemetry.metrics import LabelCap
 class ForecastCollector(Collector):
     """Reads the controller at each scrape; `controller()` is None while the service connects."""
 
-    def __init__(self, controller: Callable[[], PredictorController | None], clock: Callable[[], float]) -> None:
-        self._controller, self._clock, self._cap = controller, clock, LabelCap()
+    def __init__(self, controller: Callable[[], PredictorController | None]) -> None:
+        self._controller, self._cap = controller, LabelCap()
 
     def collect(self) -> Iterator[Metric]:
         load = GaugeMetricFamily(
@@ -26,7 +26,9 @@ class ForecastCollector(Collector):
         error = GaugeMetricFamily(
             semconv.FORECAST_ERROR_RATIO, "Mean absolute error of late over the mean of what came", labels=["model"]
         )
-        age = GaugeMetricFamily(semconv.FORECAST_AGE_SECONDS, "Since the forecast was made", labels=["model"])
+        made = GaugeMetricFamily(
+            semconv.FORECAST_MADE_TIMESTAMP_SECONDS, "When the forecast was made", labels=["model"]
+        )
         controller = self._controller()
         for key, (first, *_) in sorted(controller.forecasts.items()) if controller is not None else ():
             model = self._cap(key)
@@ -35,5 +37,5 @@ class ForecastCollector(Collector):
             tokens.add_metric([model, "prompt"], first.prompt_tokens / first.window_s)
             tokens.add_metric([model, "response"], first.response_tokens / first.window_s)
             error.add_metric([model], first.error_ratio)
-            age.add_metric([model], max(0.0, self._clock() - first.made_at))
-        yield from (load, tokens, error, age)
+            made.add_metric([model], first.made_at)
+        yield from (load, tokens, error, made)

@@ -78,7 +78,8 @@ def configuration(fleet: Fleet) -> dict[str, Any]:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     root = tmp_path_factory.mktemp("fleet")
     models = {name: MODEL.format(name=name, keep_alive_s=-1) for name in ("one", "two")}
-    made = Fleet.start(root, models, nodes=2)
+    forecasts = {"GLOWPLUG_POLICY_PREDICTION": "last_window", "GLOWPLUG_WINDOW_S": "5"}
+    made = Fleet.start(root, models, nodes=2, **forecasts)
     try:
         yield made
     finally:

@@ -74,11 +74,6 @@ def stat(title: str, about: str, expr: str, unit: str = "short", **more: Any) ->
     )
 
 
-def note(text: str, **more: Any) -> Panel:
-    """Words, where there are no data to show."""
-    return Panel(title="", about="", kind="text", text=text, **{"width": COLUMNS, "height": 4} | more)
-
-
 def drawn(panel: Panel, panel_id: int, x: int, y: int) -> Json:
     """One panel as Grafana keeps it."""
     made: Json = {

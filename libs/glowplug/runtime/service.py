@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from glowplug import __version__
 from glowplug.bus.nats_bus import NatsBus
 from glowplug.domain.address import http_url, reachable
+from glowplug.domain.errors import BadRequest
 from glowplug.events.facts import ServiceStarted
 from glowplug.runtime.identity import ServiceIdTaken
 from glowplug.runtime.settings import ServiceSettings, explain
@@ -153,3 +154,6 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
             raise SystemExit(f"glowplug: {error}") from error
         except ValidationError as error:
             raise SystemExit(f"glowplug: {explain(error)}") from error
+        except BadRequest as error:  # a setting that only its reader can judge: a policy's name
+            name = f"GLOWPLUG_{error.param.upper()}: " if error.param else ""
+            raise SystemExit(f"glowplug: {name}{error.message}") from error

@@ -56,7 +56,7 @@ MODEL_INSTANCES = "glowplug_model_instances"  # model, state
 FORECAST_CONCURRENCY = "glowplug_forecast_concurrency"  # model, stat; mean or peak, of the window that is open
 FORECAST_TOKENS_PER_SECOND = "glowplug_forecast_tokens_per_second"  # model, kind; prompt or response
 FORECAST_ERROR_RATIO = "glowplug_forecast_error_ratio"  # model; of concurrency: mean error of late over what came
-FORECAST_AGE_SECONDS = "glowplug_forecast_age_seconds"  # model; since the forecast was made
+FORECAST_MADE_TIMESTAMP_SECONDS = "glowplug_forecast_made_timestamp_seconds"  # model; when the forecast was made
 
 # Metrics: nodes (agent)
 GPU_BYTES = "glowplug_gpu_bytes"  # node, gpu, owner

@@ -58,7 +58,7 @@ async def test_what_was_and_what_is_expected_reach_the_console(controller: Predi
 
 def test_metrics_are_of_the_open_window(controller: PredictorController) -> None:
     registry = CollectorRegistry()
-    registry.register(ForecastCollector(lambda: controller, lambda: 125.0))
+    registry.register(ForecastCollector(lambda: controller))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, {"model": "m"} | labels)
@@ -66,11 +66,11 @@ def test_metrics_are_of_the_open_window(controller: PredictorController) -> None
     assert value("glowplug_forecast_concurrency", stat="mean") == pytest.approx(2.0)
     assert value("glowplug_forecast_concurrency", stat="peak") == 4.0
     assert value("glowplug_forecast_error_ratio") == pytest.approx(1.0)
-    assert value("glowplug_forecast_age_seconds") == 5.0
+    assert value("glowplug_forecast_made_timestamp_seconds") == 120.0
     assert value("glowplug_forecast_tokens_per_second", kind="prompt") == 0.0
 
 
 def test_no_forecast_is_no_series() -> None:
     registry = CollectorRegistry()
-    registry.register(ForecastCollector(lambda: None, lambda: 0.0))
+    registry.register(ForecastCollector(lambda: None))
     assert [s for metric in registry.collect() for s in metric.samples] == []

@@ -1,13 +1,51 @@
-"""Demand as it was. What was expected of it has its place here and no data yet."""
+"""What was expected of demand, and demand as it was."""
 
-from panels import MODEL, Board, Panel, note, rate
+from panels import MODEL, Board, Panel, rate
 
 TO_MODEL = "#/model/${__field.labels.model}"
-EMPTY = """\
-### Expected demand
-The predictor of this version counts demand and publishes **no forecasts**: there is no curve to draw.
-Forecasts by model, their age and their error will stand here, over the demand below.
-"""
+AT_ONCE = f"sum by (model) (glowplug_requests_held{{{MODEL}}} + glowplug_requests_in_flight{{{MODEL}}})"
+EXPECTED = [
+    Panel(
+        title="Expected and actual, requests at once",
+        about="Mean and peak forecast of the window that is open, over what is there. Empty while no forecasting "
+        "policy is chosen (GLOWPLUG_POLICY_PREDICTION).",
+        asks=[
+            (f'max by (model) (glowplug_forecast_concurrency{{stat="mean", {MODEL}}})', "{{model}} expected"),
+            (f'max by (model) (glowplug_forecast_concurrency{{stat="peak", {MODEL}}})', "{{model}} expected peak"),
+            (AT_ONCE, "{{model}} actual"),
+        ],
+        width=12,
+        height=10,
+        link=TO_MODEL,
+    ),
+    Panel(
+        title="Expected and actual, response tokens per second",
+        about="What PreServe's scaler plans by.",
+        asks=[
+            (
+                f'max by (model) (glowplug_forecast_tokens_per_second{{kind="response", {MODEL}}})',
+                "{{model}} expected",
+            ),
+            (rate("glowplug_response_tokens_total", "model", MODEL, "5m"), "{{model}} actual"),
+        ],
+        width=12,
+        height=10,
+    ),
+    Panel(
+        title="Error of late",
+        about="Mean absolute error of the concurrency forecast for the last 30 windows, over the mean of what came.",
+        asks=[(f"max by (model) (glowplug_forecast_error_ratio{{{MODEL}}})", "{{model}}")],
+        unit="percentunit",
+        width=12,
+    ),
+    Panel(
+        title="Age of the forecast",
+        about="A forecast is made when a window closes; one much older than a window is of a predictor that is gone.",
+        asks=[(f"time() - max by (model) (glowplug_forecast_made_timestamp_seconds{{{MODEL}}})", "{{model}}")],
+        unit="s",
+        width=12,
+    ),
+]
 DEMAND = [
     Panel(
         title="Requests per second by model",
@@ -28,12 +66,7 @@ DEMAND = [
     Panel(
         title="At once, by model",
         about="Requests held and in flight: what has to fit on instances.",
-        asks=[
-            (
-                f"sum by (model) (glowplug_requests_held{{{MODEL}}} + glowplug_requests_in_flight{{{MODEL}}})",
-                "{{model}}",
-            )
-        ],
+        asks=[(AT_ONCE, "{{model}}")],
         width=12,
     ),
     Panel(
@@ -58,5 +91,5 @@ BOARD = Board(
     title="Glowplug: forecasts",
     about="Expected and actual demand.",
     variables=["model"],
-    rows=[("Expected", [note(EMPTY)]), ("Actual", DEMAND)],
+    rows=[("Expected", EXPECTED), ("Actual", DEMAND)],
 )

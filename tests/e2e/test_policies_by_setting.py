@@ -1,0 +1,75 @@
+"""Another policy is a setting away: a fleet that runs by the papers, told so by its environment alone."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.fleet_runner import EMULATED, Fleet, wait_until
+
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+CHOSEN = {
+    "GLOWPLUG_POLICY_SCALING": "preserve",
+    "GLOWPLUG_POLICY_PREDICTION": "last_window",
+    "GLOWPLUG_WINDOW_S": "3",
+    "GLOWPLUG_POLICY_PLACEMENT": "union",
+    "GLOWPLUG_POLICY_ROUTING": "preserve_load_aware",
+    "GLOWPLUG_POLICY_PREWARMING": "warmserve",
+    "GLOWPLUG_POLICY_RESIDENCY": "swapserve",
+    "GLOWPLUG_POLICY_CACHING": "mcache",
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    models = {name: EMULATED.format(name=name, keep_alive_s=60) for name in ("one", "two")}
+    made = Fleet.start(tmp_path_factory.mktemp("fleet"), models, nodes=1, **CHOSEN)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def test_every_service_says_which_policy_is_in_force(fleet: Fleet) -> None:
+    said: dict[str, str] = {}
+    for name in ("router", "predictor", "placer", "autoscaler", "prefetcher"):
+        said |= httpx.get(fleet.process(name)["url"] + "/policies").json()
+    for room in ("scaling", "prediction", "placement", "routing", "prewarming", "residency", "caching"):
+        assert said[room] == CHOSEN[f"GLOWPLUG_POLICY_{room.upper()}"], room
+
+
+def test_a_cold_and_a_warm_request_are_answered_and_the_decision_names_the_policy(fleet: Fleet) -> None:
+    cold = fleet.chat("one")
+    assert cold.status_code == 200, cold.text
+    warm = fleet.chat("one")
+    assert warm.status_code == 200
+    assert len(fleet.instances("one")) == 1, "the second found what the first had started"
+    decisions = httpx.get(fleet.url("placer") + "/v1/decisions", params={"model": "one"}).json()["data"]
+    made = {(row["kind"], row["policy"]) for row in decisions}
+    assert {("scale", "preserve"), ("place", "union")} <= made
+    (start,) = [row for row in decisions if row["chosen"] == "start"]
+    assert "1 waiting" in start["reason"], "with cold data the default rule decides, and says so"
+
+
+def test_forecasts_reach_rest_and_console(fleet: Fleet) -> None:
+    fleet.chat("one")
+    url = fleet.url("console") + "/api/v1/forecasts"
+    page = wait_until(
+        "a forecast on the console",
+        lambda: (found := httpx.get(url, params={"model": "one"}, headers=fleet.admin).json())["forecasts"] and found,
+    )
+    assert (page["policy"], page["why_empty"], page["problem"]) == ("last_window", "", "")
+    assert {point["source"] for point in page["forecasts"]} == {"last_window"}
+    assert any(point["metric"] == "requests" and point["window_s"] == 3.0 for point in page["forecasts"])
+
+
+def test_a_name_that_does_not_exist_ends_the_service_with_one_line(fleet: Fleet) -> None:
+    command = [sys.executable, "-m", "services.autoscaler"]
+    env = fleet.env | {"GLOWPLUG_POLICY_SCALING": "magic"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    said = (done.stdout + done.stderr).strip()
+    assert done.returncode != 0
+    (line,) = said.splitlines()
+    assert line.startswith("glowplug: GLOWPLUG_POLICY_SCALING: no scaling policy named 'magic'") and "warmserve" in line
