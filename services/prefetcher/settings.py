@@ -37,7 +37,7 @@ class PrefetcherSettings(ServiceSettings):
     s3_endpoint: str = ""
     s3_region: str = ""
     policy_caching: str = "lru"  # who leaves host memory first: lru, lfu, arc, srrip or mcache
-    caching_half_life_s: float = Field(3600.0, gt=0)  # of what mcache remembers of how often weights are asked for
+    caching_half_life_s: float = Field(300.0, gt=0)  # of mcache's memory of uses, beside a tenth and ten times of it
     caching_renew_s: float = Field(10.0, ge=0)  # how old mcache's scores may be
 
     def fetch_options(self) -> FetchOptions:

@@ -74,7 +74,9 @@ def test_belady_knows():
 
 def test_utility_is_penalty_per_byte_and_rate():
     """Eq. 1; the rate of n requests at once is n ln 2 / half-life."""
-    memory = Importance(lambda name, size: {"slow": 8.0, "fast": 2.0}[name], ImportanceParams(half_life_s=100.0))
+    memory = Importance(
+        lambda name, size: {"slow": 8.0, "fast": 2.0}[name], ImportanceParams(half_life_s=100.0, spread=1.0)
+    )
     for name in ("slow", "fast", "fast"):
         memory.used(name, 10, 0.0, hit=True)
     per_request = math.log(2) / 100
@@ -85,6 +87,25 @@ def test_utility_is_penalty_per_byte_and_rate():
     assert order(memory, ["slow", "fast"]) == ["fast", "slow"]
 
 
+def test_three_half_lives_keep_who_is_asked_for_now_and_who_is_asked_for_always():
+    """Erratum E25: the rate is the mean of a short, a middle and a long memory."""
+
+    def memory(half_life_s, spread):
+        made = Importance(lambda name, size: 1.0, ImportanceParams(half_life_s=half_life_s, spread=spread))
+        for at in range(100):  # every 100 s for ever
+            made.used("always", 10, at * 100.0, hit=True)
+        made.used("now", 10, 9_990.0, hit=False)
+        for at in range(40):  # a burst, long ago
+            made.used("then", 10, 3_000.0 + at, hit=True)
+        return made
+
+    three = memory(300.0, 10.0)
+    alone = [memory(300.0 * f, 1.0).rate_per_s("always", 9_995.0) for f in (0.1, 1.0, 10.0)]
+    assert three.rate_per_s("always", 9_995.0) == pytest.approx(sum(alone) / 3)
+    assert order(three, ["then", "now", "always"], now_s=9_995.0) == ["then", "always", "now"]
+    assert order(memory(3000.0, 1.0), ["then", "always", "now"], now_s=9_995.0)[0] == "now", "a long memory alone"
+
+
 def test_ranks_are_the_log_of_those_below():
     """Eq. 2 with b0 = 1; equal utilities share a rank."""
     assert ranks([1.0, 2.0, 2.0, 5.0]) == pytest.approx([0.0, math.log(2), math.log(2), math.log(4)])
@@ -92,7 +113,7 @@ def test_ranks_are_the_log_of_those_below():
 
 def test_scores_may_be_stale_until_they_are_renewed():
     """Section 4.3.3: periodic updates."""
-    memory = Importance(lambda name, size: 1.0, ImportanceParams(half_life_s=10.0, renew_s=60.0))
+    memory = Importance(lambda name, size: 1.0, ImportanceParams(half_life_s=10.0, spread=1.0, renew_s=60.0))
     memory.used("a", 10, 0.0, hit=False)
     memory.used("b", 10, 0.0, hit=False)
     memory.used("b", 10, 1.0, hit=True)

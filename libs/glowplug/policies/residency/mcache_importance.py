@@ -7,9 +7,10 @@ the next request, C the models cached:
     rank_i  = log( sum over j != i of [u_i > u_j]  + b0 )      (2)
 
 Departures:
-- T is not known; it is one over the request rate, an average with half-life `half_life_s` (errata E25, E27). A model
-  asked for once has the rate of one request per half-life, so that it is worth something; it is always let in, since it
-  must be loaded to run.
+- T is not known; it is one over the request rate, a moving average (errata E25, E27). The paper leaves its window open:
+  a short one forgets who is asked for rarely but for ever, a long one who is asked for now. Three are averaged, with
+  half-lives `half_life_s` over, as it is and times `spread`; `spread=1` is a single one. A model asked for once has the
+  rate of one request per half-life, so that it is worth something; it is always let in, since it must be loaded to run.
 - The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
   renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
   infinity. Victims leave by (rank, utility, last use).
@@ -26,7 +27,8 @@ from glowplug.policies.residency.resident import Resident
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportanceParams:
-    half_life_s: float = 600.0
+    half_life_s: float = 300.0
+    spread: float = 10.0
     renew_s: float = 0.0  # scores may be this old; 0 computes them when they are asked for
     b0: float = 1.0
     max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
@@ -34,9 +36,9 @@ class ImportanceParams:
 
 @dataclass(slots=True)
 class _Rate:
-    """An exponentially forgetful count of requests."""
+    """Exponentially forgetful counts of requests, one for each half-life."""
 
-    weight: float
+    weights: tuple[float, ...]
     since_s: float
 
 
@@ -47,14 +49,16 @@ class Importance:
 
     def __init__(self, penalty_s: Callable[[str, int], float], params: ImportanceParams = ImportanceParams()) -> None:
         self._penalty_s, self._params = penalty_s, params
+        half_life_s, spread = params.half_life_s, params.spread
+        self._half_lives_s = (half_life_s / spread, half_life_s, half_life_s * spread) if spread > 1 else (half_life_s,)
         self._rates: dict[str, _Rate] = {}
         self._scores: dict[str, float] = {}
         self._scored_at = -math.inf
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
         rate = self._rates.pop(name, None)
-        weight = 1.0 if rate is None else rate.weight * self._decay(now_s - rate.since_s) + 1.0
-        self._rates[name] = _Rate(weight, now_s)  # ordered by last use
+        decayed = self._decayed(rate, now_s) if rate is not None else (0.0,) * len(self._half_lives_s)
+        self._rates[name] = _Rate(tuple(weight + 1.0 for weight in decayed), now_s)  # ordered by last use
         while len(self._rates) > self._params.max_names:
             del self._rates[next(iter(self._rates))]
 
@@ -66,8 +70,8 @@ class Importance:
         rate = self._rates.get(name)
         if rate is None:
             return 0.0
-        decayed = rate.weight * self._decay(now_s - rate.since_s)
-        return decayed * math.log(2) / self._params.half_life_s
+        rates = zip(self._decayed(rate, now_s), self._half_lives_s, strict=True)
+        return sum(weight / half_life_s for weight, half_life_s in rates) * math.log(2) / len(self._half_lives_s)
 
     def utility(self, resident: Resident, now_s: float) -> float:
         """Eq. 1: seconds saved per byte and second."""
@@ -85,8 +89,10 @@ class Importance:
             for rank, (_, resident) in zip(ranks([u for u, _ in known], self._params.b0), known, strict=True)
         ]
 
-    def _decay(self, seconds: float) -> float:
-        return float(0.5 ** (max(0.0, seconds) / self._params.half_life_s))
+    def _decayed(self, rate: _Rate, now_s: float) -> tuple[float, ...]:
+        seconds = max(0.0, now_s - rate.since_s)
+        counts = zip(rate.weights, self._half_lives_s, strict=True)
+        return tuple(weight * float(0.5 ** (seconds / half_life_s)) for weight, half_life_s in counts)
 
 
 def ranks(sorted_utilities: Sequence[float], b0: float = 1.0) -> list[float]:
