@@ -12,6 +12,7 @@ from typing import Any
 from glowplug.controllers.agent_dormant import Dormancy
 from glowplug.controllers.agent_lifecycle import Lifecycle
 from glowplug.controllers.agent_phases import PhaseHistory
+from glowplug.controllers.agent_reservation import Reservation
 from glowplug.controllers.agent_stages import Stages
 from glowplug.controllers.agent_starts import Starts
 from glowplug.controllers.agent_turn import INSTANCES, Turn, fact_of
@@ -75,6 +76,7 @@ class AgentController:
         self.history = PhaseHistory.of(memory.history, self.params.ewma_weight)
         self._life = Lifecycle(node_id, ledger, self.history, self.params)
         self._dormant = Dormancy(self._life, engines, self.params)
+        self._reservation = Reservation(self._life, self.params)
         self._stages = Stages(self._life)
         self._starts = Starts(self._life, self._dormant, engines, self.params)
         self._fence = Fence(dict(memory.fence))
@@ -207,7 +209,8 @@ class AgentController:
                 self._health(turn, holding, stimulus)
             case InFlight(num_in_flight=num_in_flight):
                 self._life.counted(turn, holding, num_in_flight)
-                self._dormant.reserve(turn, self.holdings[holding.instance.instance_id], stimulus)
+                if self._dormant.can(holding.instance.engine, "prewarm"):
+                    self._reservation.reserve(turn, self.holdings[holding.instance.instance_id], stimulus)
             case StopAsked(reason=reason, grace_s=grace_s):
                 self._life.drain(turn, holding, reason, grace_s)
             case _:

@@ -1,9 +1,7 @@
 """What lies dormant on a node: replicas (weights alone, on their GPUs) and engines asleep outside the GPUs.
 
-Papers: WarmServe section 4 (universal workers, Fig. 5; proactive prewarming, Eq. 1), SwapServeLLM section 3 (swap out
-and in). Departures:
+Papers: WarmServe section 4 (universal workers, Fig. 5), SwapServeLLM section 3 (swap out and in). Departures:
 - A drained engine keeps its own weights only when the placer asks for it (`becomes`); WarmServe always keeps them.
-- Eq. 1 is asked at each answer to CountInFlight, which a shell gives on ticks and may give at each completion too.
 - SwapServeLLM lets a victim finish what it runs; here its grace bounds that, then what still runs ends.
 - Host memory for engines asleep is bounded (`swap_host_bytes`); past it an engine simply stops.
 """
@@ -11,27 +9,21 @@ and in). Departures:
 from collections.abc import Mapping
 from dataclasses import replace
 
-from glowplug.controllers.agent_grants import own_workers, shares_of, total_of
+from glowplug.controllers.agent_grants import own_workers
 from glowplug.controllers.agent_lifecycle import Lifecycle
 from glowplug.controllers.agent_turn import Turn
-from glowplug.controllers.agent_words import AgentParams, EngineKind, Holding, InFlight, LimitKv
+from glowplug.controllers.agent_words import AgentParams, EngineKind, Holding
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import InstanceState
-from glowplug.policies.prewarming.warmserve_reservation import ReservationParams, prewarmable_bytes
 
 _ABILITIES = {"prewarmed": "prewarm", "swapped_out": "swap"}
-RESERVATIONS = ("", "paper", "literal_code")
 
 
 class Dormancy:
-    """How instances fall asleep and what their memory is worth meanwhile. Raises ValueError for an unknown
-    `params.reservation`."""
+    """How instances fall asleep, and which of them can."""
 
     def __init__(self, life: Lifecycle, engines: Mapping[str, EngineKind], params: AgentParams) -> None:
-        if params.reservation not in RESERVATIONS:
-            raise ValueError(f"reservation is one of {RESERVATIONS}, not {params.reservation!r}")
         self._life, self._engines, self._params = life, engines, params
-        self._reservation = ReservationParams(literal_code=params.reservation == "literal_code")
 
     def can(self, engine: str, ability: str) -> bool:
         """Whether engines of that name have the ability here."""
@@ -89,29 +81,3 @@ class Dormancy:
         instance = replace(holding.instance, replica=True, workers=workers, url="")
         holding = self._life.grant(replace(holding, instance=instance))
         turn.tell(holding, state=InstanceState.PREWARMED, reason="drained; its weights stay")
-
-    def reserve(self, turn: Turn, holding: Holding, seen: InFlight) -> None:
-        """WarmServe Eq. 1: keep of a draining engine's KV cache what its requests may need, free the rest for
-        replicas. Never below what is used."""
-        instance = holding.instance
-        draining = instance.state is InstanceState.DRAINING and turn.now_s >= holding.quiet_until
-        if not self._params.reservation or not draining or holding.is_stopping or holding.is_sleeping:
-            return
-        if seen.kv_bytes_used < 0 or holding.is_consolidating or not self.can(instance.engine, "prewarm"):
-            return
-        whole = shares_of(instance, holding.model, self._life.node_id)
-        total = total_of(whole, GrantOwner.KV)  # M
-        held = total_of(holding.shares, GrantOwner.KV)
-        if seen.kv_bytes_used > held:
-            return
-        running = min(seen.num_in_flight, instance.max_concurrency)  # R of C; those that wait inside count as well
-        freed = prewarmable_bytes(running, instance.max_concurrency, seen.kv_bytes_used, total, self._reservation)
-        kept = {g: -(-of_gpu.get(GrantOwner.KV, 0) * (total - freed) // max(total, 1)) for g, of_gpu in whole.items()}
-        cuts = {g: min(n, holding.shares[g].get(GrantOwner.KV, 0)) for g, n in kept.items() if g in holding.shares}
-        if held - sum(cuts.values()) < max(1, self._params.reservation_step_bytes):
-            return
-        for gpu_id, num_bytes in cuts.items():
-            self._life.ledger.shrink(gpu_id, instance.instance_id, GrantOwner.KV, num_bytes)
-        shares = {g: {**of_gpu, GrantOwner.KV: cuts.get(g, 0)} for g, of_gpu in holding.shares.items()}
-        turn.ask(LimitKv(instance.instance_id, sum(cuts.values())))
-        turn.keep(replace(holding, shares=shares))

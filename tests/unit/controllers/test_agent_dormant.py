@@ -404,13 +404,35 @@ def test_eq_1_frees_what_running_requests_cannot_need(reservation: str, kept_mib
     assert not of(LimitKv, agent.handle(InFlight("i-1", 8, 64 * MIB), 21.1))
 
 
-def test_eq_1_only_shrinks_and_never_below_what_is_used() -> None:
+def test_eq_1_keeps_a_buffer_above_what_is_used() -> None:
     agent = draining(make(abilities=ALL, params=EQ1))
     agent.handle(InFlight("i-1", 2, 10 * MIB), 21.0)
     assert owned(agent)[("i-1", "kv")] == 15  # max(160 x 2/32, 10 + 160/32)
-    agent.handle(InFlight("i-1", 2, 14 * MIB), 21.1)
-    agent.handle(InFlight("i-1", 2, 16 * MIB), 21.2)
-    assert owned(agent)[("i-1", "kv")] == 15
+    assert not of(LimitKv, agent.handle(InFlight("i-1", 2, 13 * MIB), 21.1))  # the buffer is for that
+
+
+def test_section_4_1_a_cache_that_became_too_small_evicts_the_recently_loaded_weights() -> None:
+    agent = draining(make(abilities=ALL, params=EQ1, mib=220))
+    agent.handle(InFlight("i-1", 2, 10 * MIB), 21.0)
+    for n in range(2):
+        replica(agent, f"r-{n}", 22.0 + n, model=a_model(f"m{n}", weights_bytes=70 * MIB))
+    assert used(agent) == 215
+    effects = agent.handle(InFlight("i-1", 2, 14 * MIB), 25.0)  # 5 MiB are free, and 19 wanted
+    assert of(LimitKv, effects) == [LimitKv("i-1", 19 * MIB)] and not told(effects)
+    effects = agent.handle(InFlight("i-1", 2, 18 * MIB), 26.0)
+    assert (
+        told(effects) == ["instance.stopped"] and state(agent, "r-1") == "stopped" and state(agent, "r-0") != "stopped"
+    )
+    assert of(LimitKv, effects) == [LimitKv("i-1", 23 * MIB)] and owned(agent)[("i-1", "kv")] == 23
+
+
+def test_a_cache_takes_what_there_is_when_nobody_can_give_way() -> None:
+    agent = draining(make(abilities=ALL, params=EQ1, mib=220))
+    agent.handle(InFlight("i-1", 2, 10 * MIB), 21.0)
+    agent.handle(start("i-2", mib=142), 22.0)
+    effects = agent.handle(InFlight("i-1", 2, 15 * MIB), 23.0)
+    assert of(LimitKv, effects) == [LimitKv("i-1", 18 * MIB)] and used(agent) == 220
+    assert not of(LimitKv, agent.handle(InFlight("i-1", 2, 18 * MIB), 24.0))
 
 
 @pytest.mark.parametrize("case", ["off", "no ability", "unknown use", "before routers have heard", "not draining"])
