@@ -88,6 +88,7 @@ class Prewarming:
         effects = [e for replica_id in plan.drops for e in self._drop(replica_id, "its model has changed", now_s)]
         for step in plan.steps:
             effects += self._order(step, plan, view, now_s)
+        self._is_due = bool(plan.steps)  # there may be more to do than one plan holds
         return effects
 
     def _view(self, now_s: float) -> PrewarmView:

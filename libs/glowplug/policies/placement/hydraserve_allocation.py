@@ -114,7 +114,7 @@ def allocate(
     fitting: list[tuple[tuple[float, ...], Layout]] = []
     rivals: list[Rival] = []
     least = -(-(start.weight_bytes + start.kv_bytes) // params.max_stages)
-    settled = [replace(s, link=settle(s.link, now_s)) if s.link.fetches else s for s in servers if _holds(s, least)]
+    settled = [replace(s, link=settle(s.link, now_s)) for s in servers if _holds(s, least)]
     ordered = sorted(settled, key=_distance)
     for num_stages in range(1, params.max_stages + 1):
         for num_full in range(num_stages + 1):

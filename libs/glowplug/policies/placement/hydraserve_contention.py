@@ -43,7 +43,9 @@ class LinkLedger:
 def settle(ledger: LinkLedger, now_s: float) -> LinkLedger:
     """The ledger as of `now_s` (Eq. 4). Time that runs backwards changes nothing."""
     elapsed = now_s - ledger.since_s
-    if elapsed <= 0 or not ledger.fetches:
+    if elapsed == 0:
+        return ledger
+    if elapsed < 0 or not ledger.fetches:
         return replace(ledger, since_s=max(now_s, ledger.since_s))
     each = ledger.bytes_per_s / len(ledger.fetches) * elapsed
     kept = tuple(replace(f, left_bytes=f.left_bytes - each) for f in ledger.fetches if f.left_bytes > each)

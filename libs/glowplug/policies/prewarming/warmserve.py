@@ -30,7 +30,7 @@ from glowplug.policies.prewarming.warmserve_scores import PrewarmDemand, Replica
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmserveParams:
     scores: ScoreParams = field(default_factory=ScoreParams)
-    placement: EvictAwareParams = field(default_factory=lambda: EvictAwareParams(max_steps=32))
+    placement: EvictAwareParams = field(default_factory=lambda: EvictAwareParams(max_steps=16))
     proactive: bool = True
     evict_aware: bool = True
 
@@ -42,7 +42,8 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
     nodes = _nodes(view, stale, params)
     shapes = {
         key: ReplicaShape(num_gpus=m.num_gpus, bytes_per_gpu=weights_per_gpu(m), engine=m.engine)
-        for key, m in view.models.items()
+        for key in {wish.model_key for wish in wishes} | {r.model_key for node in nodes for r in node.replicas}
+        if (m := view.models.get(key)) is not None
     }
     scores, still_open = share_out(wishes, nodes)
     if params.evict_aware:
@@ -68,10 +69,10 @@ def _demand(key: str, view: PrewarmView) -> PrewarmDemand:
 def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> list[PrewarmNode]:
     gone = frozenset(stale)
     draining = view.draining if params.proactive else frozenset[str]()
-    return [
-        replace(node, replicas=tuple(r for r in node.replicas if r.replica_id not in gone))
-        for node in prewarm_nodes(view.nodes, view.dormant, view.reserved, {}, draining)
-    ]
+    nodes = list(prewarm_nodes(view.nodes, view.dormant, view.reserved, {}, draining))
+    if not gone:
+        return nodes
+    return [replace(n, replicas=tuple(r for r in n.replicas if r.replica_id not in gone)) for n in nodes]
 
 
 def _first_fit(
