@@ -138,7 +138,7 @@ class PredictorController:
                 make_with(self._make, self.window_s, self.params.season_s),
                 number,
                 self.params.num_windows,
-                capacity=self._capacities.get(model_key, Capacity()),
+                capacity=self._capacities.get(model_key, self.params.capacity.profiled),
             )
         return expected
 
@@ -157,7 +157,8 @@ class PredictorController:
     def _load(self, key: str, router_id: str, load: ModelLoad, now_s: float) -> None:
         series = self._of(key, now_s)
         if series is not None:
-            series.told(router_id, load.num_waiting + load.num_in_flight, load.in_flight_by_instance.keys())
+            fullest = max((o.peak_ratio for o in load.outlook_by_instance.values()), default=0.0)
+            series.told(router_id, load.num_waiting + load.num_in_flight, load.in_flight_by_instance.keys(), fullest)
 
     def _absent(self, router_id: str, present: Set[str], now_s: float) -> None:
         """A report is whole: of models that are not in it the router holds and runs nothing (any more)."""

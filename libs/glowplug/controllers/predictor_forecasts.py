@@ -5,8 +5,9 @@ which no objective was missed.
 
 Departures:
 - A window says what an instance can take only if its instances were in earnest use: at least `busy_ratio` of their
-  batch on average. In a quiet window every objective is met by instances with nothing to do, and a scaler that plans by
-  such a rate never lets one do more (`busy_ratio=0` is the paper's).
+  batch on average, or one of their KV caches at least as full. In a quiet window every objective is met by instances
+  with nothing to do, and a scaler that plans by such a rate never lets one do more (`busy_ratio=0` is the paper's). What
+  was profiled before (`prompt_per_s` ...), as the paper's offline phase does, is the least that is known.
 - Instances count for the time they ran something, so that mu is a rate of work and not of waiting for it.
 - A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).
 """
@@ -30,6 +31,16 @@ class CapacityParams:
     busy_ratio: float = 0.5  # of its batch that an instance must have run on average
     min_share: float = 0.2  # of the window that one must have been busy
     normalized_s: float = 0.2  # seconds per response token, for models without objectives
+    prompt_per_s: float = 0.0  # what one instance of any model is known to take before the first window
+    response_per_s: float = 0.0
+    total_per_s: float = 0.0
+
+    @property
+    def profiled(self) -> Capacity:
+        """mu before anything was measured."""
+        return Capacity(
+            prompt_per_s=self.prompt_per_s, response_per_s=self.response_per_s, total_per_s=self.total_per_s
+        )
 
 
 @dataclass(slots=True)
@@ -101,7 +112,8 @@ def measured(known: Capacity, window: Window, window_s: float, model: Model | No
     """mu after one more window."""
     if model is None or not window.num_requests or window.instance_seconds < params.min_share * window_s:
         return known
-    is_busy = window.concurrency_seconds >= params.busy_ratio * model.max_concurrency * window.instance_seconds
+    batch = window.concurrency_seconds / (model.max_concurrency * window.instance_seconds)
+    is_busy = max(batch, window.kv_peak_ratio) >= params.busy_ratio
     tokens = WindowTokens(prompt_tokens=window.prompt_tokens, response_tokens=window.response_tokens, window_s=window_s)
     is_clean = is_busy and not window.num_missed
     return capacity_of(known, tokens, window.instance_seconds / window_s, is_clean=is_clean)

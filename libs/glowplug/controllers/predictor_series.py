@@ -24,6 +24,7 @@ class Window:
     concurrency_seconds: float = 0.0  # integral of concurrency over the window
     num_missed: int = 0  # requests that missed an objective of their model, or failed
     instance_seconds: float = 0.0  # integral of the number of instances that ran something
+    kv_peak_ratio: float = 0.0  # the fullest KV cache a router's look-ahead has expected
 
     def totals(self, window_s: float) -> WindowTotals:
         """What a forecaster learns of it."""
@@ -85,12 +86,13 @@ class Series:
         while self.windows and (first := next(iter(self.windows))) < oldest:
             del self.windows[first]
 
-    def told(self, router_id: str, concurrency: int, busy: Collection[str]) -> None:
-        """What one router holds and runs from now on, and on which instances."""
+    def told(self, router_id: str, concurrency: int, busy: Collection[str], kv_peak_ratio: float = 0.0) -> None:
+        """What one router holds and runs from now on, on which instances, and how full it expects the fullest."""
         self.by_router[router_id], self.busy_by_router[router_id] = concurrency, busy
         if self.concurrency:
             window = self.open()
             window.concurrency_peak = max(window.concurrency_peak, self.concurrency)
+            window.kv_peak_ratio = max(window.kv_peak_ratio, kv_peak_ratio)
 
     def left(self, router_id: str) -> None:
         """A router holds and runs nothing any more."""

@@ -6,7 +6,7 @@ from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.predictor import PredictorController, PredictorParams
 from glowplug.controllers.predictor_forecasts import CapacityParams
 from glowplug.domain.model import Slo
-from glowplug.domain.snapshot import ModelLoad
+from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events.facts import ForecastMade, RequestFinished
 from glowplug.policies.prediction.baselines import LastWindow
 from glowplug.policies.prediction.port import WindowTotals
@@ -130,6 +130,18 @@ def test_a_model_without_objectives_is_held_to_the_papers_normalized_latency():
 def test_a_quiet_window_says_nothing_of_what_an_instance_can_take_unless_read_literally():
     assert one_window(predictor(), finished(), num=1).total_per_s == 0.0
     assert one_window(predictor(busy_ratio=0.0), finished(), num=1).total_per_s > 0
+
+
+def test_a_window_with_a_full_cache_is_not_quiet_however_wide_the_batch():
+    wide = a_model(max_concurrency=256, slo=SLO)
+    controller = predictor(model=wide)
+    outlook = {"i-1": Outlook(peak_ratio=0.6, over_share=0.0)}
+    load = ModelLoad(num_in_flight=4, in_flight_by_instance={"i-1": 4}, outlook_by_instance=outlook)
+    controller.handle(load_report(m=load), 0.0)
+    controller.handle(finished(), 30.0)
+    (told,) = made(controller.handle(Tick(), 60.0))
+    assert told.forecasts[0].prompt_per_s == pytest.approx(10.0)
+    assert one_window(predictor(model=wide), finished()).prompt_per_s == 0.0
 
 
 def test_capacities_measured_elsewhere_are_the_least_there_is():
