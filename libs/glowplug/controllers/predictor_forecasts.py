@@ -6,7 +6,7 @@ which no objective was missed.
 Departures:
 - A window says what an instance can take only if its instances were in earnest use: at least `busy_ratio` of their
   batch on average, or one of their KV caches at least as full. In a quiet window every objective is met by instances
-  with nothing to do, and a scaler that plans by such a rate never lets one do more (`busy_ratio=0` is the paper's). What
+  with nothing to do, and a scaler that plans by such a rate lets none do more (`busy_ratio=0` is the paper's). What
   was profiled before (`prompt_per_s` ...), as the paper's offline phase does, is the least that is known.
 - Instances count for the time they ran something, so that mu is a rate of work and not of waiting for it.
 - A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).
