@@ -23,6 +23,7 @@ class BalancerParams:
     overload_share: float = 0.1  # of the steps: an instance with more of them too full is overloaded (section 4.3.2)
     decode_horizon: int = 0  # L_d counts the tokens of so many steps ahead; 0: all still to come, as printed
     hold_overloaded: bool = False  # a request waits while every instance is overloaded, whatever max_concurrency allows
+    hold_ratio: float = 0.95  # of the KV cache: what `overload_ratio` is to an outlook, for `hold_overloaded`
     tpot_s: float = 0.05  # seconds an engine step takes, until answers have told
     num_refreshed: int = 4  # instances brought up to date before each choice, those first that were longest ago
     most_visited: int = (

@@ -152,9 +152,9 @@ class Tracker:
     def _is_overloaded(self, here: Tracked) -> bool:
         """PreServe section 4.3.2: too full in more than a tenth of the steps ahead. One without requests never is."""
         look, params = here.look, self.params
-        if look.at_most(params.num_steps) <= params.overload_ratio * look.kv_tokens or not len(look):
+        if look.at_most(params.num_steps) <= params.hold_ratio * look.kv_tokens or not len(look):
             return False
-        above = look.num_steps_above(params.overload_ratio, params.num_steps)
+        above = look.num_steps_above(params.hold_ratio, params.num_steps)
         return above > params.overload_share * params.num_steps
 
     def _has_room(self, here: Tracked) -> bool:
