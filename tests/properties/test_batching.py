@@ -132,6 +132,42 @@ def test_a_slowdown_stretches_what_comes_after_the_next_boundary():
     assert one.finished_at == pytest.approx(prefill + 5 * 0.03 + 5 * 0.06)
 
 
+@given(ARRIVALS, LIMITS, st.floats(0.0, 1.0), st.data())
+def test_a_cache_that_shrinks_loses_nobody(arrivals, limits, share, data):
+    """WarmServe section 4.1: whatever it is limited to and when, what is used fits and every sequence ends."""
+    engine = BatchEngine(COSTS, limits)
+    sequences = [Sequence(key, prompt, output) for _, key, prompt, output in sorted(arrivals)]
+    last_s = max(at_s for at_s, *_ in arrivals)
+    for (at_s, *_), sequence in zip(sorted(arrivals), sequences, strict=True):
+        engine.submit(sequence, at_s)
+    for at_s in sorted(data.draw(st.lists(st.floats(last_s, last_s + 30.0), max_size=4))):
+        kept = engine.limit_kv(int(share * limits.kv_tokens), at_s)
+        assert engine.kv_tokens_used(at_s) <= kept == engine.limits.kv_tokens <= limits.kv_tokens
+    at_s = last_s + 30.0
+    while engine.next_at_s < math.inf:
+        assert engine.kv_tokens_used(at_s) <= engine.limits.kv_tokens
+        at_s = engine.next_at_s
+        engine.advance(at_s)
+    assert all(s.state is State.FINISHED and s.num_emitted == s.output_tokens for s in sequences)
+
+
+@given(ARRIVALS, LIMITS, st.floats(0.0, 30.0))
+def test_an_engine_that_is_reshaped_loses_no_token(arrivals, limits, at_s):
+    """HydraServe section 6.2: a pipeline's batch goes on in the whole engine, with its costs and its bounds."""
+    engine = BatchEngine(COSTS.pipelined(4, 0.001), limits)
+    sequences = [Sequence(key, prompt, output) for _, key, prompt, output in sorted(arrivals)]
+    is_whole = False
+    for (when, *_), sequence in zip(sorted(arrivals), sequences, strict=True):
+        if when >= at_s and not is_whole:
+            is_whole = True
+            engine.reshape(COSTS, EngineLimits(kv_tokens=limits.kv_tokens, max_sequences=1), at_s)
+        engine.submit(sequence, when)
+    engine.advance(1e9)
+    assert all(s.state is State.FINISHED and s.num_emitted == s.output_tokens for s in sequences)
+    assert engine.costs == (COSTS if is_whole else COSTS.pipelined(4, 0.001))
+    assert engine.num_sequences == 0 and engine.kv_tokens_used(1e9) == 0
+
+
 def test_what_can_never_fit_is_refused():
     engine = BatchEngine(COSTS, EngineLimits(kv_tokens=100))
     with pytest.raises(ValueError, match="101 tokens, the KV cache holds 100"):

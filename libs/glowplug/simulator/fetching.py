@@ -26,7 +26,7 @@ class Fetching:
         self.node, self.world = node, node.world
         self.regions: dict[str, CachedWeights] = {}
         self._waiting: dict[str, tuple[str, SimEngine]] = {}  # instance_id -> digest, engine
-        self._parts: dict[str, set[tuple[int, int]]] = {}  # digest -> (stage, num_stages) that are here
+        self._parts: dict[str, list[tuple[int, int]]] = {}  # digest -> ranges of bytes that are here
         self._fetches: dict[str, tuple[pw.StartFetch, Transfer | None]] = {}
         self.handlers: dict[type, Any] = {
             pw.StartFetch: self._start,
@@ -45,8 +45,13 @@ class Fetching:
 
     def has(self, engine: SimEngine, weights: WeightsRef) -> bool:
         """Whether an engine's part of the weights is here."""
-        digest = digest_of(weights)
-        return self.has_all(weights) or (engine.stage, engine.num_stages) in self._parts.get(digest, ())
+        return self.has_all(weights) or self._covers(engine, digest_of(weights))
+
+    def _covers(self, engine: SimEngine, digest: str) -> bool:
+        """Whether the bytes of its stage are here: stages are equal, up to rounding."""
+        num_bytes, num = engine.model.model.weights.num_bytes, engine.num_stages
+        first, last = num_bytes * engine.stage // num, num_bytes * (engine.stage + 1) // num
+        return any(a <= first + num and b >= last - num for a, b in self._parts.get(digest, ()))
 
     def has_all(self, weights: WeightsRef) -> bool:
         return not weights.uri or digest_of(weights) in self.regions
@@ -63,23 +68,29 @@ class Fetching:
         if found is not None:
             self._waiting[instance_id] = found
 
-    def _ready(self, digest: str, engine_of: str | None) -> None:
-        """Weights are here: all of them, or the part that the engine `engine_of` waits for."""
-        part: tuple[int, int] | None = None
-        if engine_of is not None:
-            found = self._waiting.get(engine_of)
-            if found is None:
-                return
-            part = (found[1].stage, found[1].num_stages)
-            self._parts.setdefault(digest, set()).add(part)
+    def _arrived(self, digest: str, asked_by: str) -> None:
+        """Weights are here: whoever waits for them, or for the part that has come, goes on."""
         for instance_id, (wanted, engine) in list(self._waiting.items()):
-            if wanted == digest and part in (None, (engine.stage, engine.num_stages)):
+            if wanted != digest:
+                continue
+            if digest in self.regions or instance_id == asked_by or self._covers(engine, digest):
                 del self._waiting[instance_id]
                 self.node.starting.fetched(engine)
 
     def _start(self, effect: pw.StartFetch) -> None:
         self._fetches[effect.digest] = (effect, None)
-        self.world.kernel.after(0.0, self.node.tell_prefetcher, pw.FetchSized(effect.digest, _size(effect)))
+        there = sum(last - first for first, last in self._with(effect))
+        self.world.kernel.after(0.0, self.node.tell_prefetcher, pw.FetchSized(effect.digest, there))
+
+    def _with(self, fetch: pw.StartFetch) -> list[tuple[int, int]]:
+        """The ranges that will be here when it has ended. What is here already is not fetched again."""
+        first = fetch.first_byte
+        last = min(fetch.last_byte or fetch.weights.num_bytes, fetch.weights.num_bytes)
+        return _joined([*self._parts.get(fetch.digest, ()), (first, max(first, last))])
+
+    def _missing(self, fetch: pw.StartFetch) -> int:
+        here = sum(last - first for first, last in self._parts.get(fetch.digest, ()))
+        return sum(last - first for first, last in self._with(fetch)) - here
 
     def _granted(self, effect: pw.GrantRoom) -> None:
         found = self._fetches.get(effect.digest)
@@ -95,28 +106,34 @@ class Fetching:
         if found is None or found[0] is not fetch or found[1] is not None:
             return
         began = self.world.kernel.now_s
+        num_bytes = self._missing(fetch)
         transfer = self.world.links.start(
             f"fetch {fetch.digest}",
-            _size(fetch),
+            num_bytes,
             (self.node.network,),
-            lambda: self._fetched(fetch, began),
+            lambda: self._fetched(fetch, num_bytes, began),
             priority=0 if fetch.urgency > 0 else 1,
         )
         self._fetches[fetch.digest] = (fetch, transfer)
 
-    def _fetched(self, fetch: pw.StartFetch, began: float) -> None:
-        digest, num_bytes = fetch.digest, _size(fetch)
+    def _fetched(self, fetch: pw.StartFetch, num_moved: int, began: float) -> None:
+        digest = fetch.digest
         del self._fetches[digest]
-        is_whole = num_bytes >= fetch.weights.num_bytes
         seconds = self.world.kernel.now_s - began
-        self.world.results.bytes_fetched += num_bytes
+        self.world.results.bytes_fetched += num_moved
         self.world.results.fetch_seconds += seconds
+        parts = self._with(fetch)
+        num_bytes = sum(last - first for first, last in parts)
+        is_whole = num_bytes >= fetch.weights.num_bytes
         if is_whole:
             self.keep(digest, num_bytes)
+            self._parts.pop(digest, None)
+        else:
+            self._parts[digest] = parts
         ended = pw.FetchEnded(digest=digest, num_bytes=num_bytes, whole=is_whole, seconds=seconds, source="sim")
         self.node.tell_prefetcher(ended)
         asked = fetch.cause.data if fetch.cause is not None else None
-        self._ready(digest, None if is_whole else asked.instance_id if isinstance(asked, FetchWeights) else "")
+        self._arrived(digest, asked.instance_id if isinstance(asked, FetchWeights) else "")
         self.node.look_around()
 
     def _raise(self, effect: pw.RaiseUrgency) -> None:
@@ -147,7 +164,12 @@ class Fetching:
                 self.node.answer_agent(aw.WeightsFailed(instance_id, effect.code, effect.message))
 
 
-def _size(fetch: pw.StartFetch) -> int:
-    """Bytes of the range that is fetched."""
-    last = fetch.last_byte or fetch.weights.num_bytes
-    return max(0, min(last, fetch.weights.num_bytes) - fetch.first_byte)
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes in as few ranges as there are gaps and one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined
