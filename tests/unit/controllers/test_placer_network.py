@@ -1,0 +1,89 @@
+"""Links and stages as the placer keeps them (HydraServe sections 4.1 and 4.2)."""
+
+from dataclasses import replace
+
+import pytest
+
+from glowplug.controllers.placer_network import Network
+from glowplug.controllers.placer_orders import Placement
+from glowplug.controllers.placer_params import PlacerParams
+from glowplug.domain.hardware import CachedWeights, Link
+from glowplug.domain.instance import InstanceState, Phase, PhaseName
+from glowplug.domain.model import Slo, WeightsRef
+from glowplug.events.commands import PlaceInstance
+from glowplug.policies.decisions import StageDecision
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds
+from tests.fleet_builder import a_model, a_node, an_event, an_instance
+
+MODEL = a_model("m", weights=WeightsRef(uri="s3://w", num_bytes=8000), slo=Slo(ttft_s=5.0))
+NODE = a_node(links=(Link(link_id="node-1/nic", bytes_per_s=1000.0),))
+STAGES = StageSeconds(container_s=1.0, cuda_s=1.0, library_s=2.0, prefill_s=0.5)
+
+
+def placed(instance_id="x", *, fetch_bytes=0, source="", model=MODEL):
+    command = PlaceInstance(instance_id=instance_id, model=model, reason="", wanted_at=10.0)
+    stage = StageDecision(node_id="node-1", gpu_ids=("node-1/0",), bytes_per_gpu=1, fetch_bytes=fetch_bytes)
+    return Placement(an_event(command), 10.0, 10.0, stages=(stage,), source=source)
+
+
+def network(**fields):
+    return Network(PlacerParams(**fields))
+
+
+def left(net):
+    return {f.fetch_id: f.left_bytes for f in net.links["node-1"].fetches}
+
+
+def test_a_start_is_a_fetch_on_its_nodes_link_due_by_the_objective():
+    net = network()
+    net.ordered(placed(fetch_bytes=4000), {"node-1": NODE}, 10.0)
+    (fetch,) = net.links["node-1"].fetches
+    assert (fetch.left_bytes, fetch.deadline_at, net.links["node-1"].bytes_per_s) == (4000, 15.0, 1000.0)
+
+
+def test_two_fetches_share_and_the_first_that_loads_leaves_its_share():
+    """Eq. 4."""
+    net = network()
+    for instance_id in ("x", "y"):
+        net.ordered(placed(instance_id), {"node-1": NODE}, 10.0)
+    net.saw(an_instance("x", state=InstanceState.STARTING), 11.0)
+    assert len(left(net)) == 2, "starting, its weights are on their way"
+    net.saw(an_instance("x", state=InstanceState.LOADING), 14.0)
+    assert left(net) == {"y": 6000.0}
+    net.fetched("node-1", ["y"], 15.0)
+    assert left(net) == {}
+
+
+@pytest.mark.parametrize(
+    ("node", "source", "uri"),
+    [
+        (replace(NODE, cached=(CachedWeights(digest="d", num_bytes=1, model_keys=("m",)),)), "", "s3://w"),
+        (NODE, "r-1", "s3://w"),
+        (NODE, "", ""),
+    ],
+    ids=["in host memory", "grows from a copy", "no weights"],
+)
+def test_what_is_not_fetched_takes_no_share(node, source, uri):
+    net = network()
+    model = replace(MODEL, weights=WeightsRef(uri=uri, num_bytes=8000))
+    net.ordered(placed(source=source, model=model), {"node-1": node}, 10.0)
+    assert net.links == {}
+
+
+def test_a_launch_is_split_as_the_defaults_are_and_warm_up_counts_as_context():
+    net = network(start_stages=STAGES)
+    phases = (
+        Phase(name=PhaseName.LAUNCH, started_at=0.0, ended_at=8.0),
+        Phase(name=PhaseName.LOAD, started_at=8.0, ended_at=9.0),
+        Phase(name=PhaseName.WARMUP, started_at=9.0, ended_at=12.0),
+    )
+    net.saw(an_instance("x", phases=phases), 12.0)
+    assert net.seconds["m"] == StageSeconds(container_s=2.0, cuda_s=2.0 + 3.0, library_s=4.0, prefill_s=0.5)
+    assert net.load_seconds(MODEL) == 1.0
+
+
+def test_a_start_that_grew_from_a_copy_teaches_nothing_of_cold_ones():
+    net = network()
+    phases = (Phase(name=PhaseName.LOAD, started_at=0.0, ended_at=0.01),)
+    net.saw(an_instance("x", phases=phases, source="r-1"), 1.0)
+    assert net.load_s == {} and net.load_seconds(MODEL) == MODEL.weights_bytes / 32e9, "erratum E6: bytes over PCIe"
