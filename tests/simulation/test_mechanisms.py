@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.agent_words import AgentParams
+from glowplug.controllers.placer_params import PlacerParams
 from glowplug.domain.instance import InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events.commands import ConsolidateInstance, FetchWeights, JoinStages, StartInstance, StopInstance
@@ -258,3 +259,17 @@ def test_an_engine_that_dies_fails_its_requests_and_starts_anew():
     total = world.run(40.0).total()
     assert total.num_refused == {"engine_failed": 1} and total.num_finished == 1
     assert world.results.num_starts == 2
+
+
+def test_a_node_that_falls_silent_is_done_without():
+    """Its requests fail, its instances are given up when its lease ends, the model starts on the other node."""
+    params = Params(
+        agent=AgentParams(beat_s=1.0, health_every_s=1e9), placer=PlacerParams(settle_s=0.0), idle_tick_s=1.0
+    )
+    setup = replace(a_setup(num_servers=2), params=params, faults=(Fault(at_s=20.0, node_id="server-1"),))
+    arrivals = [Arrival(1.0, "m", 100, 10), Arrival(19.9, "m", 100, 1000), Arrival(40.0, "m", 100, 10)]
+    world = World(setup, arrivals, check=True)
+    total = world.run(70.0).total()
+    assert total.num_refused == {"engine_failed": 1} and total.num_finished == 2
+    rows = world.fleet.tables["instances"].values()
+    assert {row.node_id for row in rows if row.state is InstanceState.READY} == {"server-2"}

@@ -79,3 +79,12 @@ def test_negative_bytes_and_dead_links_are_refused():
         yard.send("a", -1, yard.nic)
     with pytest.raises(ValueError, match="link cut"):
         Link("cut", 0.0)
+
+
+def test_one_that_is_hurried_goes_before_the_others():
+    yard = Yard()
+    behind = yard.send("behind", 50, yard.nic, priority=1)
+    yard.send("before", 100, yard.nic)
+    yard.kernel.at(4.0, yard.links.hurry, behind)
+    # before: 40 by 4 s, then 5 each; behind is there at 14 s, before has 10 left
+    assert yard.run() == {"behind": 14.0, "before": 15.0}
