@@ -104,3 +104,12 @@ def test_preserve_scales_with_the_forecast_and_looks_ahead(seed):
     _, results, total = run(setup, arrivals, 300.0, f"preserve seed {seed}")
     assert results.instances_peak > 1 and total.num_finished == len(arrivals)
     assert results.instance_seconds < 8 * results.seconds
+
+
+def test_models_that_share_a_gpu_wait_for_each_other_not_for_a_start():
+    """WarmServe section 7: MuxServe starts nothing when load comes, and is slower per token for it."""
+    (_, _, shared), (_, _, alone) = (
+        run(*fleets.muxserve_like(share_compute=shares), 60.0, f"shared: {shares}") for shares in (True, False)
+    )
+    assert shared.num_cold == alone.num_cold == 0 and shared.num_finished == alone.num_finished
+    assert shared.tpot.mean > 1.3 * alone.tpot.mean
