@@ -13,7 +13,7 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "mcache.yaml"
 
 
 def run(caching: str, seconds: float = 600.0) -> tuple[World, list[DecisionRecord]]:
-    settings = [f"policies.caching={caching}", f"seconds={seconds:.0f}", "workload.rps=0.8"]
+    settings = [f"policies.caching={caching}", f"seconds={seconds:.0f}", "workload.rps=0.8", "workload.shares=power_law"]
     scenario = load(SCENARIO, settings)
     world = World(scenario.setup, scenario.arrivals(3), check=True)
     evictions: list[DecisionRecord] = []
@@ -29,7 +29,7 @@ def test_host_memory_is_shared_by_any_order(caching: str) -> None:
     assert all(record.kind == "evict" and record.chosen and record.rivals for record in evictions)
     for name, node in world.nodes.items():
         cache = node.prefetcher.cache
-        assert 0 < cache.used_bytes <= cache.capacity_bytes, name
+        assert cache.used_bytes <= cache.capacity_bytes, name
     assert world.results.bytes_fetched > world.nodes["v100-1"].prefetcher.cache.capacity_bytes
 
 
