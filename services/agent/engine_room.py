@@ -28,6 +28,7 @@ from glowplug.controllers.agent_words import (
     HealthSeen,
     InFlight,
     LaunchEngine,
+    LimitKv,
     LoadEngine,
     Remember,
     SleepEngine,
@@ -67,6 +68,7 @@ class EngineRoom:
         self._put: Callable[[Any], Awaitable[None]] | None = None
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._weights: dict[str, str] = {}  # instance_id -> path its engine was last told to load
+        self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has been told
         self._ports = EnginePorts(settings.host, settings.port_range)
 
     def connect(self, put: Callable[[Any], Awaitable[None]]) -> None:
@@ -86,6 +88,10 @@ class EngineRoom:
             self._weights[effect.instance_id] = effect.path
             self._begin(effect.instance_id, "load", self._load(effect))
 
+        async def limit(effect: LimitKv, _: Any) -> None:
+            self._kv_limits[effect.instance_id] = effect.num_bytes
+            self._begin(effect.instance_id, "limit", self._limit_kv(effect.instance_id))
+
         async def remember(effect: Remember, _: Any) -> None:
             self._state.remember(effect.memory)
 
@@ -99,6 +105,7 @@ class EngineRoom:
             LoadEngine: load,
             ActivateEngine: as_task("load", self._activate),
             SleepEngine: as_task("sleep", self._sleep),
+            LimitKv: limit,
             StopEngine: as_task("stop", self._stop),
             CheckHealth: as_task("health", self._check_health),
             CountInFlight: as_task("count", self._count),
@@ -250,7 +257,7 @@ class EngineRoom:
 
     async def _activate(self, effect: ActivateEngine) -> None:
         """The process of `source` goes on under a new id, from wherever it is: a load under way is waited for."""
-        for kind in ("load", "sleep", "watch", "health", "count"):
+        for kind in ("load", "sleep", "limit", "watch", "health", "count"):
             await self._cancel(effect.source, kind)
         handle = self._state.rename_handle(effect.source, effect.instance_id)
         if handle is None or not self._is_alive(handle):
@@ -293,7 +300,7 @@ class EngineRoom:
         launching = self._tasks.get((effect.instance_id, "launch"))
         if launching is not None:  # a launch cut in half would leave a process nobody knows
             await asyncio.wait([launching])
-        for kind in ("weights", "load", "sleep", "watch", "health", "count"):
+        for kind in ("weights", "load", "sleep", "limit", "watch", "health", "count"):
             await self._cancel(effect.instance_id, kind)
         self._weights.pop(effect.instance_id, None)
         handle = self._state.handles.get(effect.instance_id)
@@ -342,9 +349,25 @@ class EngineRoom:
         handle = self._state.handles.get(effect.instance_id)
         if handle is None:
             return
+        driver = self._driver(handle)
+        kv_bytes_used = -1
         try:
-            num_in_flight = await self._driver(handle).num_in_flight(handle)
+            num_in_flight = await driver.num_in_flight(handle)
+            if self._settings.kv_reservation and isinstance(driver, Sleeper):
+                kv_bytes_used = await driver.kv_bytes_used(handle)
         except EngineFailed as error:
             log.warning("draining %s: %s", effect.instance_id, error.message)
             return
-        await self._tell(InFlight(effect.instance_id, num_in_flight))
+        await self._tell(InFlight(effect.instance_id, num_in_flight, kv_bytes_used))
+
+    async def _limit_kv(self, instance_id: str) -> None:
+        """Pass on the newest limit, until there is none that is newer."""
+        while (num_bytes := self._kv_limits.pop(instance_id, None)) is not None:
+            handle = self._state.handles.get(instance_id)
+            driver = self._driver(handle) if handle is not None else None
+            if handle is not None and isinstance(driver, Sleeper):
+                try:
+                    await driver.limit_kv(handle, num_bytes)
+                except EngineFailed as error:
+                    log.warning("the KV cache of %s stays as it is: %s", instance_id, error.message)
+        self._tasks.pop((instance_id, "limit"), None)  # the next one begins anew, whenever it comes

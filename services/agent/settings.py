@@ -40,6 +40,7 @@ class AgentSettings(ServiceSettings):
     health_timeout_s: float = Field(2.0, gt=0)
     health_misses: int = Field(3, ge=1)
     keep_gone_s: float = Field(180.0, ge=60)  # no shorter than a command lives on the bus
+    kv_reservation: Literal["", "paper", "literal_code"] = ""  # WarmServe Eq. 1: the KV cache shrinks in a drain
     swap_host_bytes: int = Field(0, ge=0)  # host memory for engines that sleep outside the GPUs; 0: unlimited
     weights_poll_s: float = Field(0.01, gt=0)
     exit_poll_s: float = Field(0.1, gt=0)  # only where the kernel cannot tell of a process's end
@@ -81,6 +82,7 @@ class AgentSettings(ServiceSettings):
             health_every_s=self.health_every_s,
             health_misses=self.health_misses,
             keep_gone_s=self.keep_gone_s,
+            reservation=self.kv_reservation,
             swap_host_bytes=self.swap_host_bytes,
         )
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from glowplug.domain.errors import EngineFailed
-from glowplug.engines.port import EngineSettings
+from glowplug.engines.port import EngineSettings, Sleeper
 from tests.contract.engine_rig import EngineCase, eventually
 
 FAST = {"time_scale": 50.0, "launch_s": 0.0, "warmup_s": 0.0}
@@ -66,3 +66,26 @@ async def test_a_small_kv_grant_preempts_and_everyone_still_ends(case: EngineCas
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [150] * 4
     preempted = next(line for line in metrics.splitlines() if line.startswith("vllm:num_preemptions_total{"))
     assert float(preempted.split()[-1]) > 0
+
+
+async def test_it_sleeps_and_wakes_and_its_kv_cache_can_be_cut(case: EngineCase) -> None:
+    """What its abilities "swap" and "prewarm" stand on."""
+    report = await case.start(engine_args=FAST, kv_bytes=1 << 30, context_tokens=64)
+    driver, handle = case.driver, report.handle
+    assert isinstance(driver, Sleeper)
+    async with httpx.AsyncClient(base_url=handle.url, timeout=20) as client:
+        body = {"prompt": "x", "max_tokens": 8, "ignore_eos": True}
+        assert (await client.get("/admin/kv")).json() == {"used_bytes": 0, "total_bytes": 1 << 30}
+        await driver.limit_kv(handle, 100 << 20)
+        assert (await client.get("/admin/kv")).json()["total_bytes"] == 96 << 20  # whole blocks of 8 MiB
+        await driver.limit_kv(handle, 0)
+        assert (await client.get("/admin/kv")).json()["total_bytes"] == 5 * (8 << 20)  # 65 tokens: one whole context
+        assert (await client.post("/admin/kv", json={"num_bytes": -1})).status_code == 400
+        for becomes in ("prewarmed", "swapped_out"):
+            await driver.sleep(handle, becomes)
+            waiting = asyncio.create_task(client.post("/v1/completions", json=body))
+            await asyncio.sleep(0.05)
+            assert not waiting.done() and (await client.get("/is_paused")).json()["is_paused"]
+            await driver.wake(handle)
+            assert (await waiting).json()["usage"]["completion_tokens"] == 8
+        assert await driver.kv_bytes_used(handle) == 0

@@ -1,5 +1,6 @@
 """Replicas and engines asleep, live: real processes of the emulated engine, parked and woken by a real agent."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ class Live(AgentRig):
     """An agent whose node has room for two small models, and one such model."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, kv_reservation="paper")
         self.model = emulated_model(mib=60, kv_bytes=100 * MIB)
 
     async def begin(self) -> None:
@@ -143,3 +144,24 @@ async def test_a_woken_engine_that_dies_is_noticed_at_once(live: Live) -> None:
     live.kill("i-1")
     await live.reaches("i-1", InstanceState.FAILED)
     await until(lambda: not live.granted() and not live.processes, "nothing is left of it")
+
+
+async def test_a_draining_engine_gives_up_kv_cache_for_a_replica_and_finishes_what_it_runs(live: Live) -> None:
+    """WarmServe section 4.1, live: 64 MiB of weights find room where a KV cache was."""
+    wide = replace(live.model, kv_bytes=230 * MIB, context_tokens=64, engine_args={"time_scale": 1.0, "launch_s": 0.0})
+    await live.sender.publish(start_command(wide, "i-1"))
+    serving = await live.reaches("i-1", InstanceState.READY)
+    body = json.dumps({"model": wide.name, "prompt": "hello", "max_tokens": 48, "ignore_eos": True}).encode()
+    running = asyncio.create_task(probe.ask(serving.url, "/v1/completions", 30.0, method="POST", body=body))
+    await asyncio.sleep(0.2)
+    await live.sender.publish(given(stop_command("i-1"), becomes="prewarmed"))
+    await until(lambda: live.granted().get("kv", 0) < 100, "its KV cache is cut")
+    assert not running.done()
+    other = emulated_model("other", mib=64)
+    write_weights(live.settings.shm_dir.absolute(), other)
+    await live.sender.publish(replica_of(other, "r-1"))
+    await live.reaches("r-1", InstanceState.PREWARMED)
+    status, answer = await running
+    assert status == 200 and json.loads(answer)["usage"]["completion_tokens"] == 48
+    await live.reaches("i-1", InstanceState.PREWARMED)
+    assert live.granted() == {"prewarm": 60 + 64}

@@ -1,5 +1,6 @@
 """The emulated engine: a real process with vLLM's HTTP subset over modelled time. Never to be taken for a real one."""
 
+import json
 from typing import Any
 
 from glowplug.domain.errors import BadRequest, EngineFailed
@@ -47,13 +48,24 @@ class EmulatedDriver(HostedDriver):
         await self._tell(handle, "/wake_up", self._settings.load_timeout_s)
         await self._tell(handle, "/resume", self._settings.health_timeout_s)
 
-    async def _tell(self, handle: EngineHandle, path: str, timeout_s: float) -> None:
+    async def kv_bytes_used(self, handle: EngineHandle) -> int:
+        answer = await self._tell(handle, "/admin/kv", self._settings.health_timeout_s, method="GET")
+        return int(json.loads(answer)["used_bytes"])
+
+    async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
+        body = json.dumps({"num_bytes": num_bytes}).encode()
+        await self._tell(handle, "/admin/kv", self._settings.health_timeout_s, body=body)
+
+    async def _tell(
+        self, handle: EngineHandle, path: str, timeout_s: float, *, method: str = "POST", body: bytes = b""
+    ) -> bytes:
         try:
-            status, _ = await probe.ask(handle.url, path, timeout_s, method="POST")
+            status, answer = await probe.ask(handle.url, path, timeout_s, method=method, body=body)
         except (OSError, TimeoutError) as error:
             raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {path}: {error!r}") from error
         if status != 200:
             raise EngineFailed(f"{self.name} {handle.instance_id}: {path} says {status}")
+        return answer
 
 
 def _check(name: str, value: Any) -> None:

@@ -174,3 +174,11 @@ class Sleeper(Protocol):
     async def wake(self, handle: EngineHandle) -> None:
         """Return when it serves again, however it slept. Raises EngineFailed."""
         ...
+
+    async def kv_bytes_used(self, handle: EngineHandle) -> int:
+        """Bytes of its KV cache that requests fill now. Raises EngineFailed."""
+        ...
+
+    async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
+        """From now on its KV cache is `num_bytes`, or what one whole context needs. Raises EngineFailed."""
+        ...

@@ -41,6 +41,8 @@ class Api:
             ("POST", "/tokenize"): self._tokenize,
             ("GET", "/admin/config"): self._read_faults,
             ("POST", "/admin/config"): self._change_faults,
+            ("GET", "/admin/kv"): self._read_kv,
+            ("POST", "/admin/kv"): self._limit_kv,
             ("POST", "/sleep"): self._sleep,
             ("POST", "/wake_up"): self._wake_up,
             ("GET", "/is_sleeping"): self._is_sleeping,
@@ -193,6 +195,18 @@ class Api:
             raise ApiError(400, str(error), code="invalid_value") from error
         self._engine.set_faults(faults)
         reply.send(200, as_json(faults))
+
+    async def _read_kv(self, request: Request, reply: Reply) -> None:
+        engine = self._engine
+        total_bytes = engine.batch.num_blocks * engine.config.block_bytes
+        reply.send(200, {"used_bytes": engine.kv_bytes_used, "total_bytes": total_bytes})
+
+    async def _limit_kv(self, request: Request, reply: Reply) -> None:
+        num_bytes = openai.parse_object(request.body).get("num_bytes")
+        if type(num_bytes) is not int or num_bytes < 0:
+            raise openai.bad("num_bytes", "a number of bytes, 0 or more, is expected")
+        self._engine.limit_kv(num_bytes)
+        await self._read_kv(request, reply)
 
     async def _sleep(self, request: Request, reply: Reply) -> None:
         level = request.query.get("level", ["1"])[0]

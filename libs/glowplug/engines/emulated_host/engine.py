@@ -33,10 +33,17 @@ class EngineConfig:
     @property
     def num_blocks(self) -> int:
         """KV blocks of the grant, never fewer than one whole context needs."""
-        granted = self.kv_bytes // (self.profile.kv_bytes_per_token * BLOCK_TOKENS)
         if not self.kv_bytes:
-            granted = self.max_running * -(-self.context_tokens // BLOCK_TOKENS)
-        return int(max(granted, -(-(self.context_tokens + 1) // BLOCK_TOKENS)))
+            return self.blocks_of(self.max_running * -(-self.context_tokens // BLOCK_TOKENS) * self.block_bytes)
+        return self.blocks_of(self.kv_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.profile.kv_bytes_per_token * BLOCK_TOKENS
+
+    def blocks_of(self, num_bytes: int) -> int:
+        """Blocks in that many bytes, never fewer than one whole context needs."""
+        return max(num_bytes // self.block_bytes, -(-(self.context_tokens + 1) // BLOCK_TOKENS))
 
 
 class Engine:
@@ -109,6 +116,15 @@ class Engine:
 
     def admit(self, admitting: bool) -> None:
         self.batch.admitting = admitting
+        self._wake.set()
+
+    @property
+    def kv_bytes_used(self) -> int:
+        return self.batch.num_used_blocks * self.config.block_bytes
+
+    def limit_kv(self, num_bytes: int) -> None:
+        """Shrink or grow the KV cache, never below what is used or what one whole context needs."""
+        self.batch.num_blocks = max(self.config.blocks_of(num_bytes), self.batch.num_used_blocks)
         self._wake.set()
 
     async def pass_time(self, seconds: float) -> None:
