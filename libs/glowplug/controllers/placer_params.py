@@ -18,7 +18,7 @@ class PlacerParams:
     impossible_s: float = 3.0  # how long a placement that no GPU could hold waits for nodes to join
     evict_grace_s: float = 30.0  # longest drain of a victim
     min_residency_s: float = 1.0  # a READY instance stays at least this long
-    fair_wait_s: float = 5.0  # after this wait a busy instance may be drained for a waiting one
+    fair_wait_s: float = 5.0  # after this wait a busy instance may be drained for a model none of whose requests runs
     fair_turn_s: float = 5.0  # ... that has been READY this long: a start costs seconds, and is for more than one batch
     bury_s: float = 300.0  # rows of instances that are gone are kept this long
     forget_s: float = 10.0  # a placement that nobody repeats (the autoscaler does each 2 s) is wanted no more

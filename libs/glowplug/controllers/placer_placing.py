@@ -132,7 +132,8 @@ class Placing:
             return []
         if not settled and not self.fleet.loads.is_fresh(now_s):
             return []
-        busy_may_go = waited >= params.fair_wait_s and not decision.stages
+        is_starved = waited >= params.fair_wait_s and not look.room.runs(placement.command.model)
+        busy_may_go = is_starved and not decision.stages
         chosen = self._make_room(placement, look, busy_may_go=busy_may_go, only_home=bool(decision.stages))
         if chosen is not None:
             return self._evict_for(placement, *chosen, now_s)

@@ -48,6 +48,10 @@ class Room:
                 best = found
         return (best[1], best[2]) if best else None
 
+    def runs(self, model: Model) -> bool:
+        """Whether some of its requests are being answered: who wants more of what it has is not starved."""
+        return bool(self._load(model.key).num_in_flight)
+
     def is_being_made(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
         """Whether somebody who was asked to leave these GPUs, or leaves them by itself, still holds bytes there."""
         for gpu_id in gpu_ids:
@@ -111,7 +115,7 @@ class Room:
         if need <= 0:
             reason = "instances that drain already free enough" if leaving else _HAS_ROOM
             return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None
-        residents = self._residents_on(gpu.gpu_id, model, busy)
+        residents = [r for r in self._residents_on(gpu.gpu_id, model, busy) if here[r.name].model_key != model.key]
         if sum(r.num_bytes for r in residents if not r.held) < need:
             return None
         decision = evict(residents, need)
