@@ -242,16 +242,18 @@ class HoldsOverloaded(Router):
     balancer = BalancerParams(hold_overloaded=True, num_refreshed=1)
 
 
-SETTINGS = settings(max_examples=30, stateful_step_count=50, deadline=None)
+def check(machine: type[Router]) -> None:
+    """Drive it; what it asserts must hold."""
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50, deadline=None))
 
 
 @pytest.mark.parametrize("policy", sorted(ROOMS["routing"]))
 def test_no_request_is_lost_or_ends_twice(policy: str) -> None:
-    run_state_machine_as_test(type(policy, (Router,), {"policy": policy}), settings=SETTINGS)
+    check(type(policy, (Router,), {"policy": policy}))
 
 
 def test_no_request_is_lost_where_the_overloaded_take_none() -> None:
-    run_state_machine_as_test(HoldsOverloaded, settings=SETTINGS)
+    check(HoldsOverloaded)
 
 
 @pytest.mark.parametrize("policy", sorted(ROOMS["routing"]))
