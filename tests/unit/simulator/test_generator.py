@@ -6,13 +6,14 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 import pytest
 
 from glowplug.simulator.workload import generator, generator_fitted
 from glowplug.simulator.workload.formats import counts, length_pairs
 from glowplug.simulator.workload.generator_rates import Span, hours, renewal
+from glowplug.simulator.workload.tables import rows
 
 DATA = Path(os.environ.get("GLOWPLUG_DATA", "../shared/data"))
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -150,3 +151,28 @@ def test_the_cycle_is_that_of_the_trace(kind, name, first_day):
     off = [abs(a / scale - b / fmean(ours)) for a, b in zip(real, ours, strict=True)]
     assert fmean(off) < 0.15
     assert max(ours) / min(ours) == pytest.approx(max(real) / min(real), rel=0.4)
+
+
+def test_a_fleet_is_like_the_clients_of_the_trace():
+    """ServeGen: how many clients are mostly silent, how bursty they are, how far apart their rates."""
+    counted = {}
+    for row in rows(trace("servegen_clients_10min.csv.gz")):
+        if row.text("model").startswith("m-"):  # those of ten days
+            of = counted.setdefault(f"{row.text('model')}/{row.text('client')}", [0, 0, []])
+            of[0] += 1
+            of[1] += row.count("requests")
+            if row.count("requests") >= 20:
+                of[2].append(float(row.text("cv")))
+    theirs = sorted(windows / 1440 for windows, _, _ in counted.values())
+    cvs = sorted(median(cv) for _, _, cv in counted.values() if len(cv) > 10)
+    rates = [requests for _, requests, _ in counted.values()]
+    ours = [t for seed in range(4) for t in generator.tenants(seed, len(counted), 100.0)]
+    active = sorted(t.active for t in ours)
+    for limit in (0.05, 0.25, 0.75):
+        share = fmean(a < limit for a in theirs)
+        assert fmean(a < limit for a in active) == pytest.approx(share, abs=0.12), limit
+    mine = sorted(t.cv for t in ours)
+    for share in (0.25, 0.5, 0.75, 0.9):
+        assert mine[int(share * len(mine))] == pytest.approx(cvs[int(share * len(cvs))], rel=0.3), share
+    sigma = pstdev(math.log10(r) for r in rates)
+    assert pstdev(math.log10(t.rate) for t in ours) == pytest.approx(sigma, rel=0.25)
