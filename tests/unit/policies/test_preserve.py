@@ -184,8 +184,12 @@ def test_one_more_for_each_that_will_be_too_full_once():
     target, state = scale(3, 7, tokens(1500, 100), MU, hot, state)
     assert target.num_wanted == 3, "its instance is on the way"
     _, state = scale(3, 7, tokens(1500, 100), MU, [outlook("i-1"), outlook("i-2")], state)
-    target, _ = scale(3, 7, tokens(1500, 100), MU, hot, state)
-    assert target.num_wanted == 4, "too full again"
+    target, flickers = scale(3, 7, tokens(1500, 100), MU, hot, state, now_s=20.0)
+    assert target.num_wanted == 3, "it flickers: one was added a moment ago"
+    target, _ = scale(3, 7, tokens(1500, 100), MU, hot, flickers, num_coming=1, now_s=31.0)
+    assert target.num_wanted == 3, "still too full, and something is on its way up for it"
+    target, _ = scale(3, 7, tokens(1500, 100), MU, hot, flickers, now_s=31.0)
+    assert target.num_wanted == 4, "still too full"
 
 
 def test_calm_instances_shrink_once_a_window():

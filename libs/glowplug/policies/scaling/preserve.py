@@ -10,7 +10,7 @@ Departures:
   takes instances away one window early (`literal_next=True`).
 - A window's plan is made when its forecast comes, a moment after it has begun.
 - Cold data (section 4.3.3's default mode): with no forecast of tokens, or before any clean window has shown what an
-  instance takes, the reactive rule says how many there are; the look-ahead adds to it all the same.
+  instance takes, the look-ahead alone says how many there are, and the reactive rule where no router looks ahead.
 - At least one instance stays, as in the paper (erratum E32), while anything is expected; when nothing is, the model's
   keep-alive ends the last one. `keep_alive_s: -1` in the model is the paper's.
 """
@@ -68,13 +68,13 @@ def scale(
     st = standing(snapshot, model)
     state = state or PreserveState()
     plan, scaler = plan_for(st, state.scaler, params)
-    if plan.is_cold:
+    if plan.is_cold and not st.load.outlook_by_instance:
         decision, kept = reactive.scale(
             snapshot, model, state.cold, reactive.ReactiveParams(shrink_after_s=params.shrink_after_s)
         )
-        if plan.num_wanted > decision.num_wanted:
-            decision = settle(st, plan.num_wanted, plan.reason)
         return decision, PreserveState(scaler=scaler, cold=kept)
+    if plan.is_cold:
+        plan, scaler = _look_ahead(st, state.scaler, plan.reason, params)
     wanted = max(plan.num_wanted, 1 if st.demand else 0)
     return settle(st, wanted, plan.reason), PreserveState(scaler=scaler)
 
@@ -84,25 +84,50 @@ def plan_for(st: Standing, state: ScalerState, params: PreserveParams) -> tuple[
     predicted, capacity, window = _prediction(st, params)
     if predicted is not None and predicted.prompt_tokens + predicted.response_tokens < 1:
         return Plan(num_wanted=0, reason="no tokens are expected", is_cold=False), state
-    there, outlooks = st.num_coming_or_there, _outlooks(st)
     if predicted is None or capacity == Capacity():
         why = "no forecast" if predicted is None else "no clean window has shown what an instance takes"
-        return _cold(there, outlooks, state, why, params)
-    target, after = preserve_scaler.scale(max(1, there), window, predicted, capacity, outlooks, state, params.scaler)
+        return _added(st, state, why, params)
+    target, after = preserve_scaler.scale(
+        max(1, st.num_coming_or_there),
+        window,
+        predicted,
+        capacity,
+        _outlooks(st),
+        state,
+        params.scaler,
+        num_coming=st.num_coming,
+        now_s=st.now_s,
+    )
     return Plan(num_wanted=target.num_wanted, reason=target.reason, is_cold=False), after
 
 
-def _cold(
-    there: int, outlooks: list[InstanceOutlook], state: ScalerState, why: str, params: PreserveParams
-) -> tuple[Plan, ScalerState]:
-    """One more for each instance that will be too full, and none less while any is; no plan besides."""
-    hot = frozenset(o.instance_id for o in outlooks if o.over_share > params.scaler.overload_share)
-    fresh = hot - state.answered
-    wanted = there + len(fresh) if hot else 0
-    said = (
-        f"{len(hot)} will be above {params.scaler.overload_ratio:.0%} of the KV cache" if hot else "nobody is too full"
+def _added(st: Standing, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
+    """With cold data: one more for each instance that will be too full, none less while any was; no plan besides."""
+    fresh, answered = preserve_scaler.overloaded(_outlooks(st), state.answered, st.num_coming, st.now_s, params.scaler)
+    wanted = st.num_coming_or_there + len(fresh) if answered else 0
+    full = f"above {params.scaler.overload_ratio:.0%} of the KV cache"
+    said = f"{len(answered)} will be {full}, or were a moment ago" if answered else "nobody is too full"
+    return Plan(num_wanted=wanted, reason=f"{said} ({why})", is_cold=True), ScalerState(answered=answered)
+
+
+def _look_ahead(st: Standing, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
+    """With cold data: section 4.3.2 alone, from the number that demand takes."""
+    if not st.demand:
+        return Plan(num_wanted=0, reason=reactive.why(st), is_cold=True), state
+    _, _, window = _prediction(st, params)
+    target, after = preserve_scaler.scale(
+        max(1, st.num_coming_or_there),
+        window,
+        None,
+        Capacity(),
+        _outlooks(st),
+        state,
+        params.scaler,
+        num_coming=st.num_coming,
+        now_s=st.now_s,
     )
-    return Plan(num_wanted=wanted, reason=f"{said} ({why})", is_cold=True), ScalerState(answered=hot)
+    wanted = max(st.needed, target.num_wanted)
+    return Plan(num_wanted=wanted, reason=f"{target.reason} ({why})", is_cold=True), after
 
 
 def _prediction(st: Standing, params: PreserveParams) -> tuple[WindowTokens | None, Capacity, int]:

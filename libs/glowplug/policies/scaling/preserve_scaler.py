@@ -8,14 +8,16 @@ predicted and mu_p, mu_d, mu_t the most an instance has been seen to take withou
 Within a window: one more instance for each whose anticipated KV use exceeds 95 % in more than a tenth of the next l
 steps; and once a window, if every instance stays below 30 % over all of them, N_c - ceil(sum max U / T_mem) fewer.
 
-Departures: the ceiling and the floor of 1 are ours (erratum E32); mu is per instance, from windows in which all
-requests met their objectives, as `capacity_of` says (E31); the count of the way down reads as above, at least one
-instance stays (E36). With no prediction (`predicted` None) only the second half acts, and the reason says so.
+Departures: an instance that is too full has been answered for `again_s`, and what is on its way up answers one, so
+that neither a figure that flickers nor a slow start brings a crowd. The ceiling and the floor of 1 are ours (erratum
+E32); mu is per instance, from windows in which all requests met their objectives, as `capacity_of` says (E31); the
+count of the way down reads as above, at least one instance stays (E36). With no prediction (`predicted` None) only
+the second half acts, and the reason says so.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class ScalerParams:
     idle_ratio: float = 0.30
     memory_ratio: float = 0.80  # T_mem
     num_steps: int = 100  # l
+    again_s: float = 30.0  # one that is still too full after this brings another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class ScalerState:
     window: int = -1  # the window last begun
     shrunk: bool = False  # whether this window's one way down within it has been used
     num_planned: int = 0
-    answered: frozenset[str] = frozenset()  # instances that were too full, and have had theirs added
+    answered: Mapping[str, float] = field(default_factory=dict)  # instance that was too full -> when one was added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,22 @@ def instances_for(predicted: WindowTokens, capacity: Capacity) -> int:
     return max(1, *(math.ceil(need / most - 1e-9) if most > 0 else 1 for need, most in needs))
 
 
+def overloaded(
+    outlooks: Sequence[InstanceOutlook],
+    answered: Mapping[str, float],
+    num_coming: int,
+    now_s: float,
+    params: ScalerParams = ScalerParams(),
+) -> tuple[list[str], dict[str, float]]:
+    """Instances that will be too full and have had nothing added for it yet, and who has been answered by now."""
+    recent = {i: at for i, at in answered.items() if now_s - at < params.again_s}
+    hot = sorted(
+        o.instance_id for o in outlooks if o.over_share > params.overload_share and o.instance_id not in recent
+    )
+    num_answers = max(0, num_coming - len(recent))  # on their way up, and nobody's answer so far
+    return hot[num_answers:], recent | dict.fromkeys(hot, now_s)
+
+
 def scale(
     num_running: int,
     window: int,
@@ -106,19 +125,21 @@ def scale(
     outlooks: Sequence[InstanceOutlook],
     state: ScalerState,
     params: ScalerParams = ScalerParams(),
+    *,
+    num_coming: int = 0,
+    now_s: float = 0.0,
 ) -> tuple[Target, ScalerState]:
-    """The number of instances one model should have now. `num_running` counts those coming, not those draining;
+    """The number of instances one model should have now. `num_running` counts the `num_coming`, not those draining;
     `window` is the number of the present window; `predicted` is what it will bring."""
     if window != state.window:
-        state = ScalerState(window=window, num_planned=num_running)
+        state = ScalerState(window=window, num_planned=num_running, answered=state.answered)
         if predicted is not None and capacity != Capacity():
             planned = instances_for(predicted, capacity)
             state = replace(state, num_planned=planned)
             tokens = f"{predicted.prompt_tokens:.0f} prompt and {predicted.response_tokens:.0f} response tokens"
             return Target(num_wanted=planned, reason=f"the window is to bring {tokens}"), state
-    hot = frozenset(o.instance_id for o in outlooks if o.over_share > params.overload_share)
-    fresh = hot - state.answered
-    state = replace(state, answered=hot)
+    fresh, answered = overloaded(outlooks, state.answered, num_coming, now_s, params)
+    state = replace(state, answered=answered)
     if fresh:
         state = replace(state, num_planned=max(num_running, state.num_planned) + len(fresh))
         why = f"{', '.join(sorted(fresh)[:3])} will be above {params.overload_ratio:.0%} of the KV cache"

@@ -44,6 +44,13 @@ class Standing:
         return self.num_running + self.num_pending
 
     @property
+    def num_coming(self) -> int:
+        """On their way up, rows or not."""
+        return self.num_coming_or_there - sum(
+            worths(i for i in self.running if i.state is InstanceState.READY).values()
+        )
+
+    @property
     def per_instance(self) -> int:
         return max(1, self.model.max_concurrency)
 

@@ -5,8 +5,9 @@ floor within it (section 3), what waits and runs now is the floor of both, and H
 instances with one cold start (section 6.1). The last instance goes by the model's keep-alive, sooner while weights of
 it lie prewarmed on GPUs and coming back costs little (WarmServe section 5).
 
-Ours, not a paper's: where two rules disagree the larger number holds, for a missing instance costs a request its
-objective and a spare one only GPU-seconds. On the way down both must let go; while data is cold WarmServe's rule alone.
+Ours, not a paper's: an instance counts for the scarcer of its slots and its KV cache, as the look-ahead sees it;
+where two rules disagree the larger number holds, for a missing instance costs a request its objective and a spare one
+only GPU-seconds. On the way down both must let go; while data is cold WarmServe's rule alone.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import hydraserve, preserve, reactive, warmserve
 from glowplug.policies.scaling.preserve_scaler import ScalerState
-from glowplug.policies.scaling.standing import settle, standing
+from glowplug.policies.scaling.standing import Standing, settle, standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ def scale(
     st = standing(snapshot, model)
     state = state or UnionState()
     plan, scaler = preserve.plan_for(st, state.plan, params.plan)
-    load, average = warmserve.watch(st, state.load, params.load)
+    load, average = warmserve.watch(st, state.load, params.load, slots_used(st))
     arrivals = hydraserve.watch(st, state.arrivals, params.arrivals)
     burst, why_burst = hydraserve.target(st, arrivals, params.arrivals)
     options = [(st.needed, reactive.why(st)), (load.num_wanted, load.reason)]
@@ -69,3 +70,13 @@ def scale(
         inputs={"load_average": round(average, 3), "planned": -1 if plan.is_cold else plan.num_wanted},
     )
     return decision, UnionState(plan=scaler, load=load, arrivals=arrivals)
+
+
+def slots_used(st: Standing) -> float:
+    """The load in requests, where one that needs much of a KV cache counts for as many as that would hold."""
+    used = float(st.load.num_waiting)
+    for instance in st.running:
+        outlook = st.load.outlook_by_instance.get(instance.instance_id)
+        full = outlook.peak_ratio * instance.max_concurrency if outlook else 0.0
+        used += max(st.in_flight(instance), full)
+    return max(used, float(st.demand))

@@ -67,18 +67,21 @@ def scale(
     return decision, state
 
 
-def watch(st: Standing, state: WarmserveState | None, params: WarmserveParams) -> tuple[WarmserveState, float]:
-    """One look at the load: the state after it (with what is wanted), and the load's average."""
+def watch(
+    st: Standing, state: WarmserveState | None, params: WarmserveParams, load: float | None = None
+) -> tuple[WarmserveState, float]:
+    """One look at the load (None: the requests that wait or run): the state after it, with what is wanted, and the
+    load's average."""
     state = state or WarmserveState()
-    load = state.load.seen(st.now_s, st.demand, params.average_s, params.every_s / 2)
-    average = load.mean(st.now_s, params.average_s)
+    seen = state.load.seen(st.now_s, st.demand if load is None else load, params.average_s, params.every_s / 2)
+    average = seen.mean(st.now_s, params.average_s)
     wanted, reason, looked_at = state.num_wanted, state.reason, state.looked_at
     if st.now_s - looked_at >= params.every_s - 1e-9:
         wanted, reason = target(st, average, params)
         looked_at = st.now_s
     if params.start_when_full and is_full(st) and wanted <= st.num_running:
         wanted, reason = st.num_running + 1, f"{st.load.num_waiting} waiting, and no instance has a slot"
-    return WarmserveState(load=load, looked_at=looked_at, num_wanted=wanted, reason=reason), average
+    return WarmserveState(load=seen, looked_at=looked_at, num_wanted=wanted, reason=reason), average
 
 
 def target(st: Standing, average: float, params: WarmserveParams) -> tuple[int, str]:

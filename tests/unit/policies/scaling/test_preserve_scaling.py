@@ -55,8 +55,9 @@ def test_the_plan_begins_with_the_forecast_not_with_the_clock():
 def test_with_cold_data_the_default_rule_holds_and_the_look_ahead_adds_to_it():
     """4.3.3's default mode, until days of data exist."""
     asked = Asked(preserve.scale)
-    assert asked(100.0, load(waiting=9)).num_wanted == 2, "reactive: ceil(9 / 8)"
+    assert asked(100.0, load(waiting=9)).num_wanted == 2, "reactive: ceil(9 / 8), where no router looks ahead"
     assert asked(101.0, load(waiting=9), now=a_forecast(2500, 500)).num_wanted == 2, "mu is not known"
+    asked = Asked(preserve.scale)
     hot = outlooks(load(i1=4), i1=(1.0, 0.5))
     decision = asked(102.0, hot, ready(1))
     assert decision.num_wanted == 2 and "no forecast" in decision.reason
