@@ -41,7 +41,8 @@ class _Sweep:
 
     def cases(self, num_gpus: int) -> list[Case]:
         tree = with_gpus(dict(self.scenario.tree), num_gpus, self.server)
-        return [Case(f"{num_gpus} GPUs", seed, {**tree, "seed": seed}, self.scenario.beside) for seed in self.seeds]
+        label = f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+        return [Case(label, seed, {**tree, "seed": seed}, self.scenario.beside) for seed in self.seeds]
 
     def try_all(self, numbers: Sequence[int]) -> Mapping[int, bool]:
         todo: list[tuple[int, Case]] = []
@@ -166,7 +167,10 @@ def _show(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path, out
     for note in notes:
         typer.echo(f"note: {note}")
     goal = _goal(sweep.objectives)
-    typer.echo(f"\n{answer} GPUs meet {goal}" if answer is not None else f"\nno number in this range meets {goal}")
+    if answer is None:
+        typer.echo(f"\nno number in this range meets {goal}")
+    else:
+        typer.echo(f"\n{answer} GPU{'s meet' if answer > 1 else ' meets'} {goal}")
     typer.echo(f"report  {folder / REPORT}")
 
 

@@ -1,6 +1,6 @@
 /* Lines over one axis, with a rule that follows the pointer. series: [{name, index, points: [[x, y]], dash}] */
 function lines(series, options) {
-  const W = 1000, H = options.height ?? 320, L = 52, R = 14, T = 12, B = 40;
+  const W = options.width ?? 1000, H = options.height ?? 320, L = 52, R = 14, T = 12, B = 40;
   const holder = h("div");
   const hidden = new Set();
   const log = options.log ?? false;
@@ -13,11 +13,12 @@ function lines(series, options) {
   const y0 = options.y0 ?? 0, y1 = options.y1 ?? (Math.max(...ys) * 1.08 || 1);
   const f = log ? Math.log10 : (x) => x;
   const X = (x) => L + ((f(Math.max(x, log ? x0 : -Infinity)) - f(x0)) / (f(x1) - f(x0))) * (W - L - R);
-  const Y = (y) => H - B - ((y - y0) / (y1 - y0)) * (H - T - B);
+  const g = options.logY ? Math.log10 : (y) => y, low = options.logY ? Math.min(...ys.filter((y) => y > 0)) * 0.8 : y0;
+  const Y = (y) => H - B - ((g(Math.max(y, low)) - g(low)) / (g(y1) - g(low))) * (H - T - B);
   const back = (px) => { const at = f(x0) + ((px - L) / (W - L - R)) * (f(x1) - f(x0)); return log ? 10 ** at : at; };
 
   const svg = s("svg", { class: "plot", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": options.label });
-  for (const y of ticks(y0, y1, 5)) {
+  for (const y of options.logY ? decades(low, y1) : ticks(y0, y1, 5)) {
     svg.append(s("line", { class: "grid", x1: L, x2: W - R, y1: Y(y), y2: Y(y) }));
     svg.append(s("text", { x: L - 8, y: Y(y) + 4, "text-anchor": "end" }, options.showY(y)));
   }
@@ -32,7 +33,7 @@ function lines(series, options) {
     const right = X(options.rule) > W - 150;
     svg.append(s("text", { x: X(options.rule) + (right ? -6 : 6), y: H - B - 8, "text-anchor": right ? "end" : "start" }, options.ruleText));
   }
-  if (options.level !== undefined && options.level !== null && options.level <= y1) {
+  if (options.level !== undefined && options.level !== null && options.level <= y1 && options.level >= low) {
     svg.append(s("line", { class: "rule", x1: L, x2: W - R, y1: Y(options.level), y2: Y(options.level) }));
     svg.append(s("text", { x: W - R - 4, y: Y(options.level) - 6, "text-anchor": "end" }, options.levelText));
   }

@@ -18,7 +18,7 @@ const FLEET = [
   ["hit ratio", (f) => f.hit_ratio, share, "high"],
   ["GPU time", (f) => f.gpu_seconds, hours, "low"],
   ["fetched", (f) => f.bytes_fetched, bytes, "low"],
-  ["loaded", (f) => f.bytes_loaded, bytes],
+  ["loaded", (f) => f.bytes_loaded, bytes, "low"],
 ];
 const middle = (spread) => (spread && typeof spread === "object" ? spread.mean : spread);
 const centred = (numbers) => Object.fromEntries(Object.entries(numbers).map(([name, value]) => [name, middle(value)]));
@@ -61,23 +61,24 @@ function curveCard() {
   return node;
 }
 function modelCard() {
-  let variant = data.variants[0];
+  const first = Math.max(0, data.variants.findIndex((v) => v.label === data.detail?.label));
+  let variant = data.variants[first];
   const slo = (value) => value === null || value === undefined ? NONE : [share(value), h("span.bar", {}, h("i", { style: `width:${value * 100}%` }))];
   const rows = () => [...variant.models.map((row) => ({ ...row, index: data.models.indexOf(row.model) })), { ...centred(variant.total), model: "all models", isTotal: true }];
   const columns = [{ name: "model", value: (r) => r.model, show: (r) => r.isTotal ? r.model : [h("span.dot", { style: `background:${colour(r.index)}` }), r.model] },
     ...METRICS.map(([name, get, show]) => ({ name, value: get, show: (r) => name.endsWith("in time") ? slo(get(r)) : show(get(r)) }))];
   const body = table(columns, rows(), { order: 1, down: true });
   const node = card("models", "Each model", "click a column to sort", h("div.scroll.tall", {}, body));
-  if (data.variants.length > 1) node.tools(h("select", { "aria-label": "Variant", onchange: (e) => { variant = data.variants[e.target.value]; body.refill(rows()); } }, data.variants.map((v, i) => h("option", { value: i }, v.label))));
+  if (data.variants.length > 1) node.tools(h("select", { "aria-label": "Variant", onchange: (e) => { variant = data.variants[e.target.value]; body.refill(rows()); } }, data.variants.map((v, i) => h("option", { value: i, selected: i === first }, v.label))));
   return node;
 }
 function planCard() {
   const plan = data.plan, sound = plan.points.filter((p) => p.value !== null);
-  const answer = plan.answer === null ? h("p.answer", {}, "No number of GPUs in this range meets ", h("b", {}, plan.goal)) : h("p.answer", {}, h("b", {}, `${plan.answer} GPUs`), ` meet ${plan.goal}`);
+  const answer = plan.answer === null ? h("p.answer", {}, "No number of GPUs in this range meets ", h("b", {}, plan.goal)) : h("p.answer", {}, h("b", {}, `${plan.answer} GPU${plan.answer > 1 ? "s" : ""}`), ` meet${plan.answer > 1 ? "" : "s"} ${plan.goal}`);
   const columns = [{ name: "GPUs", value: (p) => p.gpus, show: (p) => count(p.gpus) }, { name: plan.metric, value: (p) => p.value, show: (p) => plan.kind === "share" ? share(p.value) : seconds(p.value) },
     { name: "meets it", value: (p) => (p.met ? 1 : 0), show: (p) => (p.met ? "yes" : "no") }, { name: "in time", value: (p) => p.ttft_attainment, show: (p) => share(p.ttft_attainment) }, { name: "GPU time", value: (p) => p.gpu_seconds, show: (p) => hours(p.gpu_seconds) }];
   return card("plan", "How many GPUs", `every number that was tried; ${plan.seeds > 1 ? `the worst of ${plan.seeds} seeds` : "one seed"}`, answer, h("div.split", {},
-    lines([{ name: plan.metric, index: 0, points: sound.map((p) => [p.gpus, p.value]) }], { dots: true, label: "GPUs", showX: (x) => count(x), showY: plan.kind === "share" ? share : seconds, level: plan.limit, levelText: `objective ${plan.kind === "share" ? share(plan.limit) : seconds(plan.limit)}`, y1: plan.kind === "share" ? 1.02 : undefined, height: 300 }),
+    lines([{ name: plan.metric, index: 0, points: sound.map((p) => [p.gpus, p.value]) }], { dots: true, label: "GPUs", showX: (x) => count(x), showY: plan.kind === "share" ? share : seconds, level: plan.limit, levelText: `objective ${plan.kind === "share" ? share(plan.limit) : seconds(plan.limit)}`, y1: plan.kind === "share" ? 1.02 : undefined, height: 300, width: 560, logY: plan.kind !== "share" && Math.max(...sound.map((p) => p.value)) > 20 * Math.min(...sound.map((p) => p.value)) }),
     h("div.scroll", {}, table(columns, plan.points))));
 }
 function detailCards(detail) {

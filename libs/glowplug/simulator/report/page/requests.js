@@ -9,7 +9,7 @@ function explain(detail, request) {
     .sort((a, b) => a.at - b.at);
 }
 function decisionNode(detail, decision) {
-  const inputs = Object.entries(decision.inputs ?? {}), rivals = decision.rivals ?? [];
+  const inputs = Object.entries(decision.inputs ?? {}), rivals = [...(decision.rivals ?? [])].sort((a, b) => (b.name === decision.chosen) - (a.name === decision.chosen));
   const reading = (name, value) => typeof value !== "number" ? String(value) : name.endsWith("_bytes") ? bytes(value)
     : name.endsWith("_s") ? seconds(value) : name.endsWith("_ratio") || name.endsWith("_share") ? share(value) : Number.isInteger(value) ? count(value) : String(+value.toPrecision(5));
   const about = ["model_key", "instance_id", "node_id", "gpu_id", "request_id"].filter((name) => decision[name]).map((name) => decision[name]).join(" · ");
