@@ -108,8 +108,10 @@ class Balances:
         for key in self._peers.touched:
             balancer = self._balancers.get(key)
             if balancer is not None:
-                for instance in self._fleet.by_model.get(key, {}).values():
-                    balancer.filled(instance.instance_id, self.taken(instance))
+                for instance_id, instance in self._fleet.by_model.get(key, {}).items():
+                    balancer.filled(instance_id, self.taken(instance))
+                    if self.tracks_tokens:
+                        balancer.others(instance_id, self._peers.ahead(instance_id))
 
     # -- requests -----------------------------------------------------------------------------------------------
 

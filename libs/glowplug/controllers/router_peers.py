@@ -9,7 +9,7 @@ at most what the others' shares and their arrivals come to; it queues them itsel
 from collections.abc import Mapping
 
 from glowplug.controllers.load_reports import LoadReports
-from glowplug.domain.snapshot import ModelLoad
+from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events.facts import RouterLoadReported
 
 AGE_S = 3.0  # a router silent for longer is taken to run nothing
@@ -23,6 +23,7 @@ class Peers:
         self._reports = LoadReports()
         self._by_router: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}
         self._in_flight: dict[str, int] = {}  # instance_id -> requests of all others
+        self._outlooks: dict[str, Outlook] = {}  # instance_id -> what all others see ahead of it, added up
         self._sharers: dict[str, int] = {}  # model_key -> others with requests for it, held or running
         self.touched: set[str] = set()  # models of which others may have told something new with the last report
 
@@ -47,14 +48,22 @@ class Peers:
     def _sum(self) -> None:
         in_flight: dict[str, int] = {}
         sharers: dict[str, int] = {}
+        outlooks: dict[str, Outlook] = {}
         for _, loads in self._by_router.values():
             for key, load in loads.items():
                 if load.num_waiting or load.num_in_flight:
                     sharers[key] = sharers.get(key, 0) + 1
                 for instance_id, count in load.in_flight_by_instance.items():
                     in_flight[instance_id] = in_flight.get(instance_id, 0) + count
+                for instance_id, outlook in load.outlook_by_instance.items():
+                    known = outlooks.get(instance_id)
+                    outlooks[instance_id] = outlook if known is None else _both(known, outlook)
         self.touched = self._sharers.keys() | sharers.keys()
-        self._in_flight, self._sharers = in_flight, sharers
+        self._in_flight, self._sharers, self._outlooks = in_flight, sharers, outlooks
+
+    def ahead(self, instance_id: str) -> Outlook | None:
+        """What the others have sent there and expect of it; None when nobody looks ahead."""
+        return self._outlooks.get(instance_id)
 
     def seen(self, model_key: str, instance_id: str, own: int, max_concurrency: int) -> int:
         """How full that instance is to us, who run `own` requests there: the sum, but below full while we have not
@@ -64,3 +73,13 @@ class Peers:
             return own
         share = max(1, max_concurrency // (1 + self._sharers.get(model_key, 0)))
         return own + others if own >= share else min(own + others, max_concurrency - 1)
+
+
+def _both(one: Outlook, other: Outlook) -> Outlook:
+    """Two routers' halves of what is ahead of one instance. Peaks at different steps make this the most it can be."""
+    return Outlook(
+        peak_ratio=one.peak_ratio + other.peak_ratio,
+        over_share=max(one.over_share, other.over_share),
+        queued_tokens=one.queued_tokens + other.queued_tokens,
+        current_tokens=one.current_tokens + other.current_tokens,
+    )

@@ -18,6 +18,7 @@ from glowplug.controllers.router_words import (
 )
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Temperature
+from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events import facts
 from glowplug.policies.routing.port import BalancerParams
 from tests.fleet_builder import a_model, an_event, an_instance
@@ -197,3 +198,16 @@ def test_nothing_is_kept_of_a_model_that_is_no_more() -> None:
     run.tell(Tick())
     balances = run.controller.balances
     assert balances.of("m") is None and not balances.in_flight and not balances._lengths
+
+
+def test_another_routers_tokens_turn_a_request_elsewhere() -> None:
+    run = Run()
+    run.instance("i-1")
+    run.instance("i-2")
+    ahead = {"i-1": Outlook(peak_ratio=0.5, over_share=0.0, queued_tokens=400, current_tokens=50)}
+    load = ModelLoad(num_in_flight=2, in_flight_by_instance={"i-1": 2}, outlook_by_instance=ahead)
+    run.tell(an_event(facts.RouterLoadReported(router_id="router-2", loads={"m": load})))
+    assert went(run.arrive()) == ["i-2"] and went(run.arrive()) == ["i-2"]
+    run.now_s += 10.0  # silent for longer than a router is
+    run.tell(Tick())
+    assert went(run.arrive()) == ["i-1"]

@@ -31,6 +31,9 @@ class Counted:
         if target is not None:
             self._targets[instance_id] = Target(instance_id, num_in_flight, target.max_concurrency, target.kv_tokens)
 
+    def others(self, instance_id: str, outlook: Outlook | None) -> None:
+        """`filled` tells."""
+
     def gone(self, instance_id: str) -> None:
         self._targets.pop(instance_id, None)
 

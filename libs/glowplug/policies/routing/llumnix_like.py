@@ -50,7 +50,7 @@ class Freest(Tracker):
         for here in self.instances.values():
             self._settle(here, now_s)
             if self._has_room(here):
-                used = here.look.at_most(1)
+                used = here.look.at_most(1) + here.other_kv_tokens
                 uses.append(Use(here.instance_id, here.num_in_flight, used, here.look.kv_tokens))
         return route(uses)
 

@@ -47,6 +47,10 @@ class Balancer(Protocol):
         """So many requests run there now, those of other routers included."""
         ...
 
+    def others(self, instance_id: str, outlook: Outlook | None) -> None:
+        """What other routers have sent there and expect of it, as they last said."""
+        ...
+
     def gone(self, instance_id: str) -> None:
         """It may not be chosen any more. What runs there may still end, and the instance may come back."""
         ...

@@ -19,7 +19,7 @@ from dataclasses import replace
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.routing.port import Balancer, BalancerParams
 from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadAwareParams, LoadOrder
-from glowplug.policies.routing.tracked import Tracked, Tracker
+from glowplug.policies.routing.tracked import NOTHING, Tracked, Tracker
 
 
 class LoadAware(Tracker):
@@ -66,9 +66,17 @@ class LoadAware(Tracker):
         load = self._order.of(instance_id)
         if load is None or load.look_ahead is not look:
             load = InstanceLoad(instance_id, look)
-        horizon = self.params.decode_horizon
-        load.queued_tokens = here.queued_tokens
-        load.current_tokens = look.tokens_left_within(horizon) if horizon else look.tokens_left
+        load.queued_tokens, load.current_tokens = here.queued_tokens, look.tokens_left
+        horizon, others = self.params.decode_horizon, here.others
+        if horizon:
+            load.current_tokens = look.tokens_left_within(horizon)
+        if others is not NOTHING:
+            num_others = max(0, here.num_in_flight - len(look))
+            load.queued_tokens += others.queued_tokens
+            load.current_tokens += min(others.current_tokens, num_others * (horizon or others.current_tokens))
+            load.other_kv_tokens = here.other_kv_tokens
+        else:
+            load.other_kv_tokens = 0
         self._order.put(load)
 
 

@@ -39,6 +39,7 @@ class InstanceLoad:
     queued_tokens: int = 0
     current_tokens: int = 0
     has_room: bool = True  # False: at its max_concurrency, or not serving
+    other_kv_tokens: int = 0  # of its cache, the most that requests of other routers are to take
 
     @property
     def tokens(self) -> int:
@@ -50,16 +51,17 @@ def load_of(target: InstanceLoad, prompt_tokens: int, expected_tokens: int, para
     look = target.look_ahead
     load = float(target.tokens + prompt_tokens + expected_tokens)
     newcomer = prompt_tokens + min(expected_tokens, params.num_steps) - 1
-    if look.at_most(params.num_steps) + newcomer <= params.memory_ratio * look.kv_tokens:
+    room = params.memory_ratio * look.kv_tokens - target.other_kv_tokens
+    if look.at_most(params.num_steps) + newcomer <= room:
         return load
     peak = look.peak_ratio(params.num_steps, prompt_tokens, expected_tokens)
-    return load + params.penalty * max(0.0, peak - params.memory_ratio) * look.kv_tokens
+    return load + params.penalty * max(0.0, peak * look.kv_tokens - room)
 
 
 def floor_of(target: InstanceLoad, params: LoadAwareParams) -> float:
     """What L_i is at least beside P and D: the cache is as full as now in the first step ahead already."""
     look = target.look_ahead
-    over = look.at_most(1) - params.memory_ratio * look.kv_tokens
+    over = look.at_most(1) + target.other_kv_tokens - params.memory_ratio * look.kv_tokens
     return target.tokens + params.penalty * over if over > 0 else float(target.tokens)
 
 

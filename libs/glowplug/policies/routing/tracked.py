@@ -3,7 +3,8 @@
 Each instance has a look-ahead map (PreServe section 4.3.1) of the requests sent there, and a count of its steps. A
 router does not see an engine's steps, which the map is indexed by (erratum E33): while an instance has requests it is
 taken to do one every TPOT seconds, where TPOT is the mean of what its answers took per token, the newest weighed most.
-What has been sent and not been prefilled is in the map already (erratum E34).
+What has been sent and not been prefilled is in the map already (erratum E34). Of other routers' requests only what they
+report is known, half a second late: their peaks are added to ours.
 
 Departure: where first tokens are not told (an answer that is no stream), a prompt counts as queued until the end, and
 the whole time it took is taken for its steps.
@@ -15,6 +16,7 @@ from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
 
+NOTHING = Outlook(peak_ratio=0.0, over_share=0.0)
 TPOT_WEIGHT = 0.2  # of the newest answer
 TPOT_BOUNDS_S = (1e-4, 10.0)
 
@@ -31,7 +33,13 @@ class Tracked:
     steps: float = 0.0
     tpot_s: float = 0.0  # 0: no answer has told yet
     queued_tokens: int = 0  # of prompts not yet read
+    others: Outlook = NOTHING  # what other routers see ahead
     is_open: bool = True
+
+    @property
+    def other_kv_tokens(self) -> int:
+        """The most of its cache that other routers' requests are to take."""
+        return int(self.others.peak_ratio * self.look.kv_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +79,12 @@ class Tracker:
         here = self.instances.get(instance_id)
         if here is not None:
             here.num_in_flight = num_in_flight
+            self._touched(here)
+
+    def others(self, instance_id: str, outlook: Outlook | None) -> None:
+        here = self.instances.get(instance_id)
+        if here is not None:
+            here.others = outlook or NOTHING
             self._touched(here)
 
     def gone(self, instance_id: str) -> None:
@@ -152,9 +166,10 @@ class Tracker:
     def _is_overloaded(self, here: Tracked) -> bool:
         """PreServe section 4.3.2: too full in more than a tenth of the steps ahead. One without requests never is."""
         look, params = here.look, self.params
-        if look.at_most(params.num_steps) <= params.hold_ratio * look.kv_tokens or not len(look):
+        ratio = params.hold_ratio - here.others.peak_ratio
+        if look.at_most(params.num_steps) <= ratio * look.kv_tokens or not len(look):
             return False
-        above = look.num_steps_above(params.hold_ratio, params.num_steps)
+        above = look.num_steps_above(ratio, params.num_steps)
         return above > params.overload_share * params.num_steps
 
     def _has_room(self, here: Tracked) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from glowplug.domain.snapshot import Target
+from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.registry import ROOMS
 from glowplug.policies.routing.llumnix_like import Freest, Use, freeness, route
 from glowplug.policies.routing.port import BalancerParams
@@ -205,3 +205,28 @@ def test_round_robin_goes_on_after_the_one_it_was_sent_to_last() -> None:
     assert [balancer.choose(0, 0, 0.0).instance_id for _ in range(2)] == ["a", "a"]
     balancer.sent(1, "a", 0, 0, 0.0)
     assert balancer.choose(0, 0, 0.0).instance_id == "b"
+
+
+def test_what_other_routers_see_ahead_is_load_too() -> None:
+    balancer = load_aware(1000, 1000)
+    balancer.others("i-0", Outlook(peak_ratio=0.1, over_share=0.0, queued_tokens=300, current_tokens=200))
+    balancer.filled("i-0", 3)
+    balancer.sent(1, "i-1", 100, 100, 0.0)
+    assert chosen(balancer) == "i-1", "200 tokens against 500"
+    balancer.sent(2, "i-1", 500, 50, 0.0)
+    assert chosen(balancer) == "i-0"
+    balancer.others("i-0", Outlook(peak_ratio=1.5, over_share=0.5, queued_tokens=300, current_tokens=200))
+    assert chosen(balancer) == "i-1", "a full cache is a penalty, whoever fills it"
+    balancer.others("i-0", None)
+    balancer.filled("i-0", 0)
+    assert chosen(balancer) == "i-0"
+
+
+def test_the_steps_ahead_tell_a_large_batch_from_a_long_answer() -> None:
+    """As printed (4.3.3) both have 400 tokens to come; over the next 20 steps they have 20 and 80."""
+    for horizon, wanted in ((0, "i-0"), (20, "i-1")):
+        balancer = load_aware(ROOMY, ROOMY, decode_horizon=horizon)
+        for ticket in range(4):
+            balancer.sent(ticket, "i-0", 0, 95 if not horizon else 100, 0.0)
+        balancer.sent(9, "i-1", 0, 400, 0.0)
+        assert chosen(balancer) == wanted
