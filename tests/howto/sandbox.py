@@ -23,7 +23,19 @@ POLL_S = 0.02
 NUM_PORTS = 60
 DEFAULT_BASE = 8000
 MARK = "_HOWTO_SANDBOX"
-LINKED = ("Makefile", "README.md", "pyproject.toml", "bench", "deploy", "docs", "libs", "proto", "services", "tests")
+LINKED = (
+    "Makefile",
+    "README.md",
+    "pyproject.toml",
+    "bench",
+    "scenarios",
+    "deploy",
+    "docs",
+    "libs",
+    "proto",
+    "services",
+    "tests",
+)
 _ADDRESS = re.compile(r"\b((?:127\.0\.0\.1|localhost|\[::1\]):|GLOWPLUG_(?:DATA_)?PORT=)8(\d{3})\b")
 
 
