@@ -7,9 +7,9 @@
  hydraserve   384 models on 24 GPUs, one hour
  scale        200 servers of 8 GPUs, 500 models: that it completes, and what its decisions take
 Every case runs in a process of its own. CPU is the process's own (user and system); memory is the peak of its resident
-set. A decision's time is the wall time of one `handle` of a controller that gave any effect; placements are those of
-the placer that recorded a decision. Results: results/simulator.md. All figures are of this machine, and simulated
-requests are simulated.
+set. A decision's time is the wall time of one `handle` that gave any effect, over the decisions it recorded (a tick of
+the autoscaler settles every model that has something to settle); placements are those of the placer that recorded one.
+Results: results/simulator.md. All figures are of the machine this ran on; simulated requests are simulated.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], float]] = {  # name -> scenario, se
     "warmserve, every step": ("warmserve", (*WARM, "params.stepping=true"), 0.25),
     "warmserve, four times as long": ("warmserve", WARM, 4.0),
     "hydraserve, an hour": ("hydraserve", ("servers.a10.abilities=[stages]", "servers.v100.abilities=[stages]"), 0.0),
-    "scale, five minutes": ("scale", (), 0.0),
+    "scale, a minute": ("scale", ("seconds=60",), 0.0),
 }
 
 
@@ -55,9 +55,10 @@ class Watch:
             began = time.perf_counter()
             effects = handle(stimulus, now_s)
             if effects:
-                took = time.perf_counter() - began
+                num_decided = sum(type(effect) is Record for effect in effects)
+                took = (time.perf_counter() - began) / max(1, num_decided)
                 taken.append(took)
-                if name == "placer" and any(type(effect) is Record for effect in effects):
+                if name == "placer" and num_decided:
                     placed.append(took)
             return effects
 
