@@ -306,6 +306,7 @@ def test_bytes_are_conserved_whatever_comes_in_whatever_order(seed: int) -> None
     walk = Walk(seed)
     walk.run()
     walk.rest()
+    check(walk)
 
 
 def test_the_walks_go_everywhere() -> None:
