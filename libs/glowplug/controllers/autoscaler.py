@@ -11,7 +11,7 @@ from glowplug.controllers import operator
 from glowplug.controllers.autoscaler_consolidation import Consolidations
 from glowplug.controllers.autoscaler_forecasts import ForecastBook
 from glowplug.controllers.autoscaler_models import ModelTable
-from glowplug.controllers.autoscaler_view import Records, figures, snapshot_of, without_gone
+from glowplug.controllers.autoscaler_view import Records, as_told, figures, snapshot_of, without_gone
 from glowplug.controllers.autoscaler_words import AutoscalerParams, Pending
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
@@ -251,8 +251,15 @@ class AutoscalerController:
         load = without_gone(load, mine, self._unloaded)
         coming = [i for i, pending in self._pending.items() if pending.model_key == model_key]
         num_pending = sum(self._pending[i].num_required for i in coming)
+        leaving = {i for i, at in self._stopping.items() if now_s - at < self._params.repeat_s}
         snapshot = snapshot_of(
-            model, load, mine, self.forecasts, num_pending=num_pending, now_s=now_s, lead_s=self._params.lead_s
+            model,
+            load,
+            as_told(mine, leaving),
+            self.forecasts,
+            num_pending=num_pending,
+            now_s=now_s,
+            lead_s=self._params.lead_s,
         )
         decision, self._states[model_key] = self._scale(snapshot, model, self._states.get(model_key))
         if asked:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from glowplug.controllers.autoscaler_forecasts import ForecastBook
 from glowplug.controllers.naming import Ids
 from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import FleetSnapshot, ModelLoad
 from glowplug.events.envelope import Event
@@ -22,6 +22,13 @@ def without_gone(load: ModelLoad, mine: Mapping[str, Instance], unloaded: Collec
     ]
     leaving = sum(load.in_flight_by_instance[i] for i in gone)
     return replace(load, num_in_flight=max(0, load.num_in_flight - leaving)) if leaving else load
+
+
+def as_told(mine: Mapping[str, Instance], leaving: Collection[str]) -> Mapping[str, Instance]:
+    """The rows with what was told a moment ago done: a policy that has chosen who goes does not choose again before its
+    word is heard."""
+    told = [i for i in leaving if i in mine and mine[i].state is InstanceState.READY]
+    return {**mine, **{i: replace(mine[i], state=InstanceState.DRAINING) for i in told}} if told else mine
 
 
 def snapshot_of(

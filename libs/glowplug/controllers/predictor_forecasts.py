@@ -8,6 +8,8 @@ Departures:
   batch on average, or one of their KV caches at least as full. In a quiet window every objective is met by instances
   with nothing to do, and a scaler that plans by such a rate lets none do more (`busy_ratio=0` is the paper's). What
   was profiled before (`prompt_per_s` ...), as the paper's offline phase does, is the least that is known.
+- A window is clean when `clean_share` of its requests met their objectives: of thousands, short answers among them, some
+  always miss (1 is the paper's).
 - Instances count for the time they ran something, so that mu is a rate of work and not of waiting for it.
 - A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).
 """
@@ -29,6 +31,7 @@ NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityParams:
     busy_ratio: float = 0.5  # of its batch that an instance must have run on average
+    clean_share: float = 0.95  # of a window's requests that must have met their objectives
     min_share: float = 0.2  # of the window that one must have been busy
     normalized_s: float = 0.2  # seconds per response token, for models without objectives
     prompt_per_s: float = 0.0  # what one instance of any model is known to take before the first window
@@ -115,7 +118,7 @@ def measured(known: Capacity, window: Window, window_s: float, model: Model | No
     batch = window.concurrency_seconds / (model.max_concurrency * window.instance_seconds)
     is_busy = max(batch, window.kv_peak_ratio) >= params.busy_ratio
     tokens = WindowTokens(prompt_tokens=window.prompt_tokens, response_tokens=window.response_tokens, window_s=window_s)
-    is_clean = is_busy and not window.num_missed
+    is_clean = is_busy and window.num_missed <= (1 - params.clean_share) * window.num_requests
     return capacity_of(known, tokens, window.instance_seconds / window_s, is_clean=is_clean)
 
 

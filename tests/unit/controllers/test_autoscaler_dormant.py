@@ -17,6 +17,7 @@ from glowplug.events.facts import (
 )
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.reactive import scale
+from glowplug.policies.scaling.standing import settle, standing
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 
@@ -91,6 +92,27 @@ def test_what_ran_on_an_instance_that_sleeps_is_no_demand():
     controller.handle(load_report(m=ModelLoad(num_in_flight=2, in_flight_by_instance={"p-1": 2})), 1.0)
     effects = controller.handle(an_event(InstancePrewarmed(instance=prewarmed())), 1.1)
     assert published(effects, PlaceInstance) == []
+
+
+def test_who_was_told_to_go_is_not_chosen_again_while_the_word_is_on_its_way():
+    """Of three spare instances of four the three that were told go, whoever runs least a moment later."""
+    controller = autoscaler(a_model(max_instances=4, max_concurrency=8), scale=lean)
+    for n in range(4):
+        ready = an_instance(f"i-{n}", ready_at=1.0, max_concurrency=8)
+        controller.handle(an_event(InstanceReady(instance=ready)), 1.0)
+    controller.handle(load_report(m=ModelLoad(num_in_flight=2, in_flight_by_instance={"i-3": 2})), 1.5)
+    told = published(controller.handle(Tick(), 2.0), StopInstance)
+    assert sorted(stop.instance_id for stop in told) == ["i-0", "i-1", "i-2"]
+    controller.handle(load_report(m=ModelLoad(num_in_flight=4, in_flight_by_instance={"i-0": 4})), 2.1)
+    assert published(controller.handle(Tick(), 2.5), StopInstance) == []
+    again = published(controller.handle(Tick(), 4.5), StopInstance)
+    assert len(again) == 3, "nothing was heard of it: chosen anew and told again"
+
+
+def lean(snapshot, model, state):
+    """As many as demand takes, at once."""
+    st = standing(snapshot, model)
+    return settle(st, st.needed, "lean"), None
 
 
 def wants(num, group_size=1):

@@ -120,6 +120,12 @@ def test_one_request_that_missed_makes_the_window_say_nothing(late):
     assert one_window(predictor(), finished(), finished(**late)).total_per_s == 0.0
 
 
+def test_of_many_requests_a_few_may_be_late_unless_read_literally():
+    many = [finished() for _ in range(39)]
+    assert one_window(predictor(), *many, finished(ttft_s=1.1)).total_per_s > 0
+    assert one_window(predictor(), *many, *[finished(ttft_s=1.1)] * 3).total_per_s == 0.0
+
+
 def test_a_model_without_objectives_is_held_to_the_papers_normalized_latency():
     """Section 5.1: 0.2 s per response token."""
     plain = a_model(max_concurrency=4)
