@@ -70,7 +70,6 @@ class StepCosts:
 
         A token visits every stage and returns to the first: `num_stages` hops, one fewer for the first token (erratum
         E13). The stages work on different micro-batches at once, so what grows with the batch costs a stage's share.
-        Low-memory stages that share their GPU are slower by what runs there then, not by the worst case of Eq. 2.
         """
         if num_stages == 1:
             return self

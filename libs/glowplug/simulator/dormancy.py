@@ -73,7 +73,7 @@ class Dormancy:
                 self.world.kernel.after(max(wait_s, 1e-6), self._try, engine, since_s)
                 return
         engine.is_activating = False
-        engine.serve(self.node.server.gpu_kind, self.world.setup.params.stepping)
+        engine.serve(self.node.server.gpu_kind, self.world.setup.params)
         load = Phase(name=PhaseName.LOAD, started_at=since_s, ended_at=now_s)
         url = f"sim://{engine.instance_id}"
         self.node.tell_agent(aw.EngineReady(engine.instance_id, url, (load,), engine.kv_tokens))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from glowplug.simulator.batching import BatchEngine, EngineLimits
 from glowplug.simulator.kernel import Timer
 from glowplug.simulator.links import Transfer
-from glowplug.simulator.setup import ModelSetup
+from glowplug.simulator.setup import ModelSetup, Params
 
 if TYPE_CHECKING:
     from glowplug.simulator.world import World
@@ -50,6 +50,7 @@ class SimEngine:
     wake: Timer | None = None
     tickets: dict[int, Any] = field(default_factory=dict)
     stage_gpus: tuple[tuple[str, ...], ...] = ()
+    shares_compute: tuple[bool, ...] = ()  # of each stage; (): all do. The others have a part of their GPU for sure
 
     def __post_init__(self) -> None:
         self.stage_gpus = self.stage_gpus or (self.gpu_ids,)
@@ -74,18 +75,25 @@ class SimEngine:
             return 0
         return self.serving.kv_tokens_used(now_s) * self.model.kv_bytes_per_token
 
-    def serve(self, gpu_kind: str, stepping: bool, stages: "tuple[SimEngine, ...]" = ()) -> None:
+    def serve(self, gpu_kind: str, params: Params, stages: "tuple[SimEngine, ...]" = ()) -> None:
         """Begin to batch, alone or as the first of `stages` (itself among them)."""
         if stages:
             self.stage_gpus = tuple(one.gpu_ids for one in stages)
-        self.serving = BatchEngine(self._costs(gpu_kind), self._limits(stages), stepping=stepping)
+        costs = self._costs(gpu_kind)
+        if stages and params.reserve_compute:
+            whole, num = self.model.model.memory_bytes, self.num_stages
+            self.shares_compute = tuple(one.num_bytes >= whole for one in stages)
+            num_full = sum(self.shares_compute)
+            costs = self.model.costs[gpu_kind].scaled(num - num_full + num_full / num)
+            costs = costs.pipelined(num, self.model.start.hop_s)
+        self.serving = BatchEngine(costs, self._limits(stages), stepping=params.stepping)
 
-    def become_whole(self, gpu_kind: str, stepping: bool, now_s: float) -> None:
+    def become_whole(self, gpu_kind: str, params: Params, now_s: float) -> None:
         """Go on as a single worker (HydraServe section 6): what runs goes on, with nothing lost."""
         self.num_stages, self.stage = 1, 0
-        self.stage_gpus = (self.gpu_ids,)
+        self.stage_gpus, self.shares_compute = (self.gpu_ids,), ()
         if self.serving is None:
-            self.serve(gpu_kind, stepping)
+            self.serve(gpu_kind, params)
         else:
             self.serving.reshape(self._costs(gpu_kind), self._limits(()), now_s)
 
@@ -146,11 +154,16 @@ class Sharing:
     def _slow(self, engine: SimEngine) -> None:
         if engine.serving is None:
             return
-        ratio = sum(max(map(self._ratio, gpus)) for gpus in engine.stage_gpus) / len(engine.stage_gpus)
+        shares = engine.shares_compute or (True,) * len(engine.stage_gpus)
+        ratios = (
+            max(self._ratio(gpu_id, shares_compute) for gpu_id in gpus)
+            for gpus, shares_compute in zip(engine.stage_gpus, shares, strict=True)
+        )
+        ratio = sum(ratios) / len(engine.stage_gpus)
         engine.serving.slow_down(ratio, self.world.kernel.now_s)
         self.world.traffic.watch(engine)
 
-    def _ratio(self, gpu_id: str) -> float:
+    def _ratio(self, gpu_id: str, shares_compute: bool) -> float:
         params = self.world.setup.params
-        num = max(1, len(self._busy.get(gpu_id, ()))) if params.share_compute else 1
+        num = max(1, len(self._busy.get(gpu_id, ()))) if params.share_compute and shares_compute else 1
         return num * (params.load_slowdown if self._loads.get(gpu_id) else 1.0)

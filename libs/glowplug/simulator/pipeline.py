@@ -32,7 +32,7 @@ class Pipelines:
             self.node.answer_agent(aw.EngineStartFailed(effect.instance_id, "engine_failed", why))
             return
         if engine.serving is None:
-            engine.serve(self.node.server.gpu_kind, self.world.setup.params.stepping, stages)
+            engine.serve(self.node.server.gpu_kind, self.world.setup.params, stages)
         url = f"sim://{engine.instance_id}"
         self.node.answer_agent(aw.EngineReady(engine.instance_id, url, (), engine.kv_tokens))
 
@@ -72,7 +72,7 @@ class Pipelines:
         is_busy = bool(engine.tickets)
         if is_busy:
             self.world.sharing.idle(engine)
-        engine.become_whole(self.node.server.gpu_kind, self.world.setup.params.stepping, self.world.kernel.now_s)
+        engine.become_whole(self.node.server.gpu_kind, self.world.setup.params, self.world.kernel.now_s)
         if is_busy:
             self.world.sharing.busy(engine)
         self.world.traffic.watch(engine)

@@ -124,6 +124,7 @@ class Params:
     network_s: float = 0.0005  # router to engine, one way
     load_slowdown: float = 1.02  # steps on a GPU while weights go into it in the background
     share_compute: bool = True  # engines that are busy on one GPU share its time evenly
+    reserve_compute: bool = True  # a low-memory stage has 1/s of its GPU (HydraServe Eq. 2); else what is free of it
     exact_lengths: bool = False  # routers are told how long each response will be
     stepping: bool = False  # engines visit every step (slow; the same results)
 

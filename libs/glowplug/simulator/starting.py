@@ -127,7 +127,7 @@ class Starting:
         if not self.node.lives(engine):
             return
         if engine.num_stages == 1:
-            engine.serve(self.node.server.gpu_kind, self.world.setup.params.stepping)
+            engine.serve(self.node.server.gpu_kind, self.world.setup.params)
         url = f"sim://{engine.instance_id}"
         self.node.tell_agent(aw.EngineReady(engine.instance_id, url, self._phases(engine), engine.kv_tokens))
 
