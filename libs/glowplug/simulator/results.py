@@ -164,6 +164,11 @@ class Results:
         arrived = sum(one.num_arrived for one in self.by_model.values())
         return (self.load_seconds + self.fetch_seconds) / arrived if arrived else math.nan
 
+    @property
+    def normalised_peak_s(self) -> float:
+        """The worst minute's mean normalised latency; nan when nothing has finished."""
+        return self.normalised_peak.highest
+
     def started(self, origin: str) -> None:
         """One more engine begins to start."""
         self.starts[origin] = self.starts.get(origin, 0) + 1

@@ -53,7 +53,13 @@ def summary(results: Results) -> dict[str, Any]:
 def fleet_of(results: Results) -> Row:
     """Every plain number and every count by name that a run keeps, and its own ratios."""
     row: Row = {}
-    for name in (*getattr(type(results), "__slots__", ()), "num_starts", "hit_ratio", "load_s_per_request"):
+    for name in (
+        *getattr(type(results), "__slots__", ()),
+        "num_starts",
+        "hit_ratio",
+        "load_s_per_request",
+        "normalised_peak_s",
+    ):
         value = getattr(results, name, None)
         if isinstance(value, bool | int | float):
             row[name] = _finite(value)
