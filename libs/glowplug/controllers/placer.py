@@ -135,10 +135,10 @@ class PlacerController:
         return [*self._placing.work(now_s), *self._prewarming.work(now_s)]
 
     def _row(self, instance: Instance, now_s: float) -> list[Effect]:
+        self._prewarming.heed(instance, now_s)
         wants_a_look = self.fleet.row(instance, now_s)
         self._settle(instance)
         effects = self._stages.heed(instance, now_s)
-        self._prewarming.heed(instance, now_s)
         if wants_a_look:
             self._prewarming.look_again()
             effects += [*self._placing.work(now_s), *self._prewarming.work(now_s)]
@@ -158,6 +158,7 @@ class PlacerController:
         else:
             for instance in self.fleet.restore_rows(rows, now_s):
                 self._settle(instance)
+                self._prewarming.heed(instance, now_s)
         return []
 
     def inherit(self, earlier: "PlacerController", now_s: float) -> None:

@@ -161,8 +161,10 @@ class Books:
         if row.state.is_gone:
             heapq.heappush(self._gone, (row.changed_at, row.instance_id))
             self.taken.pop(row.instance_id, None)
+        if row.state.is_gone or row.state is InstanceState.READY:  # what was promised to it and still lies there
             for replica_id in [r for r, taker in self.taken.items() if taker == row.instance_id]:
                 self.give_back(replica_id)
+        if row.state.is_gone:
             return
         self.by_node.setdefault(row.node_id, {})[row.instance_id] = row
         for worker in row.workers:

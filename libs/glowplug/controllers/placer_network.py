@@ -67,6 +67,12 @@ class Network:
             if self._fetching.pop(fetch_id, None) is not None and ledger is not None:
                 self.links[node_id] = finish(ledger, fetch_id, now_s)
 
+    def forget(self, fetch_id: str) -> None:
+        """A fetch that was ordered for a start that is not to be."""
+        node_id = self._fetching.get(fetch_id, "")
+        if node_id in self.links:
+            self.fetched(node_id, [fetch_id], self.links[node_id].since_s)
+
     def saw(self, row: Instance, now_s: float) -> None:
         """A row changed: its fetch may be over, and a start that is over is learned from."""
         if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:

@@ -87,6 +87,7 @@ class Placing:
         for number in range(max(1, len(placement.stages))):
             if placement.stage_id(number) not in self.fleet.instances.by_id:
                 books.claim(placement.stage_id(number), {})
+                self.fleet.network.forget(placement.stage_id(number))
         for dormant in (placement.source, *(d for drops in placement.drops.values() for d in drops)):
             if dormant and books.taken.get(dormant) == placement.instance_id:
                 books.give_back(dormant)

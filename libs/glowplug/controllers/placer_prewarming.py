@@ -55,10 +55,13 @@ class Prewarming:
         self._is_due = True
 
     def heed(self, row: Instance, now_s: float) -> None:
-        """One row has changed: what was ordered has been heard of."""
+        """One row has changed: what was ordered has been heard of, itself or by the start that took its place."""
+        taken = self.fleet.books.taken
         if row.instance_id in self._ordered:
             del self._ordered[row.instance_id]
             self.fleet.promised.discard(row.instance_id)
+        for replica_id in [r for r in self._ordered if taken.get(r) == row.instance_id]:
+            self._forget(replica_id)
         if row.replica and row.state is InstanceState.FAILED:
             self._failed_at[row.model_key] = now_s
 
@@ -161,19 +164,23 @@ class Prewarming:
         effects: list[Effect] = []
         params, books = self.fleet.params, self.fleet.books
         for replica_id, ordered in list(self._ordered.items()):
-            node_id = ordered.row.node_id
-            if replica_id in books.taken:  # an instance grows from it: its start tells the agent
-                continue
+            node_id, is_taken = ordered.row.node_id, replica_id in books.taken
             if now_s - ordered.began_at > params.give_up_s or not self.fleet.nodes.is_alive(node_id, now_s):
-                del self._ordered[replica_id]
-                self.fleet.promised.discard(replica_id)
-                books.forget(replica_id)
-                self._failed_at[ordered.row.model_key] = now_s
-                effects.append(Publish(stop(node_id, replica_id, "its agent did not answer", 0.0)))
-            elif now_s - ordered.sent_at >= params.repeat_s:
+                self._forget(replica_id)
+                if not is_taken:
+                    self._failed_at[ordered.row.model_key] = now_s
+                    effects.append(Publish(stop(node_id, replica_id, "its agent did not answer", 0.0)))
+            elif now_s - ordered.sent_at >= params.repeat_s and not is_taken:  # else a start of another tells the agent
                 ordered.sent_at = now_s
                 effects += [Publish(command) for command in ordered.commands]
         return effects
+
+    def _forget(self, replica_id: str) -> None:
+        """It is waited for no more, and promised nothing."""
+        del self._ordered[replica_id]
+        self.fleet.promised.discard(replica_id)
+        self.fleet.books.taken.pop(replica_id, None)
+        self.fleet.books.forget(replica_id)
 
     def _drop(self, replica_id: str, why: str, now_s: float) -> list[Effect]:
         row = self.fleet.instances.by_id.get(replica_id)

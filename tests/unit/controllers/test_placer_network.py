@@ -87,3 +87,12 @@ def test_a_start_that_grew_from_a_copy_teaches_nothing_of_cold_ones():
     phases = (Phase(name=PhaseName.LOAD, started_at=0.0, ended_at=0.01),)
     net.saw(an_instance("x", phases=phases, source="r-1"), 1.0)
     assert net.load_s == {} and net.load_seconds(MODEL) == MODEL.weights_bytes / 32e9, "erratum E6: bytes over PCIe"
+
+
+def test_a_start_that_is_not_to_be_frees_its_share():
+    net = network()
+    for instance_id in ("x", "y"):
+        net.ordered(placed(instance_id), {"node-1": NODE}, 10.0)
+    net.forget("x")
+    net.forget("never ordered")
+    assert left(net) == {"y": 8000.0}

@@ -193,3 +193,43 @@ def test_a_victim_is_swapped_out_and_wakes_where_it_sleeps():
     free = a_node(abilities=CAN, gpus_mib=(300,), revision=11)
     (start,) = sent(controller.handle(an_event(NodeBeat(node=free)), 9.6), StartInstance)
     assert (start.instance_id, start.source, start.target) == ("y", "i-1", "node-1")
+
+
+def test_a_replica_that_only_the_table_tells_of_is_neither_ordered_again_nor_given_up():
+    controller = placer(a_node(abilities=CAN))
+    (start,) = sent(forecast(controller, 1.0), StartInstance)
+    row = an_instance(start.instance_id, "a", InstanceState.PREWARMED, replica=True)
+    controller.restore("instances", {row.instance_id: row}, 2.0)
+    later = [e for n in range(5, 30) for e in controller.handle(Tick(), n / 2)]
+    assert sent(later, StartInstance) == sent(later, StopInstance) == []
+
+
+def test_a_replica_taken_before_its_agent_spoke_leaves_no_promise_behind():
+    controller = placer(a_node(abilities=CAN))
+    (replica,) = sent(forecast(controller, 1.0), StartInstance)
+    (start,) = sent(controller.handle(asked(), 2.0), StartInstance)
+    assert start.source == replica.instance_id
+    ready = an_instance("x", "a", mib=300)
+    controller.handle(an_event(InstanceReady(instance=ready)), 3.0)
+    held = a_node(abilities=CAN, revision=2, grants={0: [("x", 300)]})
+    controller.handle(an_event(NodeBeat(node=held)), 3.1)
+    later = [e for n in range(7, 24) for e in controller.handle(Tick(), n / 2)]
+    assert replica.instance_id not in {s.instance_id for s in sent(later, StartInstance)}
+    assert controller.fleet.books.taken == {} and controller.fleet.promised == set()
+
+
+def test_a_copy_its_taker_did_not_use_is_there_again():
+    controller = placer(a_node(abilities=CAN, gpus_mib=(600,)))
+    (replica,) = sent(forecast(controller, 1.0), StartInstance)
+    row = prewarmed(replica, 2.0, controller)
+    controller.handle(asked(), 3.0)
+    controller.handle(an_event(InstanceReady(instance=an_instance("x", "a", mib=300))), 3.5)
+    assert controller.fleet.books.dormant == {"node-1": [row]}
+
+
+def test_a_replica_heard_of_after_it_was_taken_stays_taken():
+    controller = placer(a_node(abilities=CAN))
+    (replica,) = sent(forecast(controller, 1.0), StartInstance)
+    controller.handle(asked(), 2.0)
+    prewarmed(replica, 2.1, controller)
+    assert controller.fleet.books.dormant == {} and controller.fleet.books.taken == {replica.instance_id: "x"}
