@@ -1,7 +1,8 @@
 """What a predictor would have seen before the run: windows of every model, from the trace's own past.
 
 A trace tells when requests came, not how long they ran, so concurrency is an estimate: the mean by Little's law with
-one time in flight per model, the peak as the level that a Poisson number of requests in flight passes once in a window.
+one time in flight per model, the peak as the level that the number of requests in flight passes once in a window: a
+Poisson number, or one as uneven as the arrivals when the scenario gives those a CV above 1.
 """
 
 import math
@@ -28,6 +29,7 @@ def windows_before(
     pairs = traffic.lengths_of(key).pairs[:2000]
     prompt, response = fmean(p for p, _ in pairs), fmean(r for _, r in pairs)
     request_s = words.request_s or request_seconds(one, prompt, response)
+    spread = max(1.0, traffic.words.cv)
     last = int(began_s // window_s)
     first = math.ceil((began_s + bins[0][0]) / window_s)
     grouped: dict[int, list[Bin]] = {}
@@ -35,7 +37,7 @@ def windows_before(
         for number, part in _cut(bin_, began_s, window_s):
             grouped.setdefault(number, []).append(part)
     return tuple(
-        _window(grouped.get(number, []), number * window_s, window_s, prompt, response, request_s)
+        _window(grouped.get(number, []), number * window_s, window_s, prompt, response, request_s, spread)
         for number in range(first, last)
     )
 
@@ -61,12 +63,12 @@ def _cut(bin_: Bin, began_s: float, window_s: float) -> Iterator[tuple[int, Bin]
 
 
 def _window(
-    bins: list[Bin], started_at: float, window_s: float, prompt: float, response: float, request_s: float
+    bins: list[Bin], started_at: float, window_s: float, prompt: float, response: float, request_s: float, spread: float
 ) -> WindowTotals:
     num = math.fsum(b[2] for b in bins)
     level = max((b[2] / b[1] * request_s for b in bins), default=0.0)
     rare = min(0.5, request_s / window_s)
-    peak = level + max(0.0, NormalDist().inv_cdf(1 - rare)) * math.sqrt(level) if level else 0.0
+    peak = level + max(0.0, NormalDist().inv_cdf(1 - rare)) * spread * math.sqrt(level) if level else 0.0
     return WindowTotals(
         started_at=started_at,
         window_s=window_s,
