@@ -1,8 +1,10 @@
 """Fleets of each paper, small enough for a test: by function, to try a change on or to begin a scenario with."""
 
+import math
 from dataclasses import replace
 from random import Random
 
+from glowplug.controllers.placer_params import PlacerParams
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.simulator.costs import FITTED
@@ -107,17 +109,18 @@ def hydraserve(seed=0, seconds=120.0, rate=0.3, placement="hydraserve", overlap=
     return setup, requests(seed, shares, rate, seconds, cv=4.0)
 
 
-def swapserve(seed=0, seconds=180.0):
+def swapserve(seed=0, seconds=300.0, rate=0.15):
     """SwapServeLLM section 5: more engines than one GPU holds; who is preempted sleeps in host memory."""
-    start = StartSeconds(launch_s=40.0, warmup_s=30.0, swap_base_s=5.3, swap_bytes_per_s=13.5e9)
-    models = tuple(a_model(f"m{n}", 16, 50, {"h800": H800}, start, keep_alive_s=20.0) for n in range(3))
+    start = StartSeconds(launch_s=5.0, warmup_s=20.0, swap_base_s=2.3, swap_bytes_per_s=13.5e9)
+    models = tuple(a_model(f"m{n}", 16, 50, {"h800": H800}, start, keep_alive_s=-1) for n in range(3))
     shares = {one.model.key: 1 / 3 for one in models}
     setup = Setup(
         servers=(ServerSetup(num_gpus=1, weights_in_host=True, abilities=frozenset({"swap"})),),
         models=models,
         policies=PolicyNames(residency="swapserve"),
+        params=Params(placer=PlacerParams(settle_s=0.0, node_lease_s=math.inf, evict_becomes="swapped_out")),
     )
-    return setup, requests(seed, shares, 0.05, seconds)
+    return setup, requests(seed, shares, rate, seconds)
 
 
 def preserve(seed=0, seconds=300.0, rate=12.0, routing="preserve_load_aware"):

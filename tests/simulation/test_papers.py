@@ -92,10 +92,12 @@ def test_a_pipelined_cold_start_is_faster_than_one_of_a_single_worker():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_engines_that_do_not_fit_together_take_turns(seed):
+def test_engines_that_do_not_fit_together_take_turns_asleep(seed):
+    """SwapServeLLM section 4: after each has started once, a turn is a swap."""
     setup, arrivals = fleets.swapserve(seed)
-    _, _, total = run(setup, arrivals, 180.0, f"swapserve seed {seed}")
+    _, results, total = run(setup, arrivals, 300.0, f"swapserve seed {seed}")
     assert total.num_finished == len(arrivals)
+    assert results.starts["swapped"] > 0 and results.starts["host"] <= 4, f"seed {seed}: {results.starts}"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
