@@ -53,6 +53,7 @@ class AutoscalerController:
         self.instances, self.loads, self.forecasts = InstanceView(), LoadView(), ForecastBook()
         self._pending: dict[str, Pending] = {}
         self._stopping: dict[str, float] = {}  # instance_id -> when its stop was last sent
+        self._resumed: dict[str, float] = {}  # instance_id -> when it was told to come back
         self._unloaded: set[str] = set()  # instance_ids an operator sent away: what they still stream is no demand
         self._asked: dict[str, str] = {}  # model_key -> who asked for an instance of it without a request
         self._waiting: dict[str, Event] = {}  # model_key -> the request that waits, for the trace
@@ -75,6 +76,7 @@ class AutoscalerController:
             self._consolidations.keep(self.instances.by_id)
             self._unknown_since = {k: at for k, at in self._unknown_since.items() if self.instances.of(k)}
             self._stopping = {i: at for i, at in self._stopping.items() if i in self.instances.by_id}
+            self._resumed = {i: at for i, at in self._resumed.items() if now_s - at < self._params.repeat_s}
             keys = sorted({*self.models, *self.instances.model_keys})
             due = (key for key in keys if not now_s < self._resting.get(key, 0.0))
             return [effect for key in due for effect in self._balance(key, now_s)]
@@ -111,6 +113,7 @@ class AutoscalerController:
             if data.model_key not in self.models or now_s > data.deadline_at:
                 return []  # a late fact: that request has been answered long ago
             self._waiting[data.model_key] = event
+            self.loads.touch(data.model_key, now_s)  # a router's report of it may be half a second behind
             return self._balance(data.model_key, now_s, waiting=data.num_waiting)
         if isinstance(data, ModelUndeployed):
             model = self.models.get(data.model_key)
@@ -251,11 +254,12 @@ class AutoscalerController:
         load = without_gone(load, mine, self._unloaded)
         coming = [i for i, pending in self._pending.items() if pending.model_key == model_key]
         num_pending = sum(self._pending[i].num_required for i in coming)
-        leaving = {i for i, at in self._stopping.items() if now_s - at < self._params.repeat_s}
+        told = {i: InstanceState.READY for i, at in self._resumed.items() if now_s - at < self._params.repeat_s}
+        told |= {i: InstanceState.DRAINING for i, at in self._stopping.items() if now_s - at < self._params.repeat_s}
         snapshot = snapshot_of(
             model,
             load,
-            as_told(mine, leaving),
+            as_told(mine, told),
             self.forecasts,
             num_pending=num_pending,
             now_s=now_s,
@@ -343,6 +347,7 @@ class AutoscalerController:
         if now_s - self._stopping.get(instance.instance_id, -1e9) < self._params.repeat_s:
             return []
         self._stopping[instance.instance_id] = now_s
+        self._resumed.pop(instance.instance_id, None)
         command = StopInstance(
             target=instance.node_id,
             instance_id=instance.instance_id,
@@ -356,6 +361,7 @@ class AutoscalerController:
         effects: list[Effect] = []
         for instance_id in instance_ids:
             del self._stopping[instance_id]
+            self._resumed[instance_id] = now_s
             instance = self.instances.by_id[instance_id]
             effects.append(Record(self._records.of(decision, instance_id, "resume", now_s)))
             effects.append(

@@ -12,6 +12,8 @@ from glowplug.domain.snapshot import FleetSnapshot, ModelLoad
 from glowplug.events.envelope import Event
 from glowplug.policies.decisions import ScaleDecision
 
+READY, DRAINING = InstanceState.READY, InstanceState.DRAINING
+
 
 def without_gone(load: ModelLoad, mine: Mapping[str, Instance], unloaded: Collection[str]) -> ModelLoad:
     """What a router last said it runs on an instance that is gone, asleep or sent away is no demand."""
@@ -24,11 +26,12 @@ def without_gone(load: ModelLoad, mine: Mapping[str, Instance], unloaded: Collec
     return replace(load, num_in_flight=max(0, load.num_in_flight - leaving)) if leaving else load
 
 
-def as_told(mine: Mapping[str, Instance], leaving: Collection[str]) -> Mapping[str, Instance]:
-    """The rows with what was told a moment ago done: a policy that has chosen who goes does not choose again before its
-    word is heard."""
-    told = [i for i in leaving if i in mine and mine[i].state is InstanceState.READY]
-    return {**mine, **{i: replace(mine[i], state=InstanceState.DRAINING) for i in told}} if told else mine
+def as_told(mine: Mapping[str, Instance], told: Mapping[str, InstanceState]) -> Mapping[str, Instance]:
+    """The rows with what was told a moment ago done (READY: to come back, DRAINING: to go): a policy that has chosen
+    does not choose again before its word is heard."""
+    changes = {READY: DRAINING, DRAINING: READY}
+    heard = {i: told[i] for i in told if i in mine and changes.get(mine[i].state) is told[i]}
+    return {**mine, **{i: replace(mine[i], state=state) for i, state in heard.items()}} if heard else mine
 
 
 def snapshot_of(

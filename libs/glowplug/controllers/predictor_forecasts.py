@@ -8,7 +8,7 @@ Departures:
   batch on average, or one of their KV caches at least as full. In a quiet window every objective is met by instances
   with nothing to do, and a scaler that plans by such a rate lets none do more (`busy_ratio=0` is the paper's). What
   was profiled before (`prompt_per_s` ...), as the paper's offline phase does, is the least that is known.
-- A window is clean when `clean_share` of its requests met their objectives: of thousands, short answers among them, some
+- A window is clean when `clean_share` of its requests met their objectives: of thousands, with short answers, some
   always miss (1 is the paper's).
 - Instances count for the time they ran something, so that mu is a rate of work and not of waiting for it.
 - A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).

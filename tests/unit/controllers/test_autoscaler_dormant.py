@@ -1,12 +1,14 @@
 """The autoscaler and what does not serve: replicas, sleepers, later stages; forecasts; starts laid out as a group."""
 
+from dataclasses import replace
+
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler import AutoscalerController
 from glowplug.controllers.autoscaler_words import AutoscalerParams
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Forecast, ModelLoad
-from glowplug.events.commands import CancelPlacement, PlaceInstance, StopInstance
+from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
 from glowplug.events.facts import (
     ForecastMade,
     InstanceFailed,
@@ -107,6 +109,19 @@ def test_who_was_told_to_go_is_not_chosen_again_while_the_word_is_on_its_way():
     assert published(controller.handle(Tick(), 2.5), StopInstance) == []
     again = published(controller.handle(Tick(), 4.5), StopInstance)
     assert len(again) == 3, "nothing was heard of it: chosen anew and told again"
+
+
+def test_who_was_told_to_come_back_counts_before_it_is_heard():
+    controller = autoscaler(a_model(keep_alive_s=1, max_instances=2))
+    ready = an_instance(ready_at=1.0)
+    controller.handle(an_event(InstanceReady(instance=ready)), 1.0)
+    controller.handle(load_report(m=ModelLoad(last_active_at=1.0)), 10.0)
+    assert published(controller.handle(Tick(), 10.1), StopInstance)
+    leaving = replace(ready, state=InstanceState.DRAINING, revision=2)
+    controller.handle(an_event(InstanceReady(instance=leaving)), 10.2)
+    effects = controller.handle(waiting(), 10.3)
+    assert len(published(effects, ResumeInstance)) == 1
+    assert [e for e in controller.handle(Tick(), 10.5) if isinstance(e, Publish)] == [], "no start, no second word"
 
 
 def lean(snapshot, model, state):
