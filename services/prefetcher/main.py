@@ -12,6 +12,7 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events.subjects import commands_to, entity_facts
+from glowplug.policies.registry import choose
 from glowplug.policies.residency.mcache_importance import ImportanceParams
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
@@ -39,6 +40,7 @@ async def serve(stopping: asyncio.Event) -> None:
     settings = PrefetcherSettings()
     settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
     service = ControlService(World.open("prefetcher", settings))
+    choose("caching", settings.policy_caching)  # a name that does not exist says so now
     metrics = PrefetcherMetrics(settings.node_id)
     try:
         capacity_bytes = settings.capacity_bytes()
