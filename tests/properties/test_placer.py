@@ -18,6 +18,7 @@ from glowplug.events.commands import CancelPlacement, PlaceInstance, StartInstan
 from glowplug.events.facts import (
     ForecastMade,
     InstanceDraining,
+    InstanceFailed,
     InstancePrewarmed,
     InstanceReady,
     InstanceStarting,
@@ -294,3 +295,74 @@ def test_bytes_are_never_promised_twice(name, seed):
                 assert gpu.gpu_id in asked_to_leave or books.room(gpu.gpu_id) >= 0, gpu.gpu_id
         living = {r.instance_id for r in books.living()} - controller.fleet.promised
         assert living == {i for i, r in agents.rows.items() if not r.state.is_gone}
+
+
+class LossyAgents(Agents):
+    """The same where commands and facts get lost, and an agent without the bytes says so. Tables are read now and
+    then, as the services do."""
+
+    chance = random.Random(0)
+
+    def carry_out(self, command: object) -> None:
+        if self.chance.random() < 0.8:
+            super().carry_out(command)
+
+    def start(self, command: StartInstance) -> None:
+        own = [w for w in command.workers if w.node_id == command.target]
+        given_up = [i for i in (command.source, *command.drops) if i in self.rows and self.rows[i].replica]
+        for worker in own:
+            gpu = self.gpu(worker.gpu_id)
+            free = gpu.free_bytes + sum(g.num_bytes for g in gpu.grants if g.holder in given_up)
+            if free < worker.num_bytes:
+                failed = replace(
+                    an_instance(command.instance_id, command.model.key, InstanceState.FAILED, replica=command.replica),
+                    workers=tuple(own),
+                    part_of=command.part_of,
+                    changed_at=self.now_s,
+                )
+                self.give(InstanceFailed(instance=failed))
+                return
+        super().start(command)
+
+    def give(self, payload: object) -> None:
+        is_fact = hasattr(payload, "instance") or isinstance(payload, NodeBeat)
+        if not is_fact or self.chance.random() < 0.8:
+            super().give(payload)
+
+    def settle(self) -> None:
+        """Nothing more is asked for; what was is repeated, told by tables, given up."""
+        for _ in range(120):
+            self.now_s += 0.5
+            self.give(Tick())
+            self.controller.restore("instances", dict(self.rows), self.now_s)
+            self.nodes = {k: replace(n, revision=n.revision + 1) for k, n in self.nodes.items()}
+            self.controller.restore("nodes", dict(self.nodes), self.now_s)
+
+
+@settings(max_examples=12)
+@pytest.mark.parametrize("name", ["first_fit", "hydraserve", "warmserve", "union"])
+@given(seed=st.integers(0, 10**6))
+def test_no_promise_outlives_what_it_was_made_for(name, seed):
+    """Whatever gets lost on the way: in the end the books say what the agents hold, and nobody waits for nothing."""
+    nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
+    names = {"placement": name, "residency": "lru", "prewarming": "warmserve"}
+    place, evict, prewarm = (choose(room, policy) for room, policy in names.items())
+    params = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS, bury_s=20.0)
+    controller = PlacerController(place, evict, names, 1, params, prewarm=prewarm)
+    controller.restore("models", dict(BY_KEY), 0.0)
+    controller.restore("nodes", {n.node_id: n for n in nodes}, 0.0)
+    agents = LossyAgents(controller, nodes)
+    agents.chance = random.Random(seed)
+    for _ in steps(random.Random(seed), agents):
+        continue
+    for model in MODELS:  # nothing is worth prewarming any more
+        ahead = Forecast(made_at=agents.now_s, window_s=1e9, concurrency_mean=0.0, concurrency_peak=0.0)
+        controller.handle(an_event(ForecastMade(model_key=model.key, forecasts=(ahead,))), agents.now_s)
+    agents.settle()
+    books = controller.fleet.books
+    assert controller.placements == {} and controller.fleet.promised == set()
+    assert {r.instance_id for r in books.living()} == agents.rows.keys()
+    assert set(books.taken) <= agents.rows.keys()
+    in_ledgers = {x.holder for n in agents.nodes.values() for g in n.gpus for x in g.grants}
+    assert in_ledgers == {i for i, r in agents.rows.items() if not r.state.is_gone}
+    assert books.reserved == {}

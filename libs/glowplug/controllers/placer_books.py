@@ -145,6 +145,8 @@ class Books:
         if old is not None:
             self._unlist(old)
             self.claim(instance_id, {})
+        self.taken.pop(instance_id, None)
+        self._give_back_all(instance_id)
 
     def living(self) -> Iterator[Instance]:
         """Rows that are not gone."""
@@ -162,8 +164,7 @@ class Books:
             heapq.heappush(self._gone, (row.changed_at, row.instance_id))
             self.taken.pop(row.instance_id, None)
         if row.state.is_gone or row.state is InstanceState.READY:  # what was promised to it and still lies there
-            for replica_id in [r for r, taker in self.taken.items() if taker == row.instance_id]:
-                self.give_back(replica_id)
+            self._give_back_all(row.instance_id)
         if row.state.is_gone:
             return
         self.by_node.setdefault(row.node_id, {})[row.instance_id] = row
@@ -202,6 +203,10 @@ class Books:
         if self.taken.pop(replica_id, None) is not None and row is not None and _is_copy(row):
             self.dormant.setdefault(row.node_id, []).append(row)
             self.version += 1
+
+    def _give_back_all(self, taker: str) -> None:
+        for replica_id in [r for r, by in self.taken.items() if by == taker]:
+            self.give_back(replica_id)
 
     def gone_before(self, before_s: float) -> list[Instance]:
         """Rows gone since before that time, each told once."""
