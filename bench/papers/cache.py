@@ -15,7 +15,7 @@ KEPT = HERE / ".cache"  # git ignores it
 
 @cache
 def digest(reads: tuple[str, ...]) -> str:
-    """The code under these files and folders of the repository, as 16 hex digits."""
+    """The code (or scenarios) under these files and folders of the repository, as 16 hex digits."""
     hashed = hashlib.sha256()
     for name in reads:
         path = ROOT / name

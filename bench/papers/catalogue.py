@@ -1,9 +1,19 @@
 """Every row there is, in the order of the page."""
 
-from bench.papers import m_cache, p0_forecast, w4_forecast
+from bench.papers import m_cache, p0_forecast, p4_router, w4_forecast, w_warm
 from bench.papers.experiment import Experiment
 
-EXPERIMENTS: tuple[Experiment, ...] = (w4_forecast.EXPERIMENT, m_cache.M1, m_cache.M2, p0_forecast.EXPERIMENT)
+EXPERIMENTS: tuple[Experiment, ...] = (
+    w_warm.W1,
+    w_warm.W2,
+    w_warm.W3,
+    w4_forecast.EXPERIMENT,
+    w_warm.W5,
+    m_cache.M1,
+    m_cache.M2,
+    p0_forecast.EXPERIMENT,
+    p4_router.EXPERIMENT,
+)
 
 
 def by_id(name: str) -> Experiment:

@@ -118,6 +118,11 @@ class Experiment:
     judge: Callable[[Runs], Verdict]
     reads: Sequence[str]
     max_seeds: int = 10
+    kept_with: str = ""  # the row whose outcomes these are too: same cases, same run
+
+    @property
+    def kept_as(self) -> str:
+        return self.kept_with or self.id
 
 
 def prose(text: str, **figures: str) -> str:

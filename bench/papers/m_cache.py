@@ -334,4 +334,5 @@ M2 = Experiment(
     run=run,
     judge=judge_hits,
     reads=READS,
+    kept_with="M1",
 )

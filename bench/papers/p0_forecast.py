@@ -134,12 +134,12 @@ EXPERIMENT = Experiment(
     paper="4.23 % (chat), 8.10 % (code)",
     band="at most 1.5 points above",
     setup=prose(
-        """PreServe section 5.2.1: windows of 10 minutes, prompt and response tokens each, trained on two days, tested
-        on the two days after (the paper halves its week), retrained daily. Data: the Azure 2024 counts, unthinned, from
-        the first day of each file (chat: Sunday, so that it is tested on Tuesday and Wednesday; code: Friday, tested
-        on Sunday and Monday after a Friday and a Saturday). The public counts have no lengths: every request draws
-        its own lengths from the 2023 trace of the same service. The paper prints one step ahead; Algorithm 2 uses
-        two, which stand beside it, as do forecasts that learn nothing."""
+        """PreServe section 5.2.1: windows of 10 minutes, prompt and response tokens each, trained on two days,
+        tested on the two days after (the paper halves its week), retrained daily. Data: the Azure 2024 counts,
+        unthinned, from the first day of each file (chat: Sunday, so that it is tested on Tuesday and Wednesday;
+        code: Friday, tested on Sunday and Monday after a Friday and a Saturday). The public counts have no
+        lengths: every request draws its own lengths from the 2023 trace of the same service. The paper prints
+        one step ahead; Algorithm 2 uses two, which stand beside it, as do forecasts that learn nothing."""
     ),
     cases=lambda quick: tuple(
         f"{service} {name}" for service in SERVICES for name in (("preserve_workload",) if quick else MAKERS)

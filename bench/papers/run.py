@@ -37,7 +37,7 @@ def carry_out(job: Job) -> tuple[Job, Outcome | None, str, float]:
         outcome = experiment.run(job.case, job.seed, job.quick)
     except Exception as error:  # noqa: BLE001 - one failed case must not take the other sixteen rows with it
         return job, None, f"{type(error).__name__}: {error}", time.perf_counter() - began
-    cache.store(job.experiment_id, job.case, job.seed, job.quick, made_by, outcome)
+    cache.store(experiment.kept_as, job.case, job.seed, job.quick, made_by, outcome)
     return job, outcome, "", time.perf_counter() - began
 
 
@@ -47,13 +47,17 @@ def seeds_of(experiment: Experiment, num_seeds: int, quick: bool) -> range:
 
 def missing(chosen: Sequence[Experiment], num_seeds: int, quick: bool, *, fresh: bool, stale: bool) -> Iterator[Job]:
     """What must be computed, seed by seed, so that a broken-off run has whole seeds."""
+    found: set[tuple[str, str, int]] = set()
     for seed in range(1, num_seeds + 1):
         for experiment in chosen:
             if seed not in seeds_of(experiment, num_seeds, quick):
                 continue
             for case in experiment.cases(quick):
-                kept = None if fresh else cache.load(experiment.id, case, seed, quick, experiment.reads, stale=stale)
-                if kept is None:
+                kept = (
+                    None if fresh else cache.load(experiment.kept_as, case, seed, quick, experiment.reads, stale=stale)
+                )
+                if kept is None and (experiment.kept_as, case, seed) not in found:
+                    found.add((experiment.kept_as, case, seed))
                     yield Job(experiment.id, case, seed, quick)
 
 
@@ -75,7 +79,9 @@ def judged(experiment: Experiment, num_seeds: int, quick: bool, *, stale: bool) 
     """The verdict over the seeds for which every case is kept; None when there is none."""
     outcomes: dict[str, dict[int, Outcome]] = {case: {} for case in experiment.cases(quick)}
     for seed in seeds_of(experiment, num_seeds, quick):
-        found = {case: cache.load(experiment.id, case, seed, quick, experiment.reads, stale=stale) for case in outcomes}
+        found = {
+            case: cache.load(experiment.kept_as, case, seed, quick, experiment.reads, stale=stale) for case in outcomes
+        }
         if all(outcome is not None for outcome in found.values()):
             for case, outcome in found.items():
                 outcomes[case][seed] = outcome or {}
