@@ -75,8 +75,12 @@ class _Tape:
 
     def event(self, event: Event) -> None:
         self._line("events.jsonl", b'{"subject":"%s",%s' % (subject(event.data).encode(), encode(event)[1:]))
-        if isinstance(event.data, RequestFinished | RequestRejected):
+        if isinstance(event.data, RequestFinished):
             self._line("requests.jsonl", to_json(event.data))
+        elif isinstance(event.data, RequestRejected):  # the fact alone does not say when
+            self._line(
+                "requests.jsonl", b'{"answered_at":%s,%s' % (to_json(event.occurred_at), to_json(event.data)[1:])
+            )
 
     def decision(self, decision: DecisionRecord) -> None:
         self._line("decisions.jsonl", to_json(decision))
@@ -112,12 +116,12 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def read_lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:
-    """The rows of a run's JSON lines. Raises ScenarioError naming file and line."""
-    return read_rows(folder / name)
+def read_lines(folder: Path, name: str, begins: str = "") -> Iterator[dict[str, Any]]:
+    """The rows of a run's JSON lines, those alone whose text `begins` so. Raises ScenarioError naming file and line."""
+    return read_rows(folder / name, begins)
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path, begins: str = "") -> Iterator[dict[str, Any]]:
     """JSON objects, one a line. Raises ScenarioError naming file and line."""
     try:
         file = path.open(encoding="utf-8")
@@ -125,6 +129,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise ScenarioError("", f"{path}: {error.strerror}") from error
     with file:
         for number, line in enumerate(_text(file, path), start=1):
+            if begins and not line.startswith(begins):
+                continue
             try:
                 row = json.loads(line)
             except ValueError as error:

@@ -1,20 +1,23 @@
 """One run in full, as the report's page takes it: bytes on every GPU over time, requests, and what was decided.
 
 Everything is columns of plain numbers, names are said once. What a page cannot carry is left out by rule, never by
-chance, and counted: requests beyond `MAX_REQUESTS` keep every cold, failed and slow one, and each n-th of the rest;
+chance, and counted: requests beyond `MAX_REQUESTS` keep cold, failed and slow ones first, and each n-th of the rest;
 decisions beyond `MAX_DECISIONS` keep those about requests and instances that are shown.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from glowplug.simulator.results import Quantiles
 from glowplug.simulator.setup import Setup
 
 MAX_REQUESTS: Final = 12_000
 MAX_DECISIONS: Final = 6_000
+MAX_RIVALS: Final = 12
 OWNERS: Final = ("weights", "kv", "prewarm", "reservation")
 Detail = dict[str, Any]
+ReadRows = Callable[[], Iterable[Mapping[str, Any]]]  # from the beginning, each time it is called
 
 
 @dataclass(slots=True)
@@ -103,59 +106,81 @@ class Spans:
         return last if goes_on and columns["base"][last] == base and columns["bytes"][last] == num_bytes else None
 
 
-def request_columns(rows: Sequence[Mapping[str, Any]], models: Sequence[str], began_at: float) -> tuple[Detail, int]:
+def request_columns(read: ReadRows, models: Sequence[str], began_at: float) -> tuple[Detail, int]:
     """Columns of requests (facts `request.finished` and `request.rejected`), and how many were left out."""
-    kept = _thinned(rows)
+    kept, num = _thinned(read)
     numbers = {key: number for number, key in enumerate(models)}
     columns: Detail = {
         "id": [row["request_id"] for row in kept],
         "model": [numbers.get(row["model_key"], 0) for row in kept],
-        "at": [round(row.get("arrived_at", began_at) - began_at, 3) for row in kept],
+        "at": [row.get("arrived_at") or row["answered_at"] for row in kept],
         "cold": [int(row.get("cold", False)) for row in kept],
         "instance": [row.get("instance_id", "") for row in kept],
         "error": [row.get("error_code") or row.get("code") or "" for row in kept],
     }
+    columns["at"] = [round(at_s - began_at, 3) for at_s in columns["at"]]
     for name, field_name in (("queue", "queue_s"), ("ttft", "ttft_s"), ("e2e", "e2e_s")):
         columns[name] = [round(row.get(field_name, 0.0), 4) for row in kept]
     for name, field_name in (("prompt", "prompt_tokens"), ("response", "response_tokens")):
         columns[name] = [row.get(field_name, 0) for row in kept]
-    return columns, len(rows) - len(kept)
+    return columns, num - len(kept)
 
 
-def _thinned(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    if len(rows) <= MAX_REQUESTS:
-        return rows
-    slow = sorted((row.get("ttft_s", 0.0) for row in rows), reverse=True)[MAX_REQUESTS // 4]
-    telling = [
-        row.get("cold") or row.get("error_code") or row.get("code") or row.get("ttft_s", 0.0) > slow for row in rows
-    ]
-    num_telling = sum(map(bool, telling))
-    step = max(1, -(-(len(rows) - num_telling) // max(1, MAX_REQUESTS - min(num_telling, MAX_REQUESTS - 1000))))
-    every = max(1, -(-num_telling // (MAX_REQUESTS - 1000)))
+def _thinned(read: ReadRows) -> tuple[list[Mapping[str, Any]], int]:
+    """The requests that are kept, and how many there are. Reads twice rather than keep them all in memory."""
+    times, num, num_marked = Quantiles(), 0, 0
+    for row in read():
+        num += 1
+        num_marked += _is_marked(row)
+        times.add(row.get("ttft_s", 0.0))
+    if num <= MAX_REQUESTS:
+        return list(read()), num
+    slow = times.at(1 - MAX_REQUESTS / 6 / num)
+    every = max(1, -(-num_marked // (MAX_REQUESTS // 2)))
+    step = -(-(num - num_marked) // (MAX_REQUESTS // 3))
     kept, counts = [], [0, 0]
-    for row, tells in zip(rows, telling, strict=True):
-        counts[bool(tells)] += 1
-        if counts[bool(tells)] % (every if tells else step) == 0:
+    for row in read():
+        marked = _is_marked(row)
+        counts[marked] += 1
+        if counts[marked] % (every if marked else step) == 0 or (not marked and row.get("ttft_s", 0.0) > slow):
             kept.append(row)
-    return kept
+    return kept, num
 
 
-def decision_rows(rows: Sequence[Mapping[str, Any]], requests: Detail, began_at: float) -> tuple[list[Detail], int]:
+def _is_marked(row: Mapping[str, Any]) -> bool:
+    """Cold or failed."""
+    return bool(row.get("cold") or row.get("error_code") or row.get("code"))
+
+
+def decision_rows(read: ReadRows, requests: Detail, began_at: float) -> tuple[list[Detail], int]:
     """Decisions in order of time, and how many were left out: those about shown requests and instances go first."""
     shown = {*requests["id"], *requests["instance"]} - {""}
-    if len(rows) > MAX_DECISIONS:
-        near = [row for row in rows if row.get("request_id") in shown or row.get("instance_id") in shown]
-        chosen = near[:: max(1, -(-len(near) // MAX_DECISIONS))]
-    else:
-        chosen = list(rows)
-    kept = []
-    for row in chosen:
+
+    def near(row: Mapping[str, Any]) -> bool:
+        return row.get("request_id") in shown or row.get("instance_id") in shown
+
+    num = sum(1 for _ in read())
+    num_near = sum(1 for row in read() if near(row)) if num > MAX_DECISIONS else num
+    step = max(1, -(-num_near // MAX_DECISIONS))
+    kept: list[Detail] = []
+    seen = 0
+    for row in read():
+        if num > MAX_DECISIONS and not near(row):
+            continue
+        seen += 1
+        if seen % step:
+            continue
         decision = {name: value for name, value in row.items() if value not in ("", None) and name not in _UNSHOWN}
         decision["at"] = round(row["made_at"] - began_at, 3)
         decision["inputs"] = {name: _short(value) for name, value in row.get("inputs", {}).items()}
-        decision["rivals"] = [{**rival, "score": _short(rival["score"])} for rival in row.get("rivals", ())]
+        decision["rivals"] = [{**rival, "score": _short(rival["score"])} for rival in _rivals(row)]
         kept.append(decision)
-    return kept, len(rows) - len(kept)
+    return kept, num - len(kept)
+
+
+def _rivals(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The chosen one first; of many only the first `MAX_RIVALS`."""
+    return sorted(row.get("rivals", ()), key=lambda rival: rival["name"] != row.get("chosen"))[:MAX_RIVALS]
 
 
 _UNSHOWN = frozenset({"made_at", "traceparent", "decision_id", "cause_id"})
@@ -167,8 +192,8 @@ def _short(value: Any) -> Any:
 
 def detail_of(
     setup: Setup,
-    requests: Sequence[Mapping[str, Any]],
-    decisions: Sequence[Mapping[str, Any]],
+    requests: ReadRows,
+    decisions: ReadRows,
     timeline: Iterable[Mapping[str, Any]],
     models_of: Mapping[str, str],
     end_s: float,

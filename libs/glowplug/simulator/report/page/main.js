@@ -111,7 +111,7 @@ function detailCards(detail) {
   const body = table(columns, all, { order: 3, down: true, limit: 200, act: pick });
   let sieve = "", only = "all";
   const refill = () => body.refill(all.filter((r) => (!sieve || r.id.includes(sieve) || detail.models[r.model].includes(sieve) || (r.instance ?? "").includes(sieve)) && (only === "all" || (only === "cold" ? r.cold : !!r.error))));
-  const asked = card("requests", "Each request", detail.requests_left_out ? `${count(all.length)} of ${count(all.length + detail.requests_left_out)}: every cold, failed and slow one, and an even sample of the rest` : `squares waited for a start`, dots,
+  const asked = card("requests", "Each request", detail.requests_left_out ? `${count(all.length)} of ${count(all.length + detail.requests_left_out)}: cold, failed and slow ones first, and an even sample of the rest` : `squares waited for a start`, dots,
     h("div.split", { style: "margin-top:16px" }, h("div.scroll.tall", {}, body), panel));
   asked.tools(h("input", { type: "search", placeholder: "request, model or instance", "aria-label": "Search requests", oninput: (e) => { sieve = e.target.value.trim(); refill(); } }),
     choice([["all", "all"], ["cold", "cold"], ["failed", "failed"]], "all", (value) => { only = value; refill(); }, "Which requests"));

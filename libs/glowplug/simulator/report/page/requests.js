@@ -19,8 +19,8 @@ function decisionNode(detail, decision) {
     h("p.id", {}, about + (decision.chosen ? `  →  ${decision.chosen}` : "")),
     h("div.cols", {},
       inputs.length ? h("div", {}, h("h4", {}, "Inputs"), h("dl.inputs", {}, inputs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, reading(name, value)))))) : null,
-      rivals.length ? h("div", {}, h("h4", {}, `Rivals (${rivals.length})`), rivals.slice(0, 12).map((rival) => h("div.rival" + (rival.name === decision.chosen ? ".won" : ""), {},
-        h("b", {}, rival.name), h("i", {}, Math.abs(rival.score) >= 1e6 ? Number(rival.score).toExponential(2) : String(+Number(rival.score).toPrecision(4))), h("span", {}, rival.why))), rivals.length > 12 ? h("small", {}, `and ${rivals.length - 12} more`) : null) : null));
+      rivals.length ? h("div", {}, h("h4", {}, "Rivals"), rivals.slice(0, 12).map((rival) => h("div.rival" + (rival.name === decision.chosen ? ".won" : ""), {},
+        h("b", {}, rival.name), h("i", {}, Math.abs(rival.score) >= 1e6 ? Number(rival.score).toExponential(2) : String(+Number(rival.score).toPrecision(4))), h("span", {}, rival.why))), null) : null));
 }
 function requestNode(detail, request) {
   const model = detail.models[request.model], total = Math.max(request.e2e, 1e-9);
