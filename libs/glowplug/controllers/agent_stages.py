@@ -65,7 +65,7 @@ class Stages:
                 turn.tell(holding, reason=why)
             return
         turn.ask(ConsolidateEngine(instance.instance_id, holding.model))
-        turn.tell(replace(holding, is_consolidating=True), reason=f"consolidates: {reason}")
+        turn.tell(replace(holding, is_consolidating=True), consolidating=True, reason=f"consolidates: {reason}")
 
     def consolidated(self, turn: Turn, holding: Holding, report: EngineConsolidated) -> None:
         """It has all of the model: an instance of its own, whatever it was part of."""
@@ -77,6 +77,7 @@ class Stages:
             workers=whole.workers,
             num_stages=1,
             part_of="",
+            consolidating=False,
             max_concurrency=holding.model.max_concurrency,
             kv_tokens=report.kv_tokens or whole.kv_tokens,
             reason="consolidated: runs the whole model",

@@ -132,8 +132,6 @@ class Starts:
     def _grow(self, turn: Turn, holding: Holding, source: Holding) -> None:
         """`source` ends; its engine and what it has of a start go on as `holding`, which holds the bytes already."""
         from_id, new_id, was = source.instance.instance_id, holding.instance.instance_id, source.instance.state
-        ended = replace(source, is_granted=False, shares={}, snapshot_bytes=0)
-        turn.tell(ended, state=InstanceState.STOPPED, reason=f"continues as {new_id}")
         holding = replace(
             holding,
             instance=replace(holding.instance, source=from_id),
@@ -145,9 +143,12 @@ class Starts:
         )
         if was is InstanceState.STARTING:
             turn.tell(replace(holding, engine_id=from_id), reason=f"takes over the start of {from_id}")
-            return
-        holding = self.life.activate(turn, holding, from_id)
-        turn.tell(holding, state=InstanceState.LOADING, reason=f"grows from {from_id} ({was.value})")
+        else:
+            holding = self.life.activate(turn, holding, from_id)
+            turn.tell(holding, state=InstanceState.LOADING, reason=f"grows from {from_id} ({was.value})")
+        # told last: whoever keeps weights for it has heard by then who needs them now
+        ended = replace(source, is_granted=False, shares={}, snapshot_bytes=0)
+        turn.tell(ended, state=InstanceState.STOPPED, reason=f"continues as {new_id}")
 
 
 def _engine_of(model: Model) -> tuple[object, ...]:

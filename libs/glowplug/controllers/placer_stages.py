@@ -53,9 +53,8 @@ class Stages:
         return []
 
     def _is_growing(self, part: Instance) -> bool:
-        """Whether it was consolidated too (scale up) and has taken memory for all of the model already."""
-        held = self.fleet.books.holders(part.gpu_id).get(part.instance_id, 0)
-        return held > sum(w.num_bytes for w in part.workers if w.gpu_id == part.gpu_id)
+        """Whether it is consolidated too (scale up) and will be an instance of its own."""
+        return part.consolidating
 
     def _end(self, rows: list[Instance], why: str, now_s: float) -> list[Effect]:
         return [

@@ -91,6 +91,7 @@ class Instance:
     num_stages: int = 1  # pipeline stages that serve together; `workers` has one worker (or tensor group) of each
     kv_tokens: int = 0  # tokens its KV cache holds; 0: not known
     source: str = ""  # the dormant instance it grew from
+    consolidating: bool = False  # a stage into which the rest of the model comes: it will run all of it
 
     @property
     def serves(self) -> bool:

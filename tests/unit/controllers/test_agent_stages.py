@@ -156,9 +156,10 @@ def test_section_6_scale_down_makes_the_first_stage_whole(given_bytes: int) -> N
 
 def test_section_6_scale_up_makes_each_stage_an_instance_of_its_own() -> None:
     agent = later(make(abilities=STAGES))
-    assert of(ConsolidateEngine, agent.handle(consolidate("i-9.1"), 20.0))
+    assert of(ConsolidateEngine, agent.handle(consolidate("i-9.1"), 20.0)) and instance(agent, "i-9.1").consolidating
     agent.handle(EngineConsolidated("i-9.1"), 25.0)
     row = instance(agent, "i-9.1")
+    assert not row.consolidating
     assert row.part_of == "" and row.is_whole and row.serves and row.url == "http://s" and used(agent) == 200
 
 

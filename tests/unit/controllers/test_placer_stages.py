@@ -137,9 +137,8 @@ def test_a_later_stage_that_grows_whole_itself_is_spared():
     """Section 6.2, scale up: each stage becomes an instance of its own."""
     controller = placer()
     made = heard(controller)
-    controller.handle(an_event(InstanceReady(instance=as_state(made["x.1"], InstanceState.READY))), 2.0)
-    grown = a_node("node-2", revision=5, grants={0: [("x.1", 100)]})
-    controller.restore("nodes", {"node-2": grown}, 2.5)
+    growing = replace(as_state(made["x.1"], InstanceState.READY), consolidating=True)
+    controller.handle(an_event(InstanceReady(instance=growing)), 2.0)
     whole = replace(as_state(made["x"], InstanceState.READY, 3), num_stages=1, workers=made["x"].workers[:1])
     assert sent(controller.handle(an_event(InstanceReady(instance=whole)), 3.0), StopInstance) == []
 
