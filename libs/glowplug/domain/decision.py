@@ -18,7 +18,7 @@ class DecisionRecord:
     """One decision of one controller, kept so that `why` can answer. `inputs` holds plain numbers and words only."""
 
     decision_id: str
-    kind: str  # scale | place | evict | refuse | drain | expire
+    kind: str  # scale | place | evict | refuse | drain | expire | prewarm
     policy: str  # "first_fit"
     service: str
     reason: str  # one sentence a person can read
