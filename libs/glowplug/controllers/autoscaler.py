@@ -336,6 +336,8 @@ class AutoscalerController:
             return []  # no router speaks: nothing may be called idle
         becomes = "stopped" if self.models[decision.model_key].suspended else self._params.stop_becomes
         for instance_id in decision.drain:
+            if now_s - self._resumed.get(instance_id, float("-inf")) < self._params.repeat_s:
+                continue  # told to come back a moment ago: no two words at once
             first = instance_id not in self._stopping
             stop = self._stop(self.instances.by_id[instance_id], decision.reason, now_s, becomes)
             if stop and first:

@@ -124,6 +124,25 @@ def test_who_was_told_to_come_back_counts_before_it_is_heard():
     assert [e for e in controller.handle(Tick(), 10.5) if isinstance(e, Publish)] == [], "no start, no second word"
 
 
+def test_a_policy_that_cannot_make_up_its_mind_is_not_followed_at_every_event():
+    """It drains while one runs and wants two while it drains: without a pause the two would talk for ever."""
+
+    def torn(snapshot, model, state):
+        st = standing(snapshot, model)
+        return settle(st, 0 if st.num_running else 1, "torn", keep_alive_s=0.0), None
+
+    controller = autoscaler(a_model(), scale=torn)
+    row = an_instance(ready_at=1.0)
+    controller.handle(load_report(m=ModelLoad(last_active_at=1.0)), 1.0)
+    words = []
+    for tick in range(100):
+        effects = controller.handle(an_event(InstanceReady(instance=row)), 2.0 + tick * 0.01)
+        words += published(effects, StopInstance) + published(effects, ResumeInstance)
+        draining = InstanceState.DRAINING if words and isinstance(words[-1], StopInstance) else InstanceState.READY
+        row = replace(row, state=draining, revision=row.revision + 1)
+    assert [type(word).__name__ for word in words] == ["StopInstance", "ResumeInstance"]
+
+
 def lean(snapshot, model, state):
     """As many as demand takes, at once."""
     st = standing(snapshot, model)

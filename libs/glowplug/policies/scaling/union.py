@@ -50,11 +50,10 @@ def scale(
     plan, scaler = preserve.plan_for(st, state.plan, params.plan)
     load, average = warmserve.watch(st, state.load, params.load, slots_used(st))
     arrivals = hydraserve.watch(st, state.arrivals, params.arrivals)
-    burst, why_burst = hydraserve.target(st, arrivals, params.arrivals)
     options = [(st.needed, reactive.why(st)), (load.num_wanted, load.reason)]
     options.append((plan.num_wanted, plan.reason))  # while data is cold: what its look-ahead adds
-    if burst > st.num_coming_or_there:
-        options.append((burst, why_burst))
+    if st.load.num_waiting:  # short already: what is to come of the burst comes with the same start
+        options.append(hydraserve.target(st, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
     is_busy = any(i.state is not InstanceState.READY for i in st.running) or st.load.num_waiting > 0
     keep_alive_s = model.keep_alive_s

@@ -66,6 +66,16 @@ def test_the_union_lets_a_start_bring_a_group():
     assert (decision.num_wanted >= 3, decision.group_size) == (True, 4)
 
 
+def test_the_union_counts_on_arrivals_only_when_requests_wait_already():
+    """What has room needs no instance for what may come: the load's average sees it grow."""
+    asked = Asked(union.scale)
+    asked(100.0, load(arrived=10, i1=4), ready(1))
+    assert asked(101.0, load(arrived=30, i1=6), ready(1)).num_wanted == 1
+    asked = Asked(union.scale)
+    asked(100.0, load(arrived=10, i1=8), ready(1))
+    assert asked(101.0, load(waiting=1, arrived=30, i1=8), ready(1)).num_wanted == 1 + 3, "1 waiting + 20 expected"
+
+
 def test_the_union_keeps_what_was_planned_through_a_lull_and_lets_go_with_the_plan():
     asked, plan = Asked(union.scale), a_forecast(2500, 500, **MU)
     assert held(asked, load(last_active_at=99.0), ready(3), now=plan).drain == ()
