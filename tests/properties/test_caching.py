@@ -47,6 +47,7 @@ def play(caching: str, asks: list[tuple[str, float]], held: frozenset[str], drop
             need_bytes = SIZES[name] - (CAPACITY - sum(r.num_bytes for r in residents))
             decision = evict(memory, residents, need_bytes, now_s)
             assert not set(decision.victims) & held
+            assert evict(memory, residents[::-1], need_bytes, now_s) == decision, "whatever order they are listed in"
             assert {r.name for r in decision.rivals} in (set(), set(present))
             if need_bytes > 0 and not decision.victims:
                 memory.left(name, evicted=False)
