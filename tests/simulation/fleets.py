@@ -85,14 +85,11 @@ def warmserve(seed=0, seconds=120.0, rate=8.0, prewarming="warmserve"):
     return setup, requests(seed, shares, rate, seconds)
 
 
-def hydraserve(seed=0, seconds=120.0, rate=0.3, placement="hydraserve", overlap=True):
+def hydraserve(seed=0, seconds=120.0, rate=0.2, placement="hydraserve", overlap=True):
     """HydraServe section 8.1: servers of few GPUs and thin network cards, many models, weights far away."""
     start = StartSeconds(launch_s=1.5, library_s=1.0, warmup_s=0.1, overlap=overlap)
-    models = tuple(
-        a_model(f"m{n}", 12.5, 5, {"a10": A10}, start, slo=Slo(ttft_s=7.5, tpot_s=0.2), kv_bytes_per_token=500_000)
-        for n in range(24)
-    )
-    shares = dict(zip((one.model.key for one in models), power_law_shares(24, 0.3), strict=True))
+    models = tuple(a_model(f"m{n}", 12.5, 5, {"a10": A10}, start, slo=Slo(ttft_s=6.0, tpot_s=0.2)) for n in range(12))
+    shares = dict(zip((one.model.key for one in models), power_law_shares(12, 0.3), strict=True))
     server = ServerSetup(
         num_servers=4,
         num_gpus=2,

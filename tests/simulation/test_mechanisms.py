@@ -238,6 +238,14 @@ def test_consolidation_loses_no_token_and_moves_the_cache_once(scale_up):
     assert total.tpot.lowest < 2 * COSTS.decode_base_s
 
 
+def test_a_stage_that_goes_takes_its_pipeline_along():
+    world = pipeline(a_setup(num_servers=4), [Arrival(6.0, "m", 100, 101)])
+    ask(world, StopInstance(target="server-2", instance_id="x.1", reason="test", grace_s=0.0), 6.5)
+    total = world.run(20.0).total()
+    assert total.num_refused == {"engine_failed": 1} and world.traffic.num_open == 0
+    assert world.fleet.tables["instances"]["x"].state.is_gone
+
+
 def test_engines_busy_on_one_gpu_share_its_time():
     """Static sharing, as MuxServe's: two alike on one GPU take twice as long each."""
     setup = a_setup(kv_bytes=8 * GB)

@@ -50,10 +50,23 @@ class SimEngine:
     wake: Timer | None = None
     tickets: dict[int, Any] = field(default_factory=dict)
     stage_gpus: tuple[tuple[str, ...], ...] = ()
+    first: "SimEngine | None" = None  # of a pipeline whose later stage it is, whatever else it has become since
     shares_compute: tuple[bool, ...] = ()  # of each stage; (): all do. The others have a part of their GPU for sure
 
     def __post_init__(self) -> None:
         self.stage_gpus = self.stage_gpus or (self.gpu_ids,)
+
+    @property
+    def carries(self) -> "SimEngine | None":
+        """The pipeline that cannot do without it."""
+        first = self.first
+        return first if first is not None and first.num_stages > 1 and first.serving is not None else None
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests whose tokens pass through it."""
+        carried = self.carries
+        return len(self.tickets) + (len(carried.tickets) if carried is not None else 0)
 
     @property
     def kv_tokens(self) -> int:
@@ -79,6 +92,8 @@ class SimEngine:
         """Begin to batch, alone or as the first of `stages` (itself among them)."""
         if stages:
             self.stage_gpus = tuple(one.gpu_ids for one in stages)
+            for one in stages[1:]:
+                one.first = self
         costs = self._costs(gpu_kind)
         if stages and params.reserve_compute:
             whole, num = self.model.model.memory_bytes, self.num_stages

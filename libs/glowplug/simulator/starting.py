@@ -161,7 +161,12 @@ class Starting:
             self.world.links.stop(engine.transfer)
             engine.transfer = None
         self.world.sharing.load(engine, False)
+        carried = engine.carries
         self.world.traffic.engine_gone(engine)
+        if carried is not None:
+            self.world.traffic.engine_gone(carried)
+            exited = aw.EngineExited(carried.instance_id, f"its stage {instance_id} is gone")
+            self.world.nodes[carried.node_id].answer_agent(exited)
 
     def _count(self, effect: aw.CountInFlight) -> None:
         engine = self.node.engines.get(effect.instance_id)
@@ -171,4 +176,4 @@ class Starting:
     def count(self, engine: SimEngine) -> None:
         """Tell the agent what runs inside, and the KV cache it fills."""
         used = engine.kv_bytes_used(self.world.kernel.now_s)
-        self.node.answer_agent(aw.InFlight(engine.instance_id, len(engine.tickets), used))
+        self.node.answer_agent(aw.InFlight(engine.instance_id, engine.num_in_flight, used))
