@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.async_playwright import Axe
 
 from tests import browser
 from tests.unit.simulator.scenarios import write
@@ -206,6 +207,7 @@ async def opened(path: Path, scheme: Any) -> list[str]:
         await page.click("#requests tbody tr")
         await browser.until(page, "document.querySelectorAll('.detail .decision .kind').length > 0")
         assert "Rivals" in await page.inner_text(".detail")
+        assert (await Axe().run(page)).response["violations"] == []
         await page.click("#models th:nth-child(3) button")
         assert await page.get_attribute("#models th:nth-child(3)", "aria-sort") == "descending"
         await page.hover("#latency svg", position={"x": 300, "y": 100})

@@ -37,7 +37,7 @@ function tiles(total, fleet) {
     tile("A token after the first", seconds(total.tpot_s_p50), `TPOT p50; p99 ${seconds(total.tpot_s_p99)}`),
     tile("In time", share(total.ttft_attainment), "of all requests, first token"),
     tile("Warm", share(total.warm_ratio), "found a running instance"),
-    tile("GPU time held", hours(fleet.gpu_seconds), fleet.gpu_seconds && data.seconds ? `${(fleet.gpu_seconds / data.seconds).toFixed(1)} of ${data.gpus} GPUs on average` : ""),
+    tile("GPU time held", hours(fleet.gpu_seconds), fleet.gpu_seconds && fleet.seconds ? `${(fleet.gpu_seconds / fleet.seconds).toFixed(1)} of ${data.gpus} GPUs on average` : ""),
     tile("Requests", count(total.num_arrived), `${count(total.num_refused)} refused, ${count(total.num_unfinished)} unfinished`));
 }
 function variantTable() {
