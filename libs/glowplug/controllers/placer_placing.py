@@ -135,7 +135,7 @@ class Placing:
             return []
         is_starved = waited >= params.fair_wait_s and not look.room.runs(placement.command.model)
         busy_may_go = is_starved and not decision.stages
-        chosen = self._make_room(placement, look, busy_may_go=busy_may_go, only_home=bool(decision.stages))
+        chosen = self._make_room(placement, look, decision, busy_may_go=busy_may_go)
         if chosen is not None:
             return self._evict_for(placement, *chosen, now_s)
         return self._start(placement, decision, now_s) if decision.stages else []
@@ -195,20 +195,20 @@ class Placing:
         )
 
     def _make_room(
-        self, placement: Placement, look: Look, *, busy_may_go: bool, only_home: bool
+        self, placement: Placement, look: Look, decision: PlaceDecision, *, busy_may_go: bool
     ) -> tuple[StageDecision, EvictDecision] | None:
         """GPUs where others leave for it: those where an engine of its model sleeps before any."""
         model = placement.command.model
         home = self._sleeps_at(placement) if model.key in look.models_with_copies else frozenset()
         if home and (found := look.room.make(model, self._evict, busy_may_go=busy_may_go, only=home)):
             return found
-        if only_home:
+        if decision.stages:
             return None
         key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, busy_may_go)
         if key in look.no_victims and not placement.stages:
             return None
         claims = self.fleet.books.set_aside(placement.instance_id) if placement.stages else {}
-        found = look.room.make(model, self._evict, busy_may_go=busy_may_go)
+        found = look.room.make(model, self._evict, busy_may_go=busy_may_go, whole=decision.whole_gpus)
         if claims:
             self.fleet.books.put_back(placement.instance_id, claims)
         if found is None:

@@ -32,10 +32,10 @@ class Room:
     _residents: dict[tuple[str, int, bool], list[Resident]] = field(default_factory=dict)
 
     def make(
-        self, model: Model, evict: Evict, *, busy_may_go: bool, only: Collection[str] = ()
+        self, model: Model, evict: Evict, *, busy_may_go: bool, only: Collection[str] = (), whole: bool = False
     ) -> tuple[StageDecision, EvictDecision] | None:
         """The GPUs where room is made at the least cost (of `only`, when given), and who leaves there; None when nobody
-        may leave.
+        may leave. `whole`: everybody leaves who serves there.
 
         Order: GPUs where drains under way suffice, then fewest victims, then oldest use, then id.
         """
@@ -43,7 +43,7 @@ class Room:
         for node in self.nodes:
             if node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
                 continue
-            found = self._on_node(node, model, evict, busy_may_go, only)
+            found = self._on_node(node, model, evict, busy_may_go, only, whole)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
         return (best[1], best[2]) if best else None
@@ -63,14 +63,14 @@ class Room:
         return False
 
     def _on_node(
-        self, node: Node, model: Model, evict: Evict, busy_may_go: bool, only: Collection[str]
+        self, node: Node, model: Model, evict: Evict, busy_may_go: bool, only: Collection[str], whole: bool
     ) -> tuple[Cost, StageDecision, EvictDecision] | None:
         """The `num_gpus` GPUs of one node that cost least together; each is asked for by itself."""
         options = []
         for gpu in node.gpus:
             if only and gpu.gpu_id not in only:
                 continue
-            decision = self._on(gpu, model, evict, busy_may_go)
+            decision = self._on(gpu, model, evict, busy_may_go, whole)
             if decision is not None:
                 options.append((self._cost(gpu.gpu_id, decision), decision))
         if len(options) < model.num_gpus:
@@ -96,13 +96,13 @@ class Room:
         newest = max((self._used_at(here[v]) for v in decision.victims if v in here), default=0.0)
         return (len(decision.victims), newest, gpu_id)
 
-    def _on(self, gpu: Gpu, model: Model, evict: Evict, busy: bool) -> EvictDecision | None:
+    def _on(self, gpu: Gpu, model: Model, evict: Evict, busy: bool, whole: bool) -> EvictDecision | None:
         wanted = bytes_per_gpu(model)
         if gpu.total_bytes < wanted:
             return None
         here = self.books.by_gpu.get(gpu.gpu_id, {})
         holders = self.books.holders(gpu.gpu_id)  # a beat may show what is free before the fact says who went
-        leaving = dropped = 0
+        leaving = dropped = serving = 0
         for holder, num_bytes in holders.items():
             row = here.get(holder)
             if row is None:
@@ -111,7 +111,9 @@ class Room:
                 leaving += num_bytes
             elif row.replica or row.state.is_dormant:
                 dropped += 0 if holder in self.books.taken else num_bytes
-        need = wanted - self.books.room(gpu.gpu_id) - leaving - dropped
+            else:
+                serving += num_bytes
+        need = max(wanted - self.books.room(gpu.gpu_id) - leaving - dropped, serving if whole else 0)
         if need <= 0:
             reason = "instances that drain already free enough" if leaving else _HAS_ROOM
             return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None

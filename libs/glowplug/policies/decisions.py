@@ -54,6 +54,7 @@ class PlaceDecision:
     possible: bool = True
     reason: str = ""
     rivals: tuple[Rival, ...] = ()
+    whole_gpus: bool = False  # who makes room for it makes GPUs that serve nobody
 
     @property
     def node_id(self) -> str:

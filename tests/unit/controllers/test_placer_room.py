@@ -9,6 +9,7 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import PlaceInstance, StartInstance, StopInstance
 from glowplug.events.facts import InstanceReady, InstanceStopped, NodeBeat
 from glowplug.policies.placement.first_fit import place
+from glowplug.policies.registry import choose
 from glowplug.policies.residency.lru import evict
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
 
@@ -75,3 +76,20 @@ def test_a_busy_instance_has_its_turn_before_it_makes_room_for_one_that_waited_l
         effects = controller.handle(asked("b", 150, "i-b"), half_s / 2)
         stopped_at += [half_s / 2 for _ in sent(effects, StopInstance)]
     assert stopped_at == [19.0], "five seconds after it was ready, though the other has waited since 10"
+
+
+def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
+    """WarmServe Fig. 5: a dedicated worker shares its GPU with nobody, though bytes were free."""
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 40), ("i-2", 40)]})
+    names = {"placement": "warmserve", "residency": "lru"}
+    for busy in ({}, {"i-2": ModelLoad(num_in_flight=1, in_flight_by_instance={"i-2": 1})}):
+        controller = PlacerController(choose("placement", "warmserve"), evict, names, epoch=3)
+        controller.restore("nodes", {node.node_id: node}, 0.0)
+        controller.handle(Tick(), 0.0)
+        for instance_id in ("i-1", "i-2"):
+            row = an_instance(instance_id, instance_id, mib=40, ready_at=1.0)
+            controller.handle(an_event(InstanceReady(instance=row)), 1.0)
+        controller.handle(an_event(NodeBeat(node=replace(node, revision=2))), 9.9)
+        controller.handle(load_report(**busy), 9.9)
+        stopped = sent(controller.handle(asked("b", 100, "i-b"), 10.0), StopInstance)
+        assert sorted(stopped) == ([] if busy else ["i-1", "i-2"])

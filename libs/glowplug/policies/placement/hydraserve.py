@@ -4,6 +4,7 @@ Paper: HydraServe section 4.1, Algorithm 1 over the links' ledgers (section 4.2,
 where host memory has the weights there is nothing to fetch, and one worker there will do.
 
 Departures: where no scheme fits the request waits (erratum E19); pipelines only over nodes whose engine serves stages;
+a stage lies on a GPU that could hold the whole model, where there is any, since consolidation makes it grow there;
 a model of several GPUs starts whole, on the node that is ready soonest (the paper raises pipelining on top of tensor
 parallelism for large models, and does not evaluate it).
 """
@@ -105,12 +106,17 @@ def _offers(
     *,
     is_cached: bool = False,
 ) -> list[ServerOffer]:
-    low = -(-request.model.memory_bytes // (1 if is_cached else params.allocation.max_stages))
+    whole = request.model.memory_bytes
+    low = -(-whole // (1 if is_cached else params.allocation.max_stages))
+    nodes = list(nodes)
+    fits_somewhere = any(gpu.total_bytes >= whole for node in nodes for gpu in node.gpus)
     offers = []
     for node in nodes:
         here = view.dormant.get(node.node_id, ()) if params.clear else ()
         gpus, lost = [], {}
         for gpu in node.gpus:
+            if fits_somewhere and gpu.total_bytes < whole:
+                continue
             room = room_of(gpu, view.reserved)
             if here:
                 ids = {row.instance_id for row in here if gives_way(row)}

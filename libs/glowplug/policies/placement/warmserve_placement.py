@@ -55,7 +55,7 @@ def nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     said = fit(request.model, view.nodes, view.reserved)
     if said.possible:
         num = request.model.num_gpus
-        return PlaceDecision(reason=f"no node has {num} GPUs that serve nobody", rivals=said.rivals)
+        return PlaceDecision(reason=f"no node has {num} GPUs that serve nobody", rivals=said.rivals, whole_gpus=True)
     return PlaceDecision(possible=False, reason=said.reason, rivals=said.rivals)
 
 
