@@ -105,10 +105,10 @@ class FakeEngineDriver:
 class Room:
     """An engine room whose outcomes are kept in a list."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, driver: FakeEngineDriver | None = None) -> None:
         self.settings = AgentSettings(node_id="node-1", state_dir=folder / "state", shm_dir=folder / "shm")
         self.settings.node_dir.mkdir(parents=True)
-        self.driver = FakeEngineDriver()
+        self.driver = driver or FakeEngineDriver()
         self.state = StateFile(self.settings.node_dir / "agent.json")
         self.room = EngineRoom(self.settings, {"fake": self.driver}, self.state)
         self.outcomes: list[Any] = []
