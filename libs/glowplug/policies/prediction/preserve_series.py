@@ -33,6 +33,7 @@ class SeriesParams:
     num_epochs: int = 120
     learning_rate: float = 0.01
     held_out: float = 0.2  # share of the samples, the newest
+    max_batch: int = 240  # samples a pass sees: with more, every second one, or third, in turns
     max_days: int = 7  # trained on; a day of 10-minute windows is about 1 kB
     literal_scale: bool = False  # min-max of the tokens, as the paper has it, not of their logarithms
     seed: int = 1
@@ -114,9 +115,11 @@ class TokenSeries:
         if training is None:
             return False
         taught = training.num_taught
+        turns = max(1, -(-taught // self.params.max_batch))
         for _ in range(num_epochs):
             rate = 0.5 * (1 + float(np.cos(np.pi * training.num_epochs / self.params.num_epochs)))
-            training.trainer.step(training.inputs[:taught], training.answers[:taught], rate)
+            turn = slice(training.num_epochs % turns, taught, turns)
+            training.trainer.step(training.inputs[turn], training.answers[turn], rate)
             training.num_epochs += 1
             error = predict(training.trainer.weights, training.inputs[taught:]) - training.answers[taught:]
             loss = float(np.abs(error).mean()) if len(error) else -float(training.num_epochs)

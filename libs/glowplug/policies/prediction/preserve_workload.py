@@ -9,8 +9,9 @@ Departures:
   seasonal predictor, so that whoever reads them finds them.
 - Until `min_days` are there, and for a model with load in fewer than `min_active` of its windows, tokens come from that
   predictor too (the paper's cold-data mode leaves scaling to its defaults until days of data exist).
-- Training is spread: `epochs_per_window` passes with every window that closes. Twelve windows at 120 passes; until
-  then yesterday's weights go on. The first training begins twice as long before `min_days` are full.
+- Training is spread: `epochs_per_window` passes with every window that closes, so 24 windows, four hours, for 120
+  passes; until then yesterday's weights go on. The first training begins so early that it ends before `min_days` are
+  full.
 """
 
 import math
@@ -29,7 +30,7 @@ NAME = "preserve_workload"
 class WorkloadParams:
     min_days: int = 2  # of data before the first training
     min_active: float = 0.5  # share of windows with any token
-    epochs_per_window: int = 10
+    epochs_per_window: int = 5  # about 50 ms of a core for both series
     season_s: float = DAY_S  # a day; less for traces squeezed in time
     series: SeriesParams = field(default_factory=SeriesParams)
 
@@ -47,7 +48,7 @@ class PreserveWorkload:
         self._rest = WarmserveCsp(window_s, season_s=params.season_s)
         self._count = 0
         num_windows = math.ceil(params.series.num_epochs / params.epochs_per_window)
-        self._first_training = max(1, params.min_days * self._per_day - 2 * num_windows)
+        self._first_training = max(1, params.min_days * self._per_day - num_windows - 2)
 
     def closed(self, window: WindowTotals) -> None:
         """The newest window, and a part of the training; a new one begins every day."""

@@ -159,7 +159,7 @@ def test_cold_until_there_are_days_then_learned_and_retrained_daily():
         assert [f.starts_at for f in told] == [(at + 1) * 600.0, (at + 2) * 600.0]
         assert all(f.source == "preserve_workload" for f in told)
         assert [f.concurrency_mean for f in told] == [f.concurrency_mean for f in cold]
-        is_cold = at + 1 < 2 * PER_DAY - 2  # one window to learn in; the training begins twice as long before
+        is_cold = at + 1 < 2 * PER_DAY - 3  # it learns in one window, and begins so early that two are left
         assert ([f.prompt_tokens for f in told] == [f.prompt_tokens for f in cold]) is is_cold
         weights.append(forecaster.prompts.learned)
     assert len({id(w) for w in weights if w is not None}) == 3, "learned after the 2nd, 3rd and 4th day"
@@ -170,11 +170,11 @@ def test_training_is_spread_over_windows_and_the_old_weights_serve_meanwhile():
     forecaster, chance = PreserveWorkload(600.0, params), Random(1)
     for at in range(3 * PER_DAY):
         forecaster.closed(window(at, load(at, chance)))
-        if at + 1 == 2 * PER_DAY - 8:
+        if at + 1 == 2 * PER_DAY - 6:
             assert forecaster.prompts.is_training and forecaster.prompts.learned is None
-        if at + 1 == 2 * PER_DAY - 4:
+        if at + 1 == 2 * PER_DAY - 2:
             assert not forecaster.prompts.is_training and forecaster.prompts.learned is not None
-        if at + 1 == 3 * PER_DAY - 7:
+        if at + 1 == 3 * PER_DAY - 5:
             break
     assert forecaster.prompts.is_training and forecaster.prompts.learned is not None
 
