@@ -43,12 +43,13 @@ class Checker:
 
     def _node(self, node: "SimNode", now_s: float) -> None:
         held = node.agent.ledger.holders
+        known_as = {h.engine for i, h in node.agent.holdings.items() if i in held}  # its source's name, at first
         for gpu in node.agent.ledger.gpus:
             self._demand(gpu.used_bytes <= gpu.total_bytes, f"{gpu.gpu_id} holds {gpu.used_bytes} bytes")
             self._demand(all(g.num_bytes >= 0 for g in gpu.grants), f"{gpu.gpu_id} has a grant below 0")
         for engine in node.engines.values():
             name = engine.instance_id
-            self._demand(engine.is_swapped or name in held, f"{name} runs without a grant")
+            self._demand(engine.is_swapped or name in held | known_as, f"{name} runs without a grant")
             self._demand(not (engine.is_replica and engine.tickets), f"replica {name} has requests")
             self._demand(engine.num_migrations <= 1, f"the KV of {name} has moved {engine.num_migrations} times")
             if engine.serving is not None:
