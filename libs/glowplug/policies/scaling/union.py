@@ -5,9 +5,11 @@ floor within it (section 3), what waits and runs now is the floor of both, and H
 instances with one cold start (section 6.1). The last instance goes by the model's keep-alive, sooner while weights of
 it lie prewarmed on GPUs and coming back costs little (WarmServe section 5).
 
-Ours, not a paper's: an instance counts for the scarcer of its slots and its KV cache, as the look-ahead sees it;
-where two rules disagree the larger number holds, for a missing instance costs a request its objective and a spare one
-only GPU-seconds. On the way down both must let go; while data is cold WarmServe's rule alone.
+Ours, not a paper's: an instance counts for the scarcer of its slots and its KV cache, as the look-ahead sees it.
+Where two rules disagree the larger number holds, for a missing instance costs a request its objective and a spare one
+only GPU-seconds. On the way down all must let go (while data is cold PreServe has no say), and the spare ones go once
+they have been spare for as long as the model keeps its last one (HydraServe's 30 s for each, section 8.1): who needs
+their memory sooner takes it.
 """
 
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ class UnionParams:
     load: warmserve.WarmserveParams = field(default_factory=warmserve.WarmserveParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
     prewarmed_keep_alive_ratio: float = 1.0  # of the model's keep-alive, while a copy lies prewarmed
+    spare_s: float = 10.0  # spare instances live this long where the model's keep-alive has no end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class UnionState:
     plan: ScalerState = field(default_factory=ScalerState)
     load: warmserve.WarmserveState | None = None
     arrivals: hydraserve.HydraserveState | None = None
+    spare_since: float | None = None  # when there began to be more than are wanted
 
 
 def scale(
@@ -55,20 +59,27 @@ def scale(
     if st.load.num_waiting:  # short already: what is to come of the burst comes with the same start
         options.append(hydraserve.target(st, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
-    is_busy = any(i.state is not InstanceState.READY for i in st.running) or st.load.num_waiting > 0
+    is_growing = (
+        any(i.state is not InstanceState.READY for i in st.running)
+        or st.load.num_waiting > 0
+        or warmserve.is_growing(st, params.load)
+    )
     keep_alive_s = model.keep_alive_s
     if st.is_prewarmed and keep_alive_s > 0:
         keep_alive_s *= params.prewarmed_keep_alive_ratio
+    since = None if wanted >= st.num_running else st.now_s if state.spare_since is None else state.spare_since
+    spare_s = 0.0 if since is None else st.now_s - since
+    hold_s = keep_alive_s if keep_alive_s >= 0 else params.spare_s
     decision = settle(
         st,
         wanted,
         reason,
-        may_go=lambda _: not is_busy and not warmserve.is_growing(st, params.load),
+        may_go=lambda i: not is_growing and (spare_s >= hold_s or st.is_idle(i, hold_s)),
         keep_alive_s=keep_alive_s,
         group_size=params.arrivals.group_size,
         inputs={"load_average": round(average, 3), "planned": -1 if plan.is_cold else plan.num_wanted},
     )
-    return decision, UnionState(plan=scaler, load=load, arrivals=arrivals)
+    return decision, UnionState(plan=scaler, load=load, arrivals=arrivals, spare_since=since)
 
 
 def slots_used(st: Standing) -> float:

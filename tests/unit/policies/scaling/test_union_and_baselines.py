@@ -80,8 +80,20 @@ def test_the_union_keeps_what_was_planned_through_a_lull_and_lets_go_with_the_pl
     asked, plan = Asked(union.scale), a_forecast(2500, 500, **MU)
     assert held(asked, load(last_active_at=99.0), ready(3), now=plan).drain == ()
     over = a_forecast(0, 0, made_at=200.0, starts_at=200.0, **MU)
-    assert len(asked(200.5, load(last_active_at=199.0), ready(3), now=over).drain) == 2, "one for its keep-alive"
-    assert len(asked(230.0, load(last_active_at=199.0), ready(1), now=over).drain) == 1
+    assert asked(200.5, load(i3=1, last_active_at=199.0), ready(3), now=over).drain == ()
+    assert asked(230.0, load(i3=1, last_active_at=229.0), ready(3), now=over).drain == (), "spare for less than 30 s"
+    assert asked(230.6, load(i3=1, last_active_at=230.0), ready(3), now=over).drain == ("i-1", "i-2")
+
+
+def test_a_spare_instance_of_the_union_is_kept_as_long_as_the_last_one():
+    """HydraServe section 8.1: 30 s, or what the model says; 10 s where that has no end."""
+    for keep_alive_s, held_s in ((30.0, 30.0), (5.0, 5.5), (-1.0, 10.0)):
+        asked = Asked(union.scale, keep_alive_s=keep_alive_s)
+        asked(100.0, load(i1=8, i2=8), ready(2))
+        busy = load(i1=1, i2=1, last_active_at=1e6)
+        drained = [asked(105.0 + t / 2, busy, ready(2)).drain for t in range(100)]
+        first = next(n for n, gone in enumerate(drained) if gone)
+        assert held_s <= first / 2 <= held_s + 5.5, "and the mean of 5 s has to fall first"
 
 
 def test_the_union_may_let_the_last_one_go_sooner_while_a_copy_lies_prewarmed():
