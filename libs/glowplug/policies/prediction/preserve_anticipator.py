@@ -82,8 +82,10 @@ class LookAhead:
 
     def add(self, request_id: Key, prompt_tokens: int, expected_tokens: int) -> None:
         """A request was sent here. Its ramp begins now; one already there begins anew."""
-        self.end(request_id)
-        ramp = _Ramp(self.now_step, self.now_step + max(1, expected_tokens), prompt_tokens, max(1, expected_tokens))
+        if request_id in self._ramps:
+            self.end(request_id)
+        expected = max(1, expected_tokens)
+        ramp = _Ramp(self.now_step, self.now_step + expected, prompt_tokens, expected)
         self._ramps[request_id] = ramp
         self._end_sum += ramp.end
         self._constant += ramp.prompt - ramp.start
@@ -94,8 +96,16 @@ class LookAhead:
     def begin(self, request_id: Key) -> None:
         """It has been prefilled: what was provisional begins now. Unknown ids are none of ours."""
         ramp = self._ramps.get(request_id)
-        if ramp is not None:
-            self.add(request_id, ramp.prompt, ramp.expected)
+        if ramp is None or ramp.start == self.now_step:
+            return
+        self._turn(ramp.end, ramp.prompt - ramp.start, 1)
+        self._constant += ramp.start - self.now_step
+        self._end_sum -= ramp.end
+        ramp.start = self.now_step
+        ramp.end = self.now_step + ramp.expected
+        self._end_sum += ramp.end
+        self._turn(ramp.end, ramp.start - ramp.prompt, -1)
+        heapq.heappush(self._ends, (ramp.end, request_id))
 
     def end(self, request_id: Key) -> None:
         """It has ended, early or not: nothing more is expected of it."""

@@ -5,8 +5,8 @@ that nobody has to walk past it. When nothing is left in the order the request w
 
 Departure: the tokens still to be generated shrink with every step of every engine. Before a choice those instances are
 brought up to date where something was sent, began or ended since the choice before, and until they are `num_refreshed`
-those that were longest ago: up to so many the order is exact, of a thousand each is off by what it generates during
-some hundred choices.
+others in turn: up to so many the order is exact, of a thousand each is off by what it generates during some hundred
+choices.
 
 Option: `decode_horizon`. Printed is current_d, all tokens still to be generated. Of two instances with the same sum
 the one with many short answers left runs the larger batch and is slower now; counting only the tokens of the steps
@@ -31,7 +31,7 @@ class LoadAware(Tracker):
             LoadAwareParams(memory_ratio=params.memory_ratio, penalty=params.penalty, num_steps=params.num_steps)
         )
         self._news: dict[str, Tracked] = {}  # those that have changed since the last choice
-        self._turns: OrderedDict[str, Tracked] = OrderedDict()  # those with requests, longest not brought up first
+        self._turns: OrderedDict[str, Tracked] = OrderedDict()  # those with requests, whose turn comes next first
 
     def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float) -> RouteDecision:
         self._refresh(now_s)
@@ -49,17 +49,17 @@ class LoadAware(Tracker):
         turns = self._turns
         for _ in range(min(num_left, len(turns))):
             here = next(iter(turns.values()))
+            turns.move_to_end(here.instance_id)
             self._settle(here, now_s)
             self._bring_up(here)
 
     def _bring_up(self, here: Tracked) -> None:
         """Its place in the order is what it has to do now."""
         instance_id, look = here.instance_id, here.look
-        if len(look):
-            self._turns[instance_id] = here
-            self._turns.move_to_end(instance_id)
-        else:
+        if not len(look):
             self._turns.pop(instance_id, None)
+        elif self._turns.get(instance_id) is not here:
+            self._turns[instance_id] = here
         if not self._has_room(here):
             self._order.drop(instance_id)
             return

@@ -61,8 +61,9 @@ def load_of(target: InstanceLoad, prompt_tokens: int, expected_tokens: int, para
 def floor_of(target: InstanceLoad, params: LoadAwareParams) -> float:
     """What L_i is at least beside P and D: the cache is as full as now in the first step ahead already."""
     look = target.look_ahead
+    tokens = target.queued_tokens + target.current_tokens
     over = look.at_most(1) + target.other_kv_tokens - params.memory_ratio * look.kv_tokens
-    return target.tokens + params.penalty * over if over > 0 else float(target.tokens)
+    return tokens + params.penalty * over if over > 0 else float(tokens)
 
 
 def route(
