@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 from prometheus_client import REGISTRY
 
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer import CORDONS, Cordon, PlacerController, PlacerParams
+from glowplug.controllers.placer_network import REQUESTS_TEACH
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
@@ -31,6 +33,13 @@ WIRING = Wiring(
     telemetry=[facts_of("router.load_reported"), facts_of("node.beat")],
     commands=[commands_to("placer")],
 )
+
+
+def wiring_of(settings: PlacerSettings) -> Wiring:
+    """What it listens to: each request's end only for a placement that learns from it."""
+    if settings.policy_placement not in REQUESTS_TEACH:
+        return WIRING
+    return replace(WIRING, telemetry=[*WIRING.telemetry, facts_of("request.finished")])
 
 
 def params_of(settings: PlacerSettings) -> PlacerParams:
@@ -72,7 +81,7 @@ async def serve(stopping: asyncio.Event) -> None:
     def controller(epoch: int) -> PlacerController:
         return PlacerController(place, evict, policies, epoch, params, prewarm=prewarm)
 
-    await service.run(stopping, make(service, settings, policies), controller, WIRING)
+    await service.run(stopping, make(service, settings, policies), controller, wiring_of(settings))
 
 
 def main() -> None:

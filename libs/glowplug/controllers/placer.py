@@ -32,6 +32,7 @@ from glowplug.events.facts import (
     NodeBeat,
     NodeJoined,
     NodeLeft,
+    RequestFinished,
     RouterLoadReported,
     WeightsFetched,
     WeightsFetchFailed,
@@ -108,6 +109,10 @@ class PlacerController:
             fleet.node_left(data.node_id)
         elif isinstance(data, RouterLoadReported):
             fleet.loads.apply(data, now_s)
+        elif isinstance(data, RequestFinished):
+            served_by = fleet.instances.by_id.get(data.instance_id)
+            if served_by is not None and served_by.is_whole:
+                fleet.network.served(data)
         elif isinstance(data, ForecastMade):
             self._prewarming.forecast(data)
         elif isinstance(data, WeightsFetched | WeightsFetchFailed):

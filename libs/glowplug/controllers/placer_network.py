@@ -16,10 +16,13 @@ from glowplug.controllers.placer_params import PlacerParams
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState, PhaseName
 from glowplug.domain.model import Model
+from glowplug.events.facts import RequestFinished
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, begin, finish
 
+REQUESTS_TEACH = frozenset({"hydraserve", "union"})  # placements that ask what warm requests take
 WEIGHT_OF_NEWEST = 0.3
+WEIGHT_OF_REQUEST = 0.05
 
 
 def network_rate(node: Node, default: float) -> float:
@@ -40,6 +43,8 @@ class Network:
         self.links: dict[str, LinkLedger] = {}
         self.seconds: dict[str, StageSeconds] = {}
         self.load_s: dict[str, float] = {}
+        self._started: set[str] = set()  # models whose starts have been measured
+        self._served: set[str] = set()  # ... and whose requests
         self._fetching: dict[str, str] = {}  # instance or stage id -> node_id
 
     def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:
@@ -88,20 +93,33 @@ class Network:
         if launch_s is None or row.source:
             return
         known, default = self.seconds.get(row.model_key), self._params.start_stages
+        is_first = row.model_key not in self._started
+        self._started.add(row.model_key)
         warmup_s = took.get(PhaseName.WARMUP, 0.0)
         whole = default.container_s + default.cuda_s + default.library_s
-        part = (lambda of: launch_s * of / whole) if whole else (lambda of: 0.0)
-        seen = replace(
-            default,
-            container_s=part(default.container_s) if whole else launch_s,
-            cuda_s=part(default.cuda_s) + warmup_s,
-            library_s=part(default.library_s),
-        )
+        shares = (default.container_s, default.cuda_s, default.library_s)
+        container_s, cuda_s, library_s = (launch_s * s / whole for s in shares) if whole else (launch_s, 0.0, 0.0)
+        before = known if known is not None and not is_first else None
         self.seconds[row.model_key] = replace(
-            seen,
-            container_s=_mean(known.container_s if known else None, seen.container_s),
-            cuda_s=_mean(known.cuda_s if known else None, seen.cuda_s),
-            library_s=_mean(known.library_s if known else None, seen.library_s),
+            known or default,
+            container_s=_mean(before.container_s if before else None, container_s),
+            cuda_s=_mean(before.cuda_s if before else None, cuda_s + warmup_s),
+            library_s=_mean(before.library_s if before else None, library_s),
+        )
+
+    def served(self, fact: RequestFinished) -> None:
+        """t_p and t_d of a warm request (section 4.1: stages are learned from history)."""
+        if fact.cold or fact.error_code or fact.response_tokens < 2 or not fact.ttft_s:
+            return
+        known = self.seconds.get(fact.model_key, self._params.start_stages)
+        prefill_s = max(0.0, fact.ttft_s - fact.queue_s)
+        decode_s = max(0.0, fact.e2e_s - fact.ttft_s) / (fact.response_tokens - 1)
+        is_first = fact.model_key not in self._served
+        self._served.add(fact.model_key)
+        self.seconds[fact.model_key] = replace(
+            known,
+            prefill_s=prefill_s if is_first else _mean(known.prefill_s, prefill_s, WEIGHT_OF_REQUEST),
+            decode_s=decode_s if is_first else _mean(known.decode_s, decode_s, WEIGHT_OF_REQUEST),
         )
 
     def load_seconds(self, model: Model) -> float:
@@ -112,5 +130,5 @@ class Network:
         )
 
 
-def _mean(known: float | None, newest: float) -> float:
-    return newest if known is None else known + WEIGHT_OF_NEWEST * (newest - known)
+def _mean(known: float | None, newest: float, weight: float = WEIGHT_OF_NEWEST) -> float:
+    return newest if known is None else known + weight * (newest - known)

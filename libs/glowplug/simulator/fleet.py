@@ -14,6 +14,7 @@ from glowplug.controllers.autoscaler import AutoscalerController
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
 from glowplug.controllers.load_reports import ONLY_CHANGES
 from glowplug.controllers.placer import PlacerController
+from glowplug.controllers.placer_network import REQUESTS_TEACH
 from glowplug.controllers.predictor import PredictorController
 from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
 from glowplug.controllers.router import RouterController
@@ -69,6 +70,9 @@ class Fleet:
             "placer": self.placer,
             "predictor": self.predictor,
         }
+        self._readers_of = dict(_READERS)
+        if policies.placement in REQUESTS_TEACH:
+            self._readers_of["request.finished"] = ["predictor", "placer"]
         self._node_readers: list[str] = []
         self._ticking: dict[str, bool] = {}  # node_id -> whether it ticks fast: something starts, drains or moves
         self.active: dict[str, None] = {}  # models whose load may have changed since the router last told
@@ -194,7 +198,7 @@ class Fleet:
             return ["router", "autoscaler", "placer", *([mine] if mine in self.services else [])]
         if entity == "model":
             return ["router", "placer", "predictor", *self._node_readers]
-        return _READERS.get(kind, [])
+        return self._readers_of.get(kind, [])
 
 
 def _moves(instance: Instance) -> bool:

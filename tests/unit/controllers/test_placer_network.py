@@ -11,6 +11,7 @@ from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
 from glowplug.domain.model import Slo, WeightsRef
 from glowplug.events.commands import PlaceInstance
+from glowplug.events.facts import RequestFinished
 from glowplug.policies.decisions import StageDecision
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from tests.fleet_builder import a_model, a_node, an_event, an_instance
@@ -96,3 +97,27 @@ def test_a_start_that_is_not_to_be_frees_its_share():
     net.forget("x")
     net.forget("never ordered")
     assert left(net) == {"y": 8000.0}
+
+
+def finished(**fields):
+    given = {
+        "model_key": "m", "request_id": "r", "router_id": "router-1", "instance_id": "x", "status": 200,
+        "arrived_at": 0.0, "finished_at": 12.0, "queue_s": 1.0, "ttft_s": 2.0, "e2e_s": 12.0,
+        "prompt_tokens": 5, "response_tokens": 101, "tokens_exact": True, "cold": False,
+    }  # fmt: skip
+    return RequestFinished(**(given | fields))
+
+
+def test_a_warm_request_teaches_prefill_and_decode_and_starts_the_rest():
+    """Section 4.1: t_p and t_d come from history, beside t_cc, t_cu and t_l."""
+    net = network(start_stages=STAGES)
+    net.served(finished(cold=True, ttft_s=99.0))
+    net.served(finished(status=499, error_code="client_left"))
+    assert net.seconds == {}
+    net.served(finished())
+    assert net.seconds["m"] == replace(STAGES, prefill_s=1.0, decode_s=0.1)
+    phases = (Phase(name=PhaseName.LAUNCH, started_at=0.0, ended_at=8.0),)
+    net.saw(an_instance("x", phases=phases), 12.0)
+    assert net.seconds["m"] == StageSeconds(container_s=2.0, cuda_s=2.0, library_s=4.0, prefill_s=1.0, decode_s=0.1)
+    net.served(finished(ttft_s=3.0))
+    assert net.seconds["m"].prefill_s == pytest.approx(1.05)
