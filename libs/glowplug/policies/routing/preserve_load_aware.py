@@ -15,6 +15,7 @@ at so many instances at most: where a thousand are all nearly full, floors diffe
 the best of the lowest few is within that of the best of all. Ties go to the lower floor, then to the lower id.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,14 +47,25 @@ class InstanceLoad:
         return self.queued_tokens + self.current_tokens
 
 
-def load_of(target: InstanceLoad, prompt_tokens: int, expected_tokens: int, params: LoadAwareParams) -> float:
-    """L_i, in tokens. The steps ahead are only looked at where they could cost a penalty."""
+def load_of(
+    target: InstanceLoad,
+    prompt_tokens: int,
+    expected_tokens: int,
+    params: LoadAwareParams,
+    enough: float = math.inf,
+) -> float:
+    """L_i, in tokens; or `enough` or more, once it is known to be that. The steps ahead are only looked at where they
+    could cost a penalty."""
     look = target.look_ahead
-    load = float(target.tokens + prompt_tokens + expected_tokens)
+    load = float(target.queued_tokens + target.current_tokens + prompt_tokens + expected_tokens)
     newcomer = prompt_tokens + min(expected_tokens, params.num_steps) - 1
     room = params.memory_ratio * look.kv_tokens - target.other_kv_tokens
     if look.at_most(params.num_steps) + newcomer <= room:
         return load
+    if expected_tokens:
+        at_once = load + params.penalty * (look.at_most(1) + prompt_tokens - room)
+        if at_once >= enough:
+            return at_once
     peak = look.peak_ratio(params.num_steps, prompt_tokens, expected_tokens)
     return load + params.penalty * max(0.0, peak * look.kv_tokens - room)
 
@@ -138,7 +150,7 @@ def _least(
             continue
         if best is not None and floor + prompt + expected >= least:
             break
-        load = load_of(target, prompt, expected, params)
+        load = load_of(target, prompt, expected, params, math.inf if best is None else least)
         if best is None or load < least:
             best, least = target, load
         num_seen += 1
