@@ -1,6 +1,6 @@
 """Every row there is, in the order of the page."""
 
-from bench.papers import m_cache, p0_forecast, p4_router, w4_forecast, w_warm
+from bench.papers import h_pipeline, m_cache, p0_forecast, p4_router, w4_forecast, w_warm
 from bench.papers.experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -9,6 +9,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     w_warm.W3,
     w4_forecast.EXPERIMENT,
     w_warm.W5,
+    h_pipeline.H1,
+    h_pipeline.H2,
+    h_pipeline.H3,
+    h_pipeline.H4,
     m_cache.M1,
     m_cache.M2,
     p0_forecast.EXPERIMENT,
