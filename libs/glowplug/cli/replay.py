@@ -76,4 +76,8 @@ def _live(run: Path, scratch: Path) -> tuple[Tree, Path, Outcome]:
     emulated = any(row.get("emulated") for row in recording.finished)
     engines = "emulated engines, no model ran" if emulated else "live engines"
     note = f"recorded: {engines}; replayed: simulated, with costs read off the recording"
-    return scenario_of(recording), scratch, Outcome(RECORDED, 0, recording.numbers(), (note,))
+    at_once = sum(row["e2e_s"] <= row["ttft_s"] * 1.01 for row in recording.finished)
+    notes = [note, f"recorded: {at_once} requests did not stream, so their first token is their last"][
+        : 1 + bool(at_once)
+    ]
+    return scenario_of(recording), scratch, Outcome(RECORDED, 0, recording.numbers(), tuple(notes))

@@ -4,7 +4,7 @@ A recording is what `glowplug record` writes, or `glowplug tap -o json -p evt -p
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,7 @@ class Recording:
     models: dict[str, Row] = field(default_factory=dict)
     nodes: dict[str, Row] = field(default_factory=dict)
     phases: dict[str, list[float]] = field(default_factory=dict)  # seconds of each stage of a start
+    rates: dict[str, list[float]] = field(default_factory=dict)  # bytes a second of "fetch" and "load"
     num_starts: int = 0
     bytes_fetched: float = 0.0
     gpu_seconds: float = 0.0
@@ -135,7 +136,7 @@ def _take(recording: Recording, row: Mapping[str, Any]) -> None:
         _node(recording, data["node"], row["occurred_at"])
     elif kind == "instance.ready":
         recording.num_starts += 1
-        _phases(recording, data["instance"].get("phases") or ())
+        _phases(recording, data["instance"])
     elif kind == "weights.fetched":
         recording.bytes_fetched += data["num_bytes"] if data.get("source") != "cache" else 0
     elif kind == "decision.made":
@@ -152,7 +153,12 @@ def _node(recording: Recording, node: Row, at_s: float) -> None:
     recording._used[node["node_id"]] = (at_s, sum(bool(gpu.get("grants")) for gpu in node["gpus"]))
 
 
-def _phases(recording: Recording, phases: Iterable[Row]) -> None:
-    for phase in phases:
-        if phase["ended_at"] >= phase["started_at"] > 0:
-            recording.phases.setdefault(phase["name"], []).append(phase["ended_at"] - phase["started_at"])
+def _phases(recording: Recording, instance: Row) -> None:
+    """Seconds of each stage of a start; of those that move weights, bytes a second, too."""
+    weights = recording.models.get(instance["model_key"], {}).get("weights_bytes") or 0
+    for phase in instance.get("phases") or ():
+        seconds = phase["ended_at"] - phase["started_at"]
+        if phase["started_at"] > 0 and seconds >= 0:
+            recording.phases.setdefault(phase["name"], []).append(seconds)
+            if weights and phase["name"] in ("fetch", "load"):
+                recording.rates.setdefault(phase["name"], []).append(weights / max(seconds, 1e-3))

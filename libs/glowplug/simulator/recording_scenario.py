@@ -3,10 +3,11 @@
 What a recording does not tell is taken as follows, and stands in the notes: bytes of KV per token from the model's KV
 memory over the tokens it admits; costs of a step from the requests that found a running instance (a line through
 prefill seconds over prompt tokens, as low as the fastest tenth, the lower quartile of the time per later token: what is
-above that was waiting, which the simulation adds itself); the seconds of a start from its phases.
+above that was waiting, which the simulation adds itself); the seconds of a start, and how fast weights move, from its
+phases.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +29,7 @@ def scenario_of(recording: Recording) -> Tree:
         "name": "replay",
         "title": f"Replay of {Path(recording.source).name}",
         "seconds": recording.seconds,
-        "servers": _servers(list(recording.nodes.values())),
+        "servers": _servers(recording),
         "models": [_model(recording, key, model) for key, model in sorted(recording.models.items())],
         "policies": recording.policy_names(),
         "workload": {"source": ARRIVALS},
@@ -41,17 +42,19 @@ def write_arrivals(recording: Recording, path: Path) -> None:
     path.write_text("\n".join(["t_s,model,prompt_tokens,response_tokens", *lines]) + "\n", encoding="utf-8")
 
 
-def _servers(nodes: Sequence[Row]) -> list[Row]:
-    """Nodes of one shape are one kind of server."""
+def _servers(recording: Recording) -> list[Row]:
+    """Nodes of one shape are one kind of server; how fast weights move is read off the starts."""
+    largest = max((_weights(model) for model in recording.models.values()), default=0)
     shapes: dict[tuple[Any, ...], int] = {}
-    for node in nodes:
+    for node in recording.nodes.values():
         sizes = [gpu["total_bytes"] for gpu in node["gpus"]]
         if not sizes:
             continue
         links = [link for link in node.get("links") or () if link["link_id"].endswith("/nic")]
-        rate = max((link["bytes_per_s"] for link in links), default=0.0)
+        rate = max((link["bytes_per_s"] for link in links), default=0.0) or _median(recording.rates, "fetch", 2e9)
+        cache = max(node.get("host_cache_bytes") or 0, 2 * largest)  # an emulated node keeps less than it says it loads
         abilities = tuple(sorted({a.partition(":")[2] for a in node.get("abilities") or ()}))
-        shape = (len(sizes), min(sizes), rate or 2e9, node.get("host_cache_bytes") or 64 * 10**9, abilities)
+        shape = (len(sizes), min(sizes), rate, cache, abilities)
         shapes[shape] = shapes.get(shape, 0) + 1
     return [
         {
@@ -61,6 +64,7 @@ def _servers(nodes: Sequence[Row]) -> list[Row]:
             "gpu_bytes": gpu_bytes,
             "gpu_kind": KIND,
             "network_bytes_per_s": rate,
+            "pcie_bytes_per_s": _median(recording.rates, "load", 32e9),
             "host_cache_bytes": cache,
             "abilities": list(abilities),
         }
@@ -68,9 +72,17 @@ def _servers(nodes: Sequence[Row]) -> list[Row]:
     ]
 
 
+def _median(values: Mapping[str, Sequence[float]], name: str, without: float) -> float:
+    return float(f"{median(values[name]):.4g}") if values.get(name) else without
+
+
+def _weights(model: Row) -> int:
+    return int(model.get("weights_bytes") or (model.get("weights") or {}).get("num_bytes") or 1)
+
+
 def _model(recording: Recording, key: str, model: Row) -> Row:
     kept = {name: model[name] for name in _KEPT if model.get(name) is not None}
-    weights = model.get("weights_bytes") or (model.get("weights") or {}).get("num_bytes") or 1
+    weights = _weights(model)
     kv_bytes = model.get("kv_bytes") or 1
     tokens = model.get("context_tokens", 2048) * model.get("max_concurrency", 8)
     return kept | {
@@ -84,27 +96,41 @@ def _model(recording: Recording, key: str, model: Row) -> Row:
 
 
 def _start(recording: Recording) -> Row:
-    found = {name: median(values) for name, values in recording.phases.items()}
-    return {"launch_s": round(found.get("launch", 0.5), 3), "warmup_s": round(found.get("warmup", 0.1), 3)}
+    return {"launch_s": _median(recording.phases, "launch", 0.5), "warmup_s": _median(recording.phases, "warmup", 0.1)}
 
 
 def costs_of(rows: Sequence[Row]) -> Row:
     """Prefill and decode of one model, milliseconds, read off its answered requests; a small model's when there is no
-    request to read."""
+    request to read. Who does not stream hears nothing before the end: the seconds of a token are then the slope of the
+    whole answer's over its tokens."""
     sound = [row for row in rows if not row.get("error_code") and row["ttft_s"] > 0]
     warm = [row for row in sound if not row["cold"]] or sound
-    points = [(row["prompt_tokens"], max(1e-4, row["ttft_s"] - row["queue_s"])) for row in warm]
-    tpots = [
-        (row["e2e_s"] - row["ttft_s"]) / (row["response_tokens"] - 1) for row in warm if row["response_tokens"] > 1
-    ]
+    streamed = [row for row in warm if row["e2e_s"] > row["ttft_s"] * 1.01 and row["response_tokens"] > 1]
+    tpot_s = _tpot_s(streamed or warm)
+    points = [(row["prompt_tokens"], _prefill_s(row, tpot_s, row in streamed)) for row in streamed or warm]
     slope = _slope(points) if points else 0.0001
     rests = sorted(seconds - slope * tokens for tokens, seconds in points)
     base = max(1e-4, rests[len(rests) // 10]) if rests else 0.02
-    tpots.sort()
-    return {
-        "prefill_ms": [round(base * 1e3, 4), round(slope * 1e3, 6)],
-        "decode_ms": [round(max(1e-5, tpots[len(tpots) // 4] if tpots else 0.03) * 1e3, 4)],
-    }
+    return {"prefill_ms": [round(base * 1e3, 4), round(slope * 1e3, 6)], "decode_ms": [round(tpot_s * 1e3, 4)]}
+
+
+def _tpot_s(rows: Sequence[Row]) -> float:
+    """The lower quartile of the time per later token, of rows that stream; of others the slope over their tokens, or
+    all of their time where they are all as long."""
+    later = sorted(
+        (row["e2e_s"] - row["ttft_s"]) / (row["response_tokens"] - 1) for row in rows if row["response_tokens"] > 1
+    )
+    if later and later[len(later) // 4] > 1e-4:
+        return float(later[len(later) // 4])
+    whole = [(row["response_tokens"], max(1e-4, row["e2e_s"] - row["queue_s"])) for row in rows]
+    if not whole:
+        return 0.03
+    return _slope(whole) or min(seconds / max(1, tokens) for tokens, seconds in whole)
+
+
+def _prefill_s(row: Row, tpot_s: float, is_streamed: bool) -> float:
+    seconds = row["ttft_s"] - row["queue_s"] - (0.0 if is_streamed else tpot_s * (row["response_tokens"] - 1))
+    return float(max(1e-4, seconds))
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:

@@ -1,0 +1,104 @@
+"""What a recorded fleet tells a simulation: its shape, its starts and the costs of its models."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glowplug.simulator.recording import read_recording
+from glowplug.simulator.recording_scenario import costs_of, scenario_of, write_arrivals
+from glowplug.simulator.scenario import load_tree
+
+MODEL = {
+    "name": "Chat 7B",
+    "key": "chat-7b",
+    "engine": "vllm",
+    "weights": {"uri": "s3://x"},
+    "weights_bytes": 10**10,
+    "kv_bytes": 10**9,
+    "context_tokens": 1000,
+    "max_concurrency": 10,
+    "max_instances": 2,
+    "slo": {"ttft_s": 2.0},
+}
+
+
+def request(number: int, **fields: Any) -> dict[str, Any]:
+    """One answered, streamed request: 10 ms and 0.5 ms a prompt token, then 20 ms a token."""
+    prompt, response = 100 + 10 * number, 11
+    ttft_s = 0.01 + 0.0005 * prompt
+    return {
+        "model_key": "chat-7b",
+        "request_id": f"r{number}",
+        "router_id": "router-1",
+        "instance_id": "i-1",
+        "status": 200,
+        "arrived_at": 1000.0 + number,
+        "finished_at": 1010.0,
+        "queue_s": 0.0,
+        "ttft_s": ttft_s,
+        "e2e_s": ttft_s + 0.02 * (response - 1),
+        "prompt_tokens": prompt,
+        "response_tokens": response,
+        "tokens_exact": True,
+        "cold": False,
+    } | fields
+
+
+def recording(folder: Path, *rows: tuple[str, float, dict[str, Any]]) -> Path:
+    gpus = [{"gpu_id": "node-1/0", "total_bytes": 24 * 10**9, "grants": [{"holder": "i-1"}]}]
+    node = {"node_id": "node-1", "gpus": gpus, "host_cache_bytes": 10**9, "links": [], "abilities": ["vllm:prewarm"]}
+    phases = [
+        {"name": "launch", "started_at": 1.0, "ended_at": 3.0},
+        {"name": "load", "started_at": 3.0, "ended_at": 8.0},
+    ]
+    whole: list[tuple[str, float, dict[str, Any]]] = [
+        ("model.deployed", 990.0, {"model": MODEL}),
+        ("node.beat", 990.0, {"node": node}),
+        ("node.beat", 995.0, {"node": node}),
+        ("instance.ready", 996.0, {"instance": {"instance_id": "i-1", "model_key": "chat-7b", "phases": phases}}),
+        *rows,
+    ]
+    path = folder / "r.jsonl"
+    lines = [{"type": kind, "occurred_at": at_s, "issuer": "x", "data": data} for kind, at_s, data in whole]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
+    rows = [("request.finished", 1010.0, request(number)) for number in range(10)]
+    refused = {"model_key": "chat-7b", "request_id": "r99", "router_id": "r", "status": 429, "code": "queue_full"}
+    found = read_recording(recording(tmp_path, *rows, ("request.rejected", 1004.5, refused)))
+    write_arrivals(found, tmp_path / "arrivals.csv")
+    scenario = load_tree(scenario_of(found), tmp_path)
+    server, model = scenario.setup.servers[0], scenario.setup.models[0]
+    assert (server.num_gpus, server.gpu_bytes, server.abilities) == (1, 24 * 10**9, frozenset({"prewarm"}))
+    assert server.pcie_bytes_per_s == pytest.approx(2e9)
+    assert server.host_cache_bytes >= model.model.weights_bytes
+    assert (model.model.key, model.start.launch_s, model.model.slo.ttft_s) == ("chat-7b", 2.0, 2.0)
+    arrivals = list(scenario.arrivals())
+    assert [arrival.at_s for arrival in arrivals] == pytest.approx([0, 1, 2, 3, 4, 4.5, 5, 6, 7, 8, 9])
+    assert arrivals[5].prompt_tokens == 145
+    numbers = found.numbers()
+    assert (numbers["total"]["num_arrived"], numbers["total"]["num_refused"]) == (11, 1)
+    assert numbers["fleet"]["gpu_seconds"] == 5.0
+
+
+def test_costs_are_read_off_streamed_requests() -> None:
+    costs = costs_of([request(number) for number in range(20)])
+    assert costs["prefill_ms"] == pytest.approx([10, 0.5], rel=0.01)
+    assert costs["decode_ms"] == pytest.approx([20], rel=0.01)
+
+
+def test_costs_are_read_off_whole_answers_where_nobody_streams() -> None:
+    rows = []
+    for number in range(20):
+        e2e_s = 0.1 + 0.02 * (10 + number)
+        rows.append(request(number, response_tokens=10 + number, ttft_s=e2e_s, e2e_s=e2e_s))
+    assert costs_of(rows)["decode_ms"] == pytest.approx([20], rel=0.01)
+    assert costs_of(rows)["prefill_ms"][0] == pytest.approx(120, rel=0.05)
+
+
+def test_without_a_request_there_are_costs_all_the_same() -> None:
+    assert min(costs_of([])["decode_ms"]) > 0
