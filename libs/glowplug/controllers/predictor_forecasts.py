@@ -30,6 +30,8 @@ NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityParams:
+    """What counts as a window that shows what an instance takes, and what is known before the first one."""
+
     busy_ratio: float = 0.5  # of its batch that an instance must have run on average
     clean_share: float = 0.95  # of a window's requests that must have met their objectives
     min_share: float = 0.2  # of the window that one must have been busy
