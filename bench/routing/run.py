@@ -1,6 +1,6 @@
 """What a choice costs: the look-ahead over 1,000 instances, and the whole router's brain per request.
 
-    python bench/routing/run.py [--instances 1000] [--requests 30000]
+    python bench/routing/run.py [--instances 1000] [--requests 20000]
 
 Requests come in a Poisson stream to one model, each of its instances runs `busy` of them on average, and every one is
 sent, has its first token and ends, in virtual time. Counted is the CPU time on this machine of everything the policy
@@ -28,7 +28,7 @@ from glowplug.policies.routing.port import BalancerParams
 HERE = Path(__file__).parent
 TPOT_S, PREFILL_S, ROOM = 0.03, 0.15, 256
 PROMPT_MEAN, RESPONSE_MEAN = 900, 220
-NUM_ROUNDS = 2
+NUM_ROUNDS = 3
 TARGET_DECISION_US, TARGET_REQUEST_MS = 50.0, 2.0
 
 
@@ -236,7 +236,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, default=1000)
-    parser.add_argument("--requests", type=int, default=30_000)
+    parser.add_argument("--requests", type=int, default=20_000)
     asked = parser.parse_args()
     rows = []
     for load in (LIGHT, TIGHT):
