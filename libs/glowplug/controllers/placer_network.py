@@ -23,6 +23,7 @@ from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger,
 REQUESTS_TEACH = frozenset({"hydraserve", "union"})  # placements that ask what warm requests take
 WEIGHT_OF_NEWEST = 0.3
 WEIGHT_OF_REQUEST = 0.05
+WEIGHT_OF_SLOWER = 0.01
 
 
 def network_rate(node: Node, default: float) -> float:
@@ -119,7 +120,7 @@ class Network:
         self.seconds[fact.model_key] = replace(
             known,
             prefill_s=prefill_s if is_first else _mean(known.prefill_s, prefill_s, WEIGHT_OF_REQUEST),
-            decode_s=decode_s if is_first else _mean(known.decode_s, decode_s, WEIGHT_OF_REQUEST),
+            decode_s=decode_s if is_first else _low(known.decode_s, decode_s),
         )
 
     def load_seconds(self, model: Model) -> float:
@@ -128,6 +129,11 @@ class Network:
         return (
             measured if measured is not None else model.weights_bytes / model.num_gpus / self._params.pcie_bytes_per_s
         )
+
+
+def _low(known: float, newest: float) -> float:
+    """Falls fast and rises slowly: what a token takes when nobody else's prefill is in between."""
+    return _mean(known, newest, WEIGHT_OF_NEWEST if newest < known else WEIGHT_OF_SLOWER)
 
 
 def _mean(known: float | None, newest: float, weight: float = WEIGHT_OF_NEWEST) -> float:

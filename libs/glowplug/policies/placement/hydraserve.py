@@ -3,7 +3,9 @@
 Paper: HydraServe section 4.1, Algorithm 1 over the links' ledgers (section 4.2, Eq. 3-4); section 8.3's cache option:
 where host memory has the weights there is nothing to fetch, and one worker there will do.
 
-Departures: where no scheme fits the request waits (erratum E19); pipelines only over nodes whose engine serves stages;
+Departures: an objective for TPOT that even one warm worker misses says nothing about layouts, and is taken for what
+that worker does, hops apart (the paper falls back to one worker then, however late its first token); where no scheme
+fits the request waits (erratum E19); pipelines only over nodes whose engine serves stages;
 a stage lies on a GPU that could hold the whole model, where there is any, since consolidation makes it grow there;
 a model of several GPUs starts whole, on the node that is ready soonest (the paper raises pipelining on top of tensor
 parallelism for large models, and does not evaluate it).
@@ -60,13 +62,15 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
 
 def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
     model = request.model
+    stages = view.seconds.get(model.key) or view.start_stages or params.stages
+    warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
         model_key=model.key,
         weight_bytes=model.weights_bytes,
         kv_bytes=model.kv_bytes,
         slo_ttft_s=model.slo.ttft_s or ENDLESS,
-        slo_tpot_s=model.slo.tpot_s or ENDLESS,
-        stages=view.seconds.get(model.key) or view.start_stages or params.stages,
+        slo_tpot_s=max(model.slo.tpot_s, warm_tpot_s) if model.slo.tpot_s else ENDLESS,
+        stages=stages,
         waited_s=request.waited_s,
         num_required=request.num_required,
     )

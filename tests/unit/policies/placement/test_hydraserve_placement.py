@@ -92,3 +92,17 @@ def test_union_grows_from_a_copy_else_lays_out_where_least_is_lost():
     assert (decision.node_id, decision.drops) == ("node-3", ("r-3",))
     mine = {"node-2": [replace(dormant["node-2"][0], model_key="llama")], "node-3": dormant["node-3"]}
     assert place(union, [*full, *nodes[2:]], dormant=mine).source == "r-2"
+
+
+def test_an_objective_no_worker_keeps_is_no_reason_against_a_pipeline():
+    """Our reading where Algorithm 1 would fall back to one late worker: 300 ms a token on a warm one."""
+    slow = replace(STAGES, decode_s=0.3)
+    decision = place(hydraserve, [server(f"node-{n}") for n in range(4)], seconds={"llama": slow})
+    assert len(decision.stages) > 1
+
+
+def test_w_full_workers_keep_what_shared_ones_miss():
+    """Section 4.1, Eq. 2: with w = s each worker has its GPU for itself and a token takes t_d and the hops."""
+    tight = replace(SEVEN_B, slo=Slo(ttft_s=7.5, tpot_s=0.05))
+    decision = place(hydraserve, [server(f"node-{n}") for n in range(4)], model=tight)
+    assert len(decision.stages) == 2 and all(s.bytes_per_gpu == tight.memory_bytes for s in decision.stages)
