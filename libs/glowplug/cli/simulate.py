@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +45,7 @@ def simulate(
     force: ForceOption = False,
     jobs: JobsOption = 1,
     no_record: Annotated[bool, typer.Option("--no-record", help="Figures and report only, no events.")] = False,
+    watch: Annotated[bool, typer.Option("--check", help="Watch the invariants after every event (slow).")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Run a scenario in the simulator: a table here, and a folder with a report to open in a browser."""
@@ -53,6 +55,7 @@ def simulate(
         whole = load(scenario, settings or ())
         chosen = parse_seeds(seeds) if seeds else (whole.seed if seed is None else seed,)
         todo = cases(dict(whole.tree), whole.beside, variants(compare or ()), chosen)
+        todo = [replace(case, check=watch) for case in todo]
         whole = check(todo)
         folder = free_folder(out or Path("runs") / (whole.name or "scenario"), force)
         outcomes = carry_out(whole, todo, folder, jobs, record=not no_record)
@@ -130,11 +133,13 @@ def free_folder(folder: Path, force: bool) -> Path:
 
 @contextmanager
 def told_apart() -> Iterator[None]:
-    """What is wrong with a scenario ends the command with its one line."""
+    """What is wrong with a scenario ends the command with its one line; so does an invariant that breaks."""
     try:
         yield
     except ScenarioError as error:
         raise CliError(str(error), WRONG) from error
+    except AssertionError as error:
+        raise CliError(f"an invariant of the simulation is broken: {error}") from error
 
 
 @contextmanager

@@ -33,9 +33,11 @@ class Outcome:
 
 
 def run_case(case: Case, folder: Path | None, progress: Callable[[float], None] | None = None) -> Outcome:
-    """One run; with a `folder`, everything that happened in it is recorded there."""
+    """One run; with a `folder`, everything that happened in it is recorded there. Raises AssertionError that names the
+    run when an invariant breaks and the case is checked."""
     scenario = load_tree(case.tree, case.beside)
-    world = World(scenario.setup, scenario.arrivals(case.seed))
+    label = f"{scenario.name}, {case.variant}, seed {case.seed}"
+    world = World(scenario.setup, scenario.arrivals(case.seed), check=case.check, label=label)
     with recorded(world, scenario, case, folder) as finish:
         results = world.run(scenario.seconds, drain_s=scenario.words.drain_s, progress=progress)
         numbers = summary(results)

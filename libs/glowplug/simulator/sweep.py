@@ -29,6 +29,7 @@ class Case:
     seed: int
     tree: Tree
     beside: Path
+    check: bool = False  # watch the invariants after every event
 
 
 def variants(compare: Sequence[str]) -> list[Variant]:

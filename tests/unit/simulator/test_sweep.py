@@ -1,6 +1,7 @@
 """Variants, seeds and fleet sizes: what one command runs, and how the least number of GPUs is found."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.simulator.fleet_size import Search, parse_objective, parse_range, with_gpus
+from glowplug.simulator.jobs import run_cases
 from glowplug.simulator.scenario import ScenarioError, load
 from glowplug.simulator.sweep import cases, parse_seeds, variants
 from tests.unit.simulator.scenarios import TINY, write
@@ -140,3 +142,15 @@ def test_a_fleet_that_does_worse_with_more_is_said() -> None:
     assert none is None
     assert said == ["9 GPUs do not meet it, and 1 do: more of them do not always help"]
     assert isinstance(notes, list)
+
+
+def test_a_checked_run_gives_the_same_figures(tmp_path: Path) -> None:
+    scenario = load(write(tmp_path), ["seconds=20"])
+    plain = cases(dict(scenario.tree), tmp_path, variants(()), (0,))
+    checked = [replace(case, check=True) for case in plain]
+    shares: list[float] = []
+    outcomes = [
+        run_cases(todo, [None], 1, lambda done: shares.append(sum(done)))[0].numbers for todo in (plain, checked)
+    ]
+    assert outcomes[0] == outcomes[1]
+    assert shares[-1] == 1.0
