@@ -352,7 +352,8 @@ class RouterController:
         if ready:
             num_slots = sum(i.max_concurrency for i in ready)
             num_taken = sum(self.balances.taken(i) for i in ready)
-            return 0.0 if num_taken < num_slots else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)
+            has_room = num_taken < num_slots and not num_ahead  # who waits beside free slots waits for KV cache
+            return 0.0 if has_room else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)
         return self.estimates.start_left_s(model_key, self.fleet.coming(model_key), now_s)
 
     def _retry_after_s(self, model_key: str, now_s: float) -> float:
