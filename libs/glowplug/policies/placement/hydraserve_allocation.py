@@ -12,7 +12,8 @@ Departures:
   Eq. 5 (erratum E14); Eq. 5 lets loading vanish behind fetching, so the last chunk's way over PCIe is added (E15).
 - A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
 - b_q is what a fetch would get beside those under way, B/(N+1), not B (E16), and the newcomer is checked too (E17).
-- "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20);
+- "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20).
+  A group that is to become several instances (section 6.2) rather has as many full-memory workers, which have room to;
   `prefer_free=True` puts free GPUs first, as the sentence after Eq. 2 reads.
 - Where no scheme meets the objectives the paper takes one worker on i_1. Here that server must still hold the model;
   if none does there is no layout and the request waits (E19).
@@ -123,9 +124,11 @@ def allocate(
                 continue
             name = f"{num_stages} stages, {num_full} full"
             rivals.append(Rival(name=name, score=found.ttft_s, why=f"TPOT {found.tpot_s:.3f} s"))
-            if found.meets_slo and num_stages >= min(start.num_required, params.max_stages):
+            wanted = min(start.num_required, params.max_stages)
+            if found.meets_slo and num_stages >= wanted:
                 shared = sum(worker.is_shared for worker in found.workers)
-                order = (num_stages, num_full, shared)
+                is_short = wanted > 1 and num_full < min(wanted, num_stages)
+                order = (is_short, num_stages, num_full, shared)
                 fitting.append(((shared, num_stages, num_full) if params.prefer_free else order, found))
     if fitting:
         return _with_rivals(min(fitting, key=lambda entry: entry[0])[1], rivals, params)
