@@ -282,7 +282,8 @@ class AutoscalerController:
                 effects.append(Record(self._records.of(decision, instance_id, "cancel", now_s)))
                 effects += self._cancel(instance_id, "no longer wanted")
         effects += self._drain(decision, now_s)
-        effects += self._consolidations.of_model(mine, decision, now_s)
+        if self._params.consolidate:
+            effects += self._consolidations.of_model(mine, decision, now_s)
         effects += self._repeat(model_key, now_s)
         is_empty = not coming and all(i.state.is_gone or i.state.is_dormant for i in mine.values())
         if is_empty and not (effects or decision.num_wanted or load.num_waiting or load.num_in_flight):

@@ -13,6 +13,7 @@ class AutoscalerParams:
     max_backoff_s: float = 30.0
     orphan_s: float = 10.0  # instances of an unknown model are stopped after this
     absent_s: float = 30.0  # a standby believes in a model without a row for so long, unless no model has one
+    consolidate: bool = True  # pipelines become single instances (HydraServe section 6); False leaves them as they are
     stop_becomes: str = "stopped"  # what an instance becomes that the policy drains: stopped | prewarmed | swapped_out
     rest_s: float = 5.0  # a model without instances or load is looked at again after this, or when it is spoken of
     lead_s: float = 0.0  # a policy sees the forecast of the window that holds the time so far ahead

@@ -13,7 +13,7 @@ Departures:
 - A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
 - b_q is what a fetch would get beside those under way, B/(N+1), not B (E16), and the newcomer is checked too (E17).
 - "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20).
-  A group that is to become several instances (section 6.2) rather has as many full-memory workers, which have room to;
+  A group rather has as many full-memory workers as instances it is to become (section 6.2): they have room to.
   `prefer_free=True` puts free GPUs first, as the sentence after Eq. 2 reads.
 - Where no scheme meets the objectives the paper takes one worker on i_1. Here that server must still hold the model;
   if none does there is no layout and the request waits (E19).
@@ -127,7 +127,7 @@ def allocate(
             wanted = min(start.num_required, params.max_stages)
             if found.meets_slo and num_stages >= wanted:
                 shared = sum(worker.is_shared for worker in found.workers)
-                is_short = wanted > 1 and num_full < min(wanted, num_stages)
+                is_short = num_full < min(wanted, num_stages)
                 order = (is_short, num_stages, num_full, shared)
                 fitting.append(((shared, num_stages, num_full) if params.prefer_free else order, found))
     if fitting:
