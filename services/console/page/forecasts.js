@@ -81,13 +81,14 @@ export function forecastsView() {
   const drawFacts = (page) => {
     const last = page.windows.filter((w) => !w.is_open).at(-1);
     const newest = page.forecasts.at(-1);
+    const rated = page.forecasts.filter((point) => point.error_ratio).at(-1);
     const model = live.model(page.model_key);
     const pairs = [
       ["Model", h("span", null, h("a", { href: modelAddress(page.model_key) }, model?.name ?? page.model_key), emulated(model?.emulated))],
-      ["Policy", page.policy === "none" ? badge("none", "quiet", "The room of forecasting policies is empty") : page.policy || "–"],
+      ["Policy", page.policy === "none" ? badge("none", "quiet", "No forecasting policy is chosen: GLOWPLUG_POLICY_PREDICTION") : page.policy || "–"],
       last && ["Last whole window", `${count(last.requests, "request")}, ${tokens(last.prompt_tokens)} + ${tokens(last.response_tokens)} tokens${last.is_exact ? "" : " (estimated)"}`],
       ["Forecast made", newest ? `${clock(newest.made_at)}, ${seconds(page.now - newest.made_at)} ago` : "never"],
-      newest?.error_ratio ? ["Error lately", `${(100 * newest.error_ratio).toFixed(0)} %`] : null,
+      rated ? ["Error lately", `${(100 * rated.error_ratio).toFixed(0)} %`] : null,
     ];
     facts.replaceChildren(...pairs.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
   };
