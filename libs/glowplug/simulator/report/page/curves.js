@@ -1,6 +1,6 @@
 /* Lines over one axis, with a rule that follows the pointer. series: [{name, index, points: [[x, y]], dash}] */
 function lines(series, options) {
-  const W = options.width ?? 1000, H = options.height ?? 320, L = 52, R = 14, T = 12, B = 40;
+  const W = Math.min(options.width ?? 1000, Math.max(420, innerWidth - 90)), H = options.height ?? 320, L = 52, R = 14, T = 12, B = 40;
   const holder = h("div");
   const hidden = new Set();
   const log = options.log ?? false;
