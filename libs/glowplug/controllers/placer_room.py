@@ -39,14 +39,17 @@ class Room:
 
         Order: GPUs where drains under way suffice, then fewest victims, then oldest use, then id.
         """
-        best: tuple[Cost, StageDecision, EvictDecision] | None = None
+        best: tuple[Cost, Node, StageDecision] | None = None
         for node in self.nodes:
             if node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
                 continue
-            found = self._on_node(node, model, evict, busy_may_go, only, whole)
+            found = self._on_node(node, model, _sketched(evict), busy_may_go, only, whole)
             if found is not None and (best is None or found[0] < best[0]):
-                best = found
-        return (best[1], best[2]) if best else None
+                best = (found[0], node, found[1])
+        if best is None:
+            return None
+        told = self._on_node(best[1], model, evict, busy_may_go, best[2].gpu_ids, whole)
+        return (told[1], told[2]) if told else None
 
     def runs(self, model: Model) -> bool:
         """Whether some of its requests are being answered: who wants more of what it has is not starved."""
@@ -182,6 +185,18 @@ class Room:
         if load is None:
             load = self._loads[model_key] = self.loads.of(model_key)
         return load
+
+
+def _sketched(evict: Evict) -> Evict:
+    """The same choice without its reasons where there is none: only one may go."""
+
+    def sketch(residents: list[Resident], need: int) -> EvictDecision:
+        may_go = [resident for resident in residents if not resident.held]
+        if len(may_go) != 1 or may_go[0].num_bytes < need:
+            return evict(residents, need)
+        return EvictDecision(victims=(may_go[0].name,), freed_bytes=may_go[0].num_bytes)
+
+    return sketch
 
 
 _HAS_ROOM = "has room"
