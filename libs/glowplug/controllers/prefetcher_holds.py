@@ -90,11 +90,13 @@ class Holds:
         return instance_id in self._gone
 
     def starting_before(self, before_s: float) -> list[tuple[Instance, WeightsRef]]:
-        """Living instances that began to start before then and are not ready, with the weights they need."""
+        """Living instances that began to start before then and are not ready, with the weights they need. No stages of
+        a pipeline: which part of the weights one needs, only its fetch says."""
         return [
             (instance, self._models[instance.model_key].weights)
             for _, instance in sorted(self._instances.items())
-            if instance.state.is_coming and instance.created_at < before_s and instance.model_key in self._models
+            if instance.state.is_coming and instance.is_whole and instance.created_at < before_s
+            if instance.model_key in self._models
         ]
 
     def expire(self, now_s: float) -> None:
