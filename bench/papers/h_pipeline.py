@@ -88,7 +88,7 @@ def ready_s(gigabytes: float, num_stages: int) -> float:
 
 
 def forced(gigabytes: float, num_stages: int) -> float:
-    """A TTFT objective that Algorithm 1 meets with four stages, one of them full, and hardly with three; or with one."""
+    """A TTFT objective that Algorithm 1 meets with four stages, one of them full, hardly with three; or with one."""
     return 100.0 if num_stages == 1 else ready_s(gigabytes, 4) + 0.3 * 3.25 + 0.003 + 0.05
 
 
