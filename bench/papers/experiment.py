@@ -102,6 +102,7 @@ class Verdict:
     findings: Sequence[Finding] = ()
     deviation: str = ""
     plots: Mapping[str, Plot] = field(default_factory=dict)  # name -> picture
+    tables: Sequence[str] = ()  # Markdown, below the findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,8 @@ def _section(experiment: Experiment, runs: Runs, verdict: Verdict) -> list[str]:
     if verdict.findings:
         lines += ["| figure | ours (simulated) | paper |", "|---|---|---|"]
         lines += [f"| {f.what} | {f.ours} | {f.paper} |" for f in verdict.findings] + [""]
+    for table in verdict.tables:
+        lines += [table, ""]
     if verdict.deviation:
         lines += [f"**{'Note' if verdict.passed else 'Deviation'}.** {verdict.deviation}", ""]
     for name in verdict.plots:

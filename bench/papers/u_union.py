@@ -1,0 +1,169 @@
+"""U: the union of the five papers beside each paper alone and beside the baselines, on every paper's workload."""
+
+from bench.papers import h_pipeline, p_preserve, w_warm
+from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
+from bench.papers.plots import Bars, Lines
+from bench.papers.simulated import SIMULATOR, points, policies, simulate
+
+KEEP = ["params.autoscaler.stop_becomes=prewarmed", "params.agent.reservation=paper"]
+SLEEP = ["params.autoscaler.stop_becomes=swapped_out", "params.placer.evict_becomes=swapped_out"]
+PLAIN = {"prediction": "none", "prewarming": "none", "residency": "lru", "caching": "lru"}
+
+
+def _alone(**names: str) -> list[str]:
+    return policies(**(PLAIN | {"routing": "least_loaded", "placement": "first_fit", "scaling": "reactive"} | names))
+
+
+SYSTEMS = {
+    "union": [
+        *policies(routing="union", prediction="warmserve_csp", scaling="union", placement="union"),
+        *policies(prewarming="warmserve", residency="swapserve", caching="mcache"),
+        *KEEP,
+        "params.placer.evict_becomes=swapped_out",
+    ],
+    "WarmServe": [
+        *_alone(prediction="warmserve_csp", scaling="warmserve", placement="warmserve", prewarming="warmserve"),
+        *KEEP,
+    ],
+    "HydraServe": _alone(scaling="hydraserve", placement="hydraserve"),
+    "PreServe": _alone(routing="preserve_load_aware", prediction="preserve_workload", scaling="preserve"),
+    "SwapServeLLM": [*_alone(residency="swapserve"), *SLEEP],
+    "mCache": _alone(placement="serverlessllm", caching="mcache"),
+    "SLLM-GPU": [*_alone(placement="serverlessllm", scaling="warmserve", prewarming="keep_last"), KEEP[0]],
+    "ServerlessLLM": _alone(placement="serverlessllm"),
+    "Llumnix-like": _alone(routing="llumnix_like", scaling="llumnix_like"),
+    "first fit": _alone(),
+}
+ABLE = "servers.*.abilities=[prewarm, swap, stages]"
+HEADLINE = {
+    "WarmServe's": ("ttft_p99", False),
+    "HydraServe's": ("ttft_met", True),
+    "PreServe's": ("norm_p99", False),
+    "SwapServeLLM's": ("ttft_mean", False),
+    "mixed fleet": ("ttft_met", True),
+}
+"""workload -> (its own headline figure, whether more is better)"""
+WORDS = {
+    "ttft_p99": "P99 TTFT",
+    "ttft_met": "TTFT attainment",
+    "norm_p99": "P99 normalised latency",
+    "ttft_mean": "mean TTFT",
+}
+
+
+def settings(workload: str, seconds: float) -> tuple[str, list[str]]:
+    """The scenario of a workload and what is laid over it, policies aside."""
+    if workload == "WarmServe's":
+        given = [s for s in w_warm.settings("SLLM-GPU pooled", 20, w_warm.CV, seconds) if not s.startswith("policies.")]
+        return "warmserve", given
+    if workload == "HydraServe's":
+        given = [s for s in h_pipeline.end_to_end("HydraServe", 0.6, 8, seconds) if not s.startswith("policies.")]
+        return "hydraserve", given
+    if workload == "PreServe's":
+        known = [p_preserve.START, *p_preserve.KNOWN, "params.exact_lengths=true", f"workload.rps={p_preserve.RATE}"]
+        return "preserve", [*known, f"seconds={seconds}", "models.llama-7b.preload=true"]
+    if workload == "SwapServeLLM's":
+        return "swapserve", [f"seconds={seconds}"]
+    return "mixed_fleet", [f"seconds={seconds}"]
+
+
+def run(case: str, seed: int, quick: bool) -> Outcome:
+    workload, _, system = case.partition(": ")
+    scenario, given = settings(workload, 300 if quick else 1200)
+    return simulate(scenario, [*given, ABLE, *SYSTEMS[system]], seed)
+
+
+def cases(quick: bool) -> tuple[str, ...]:
+    workloads = ("mixed fleet",) if quick else tuple(HEADLINE)
+    return tuple(f"{workload}: {system}" for workload in workloads for system in SYSTEMS)
+
+
+def judge(runs: Runs) -> Verdict:
+    workloads = list(dict.fromkeys(case.partition(": ")[0] for case in runs.cases))
+    findings, wins, short, told = [], [], [], []
+    for workload in workloads:
+        name, more = HEADLINE[workload]
+        by_system = {s: runs.of(f"{workload}: {s}", name).mean for s in SYSTEMS}
+        others = {s: v for s, v in by_system.items() if s != "union" and v == v}
+        best = max(others, key=others.__getitem__) if more else min(others, key=others.__getitem__)
+        ours = by_system["union"]
+        better = ours >= others[best] * 0.995 if more else ours <= others[best] * 1.005
+        wins.append(better)
+        form = ".1%" if more else ".3f"
+        said = f"{WORDS[name]} {ours:{form}} against {others[best]:{form}} ({best})"
+        told.append(f"{workload} {'yes' if better else 'no'}")
+        if not better:
+            short.append(f"{workload}: {said}")
+        findings.append(Finding(f"{workload}: union against the best single one", said, ""))
+    first = workloads[-1]
+    cdf = Lines(
+        title=f"TTFT, {first}",
+        x_label="TTFT, seconds",
+        y_label="share of requests",
+        series={s: points(runs.first(f"{first}: {s}")["ttft_cdf"]) for s in list(SYSTEMS)[:8]},
+        log_x=True,
+    )
+    bars = Bars(
+        title="TTFT attainment and GPU-seconds of the mixed fleet, against the union",
+        x_label="system",
+        y_label="ratio",
+        groups=list(SYSTEMS),
+        series={
+            words: [runs.of(f"{first}: {s}", n).mean / runs.of(f"{first}: union", n).mean for s in SYSTEMS]
+            for words, n in (("TTFT attainment", "ttft_met"), ("GPU-seconds", "gpu_s"))
+        },
+    )
+    deviation = "" if not short else prose("Where the union is not the best: {short}.", short="; ".join(short))
+    return Verdict(
+        ours=", ".join(told),
+        passed=all(wins),
+        findings=findings,
+        deviation=deviation,
+        plots={"mixed ttft": cdf, "mixed": bars},
+        tables=[_table(runs, workload) for workload in workloads],
+    )
+
+
+def _table(runs: Runs, workload: str) -> str:
+    """Every system on one workload."""
+    heads = "TTFT p50 / p95 / p99 s | TTFT met | TPOT met | norm. p99 s | GPU-s | hits | fetched / loaded / swapped GB"
+    lines = [f"**{workload} workload** (simulated, mean over seeds; TTFT p99 and attainment with their range)", ""]
+    lines += [f"| system | {heads} | refused |", "|---|---|---|---|---|---|---|---|---|"]
+    for system in SYSTEMS:
+        case = f"{workload}: {system}"
+        mean = {n: runs.of(case, n).mean for n in ("ttft_p50", "ttft_p95", "tpot_met", "norm_p99", "gpu_s", "refused")}
+        moved = " / ".join(f"{runs.of(case, n).mean / 1e9:.0f}" for n in ("fetched", "loaded", "swapped"))
+        hits = runs.of(case, "hit_ratio").mean
+        cells = [
+            system,
+            f"{mean['ttft_p50']:.2f} / {mean['ttft_p95']:.2f} / {runs.of(case, 'ttft_p99').show('.2f')}",
+            runs.of(case, "ttft_met").show(".1%"),
+            f"{mean['tpot_met']:.1%}",
+            f"{mean['norm_p99']:.3f}",
+            f"{mean['gpu_s']:.0f}",
+            f"{hits:.0%}" if hits == hits else "none",
+            moved,
+            f"{mean['refused']:.0f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+EXPERIMENT = Experiment(
+    id="U",
+    title="The union against each paper alone and every baseline",
+    paper="",
+    band="at least the best single one on every workload, better on the mixed fleet",
+    setup=prose(
+        """Every system on the workload of every paper, 20 minutes each, and on a mixed fleet (ServeGen's clients
+        as models: four popular, eight bursty, twenty of the long tail, on large and small servers). Engines and
+        start-up stages are the same for all on one workload, those of the workload's own paper; policies alone
+        differ. Headline figures: WarmServe's P99 TTFT, HydraServe's TTFT attainment, PreServe's P99 normalised
+        latency, SwapServeLLM's mean TTFT, the mixed fleet's TTFT attainment."""
+    ),
+    cases=cases,
+    run=run,
+    judge=judge,
+    reads=(*SIMULATOR, "scenarios/mixed_fleet.yaml", "scenarios/swapserve.yaml", "bench/papers/u_union.py"),
+    max_seeds=10,
+)
