@@ -57,7 +57,7 @@ class Peers:
                     in_flight[instance_id] = in_flight.get(instance_id, 0) + count
                 for instance_id, outlook in load.outlook_by_instance.items():
                     known = outlooks.get(instance_id)
-                    outlooks[instance_id] = outlook if known is None else _both(known, outlook)
+                    outlooks[instance_id] = outlook if known is None else known.joined(outlook)
         self.touched = self._sharers.keys() | sharers.keys()
         self._in_flight, self._sharers, self._outlooks = in_flight, sharers, outlooks
 
@@ -73,13 +73,3 @@ class Peers:
             return own
         share = max(1, max_concurrency // (1 + self._sharers.get(model_key, 0)))
         return own + others if own >= share else min(own + others, max_concurrency - 1)
-
-
-def _both(one: Outlook, other: Outlook) -> Outlook:
-    """Two routers' halves of what is ahead of one instance. Peaks at different steps make this the most it can be."""
-    return Outlook(
-        peak_ratio=one.peak_ratio + other.peak_ratio,
-        over_share=max(one.over_share, other.over_share),
-        queued_tokens=one.queued_tokens + other.queued_tokens,
-        current_tokens=one.current_tokens + other.current_tokens,
-    )

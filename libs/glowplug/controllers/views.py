@@ -160,7 +160,7 @@ class LoadView:
                 running[instance_id] = running.get(instance_id, 0) + count
             for instance_id, outlook in load.outlook_by_instance.items():
                 known = outlooks.get(instance_id)
-                outlooks[instance_id] = outlook if known is None else _both(known, outlook)
+                outlooks[instance_id] = outlook if known is None else known.joined(outlook)
         return ModelLoad(
             num_waiting=sum(load.num_waiting for load in told),
             num_in_flight=sum(load.num_in_flight for load in told),
@@ -169,13 +169,3 @@ class LoadView:
             outlook_by_instance=outlooks,
             num_arrived=sum(load.num_arrived for load in told),
         )
-
-
-def _both(one: Outlook, other: Outlook) -> Outlook:
-    """What two routers see of one instance: each only its own requests, so the peaks add up at most."""
-    return Outlook(
-        peak_ratio=one.peak_ratio + other.peak_ratio,
-        over_share=max(one.over_share, other.over_share),
-        queued_tokens=one.queued_tokens + other.queued_tokens,
-        current_tokens=one.current_tokens + other.current_tokens,
-    )

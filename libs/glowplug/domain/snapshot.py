@@ -17,6 +17,16 @@ class Outlook:
     queued_tokens: int = 0  # prompt tokens sent there and not yet prefilled
     current_tokens: int = 0  # response tokens still expected of what runs there
 
+    def joined(self, other: "Outlook") -> "Outlook":
+        """What two routers see of one instance, each of its own requests. Their peaks may lie at different steps: it is
+        the most that can be."""
+        return Outlook(
+            peak_ratio=self.peak_ratio + other.peak_ratio,
+            over_share=max(self.over_share, other.over_share),
+            queued_tokens=self.queued_tokens + other.queued_tokens,
+            current_tokens=self.current_tokens + other.current_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
