@@ -204,7 +204,9 @@ class Placing:
             return found
         if decision.stages:
             return None
-        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, busy_may_go)
+        runs_it = any(not row.state.is_gone for row in self.fleet.instances.of(model.key).values())
+        whose = model.key if runs_it else ""  # its own instances do not leave for it, but may for another model
+        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, busy_may_go, whose)
         if key in look.no_victims and not placement.stages:
             return None
         claims = self.fleet.books.set_aside(placement.instance_id) if placement.stages else {}

@@ -93,3 +93,11 @@ def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
         controller.handle(load_report(**busy), 9.9)
         stopped = sent(controller.handle(asked("b", 100, "i-b"), 10.0), StopInstance)
         assert sorted(stopped) == ([] if busy else ["i-1", "i-2"])
+
+
+def test_who_has_an_instance_of_its_own_there_does_not_answer_for_another_model_of_its_size():
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]})
+    controller = placer(node, an_instance("i-1", "a", mib=150, ready_at=9.5))
+    for name in ("a", "b"):
+        assert sent(controller.handle(asked(name, 150, f"i-{name}"), 10.0), StopInstance) == [], "it has just come"
+    assert sent(controller.handle(Tick(), 11.0), StopInstance) == ["i-1"], "not for its own model, but for the other"
