@@ -43,6 +43,7 @@ class Fleet:
     def node_left(self, node_id: str) -> None:
         self.nodes.forget(node_id)
         self.books.drop_node(node_id)
+        self.network.drop_node(node_id)
         self._order = None
 
     def row(self, instance: Instance, now_s: float) -> bool:

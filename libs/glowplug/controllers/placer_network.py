@@ -79,6 +79,11 @@ class Network:
         if node_id in self.links:
             self.fetched(node_id, [fetch_id], self.links[node_id].since_s)
 
+    def drop_node(self, node_id: str) -> None:
+        """It has left, and its fetches with it."""
+        self.links.pop(node_id, None)
+        self._fetching = {fetch_id: at for fetch_id, at in self._fetching.items() if at != node_id}
+
     def saw(self, row: Instance, now_s: float) -> None:
         """A row changed: its fetch may be over, and a start that is over is learned from."""
         if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:
