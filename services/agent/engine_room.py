@@ -260,6 +260,7 @@ class EngineRoom:
         for kind in ("load", "sleep", "limit", "watch", "health", "count"):
             await self._cancel(effect.source, kind)
         handle = self._state.rename_handle(effect.source, effect.instance_id)
+        path = self._weights.pop(effect.source, "")
         if handle is None or not self._is_alive(handle):
             reason = f"the engine of {effect.source} is gone"
             await self._tell(EngineStartFailed(effect.instance_id, "engine_failed", reason))
@@ -270,7 +271,7 @@ class EngineRoom:
         driver, began = self._driver(handle), self._clock()
         try:
             if not handle.url:
-                handle = (await driver.load(handle, Path(self._weights.get(effect.source, "")))).handle
+                handle = (await driver.load(handle, Path(path))).handle
             handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
             self._state.put_handle(handle)
             if isinstance(driver, Sleeper):
@@ -303,6 +304,7 @@ class EngineRoom:
         for kind in ("weights", "load", "sleep", "limit", "watch", "health", "count"):
             await self._cancel(effect.instance_id, kind)
         self._weights.pop(effect.instance_id, None)
+        self._kv_limits.pop(effect.instance_id, None)
         handle = self._state.handles.get(effect.instance_id)
         if handle is not None and handle.engine in self._drivers:
             await self._driver(handle).stop(handle, effect.grace_s)

@@ -20,6 +20,7 @@ from glowplug.controllers.agent_words import (
     LimitKv,
     LoadEngine,
     SleepEngine,
+    StopEngine,
 )
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines import process
@@ -111,6 +112,17 @@ async def test_a_load_and_an_activation_in_one_turn_load_once(room: SleepyRoom) 
     assert (await room.outcome(EngineReady)).instance_id == "i-1"
     assert room.driver.told == ["load /w", "wake"]
     assert not any(isinstance(o, EnginePrewarmed | EngineStartFailed) for o in room.outcomes)
+
+
+async def test_a_stop_right_behind_an_activation_ends_the_process(room: SleepyRoom) -> None:
+    await room.replica()
+    await room.do(LoadEngine("r-1", "/w"))
+    await room.outcome(EnginePrewarmed)
+    handle = room.state.handles["r-1"]
+    await room.do(ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await room.do(StopEngine("i-1", 0.0))
+    assert (await room.outcome(EngineGone)).instance_id == "i-1"
+    assert not room.state.handles and not process.is_alive(handle.pid, handle.pid_started_at)
 
 
 async def test_an_activation_of_what_is_gone_fails(room: SleepyRoom) -> None:
