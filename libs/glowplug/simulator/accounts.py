@@ -16,6 +16,7 @@ class Integral:
         self.now, self.since_s, self.total = 0, since_s, 0.0
 
     def add(self, change: int, at_s: float) -> None:
+        at_s = max(at_s, self.since_s)  # what changes before the count begins is only the level it begins with
         self.total += self.now * (at_s - self.since_s)
         self.since_s = at_s
         self.now += change

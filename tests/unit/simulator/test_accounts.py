@@ -37,6 +37,14 @@ def test_gpus_count_from_grant_to_release_and_replicas_apart():
     assert results.gpu_seconds == 2 * 10 + 30 and results.gpu_serving_seconds == 40
 
 
+def test_what_is_held_before_the_count_begins_counts_from_then_on():
+    accounts, results = Accounts(10.0), Results()
+    accounts.saved("nodes", a_node(GrantOwner.WEIGHTS), 5.0)
+    accounts.saved("instances", an_instance(InstanceState.STARTING), 5.0)
+    accounts.close(results, 30.0)
+    assert results.gpu_seconds == results.gpu_serving_seconds == results.instance_seconds == 20.0
+
+
 def test_instances_count_while_they_serve_or_come_and_replicas_never():
     accounts, results = Accounts(0.0), Results()
     accounts.saved("instances", an_instance(InstanceState.STARTING), 5.0)
