@@ -135,6 +135,18 @@ print(seen.hexdigest())
 """
 
 
+def test_a_run_that_is_listened_to_goes_as_one_that_is_not():
+    found = []
+    for listeners in ([], [lambda event: None]):
+        world = World(*fleets.hydraserve(1))
+        world.fleet.on_event += listeners
+        total = world.run(120.0).total()
+        learned = {key: (one.prefill_s, one.decode_s) for key, one in world.fleet.placer.fleet.network.seconds.items()}
+        found.append((learned, total.ttft.total, total.e2e.total))
+    assert found[0] == found[1]
+    assert any(decode_s for _, decode_s in found[0][0].values()), "what warm requests take is learned"
+
+
 def test_two_processes_write_the_same_bytes():
     """Every event of every fleet, whatever order a process keeps its sets in."""
     digests = {

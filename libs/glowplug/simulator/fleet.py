@@ -70,9 +70,9 @@ class Fleet:
             "placer": self.placer,
             "predictor": self.predictor,
         }
-        self._readers_of = dict(_READERS)
-        if policies.placement in REQUESTS_TEACH:
-            self._readers_of["request.finished"] = ["predictor", "placer"]
+        ends = {"predictor": policies.prediction != "none", "placer": policies.placement in REQUESTS_TEACH}
+        self._readers_of = {**_READERS, "request.finished": [name for name, reads in ends.items() if reads]}
+        self.reads_ends = any(ends.values())  # whether anybody wants to know how requests end
         self._node_readers: list[str] = []
         self._ticking: dict[str, bool] = {}  # node_id -> whether it ticks fast: something starts, drains or moves
         self.active: dict[str, None] = {}  # models whose load may have changed since the router last told
@@ -209,7 +209,6 @@ def _moves(instance: Instance) -> bool:
 
 _READERS = {
     "request.waiting": ["autoscaler"],
-    "request.finished": ["predictor"],
     "router.load_reported": ["autoscaler", "placer", "predictor"],
     "node.beat": ["placer"],
     "node.joined": ["placer"],

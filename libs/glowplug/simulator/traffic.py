@@ -32,7 +32,6 @@ class Traffic:
         self._arrivals = arrivals
         self._open: dict[int, _Request] = {}
         self._tells_tokens = getattr(world.fleet.router, "tracks_tokens", True)
-        self._reads_ends = world.setup.policies.prediction != "none"  # whether a predictor wants to know how they end
         world.fleet.hands["router"] = self
 
     @property
@@ -170,7 +169,7 @@ class Traffic:
             result.tpot.add(tpot_s)
         result.num_ttft_met += not model.slo.ttft_s or ttft_s <= model.slo.ttft_s
         result.num_tpot_met += not model.slo.tpot_s or tpot_s <= model.slo.tpot_s
-        if self._reads_ends or self.world.fleet.on_event:
+        if self.world.fleet.reads_ends or self.world.fleet.on_event:
             self._tell(request, sequence, ttft_s, now_s)
 
     def _tell(self, request: _Request, sequence: Sequence, ttft_s: float, now_s: float) -> None:
