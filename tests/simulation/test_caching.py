@@ -13,7 +13,8 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "mcache.yaml"
 
 
 def run(caching: str, seconds: float = 600.0) -> tuple[World, list[DecisionRecord]]:
-    settings = [f"policies.caching={caching}", f"seconds={seconds:.0f}", "workload.rps=0.8", "workload.shares=power_law"]
+    settings = [f"policies.caching={caching}", f"seconds={seconds:.0f}"]
+    settings += ["workload.rps=0.8", "workload.shares=power_law"]
     scenario = load(SCENARIO, settings)
     world = World(scenario.setup, scenario.arrivals(3), check=True)
     evictions: list[DecisionRecord] = []
