@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from glowplug.controllers.effects import Publish, Tick
@@ -162,7 +163,7 @@ def policies_alone(args: argparse.Namespace, names: list[str]) -> None:
             took = []
             for number in range(args.rounds):
                 asked = PlaceRequest(instance_id=f"i-{number}", model=models[number % len(models)])
-                took.append(timed(lambda asked=asked: place(asked, view)))
+                took.append(timed(partial(place, asked, view)))
             took.sort()
             line(name, fleet, statistics.median(took), took[int(len(took) * 0.99)], took[-1])
 
