@@ -15,7 +15,7 @@ LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
 TYPED := libs/glowplug libs/glowplug_vllm services
 
-.PHONY: help install up down status demo test check lint format types proto sim bench vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down screenshots clean dashboards
+.PHONY: help install up down status demo test check lint format types proto sim bench bench-papers vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down screenshots clean dashboards
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ bench: $(DEV_STAMP) ## measure one thing: BENCH=router (ARGS=...); alone it list
 	elif [ -f bench/$(BENCH)/run.py ]; then $(BIN)/python bench/$(BENCH)/run.py $(ARGS); \
 	elif [ -f bench/$(BENCH).py ]; then $(BIN)/python bench/$(BENCH).py $(ARGS); \
 	else echo "no bench named $(BENCH): make bench lists them"; exit 1; fi
+
+bench-papers: $(DEV_STAMP) ## simulate the papers' experiments and write docs/papers/results.md (ARGS="--only W1,M2 --seeds 3 --quick")
+	@$(BIN)/python -m bench.papers $(ARGS)
 
 dashboards: $(DEV_STAMP) ## write the Grafana dashboards and the rules of a cluster anew from deploy/observability
 	@$(BIN)/python deploy/observability/grafana/build.py

@@ -1,6 +1,6 @@
 """Every row there is, in the order of the page."""
 
-from bench.papers import h_pipeline, m_cache, p0_forecast, p4_router, p_preserve, s_wake, u_union, w4_forecast, w_warm
+from bench.papers import h_pipeline, m_cache, p0_forecast, p4_router, p_preserve, s_swap, u_union, w4_forecast, w_warm
 from bench.papers.experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -15,8 +15,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     h_pipeline.H4,
     m_cache.M1,
     m_cache.M2,
-    s_wake.S1,
-    s_wake.S2,
+    s_swap.S1,
+    s_swap.S2,
     p_preserve.P1,
     p_preserve.P2,
     p_preserve.P3,

@@ -115,3 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in write(rows):
             print(f"wrote {path.relative_to(cache.ROOT)}")
     return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

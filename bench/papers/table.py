@@ -9,13 +9,16 @@ from bench.papers.experiment import Experiment, Runs, Verdict
 FOLDER = ROOT / "docs" / "papers"
 Row = tuple[Experiment, tuple[Runs, Verdict] | None]
 
-HEAD = """# The papers' figures, reproduced Five papers, {num} rows. **Every figure on this page is simulated** (or
-    computed from published traces by the same policies); none was measured on GPUs. Beside ours stands what the
-    paper printed on its own hardware; what can be compared is the ratio, so each row has a band for the ratio,
-    and lies inside it or says why not, with the run that shows the cause. Written by `make bench-papers`
-    (`python -m bench.papers --seeds 10`); do not edit. "1.23 (1.20 to 1.26)" is the mean over seeds and their
-    range. A seed draws the arrivals, the lengths and the mappings. Traces come from `GLOWPLUG_DATA` (public
-    traces, not part of this repository); without them the generator stands in and the row says so.
+HEAD = """# The papers' figures, reproduced
+
+Five papers, {num} rows. **Every figure on this page is simulated** (or computed from published traces by the same
+policies), but for row P4, which is measured. Beside ours stands what the paper printed on its own hardware; what can be
+compared is the ratio, so each row has a band for the ratio, and lies inside it or says why not, with the run that
+shows the cause.
+
+Written by `make bench-papers`; do not edit. "1.23 (1.20 to 1.26)" is the mean over seeds and their range; a seed draws
+the arrivals, the lengths and the mappings. Traces come from `GLOWPLUG_DATA` (public traces, not part of this
+repository; see `docs/configuration.md`).
 """
 
 
