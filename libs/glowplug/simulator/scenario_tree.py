@@ -11,6 +11,7 @@ import yaml
 
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.simulator.scenario_errors import ScenarioError, join, known
+from glowplug.simulator.scenario_systems import SYSTEMS, with_system
 
 Tree = dict[str, Any]
 MAX_BASES = 8
@@ -35,7 +36,8 @@ def _read(path: Path, below: tuple[Path, ...]) -> Tree:
         raise ScenarioError("", f"{where}: {getattr(error, 'problem', None) or 'is no YAML text'}") from error
     if not isinstance(tree, dict):
         raise ScenarioError("", f"{path}: is no mapping of fields to values")
-    tree = expand(tree)
+    tree = with_system(expand(tree))
+    _check_system(tree)
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -75,8 +77,15 @@ def override(tree: Tree, settings: Iterable[str]) -> Tree:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ScenarioError(path, f"{text!r} is no YAML value") from error
-        tree = _set(tree, path.strip().split("."), value, path)
+        tree = with_system(_set(tree, path.strip().split("."), value, path), over=True)
+        _check_system(tree)
     return tree
+
+
+def _check_system(tree: Tree) -> None:
+    named = tree.get("policies")
+    if isinstance(named, str):
+        raise ScenarioError("policies", f"there is no system {named!r} {known(named, SYSTEMS)}")
 
 
 def _set(tree: Any, parts: list[str], value: Any, path: str) -> Any:

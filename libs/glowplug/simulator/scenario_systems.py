@@ -1,0 +1,93 @@
+"""Whole systems by name: a policy for every room with the settings that go with them. `policies: union` in a scenario,
+or `--set policies=union` over one, is the union of the five papers; the other names are each paper alone, and the
+baselines they were compared with.
+
+The same words configure a fleet: `GLOWPLUG_POLICY_<ROOM>`, and the settings docs/policies.md lists.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """`policies` by room, and `params` of the controllers that are not their defaults."""
+
+    about: str
+    policies: Mapping[str, str]
+    params: Mapping[str, Mapping[str, Any]]
+
+
+def _system(about: str, params: Mapping[str, Mapping[str, Any]] | None = None, **rooms: str) -> System:
+    chosen = {
+        "routing": "least_loaded",
+        "prediction": "none",
+        "scaling": "reactive",
+        "placement": "first_fit",
+        "prewarming": "none",
+        "residency": "lru",
+        "caching": "lru",
+    } | rooms
+    settings = {
+        "agent": {"reservation": ""},
+        "autoscaler": {"stop_becomes": "stopped"},
+        "placer": {"evict_becomes": "stopped"},
+    }
+    return System(about=about, policies=chosen, params=settings | dict(params or {}))
+
+
+_KEEPS = {"agent": {"reservation": "paper"}, "autoscaler": {"stop_becomes": "prewarmed"}}
+_SWAPS = {"placer": {"evict_becomes": "swapped_out"}}
+
+SYSTEMS: Final[Mapping[str, System]] = {
+    "union": _system(
+        "the five papers joined, one owner per knob",
+        _KEEPS | _SWAPS,
+        routing="union",
+        prediction="warmserve_csp",
+        scaling="union",
+        placement="union",
+        prewarming="warmserve",
+        residency="swapserve",
+        caching="mcache",
+    ),
+    "warmserve": _system(
+        "WarmServe alone",
+        _KEEPS,
+        prediction="warmserve_csp",
+        scaling="warmserve",
+        placement="warmserve",
+        prewarming="warmserve",
+    ),
+    "hydraserve": _system("HydraServe alone", scaling="hydraserve", placement="hydraserve"),
+    "preserve": _system(
+        "PreServe alone", routing="preserve_load_aware", prediction="preserve_workload", scaling="preserve"
+    ),
+    "swapserve": _system("SwapServeLLM alone", _SWAPS, residency="swapserve"),
+    "mcache": _system("mCache alone", placement="serverlessllm", caching="mcache"),
+    "serverlessllm": _system("baseline: host cache, nearest weights", placement="serverlessllm"),
+    "sllm_gpu": _system(
+        "baseline: what drained stays on its GPU until memory is needed",
+        {"autoscaler": {"stop_becomes": "prewarmed"}},
+        placement="serverlessllm",
+        prewarming="keep_last",
+    ),
+    "serverless_vllm": _system("baseline: first fit, reactive, LRU"),
+}
+
+
+def with_system(tree: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
+    """The tree with a system named in `policies` written out. Its settings go under those the tree has, or `over` them.
+
+    A name that does not exist stays as it is.
+    """
+    named = tree.get("policies")
+    system = SYSTEMS.get(named) if isinstance(named, str) else None
+    if system is None:
+        return dict(tree)
+    params = dict(tree.get("params") or {})
+    for part, settings in system.params.items():
+        own = dict(params.get(part) or {})
+        params[part] = own | dict(settings) if over else dict(settings) | own
+    return {**tree, "policies": dict(system.policies), "params": params}

@@ -1,0 +1,50 @@
+"""Whole systems by name: each can be built and takes the place of a scenario's own choice; a wrong name is told."""
+
+from pathlib import Path
+
+import pytest
+
+from glowplug.policies.registry import ROOMS
+from glowplug.simulator.scenario import ScenarioError, load
+from glowplug.simulator.scenario_systems import SYSTEMS
+
+SCENARIOS = Path(__file__).parents[3] / "scenarios"
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_names_a_policy_of_every_room(name: str) -> None:
+    system = SYSTEMS[name]
+
+    assert system.policies.keys() == ROOMS.keys()
+    assert all(policy in ROOMS[room] for room, policy in system.policies.items())
+
+
+def test_a_system_over_a_scenario_takes_the_place_of_its_policies_and_their_settings() -> None:
+    own = load(SCENARIOS / "swapserve.yaml").setup
+    found = load(SCENARIOS / "swapserve.yaml", ["policies=warmserve"]).setup
+
+    assert own.params.placer.evict_becomes == "swapped_out"
+    assert found.params.placer.evict_becomes == "stopped"
+    assert found.policies.scaling == "warmserve" and found.policies.residency == "lru"
+
+
+def test_one_room_of_a_system_can_be_set_after_it() -> None:
+    found = load(SCENARIOS / "small.yaml", ["policies=union", "policies.scaling=reactive"]).setup.policies
+
+    assert found.scaling == "reactive" and found.placement == "union"
+
+
+def test_a_file_that_names_a_system_keeps_its_own_settings(tmp_path: Path) -> None:
+    base = SCENARIOS / "small.yaml"
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"base: {base}\npolicies: union\nparams: {{autoscaler: {{stop_becomes: stopped, rest_s: 7}}}}\n")
+
+    params = load(path).setup.params
+
+    assert (params.autoscaler.stop_becomes, params.autoscaler.rest_s) == ("stopped", 7.0)
+    assert params.placer.evict_becomes == "swapped_out"
+
+
+def test_a_system_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ScenarioError, match=r"policies: there is no system 'unoin' \(did you mean union"):
+        load(SCENARIOS / "small.yaml", ["policies=unoin"])
