@@ -43,7 +43,7 @@ class Starts:
         if overtaken is not None:
             turn.tell(holding, state=InstanceState.STOPPED, reason=overtaken[1])
             return
-        refusal = self._refusal(command, stopping)
+        refusal = self._refusal(command, holding.instance, stopping)
         if refusal is not None:
             self.life.fail(turn, holding, *refusal)
             return
@@ -89,12 +89,12 @@ class Starts:
         cause = replace(event, data=None)
         return Holding(instance=instance, model=model, cause=cause, deadline_at=deadline_at, stage=command.stage)
 
-    def _refusal(self, command: StartInstance, stopping: str) -> tuple[str, str] | None:
+    def _refusal(self, command: StartInstance, instance: Instance, stopping: str) -> tuple[str, str] | None:
         """(code, reason) of a start that this node cannot take at all."""
         node_id, engine = self.life.node_id, command.model.engine
         if stopping:
             return "node_stopping", f"node {node_id} is stopping: {stopping}"
-        mine = [w for w in command.workers if w.node_id == node_id]
+        mine = [w for w in own_workers(instance) if w.node_id == node_id]
         gpu_ids = {gpu.gpu_id for gpu in self.life.ledger.gpus}
         if not mine or any(w.gpu_id not in gpu_ids or w.num_bytes < 0 for w in mine):
             return "bad_request", f"node {node_id} has {sorted(gpu_ids)}, asked for {mine}"

@@ -77,6 +77,14 @@ def test_section_4_a_stage_holds_its_part_of_the_layers() -> None:
     assert (wait.stage, wait.num_stages) == (0, 2)
 
 
+def test_a_pipeline_whose_first_stage_is_elsewhere_is_refused() -> None:
+    agent = make(abilities=STAGES)
+    given = {"model": MODEL, "workers": (FAR, *workers("i-1", 0, mib=100)), "num_stages": 2}
+    effects = agent.handle(start("i-1", **given), 10.0)
+    assert not of(LaunchEngine, effects) and not used(agent)
+    assert (instance(agent).state, code(effects)) == (InstanceState.FAILED, "bad_request")
+
+
 def test_two_stages_of_one_pipeline_may_share_a_node() -> None:
     agent = make(abilities=STAGES, gpus=2)
     both = (*workers("i-1", 0, mib=100), *workers("i-1.1", 1, mib=100))
