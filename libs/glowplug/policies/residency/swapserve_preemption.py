@@ -1,7 +1,7 @@
 """Which running engines are swapped out so that another can be swapped in.
 
-Paper: SwapServeLLM section 3.5, demand-aware preemption: engines with the shortest queue of waiting requests go first, of
-equals the one accessed longest ago; one after the other until enough bytes are free.
+Paper: SwapServeLLM section 3.5, demand-aware preemption: engines with the shortest queue of waiting requests go first,
+of equals the one accessed longest ago; one after the other until enough bytes are free.
 
 Departures: an engine at work, or younger than `min_residency_s`, is never chosen; with `fewest`, those are spared whom
 a later and larger victim made needless (erratum E29, which names both as missing).
