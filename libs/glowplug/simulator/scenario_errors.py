@@ -1,9 +1,13 @@
 """What is wrong with a scenario: one line that names the field."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+_TYPE = re.compile(r"(str|int|float)$|literal\[|[A-Z]\w*Words$")
 
 
 class ScenarioError(ValueError):
@@ -29,11 +33,18 @@ def known(name: str, names: Iterable[str], what: str = "there are") -> str:
 def from_pydantic(error: ValidationError, path: str) -> ScenarioError:
     """The first of pydantic's complaints as one line; how many more there are stands at its end."""
     errors = error.errors(include_url=False)
-    first = errors[0]
-    field = join(path, *first["loc"])
+    field = _field(errors[0])
+    same = [one for one in errors if _field(one)[: len(field)] == field]  # one for each thing it could have been
+    first = max(same, key=lambda one: len(_field(one)))  # the one that got furthest
+    given_path = join(path, *_field(first))
     given = "" if isinstance(first["input"], dict | list) else f"{str(first['input'])[:60]!r}: "
     problem = first["msg"][:1].lower() + first["msg"][1:]
     if first["type"] in ("missing", "extra_forbidden"):
         given, problem = "", "is missing" if first["type"] == "missing" else "is no field of a scenario"
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return ScenarioError(field, f"{given}{problem.removeprefix('value error, ')}{more}")
+    more = f" (and {len(errors) - len(same)} more)" if len(errors) > len(same) else ""
+    return ScenarioError(given_path, f"{given}{problem.removeprefix('value error, ')}{more}")
+
+
+def _field(error: ErrorDetails) -> tuple[int | str, ...]:
+    """Where it is, without the types a field may have, which pydantic names there too."""
+    return tuple(part for part in error["loc"] if not _TYPE.match(str(part)))

@@ -6,7 +6,7 @@ Fields of servers, models, policies and params are those of `ServerSetup`, `Mode
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Words(BaseModel):
@@ -29,7 +29,7 @@ class ClientWords(Words):
 
     pick: Literal["popular", "bursty", "tail"]  # most requests; highest CV in the busier half; the quieter half
     num: int = Field(ge=1)
-    rps: float = Field(gt=0)
+    rps: float = Field(gt=0, le=1e6)
 
 
 class WorkloadWords(Words):
@@ -38,7 +38,7 @@ class WorkloadWords(Words):
     "generator_code", "generator_fleet" (many tenants), "generator_functions" (popularity of serverless functions)."""
 
     source: str = "gamma"
-    rps: float = Field(0.0, ge=0)  # mean of all models together; 0 keeps a trace's own rate
+    rps: float = Field(0.0, ge=0, le=1e6)  # mean of all models together; 0 keeps a trace's own rate
     alpha: float = Field(0.0, ge=0)  # power law over models, the first is the most popular; 0 shares evenly
     shares: Literal["power_law", "servegen"] = "power_law"  # servegen: rates of its clients, round robin onto models
     cv: float = Field(0.0, ge=0)  # of the gaps between arrivals; 0 keeps the trace's (Poisson for "gamma")
@@ -92,9 +92,9 @@ class ModelWords(BaseModel):
 class ScenarioWords(Words):
     """A whole scenario, before its parts are laid over the simulator's own."""
 
-    name: str = ""
+    name: str = ""  # of the run's folder, too
     title: str = ""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     seconds: float = Field(gt=0, le=31_536_000)
     servers: tuple[dict[str, Any], ...] = Field(min_length=1)
     models: tuple[dict[str, Any], ...] = Field(min_length=1)
@@ -106,3 +106,10 @@ class ScenarioWords(Words):
     history: HistoryWords = HistoryWords()
     faults: tuple[dict[str, Any], ...] = ()  # fields of `Fault`
     drain_s: float = Field(300.0, ge=0)  # longest wait for the last answers
+
+    @field_validator("name")
+    @classmethod
+    def _a_folder(cls, name: str) -> str:
+        if name in (".", "..") or any(c in "/\\" or not c.isprintable() for c in name) or len(name.encode()) > 200:
+            raise ValueError("is no name for a folder")
+        return name

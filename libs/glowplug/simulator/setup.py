@@ -20,6 +20,8 @@ from glowplug.simulator.costs import StepCosts
 
 GB = 10**9
 GIB = 2**30
+MAX_GPUS: Final = 100_000
+ABILITIES: Final = frozenset({"prewarm", "stages", "swap"})
 QUIET_AGENT: Final = AgentParams(beat_s=4.0, health_every_s=math.inf, max_tick_gap_s=math.inf)
 
 
@@ -80,6 +82,10 @@ class ServerSetup:
         for name in ("num_servers", "num_gpus", "gpu_bytes", "network_bytes_per_s", "pcie_bytes_per_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
+        if self.num_servers * self.num_gpus > MAX_GPUS:
+            raise ValueError(f"num_gpus: {self.num_servers} x {self.num_gpus} GPUs are more than {MAX_GPUS}")
+        if unknown := self.abilities - ABILITIES:
+            raise ValueError(f"abilities: no {min(unknown)!r} (there are: {', '.join(sorted(ABILITIES))})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,13 @@ def wrong(path: Path, *settings: str) -> str:
     [
         (("seconds=0",), "seconds: '0'"),
         (("seconds=-5",), "seconds: '-5'"),
+        (("seed=-1",), "seed: '-1'"),
+        (("name=../elsewhere",), "name: '../elsewhere': is no name for a folder"),
+        (("workload.rps=1e300",), "workload.rps: "),
+        (("workload.lengths={prompt_mean: -1}",), "workload.lengths.prompt_mean: '-1': input should be greater"),
+        (("models.0.kv_bytes_per_token=0",), "models.chat.kv_bytes_per_token: "),
+        (("servers.node.num_gpus=100000000",), "servers.node: num_gpus: 1 x 100000000 GPUs are more than 100000"),
+        (("servers.node.abilities=[fly]",), "servers.node: abilities: no 'fly' (there are: prewarm, stages, swap)"),
         (("seconds=soon",), "seconds: not a duration"),
         (("seconds=.inf",), "seconds: inf is not a finite number"),
         (("secnds=5",), "secnds: is no field of a scenario"),
