@@ -17,6 +17,7 @@ from typing import Final
 from glowplug.simulator.workload import generator_fitted as fitted
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.generator_rates import Span, between, hours, renewal, stray
+from glowplug.simulator.workload.generator_shapes import Cycle
 
 LABEL: Final = "generated"
 BIN_S: Final = 10.0
@@ -54,7 +55,7 @@ def code(
     return _service(fitted.CODE, seed, rps, When(seconds=seconds, start_s=start_s), model or f"{LABEL}-code", cv)
 
 
-def lengths(kind: fitted.Cycle) -> Draw:
+def lengths(kind: Cycle) -> Draw:
     """Draws (prompt_tokens, response_tokens) of one request of that service."""
     upto: list[float] = []
     for part in kind.parts:
@@ -73,7 +74,7 @@ def lengths(kind: fitted.Cycle) -> Draw:
     return draw
 
 
-def _service(kind: fitted.Cycle, seed: int, rps: float, when: When, model: str, cv: float | None) -> Iterator[Arrival]:
+def _service(kind: Cycle, seed: int, rps: float, when: When, model: str, cv: float | None) -> Iterator[Arrival]:
     if not 0 < rps < math.inf:
         raise ValueError(f"rps: {rps} requests a second")
     rates, gaps, tokens = (Random(f"{seed}/{model}/{part}") for part in ("rates", "gaps", "tokens"))
@@ -82,7 +83,7 @@ def _service(kind: fitted.Cycle, seed: int, rps: float, when: When, model: str, 
     return (Arrival(at_s, model, *draw(tokens)) for at_s in times)
 
 
-def _cycle(kind: fitted.Cycle, rps: float, when: When, chance: Random) -> Iterator[Span]:
+def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span]:
     """The rate in bins of 10 s: the cycle, scaled to `rps` over the time asked for, and what strays from it."""
     num = math.ceil(when.seconds / BIN_S)
     sampled = range(0, num, max(1, num // 10_000))

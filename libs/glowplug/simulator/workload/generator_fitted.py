@@ -5,56 +5,9 @@ Sources: Azure LLM inference trace 2024 (10 s counts of five days; CC-BY 4.0, Dy
 days; Apache-2.0) for fleets. Rates are shares of a mean, lengths natural logarithms of tokens.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
-
-class Cycle(NamedTuple):
-    """One service. `weekday` and `weekend`: 24 hours (UTC) over the mean weekday hour. The rate strays from them by a
-    log-AR(1) of `stray_sigma` over windows of 600 s, correlated by `stray_keep`, and by `jitter_sigma` every 10 s.
-    `parts`: share, mean and sigma of log prompt, mean and sigma of log response."""
-
-    weekday: tuple[float, ...]
-    weekend: tuple[float, ...]
-    stray_sigma: float
-    stray_keep: float
-    jitter_sigma: float
-    gap_cv: float
-    parts: tuple[tuple[float, float, float, float, float], ...]
-    max_prompt: int
-    max_response: int
-    min_response: int
-
-
-class Tenants(NamedTuple):
-    """Clients of one provider. z is a client's log10 rate, standardised: share of active windows = Phi(active_base +
-    active_slope z + noise of active_sigma), mean windows of one active run = exp(run_base + run_slope x that argument).
-    Quantiles are the 0, 10 ... 100 % points over clients."""
-
-    rate_sigma_log10: float
-    rate_spread_log10: float
-    active_base: float
-    active_slope: float
-    active_sigma: float
-    run_base: float
-    run_slope: float
-    cv_quantiles: tuple[float, ...]
-    stray_quantiles: tuple[float, ...]
-    stray_keep: float
-    daily_share: float  # of busy clients with a correlation above 0.7 to the day before
-
-
-class TenantLengths(NamedTuple):
-    """Medians over clients are lognormal in prompt and response, correlated; each client's own requests stray by a
-    sigma of its own."""
-
-    prompt_log_mean: float
-    prompt_log_sigma: float
-    response_log_mean: float
-    response_log_sigma: float
-    correlation: float
-    prompt_sigma_quantiles: tuple[float, ...]
-    response_sigma_quantiles: tuple[float, ...]
-
+from glowplug.simulator.workload.generator_shapes import Cycle, TenantLengths, Tenants
 
 CONVERSATION: Final = Cycle(
     weekday=(
