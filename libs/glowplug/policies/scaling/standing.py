@@ -153,12 +153,14 @@ def settle(
 
 
 def _drain(st: Standing, wanted: int, may_go: Callable[[Instance], bool], keep_alive_s: float) -> tuple[list[str], int]:
-    """Who goes, and how many are left. A pipeline goes only when all it is worth is spare."""
-    ready = (i for i in st.running if i.state is InstanceState.READY)
+    """Who goes, and how many are left. A pipeline goes only when all it is worth is spare, and nobody who is READY for
+    one that is still on its way: it may be long in coming, and all that serve would wait for it."""
+    ready = [i for i in st.running if i.state is InstanceState.READY]
     drain, left, worth = [], st.num_running, worths(st.running)
+    serving = sum(worth[i.instance_id] for i in ready)
     for instance in sorted(ready, key=lambda i: (st.in_flight(i), -i.created_at, i.instance_id)):
         after = left - worth[instance.instance_id]
-        if after < wanted:
+        if serving - worth[instance.instance_id] < wanted:
             continue
         if not st.model.suspended and left <= st.ceiling:
             is_last = after == 0
@@ -166,6 +168,7 @@ def _drain(st: Standing, wanted: int, may_go: Callable[[Instance], bool], keep_a
                 continue
         drain.append(instance.instance_id)
         left = after
+        serving -= worth[instance.instance_id]
     return drain, left
 
 

@@ -4,6 +4,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import FleetSnapshot, ModelLoad
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.reactive import ReactiveParams, ReactiveState, scale
+from glowplug.policies.scaling.standing import settle, standing
 from tests.fleet_builder import a_model, an_instance
 
 
@@ -65,6 +66,25 @@ def test_spare_instances_of_a_busy_model_drain_after_a_while_least_loaded_first(
     assert decide(model, load, *pair).drain == ()
     spare = ReactiveState(80.0)
     assert decide(model, load, *pair, state=spare).drain == ("i-2",)
+
+
+def test_nobody_who_serves_goes_for_one_that_is_still_on_its_way():
+    model = a_model(max_concurrency=8, max_instances=4, keep_alive_s=0)
+    coming = an_instance("i-9", state=InstanceState.STARTING)
+    up = [an_instance(f"i-{n}", ready_at=1.0) for n in (1, 2)]
+    busy = ModelLoad(num_in_flight=16, in_flight_by_instance={"i-1": 8, "i-2": 8}, last_active_at=99.0)
+    st = standing(
+        FleetSnapshot(
+            now_s=100.0,
+            models={"m": model},
+            nodes={},
+            instances={i.instance_id: i for i in (*up, coming)},
+            loads={"m": busy},
+        ),
+        model,
+    )
+    assert settle(st, 2, "two are enough").drain == ()
+    assert len(settle(st, 1, "one is enough").drain) == 1
 
 
 def test_demand_takes_a_draining_instance_back():
