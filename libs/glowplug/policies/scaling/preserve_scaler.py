@@ -9,10 +9,12 @@ Within a window: one more instance for each whose anticipated KV use exceeds 95 
 steps; and once a window, if every instance stays below 30 % over all of them, N_c - ceil(sum max U / T_mem) fewer.
 
 Departures: an instance that is too full has been answered for `again_s`, and what is on its way up answers one, so
-that neither a figure that flickers nor a slow start brings a crowd. The ceiling and the floor of 1 are ours (erratum
-E32); mu is per instance, from windows in which all requests met their objectives, as `capacity_of` says (E31); the
-count of the way down reads as above, at least one instance stays (E36). With no prediction (`predicted` None) only
-the second half acts, and the reason says so.
+that neither a figure that flickers nor a slow start brings a crowd. A window begins with no fewer than run while one
+of them is too full or was a moment ago, and within it nobody goes whom the forecast takes: with windows about as long
+as a start, what one takes away the next one waits for (`literal_windows=True` does both as printed). The ceiling and
+the floor of 1 are ours (erratum E32); mu is per instance, from windows in which all requests met their objectives, as
+`capacity_of` says (E31); the count of the way down reads as above, at least one instance stays (E36). With no
+prediction (`predicted` None) only the second half acts, and the reason says so.
 """
 
 import math
@@ -55,6 +57,7 @@ class ScalerParams:
     memory_ratio: float = 0.80  # T_mem
     num_steps: int = 100  # l
     again_s: float = 30.0  # one that is still too full after this brings another
+    literal_windows: bool = False  # a window begins with its plan whoever is too full, and goes below it when calm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,7 @@ class ScalerState:
     window: int = -1  # the window last begun
     shrunk: bool = False  # whether this window's one way down within it has been used
     num_planned: int = 0
+    num_forecast: int = 0  # of them, what the forecast took; 0: there was none
     answered: Mapping[str, float] = field(default_factory=dict)  # instance that was too full -> when one was added
 
 
@@ -131,14 +135,18 @@ def scale(
 ) -> tuple[Target, ScalerState]:
     """The number of instances one model should have now. `num_running` counts the `num_coming`, not those draining;
     `window` is the number of the present window; `predicted` is what it will bring."""
+    fresh, answered = overloaded(outlooks, state.answered, num_coming, now_s, params)
     if window != state.window:
         state = ScalerState(window=window, num_planned=num_running, answered=state.answered)
         if predicted is not None and capacity != Capacity():
             planned = instances_for(predicted, capacity)
-            state = replace(state, num_planned=planned)
             tokens = f"{predicted.prompt_tokens:.0f} prompt and {predicted.response_tokens:.0f} response tokens"
-            return Target(num_wanted=planned, reason=f"the window is to bring {tokens}"), state
-    fresh, answered = overloaded(outlooks, state.answered, num_coming, now_s, params)
+            target = Target(num_wanted=planned, reason=f"the window is to bring {tokens}")
+            if answered and planned < num_running + len(fresh) and not params.literal_windows:
+                wanted = num_running + len(fresh)
+                why = f"{target.reason}; {len(answered)} will be too full, or were a moment ago"
+                target, state = Target(num_wanted=wanted, reason=why), replace(state, answered=answered)
+            return target, replace(state, num_planned=target.num_wanted, num_forecast=planned)
     state = replace(state, answered=answered)
     if fresh:
         state = replace(state, num_planned=max(num_running, state.num_planned) + len(fresh))
@@ -146,7 +154,8 @@ def scale(
         return Target(num_wanted=state.num_planned, reason=why), state
     calm = outlooks and all(o.peak_ratio < params.idle_ratio for o in outlooks)
     if calm and not state.shrunk and num_running > 1:
-        wanted = max(1, math.ceil(sum(o.peak_ratio for o in outlooks) / params.memory_ratio))
+        least = 1 if params.literal_windows else max(1, state.num_forecast)
+        wanted = max(least, math.ceil(sum(o.peak_ratio for o in outlooks) / params.memory_ratio))
         if wanted < num_running:
             why = f"every instance stays below {params.idle_ratio:.0%} of its KV cache"
             return Target(num_wanted=wanted, reason=why), replace(state, shrunk=True, num_planned=wanted)

@@ -1,6 +1,7 @@
 """PreServe sections 4.1 and 4.3.2 (Algorithm 2) on the fleet, and its baselines "Proactive" and "Hybrid" (5.1)."""
 
 from glowplug.policies.scaling import preserve, proactive
+from glowplug.policies.scaling.preserve_scaler import ScalerParams
 from glowplug.policies.scaling.proactive import ProactiveParams
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
@@ -37,9 +38,11 @@ def test_within_the_window_each_instance_that_will_be_too_full_brings_one_more()
 def test_once_a_window_it_shrinks_when_all_are_nearly_empty():
     """4.3.2 with erratum E36: N_c - ceil(sum of peaks / T_mem) fewer, at least one stays."""
     asked, forecast = Asked(preserve.scale), a_forecast(3500, 100, **MU)
+    literal = preserve.PreserveParams(scaler=ScalerParams(literal_windows=True))
     calm = outlooks(load(i1=1), i1=(0.2, 0.0), i2=(0.1, 0.0), i3=(0.1, 0.0), i4=(0.1, 0.0))
     assert asked(100.5, calm, ready(4), now=forecast).num_wanted == 4
-    decision = asked(101.0, calm, ready(4), now=forecast)
+    assert asked(101.0, calm, ready(4), now=forecast).drain == (), "the forecast is for four"
+    decision = asked(101.0, calm, ready(4), now=forecast, params=literal)
     assert len(decision.drain) == 3, "0.5 / 0.8 of one instance"
     assert asked(101.5, calm, ready(1), now=forecast).num_wanted == 1, "planned again only by the next forecast"
     assert asked(200.5, calm, ready(1), now=a_forecast(3500, 100, made_at=200.0, **MU)).num_wanted == 4
