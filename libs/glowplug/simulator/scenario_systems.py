@@ -38,12 +38,14 @@ def _system(about: str, params: Mapping[str, Mapping[str, Any]] | None = None, *
 
 
 _KEEPS = {"agent": {"reservation": "paper"}, "autoscaler": {"stop_becomes": "prewarmed"}}
+# No Eq. 1 in the union: it takes instances back from their drain, which one without a KV cache cannot do
+_STAYS = {"autoscaler": {"stop_becomes": "prewarmed"}}
 _SWAPS = {"placer": {"evict_becomes": "swapped_out"}}
 
 SYSTEMS: Final[Mapping[str, System]] = {
     "union": _system(
         "the five papers joined, one owner per knob",
-        _KEEPS | _SWAPS,
+        _STAYS | _SWAPS,
         routing="union",
         prediction="warmserve_csp",
         scaling="union",

@@ -5,7 +5,7 @@ room made this way; evicting a running engine costs a drain. Which replicas go: 
 (WarmServe section 5.2, last paragraph).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from glowplug.domain.decision import Rival
@@ -50,14 +50,19 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
     )
 
 
-def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
+def grow(
+    request: PlaceRequest, view: PlacementView, breaks: Callable[[Node, Sequence[str]], int] | None = None
+) -> PlaceDecision | None:
     """The dormant copy an instance grows from where its GPUs have room, or have it when other replicas are dropped:
-    one that is prewarmed, else one asleep, else one on its way; of equals the one that costs least. None without."""
+    one that is prewarmed, else one asleep, else one on its way; of equals the one that costs least. None without.
+
+    `breaks`: what taking those GPUs of a node breaks; of copies on one rung the one that breaks least is taken first.
+    """
     copies = copies_of(request, view)
     if not copies:
         return None
     nodes = {node.node_id: node for node in view.nodes if not node.draining}
-    found: list[tuple[tuple[int, float, int, str], Instance, list[Clearing]]] = []
+    found: list[tuple[tuple[int, int, float, int, str], Instance, list[Clearing]]] = []
     rivals: list[Rival] = []
     for row in copies:
         node = nodes.get(row.node_id)
@@ -66,8 +71,11 @@ def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
             rivals.append(Rival(name=row.instance_id, score=0.0, why="no room beside it"))
             continue
         drops = _union(cleared)
-        order = (_rung(row), sum(view.scores.get(d, 0.0) for d in drops), len(drops), row.instance_id)
-        rivals.append(Rival(name=row.instance_id, score=order[1], why=f"{_WORDS[order[0]]}, {len(drops)} give way"))
+        lost, broken = sum(view.scores.get(d, 0.0) for d in drops), 0
+        if breaks is not None and node is not None:
+            broken = breaks(node, [worker.gpu_id for worker in row.workers])
+        order = (_rung(row), broken, lost, len(drops), row.instance_id)
+        rivals.append(Rival(name=row.instance_id, score=lost, why=f"{_WORDS[order[0]]}, {len(drops)} give way"))
         found.append((order, row, cleared))
     if not found:
         return None

@@ -5,9 +5,15 @@ out. Where several GPUs serve the layout alike, the one whose replicas are worth
 scores). An engine asleep on a GPU is a copy too (SwapServeLLM section 4).
 
 Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, and no more replicas go than it takes.
+Where models of several GPUs live, a copy within a free group of theirs is left alone while a start from host memory
+breaks a smaller one (`compact`): a hit saves its start a second, the larger model waits for minutes.
 """
 
+from collections.abc import Sequence
+
+from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision
+from glowplug.policies.placement.compact import broken, fresh, largest_group
 from glowplug.policies.placement.dormant import grow
 from glowplug.policies.placement.hydraserve import HydraserveParams, lay_out
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
@@ -17,4 +23,24 @@ PARAMS = HydraserveParams(clear=True)
 
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = PARAMS) -> PlaceDecision:
     """See hydraserve.place; replicas are grown from, or give way."""
+    largest = max(request.model.num_gpus, largest_group(view))
+    if largest > 1:
+        return _compact(request, view, largest) or lay_out(request, view, params)
     return grow(request, view) or lay_out(request, view, params)
+
+
+def _compact(request: PlaceRequest, view: PlacementView, largest: int) -> PlaceDecision | None:
+    """The copy, or the start from host memory, that breaks no group larger than it must."""
+    nodes = {node.node_id: node for node in view.nodes}
+
+    def breaks(node: Node, gpu_ids: Sequence[str]) -> int:
+        return broken(node, gpu_ids, view, largest)
+
+    grown = grow(request, view, breaks)
+    loss = breaks(nodes[grown.node_id], grown.stages[0].gpu_ids) if grown else largest + 1
+    if grown is not None and not loss:
+        return grown
+    started = fresh(request, view, largest)
+    if started is not None and started[0] < loss:
+        return started[1]
+    return grown
