@@ -77,7 +77,10 @@ def _live(run: Path, scratch: Path) -> tuple[Tree, Path, Outcome]:
     engines = "emulated engines, no model ran" if emulated else "live engines"
     note = f"recorded: {engines}; replayed: simulated, with costs read off the recording"
     at_once = sum(row["e2e_s"] <= row["ttft_s"] * 1.01 for row in recording.finished)
-    notes = [note, f"recorded: {at_once} requests did not stream, so their first token is their last"][
-        : 1 + bool(at_once)
+    unknown = sum(not row["prompt_tokens"] for row in recording.finished)
+    notes = [
+        note,
+        *([f"recorded: {at_once} requests did not stream, so their first token is their last"] if at_once else ()),
+        *([f"recorded: {unknown} requests without the length of their prompt, taken as one token"] if unknown else ()),
     ]
     return scenario_of(recording), scratch, Outcome(RECORDED, 0, recording.numbers(), tuple(notes))

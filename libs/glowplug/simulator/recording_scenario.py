@@ -14,6 +14,7 @@ from typing import Any
 
 from glowplug.simulator.recording import Recording, Row
 from glowplug.simulator.scenario_tree import Tree
+from glowplug.simulator.setup import ABILITIES
 
 ARRIVALS = "arrivals.csv"
 KIND = "recorded"
@@ -53,7 +54,7 @@ def _servers(recording: Recording) -> list[Row]:
         links = [link for link in node.get("links") or () if link["link_id"].endswith("/nic")]
         rate = max((link["bytes_per_s"] for link in links), default=0.0) or _median(recording.rates, "fetch", 2e9)
         cache = max(node.get("host_cache_bytes") or 0, 2 * largest)  # an emulated node keeps less than it says it loads
-        abilities = tuple(sorted({a.partition(":")[2] for a in node.get("abilities") or ()}))
+        abilities = tuple(sorted(ABILITIES & {a.partition(":")[2] for a in node.get("abilities") or ()}))
         shape = (len(sizes), min(sizes), rate, cache, abilities)
         shapes[shape] = shapes.get(shape, 0) + 1
     return [
@@ -138,4 +139,4 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     mean_x, mean_y = sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
-    return min(max(0.0, slope), mean_y / mean_x)
+    return min(max(0.0, slope), mean_y / mean_x) if mean_x else 0.0

@@ -100,5 +100,11 @@ def test_costs_are_read_off_whole_answers_where_nobody_streams() -> None:
     assert costs_of(rows)["prefill_ms"][0] == pytest.approx(120, rel=0.05)
 
 
+def test_prompts_of_unknown_length_cost_the_same_each() -> None:
+    costs = costs_of([request(number, prompt_tokens=0) for number in range(20)])
+    assert costs["prefill_ms"][1] == 0
+    assert costs["prefill_ms"][0] > 50
+
+
 def test_without_a_request_there_are_costs_all_the_same() -> None:
     assert min(costs_of([])["decode_ms"]) > 0
