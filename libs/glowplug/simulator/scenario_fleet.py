@@ -14,7 +14,7 @@ from glowplug.simulator.scenario_errors import ScenarioError, from_pydantic, joi
 from glowplug.simulator.scenario_overlay import overlay
 from glowplug.simulator.scenario_tree import merge
 from glowplug.simulator.scenario_words import LengthWords, ModelWords, ScenarioWords
-from glowplug.simulator.setup import Fault, ModelSetup, Params, PolicyNames, ServerSetup, Setup
+from glowplug.simulator.setup import Fault, ModelSetup, Params, PolicyNames, ServerSetup, Setup, watchful
 
 _OURS = frozenset(ModelWords.model_fields)
 _FIXED = frozenset({"key", "weights", "source", "revision"})
@@ -34,12 +34,14 @@ def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWord
     keys = [one.model.key for one in models]
     if twice := next((key for key in keys if keys.count(key) > 1), "") if len(set(keys)) < len(keys) else "":
         raise ScenarioError("models", f"two of them are called {twice!r}")
+    policies, faults = _policies(words.policies), _faults(words.faults, servers, set(keys))
+    params = Params() if all(fault.model for fault in faults) else watchful()
     setup = Setup(
         servers=servers,
         models=tuple(models),
-        policies=_policies(words.policies),
-        params=overlay(Params(), words.params, "params"),
-        faults=_faults(words.faults, servers, set(keys)),
+        policies=policies,
+        params=overlay(params, words.params, "params"),
+        faults=faults,
     )
     return setup, lengths
 

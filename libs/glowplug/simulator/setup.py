@@ -6,7 +6,7 @@ the start-up stages of an engine as `StartSeconds` lists them.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from glowplug.controllers.agent_words import AgentParams
@@ -114,7 +114,7 @@ class PolicyNames:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
     """The controllers' own bounds, and how often the shells let time pass. Health is not asked after and nodes speak
-    only when something has changed, unless a setup with faults wants it otherwise."""
+    only when something has changed: a setup in which nodes break wants `watchful`."""
 
     router: RouterParams = field(default_factory=RouterParams)
     autoscaler: AutoscalerParams = field(default_factory=lambda: AutoscalerParams(rest_s=30.0))
@@ -133,6 +133,15 @@ class Params:
     reserve_compute: bool = True  # a low-memory stage has 1/s of its GPU (HydraServe Eq. 2); else what is free of it
     exact_lengths: bool = False  # routers are told how long each response will be
     stepping: bool = False  # engines visit every step (slow; the same results)
+
+
+def watchful() -> Params:
+    """For runs in which a node may fall silent: nodes beat, and are done without when their lease ends, as live."""
+    return Params(
+        placer=PlacerParams(settle_s=0.0),
+        agent=replace(QUIET_AGENT, beat_s=AgentParams().beat_s),
+        idle_tick_s=AgentParams().beat_s,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

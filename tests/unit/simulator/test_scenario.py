@@ -1,5 +1,6 @@
 """Scenarios: what is wrong is one line that names the field; what is set, inherited and meant arrives in the Setup."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,15 @@ def test_settings_enter_lists_by_name_by_number_and_all_at_once(tmp_path: Path) 
 def test_faults_reach_the_setup(tmp_path: Path) -> None:
     faults = load(write(tmp_path, faults=[{"at_s": "10s", "node_id": "node-1", "model": "chat"}])).setup.faults
     assert [(fault.at_s, fault.node_id, fault.model) for fault in faults] == [(10.0, "node-1", "chat")]
+
+
+def test_where_a_node_breaks_nodes_have_a_lease(tmp_path: Path) -> None:
+    engine, node = {"at_s": 10, "node_id": "node-1", "model": "chat"}, {"at_s": 10, "node_id": "node-1"}
+    calm, watched = (load(write(tmp_path, faults=faults)).setup.params for faults in ([engine], [engine, node]))
+    assert calm.placer.node_lease_s == math.inf and 0 < watched.placer.node_lease_s < math.inf
+    assert watched.agent.beat_s < watched.placer.node_lease_s and watched.idle_tick_s < watched.placer.node_lease_s
+    own = load(write(tmp_path, faults=[node], params={"placer": {"node_lease_s": 3}})).setup.params
+    assert own.placer.node_lease_s == 3 and own.agent == watched.agent
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
