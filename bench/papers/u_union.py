@@ -10,8 +10,13 @@ SLEEP = ["params.autoscaler.stop_becomes=swapped_out", "params.placer.evict_beco
 PLAIN = {"prediction": "none", "prewarming": "none", "residency": "lru", "caching": "lru"}
 
 
+OFF = ["params.autoscaler.stop_becomes=stopped", "params.placer.evict_becomes=stopped", 'params.agent.reservation=""']
+"""What a scenario switches on for its own paper is no part of another's system."""
+
+
 def _alone(**names: str) -> list[str]:
-    return policies(**(PLAIN | {"routing": "least_loaded", "placement": "first_fit", "scaling": "reactive"} | names))
+    chosen = PLAIN | {"routing": "least_loaded", "placement": "first_fit", "scaling": "reactive"} | names
+    return [*OFF, *policies(**chosen)]
 
 
 SYSTEMS = {
