@@ -153,6 +153,8 @@ class PlacerController:
         """Tables `models`, `nodes`, `instances` and, ours, `cordons`."""
         if table == "models":
             self.fleet.models = rows
+            if rows:  # an emptied store undeploys nobody
+                self.fleet.network.keep_models(rows)
         elif table == CORDONS:
             return self._restore_cordons(rows)
         elif table == LEADERS:

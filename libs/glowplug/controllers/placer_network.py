@@ -8,7 +8,7 @@ Departures: the agents measure launch (container, library, context) as one; it i
 What a start takes after the load (warm-up) is counted as context. Means are exponential.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from glowplug.controllers.placer_orders import Placement
@@ -83,6 +83,14 @@ class Network:
         """It has left, and its fetches with it."""
         self.links.pop(node_id, None)
         self._fetching = {fetch_id: at for fetch_id, at in self._fetching.items() if at != node_id}
+
+    def keep_models(self, models: Container[str]) -> None:
+        """Forget what was measured of any other."""
+        for known in (self.seconds, self.load_s):
+            for key in [k for k in known if k not in models]:
+                del known[key]
+        self._started = {k for k in self._started if k in models}
+        self._served = {k for k in self._served if k in models}
 
     def saw(self, row: Instance, now_s: float) -> None:
         """A row changed: its fetch may be over, and a start that is over is learned from."""

@@ -102,14 +102,14 @@ class Prewarming:
                 draining.add(row.instance_id)
             elif row.serves:
                 num_active[row.model_key] = num_active.get(row.model_key, 0) + 1
-        retry_s = self.fleet.params.prewarm_retry_s
-        models = fleet.models
+        retry_s, models = fleet.params.prewarm_retry_s, fleet.models
+        self._failed_at = {key: at for key, at in self._failed_at.items() if now_s - at < retry_s}
+        of_now = {key: now_open(ahead, now_s) for key, ahead in self.forecasts.items()}
+        self.forecasts = {key: ahead for key, ahead in self.forecasts.items() if of_now[key] is not None}
         forecasts = {
             key: found
-            for key, ahead in self.forecasts.items()
-            if key in models
-            and now_s - self._failed_at.get(key, NEVER) >= retry_s
-            and (found := now_open(ahead, now_s)) is not None
+            for key, found in of_now.items()
+            if found is not None and key in models and key not in self._failed_at
         }
         with_copies = {row.model_key for rows in books.dormant.values() for row in rows}
         return PrewarmView(

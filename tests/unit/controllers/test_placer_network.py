@@ -121,3 +121,18 @@ def test_a_warm_request_teaches_prefill_and_decode_and_starts_the_rest():
     assert net.seconds["m"] == StageSeconds(container_s=2.0, cuda_s=2.0, library_s=4.0, prefill_s=1.0, decode_s=0.1)
     net.served(finished(ttft_s=3.0))
     assert net.seconds["m"].prefill_s == pytest.approx(1.05)
+
+
+def test_what_is_known_of_a_node_or_a_model_goes_with_it():
+    net = network(start_stages=STAGES)
+    net.ordered(placed(), {"node-1": NODE}, 10.0)
+    net.drop_node("node-1")
+    assert net.links == {}
+    net.fetched("node-1", ["x"], 11.0)
+    assert net.links == {}, "its word comes late"
+    launch = Phase(name=PhaseName.LAUNCH, started_at=0.0, ended_at=8.0)
+    load = Phase(name=PhaseName.LOAD, started_at=8.0, ended_at=9.0)
+    for key in ("m", "gone"):
+        net.saw(an_instance(key, key, phases=(launch, load)), 12.0)
+    net.keep_models({"m"})
+    assert net.seconds.keys() == net.load_s.keys() == {"m"}
