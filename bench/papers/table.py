@@ -44,9 +44,10 @@ def show(rows: Sequence[Row]) -> str:
 
 
 def _section(experiment: Experiment, runs: Runs, verdict: Verdict) -> list[str]:
-    lines = [f'## <a id="{experiment.id.lower()}"></a>{experiment.id} {experiment.title}', "", experiment.setup, ""]
+    lines = [f"## {experiment.id}", "", f"**{experiment.title}.** {experiment.setup}", ""]
     command = f"python -m bench.papers --only {experiment.id} --seeds {len(runs.seeds)}"
-    lines += [f"Simulated; `{command}`. Paper: {experiment.paper}. Band: {experiment.band}.", ""]
+    printed = f"Paper: {experiment.paper}. " if experiment.paper else ""
+    lines += [f"Simulated; `{command}`. {printed}Band: {experiment.band}.", ""]
     if verdict.findings:
         lines += ["| figure | ours (simulated) | paper |", "|---|---|---|"]
         lines += [f"| {f.what} | {f.ours} | {f.paper} |" for f in verdict.findings] + [""]
@@ -66,7 +67,7 @@ def _picture(experiment: Experiment, name: str) -> str:
 def write(rows: Sequence[Row]) -> list[Path]:
     """Write the page and its pictures, and remove pictures no row has any more. Returns what was written."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    lines = [HEAD.format(num=sum(len(e.id) == 2 for e, _ in rows)), show(rows), ""]
+    lines = [HEAD.format(num=sum(len(e.id) == 2 and e.id != "P0" for e, _ in rows)), show(rows), ""]
     pictures: dict[str, str] = {}
     for experiment, result in rows:
         if result is not None:

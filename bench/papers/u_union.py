@@ -92,7 +92,8 @@ def judge(runs: Runs) -> Verdict:
         others = {s: v for s, v in by_system.items() if s != "union" and v == v}
         best = max(others, key=others.__getitem__) if more else min(others, key=others.__getitem__)
         ours = by_system["union"]
-        better = ours >= others[best] * 0.995 if more else ours <= others[best] * 1.005
+        slack = 0.0 if workload == "mixed fleet" else 0.005
+        better = ours >= others[best] * (1 - slack) if more else ours <= others[best] * (1 + slack)
         wins.append(better)
         form = ".1%" if more else ".3f"
         said = f"{WORDS[name]} {ours:{form}} against {others[best]:{form}} ({best})"
