@@ -38,7 +38,7 @@ def show(rows: Sequence[Row]) -> str:
         cells = (
             ["not run", "", ""] if result is None else [result[1].ours, _state(result[1]), str(len(result[0].seeds))]
         )
-        name = f"[{experiment.id}](#{experiment.id.lower()})"
+        name = experiment.id if result is None else f"[{experiment.id}](#{experiment.id.lower()})"
         lines.append("| " + " | ".join([name, experiment.title, experiment.paper, experiment.band, *cells]) + " |")
     return "\n".join(lines)
 
