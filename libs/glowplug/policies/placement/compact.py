@@ -7,6 +7,7 @@ around it. Groups are aligned blocks of 2, 4, 8 GPUs of a node, as Algorithm 1 h
 buddy allocator, and it does not apply where no instance or replica in sight has more than one GPU.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -22,10 +23,8 @@ def largest_group(view: PlacementView) -> int:
     """GPUs of the largest instance or replica in sight."""
     largest = max((len(row.workers) for rows in view.dormant.values() for row in rows), default=1)
     for node in view.nodes:
-        num: dict[str, int] = {}
-        for grant in chain.from_iterable(gpu.grants for gpu in node.gpus):
-            num[grant.holder] = num.get(grant.holder, 0) + 1
-        largest = max(largest, max(num.values(), default=1))
+        holders = Counter(chain.from_iterable({g.holder for g in gpu.grants} for gpu in node.gpus))
+        largest = max(largest, max(holders.values(), default=1))
     return largest
 
 
