@@ -265,6 +265,8 @@ class Placing:
     def _chase(self, placement: Placement, now_s: float) -> list[Effect]:
         params, known = self.fleet.params, self.fleet.instances.by_id
         silent = [n for n in range(len(placement.stages)) if placement.stage_id(n) not in known]
+        if not silent:
+            return []  # all have been heard of: the row itself ends the placement
         gone = next((n for n in silent if not self.fleet.nodes.is_alive(placement.stages[n].node_id, now_s)), None)
         if gone is not None or now_s - placement.started_at > params.give_up_s:
             number = gone if gone is not None else silent[0]
