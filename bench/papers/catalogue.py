@@ -1,6 +1,6 @@
 """Every row there is, in the order of the page."""
 
-from bench.papers import h_pipeline, m_cache, p0_forecast, p4_router, p_preserve, s_swap, u_union, w4_forecast, w_warm
+from bench.papers import h_pipeline, m_cache, p0_forecast, p4_router, p_serve, s_swap, u_union, w4_forecast, w_warm
 from bench.papers.experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -17,9 +17,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     m_cache.M2,
     s_swap.S1,
     s_swap.S2,
-    p_preserve.P1,
-    p_preserve.P2,
-    p_preserve.P3,
+    p_serve.P1,
+    p_serve.P2,
+    p_serve.P3,
     p4_router.EXPERIMENT,
     p0_forecast.EXPERIMENT,
     u_union.EXPERIMENT,
