@@ -50,6 +50,13 @@ def test_a_run_prints_its_table_and_leaves_a_whole_folder(tmp_path: Path) -> Non
     assert results["total"]["num_arrived"] == len(requests) > 10
 
 
+def test_a_folder_that_cannot_be_made_is_named_before_anything_is_run(tmp_path: Path) -> None:
+    write(tmp_path)
+    said = glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "tiny.yaml/run", code=2)
+    assert said.stderr == "glowplug: --out: tiny.yaml/run: Not a directory\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
 def test_the_same_seed_gives_the_same_bytes_whatever_the_process_hashes(tmp_path: Path) -> None:
     write(tmp_path)
     for name, seed in (("a", "1"), ("b", "2")):

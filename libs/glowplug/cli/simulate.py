@@ -88,6 +88,10 @@ def carry_out(
     outcomes and other parts of the page. The page shows the first case in full."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise CliError(f"--out: {folder}: {error.strerror}", WRONG) from error
+    try:
         places = [place(partial, todo, case) for case in todo]
         with progress(len(todo)) as tell:
             outcomes = run_cases(todo, [p if record or n == 0 else None for n, p in enumerate(places)], jobs, tell)
@@ -96,7 +100,6 @@ def carry_out(
         for name in FILES if not record else ():
             if name.endswith(".jsonl"):
                 (places[0] / name).unlink()
-        partial.mkdir(parents=True, exist_ok=True)
         data = page_data(scenario, shown, detail, **parts)
         (partial / REPORT).write_text(html(data), encoding="utf-8")
         if folder.exists():
