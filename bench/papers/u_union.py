@@ -1,9 +1,15 @@
 """U: the union of the five papers beside each paper alone and beside the baselines, on every paper's workload."""
 
 from bench.papers import h_pipeline, p_preserve, w_warm
+from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import Bars, Lines
-from bench.papers.simulated import SIMULATOR, points, policies, simulate
+from bench.papers.simulated import SIMULATOR, curve, figures, points, policies, simulate
+from glowplug.events.envelope import Event
+from glowplug.events.facts import RequestFinished, RequestRejected
+from glowplug.simulator.results import Quantiles
+from glowplug.simulator.scenario import load
+from glowplug.simulator.world import World
 
 KEEP = ["params.autoscaler.stop_becomes=prewarmed", "params.agent.reservation=paper"]
 SLEEP = ["params.autoscaler.stop_becomes=swapped_out", "params.placer.evict_becomes=swapped_out"]
@@ -20,12 +26,7 @@ def _alone(**names: str) -> list[str]:
 
 
 SYSTEMS = {
-    "union": [
-        *policies(routing="union", prediction="warmserve_csp", scaling="union", placement="union"),
-        *policies(prewarming="warmserve", residency="swapserve", caching="mcache"),
-        *KEEP,
-        "params.placer.evict_becomes=swapped_out",
-    ],
+    "union": ["policies=union"],  # libs/glowplug/simulator/scenario_systems.py
     "WarmServe": [
         *_alone(prediction="warmserve_csp", scaling="warmserve", placement="warmserve", prewarming="warmserve"),
         *KEEP,
@@ -40,12 +41,13 @@ SYSTEMS = {
     "first fit": _alone(),
 }
 ABLE = "servers.*.abilities=[prewarm, swap, stages]"
+MIXED, OPENING_S = "mixed fleet", 120.0
 HEADLINE = {
     "WarmServe's": ("ttft_p99", False),
     "HydraServe's": ("ttft_met", True),
     "PreServe's": ("norm_p99", False),
     "SwapServeLLM's": ("ttft_mean", False),
-    "mixed fleet": ("ttft_met", True),
+    MIXED: ("ttft_p99", False),
 }
 """workload -> (its own headline figure, whether more is better)"""
 WORDS = {
@@ -75,11 +77,42 @@ def settings(workload: str, seconds: float) -> tuple[str, list[str]]:
 def run(case: str, seed: int, quick: bool) -> Outcome:
     workload, _, system = case.partition(": ")
     scenario, given = settings(workload, 300 if quick else 1200)
-    return simulate(scenario, [*given, ABLE, *SYSTEMS[system]], seed)
+    laid = [*given, ABLE, *SYSTEMS[system]]
+    return settled(scenario, laid, seed) if workload == MIXED else simulate(scenario, laid, seed)
+
+
+def settled(scenario: str, laid: list[str], seed: int) -> Outcome:
+    """A run whose requests count from `OPENING_S` on, as far as times and objectives go."""
+    found = load(ROOT / "scenarios" / f"{scenario}.yaml", laid)
+    world = World(found.setup, found.arrivals(seed))
+    slo = {one.model.key: one.model.slo for one in found.setup.models}
+    ttft, num = Quantiles(), dict.fromkeys(("came", "ttft", "tpot", "both"), 0)
+
+    def count(event: Event) -> None:
+        data = event.data
+        if not isinstance(data, RequestFinished | RequestRejected):
+            return
+        at = data.arrived_at if isinstance(data, RequestFinished) else event.occurred_at
+        if at - world.began_s < OPENING_S:
+            return
+        num["came"] += 1
+        if isinstance(data, RequestFinished) and data.status == 200:
+            ttft.add(data.ttft_s)
+            in_time = data.ttft_s <= slo[data.model_key].ttft_s
+            each_s = (data.e2e_s - data.ttft_s) / max(1, data.response_tokens - 1)
+            num["ttft"] += in_time
+            num["tpot"] += each_s <= slo[data.model_key].tpot_s
+            num["both"] += in_time and each_s <= slo[data.model_key].tpot_s
+
+    world.fleet.on_event.append(count)
+    outcome = figures(world.run(found.seconds, drain_s=found.words.drain_s))
+    outcome |= {f"{name}_met": num[name] / num["came"] for name in ("ttft", "tpot", "both")}
+    outcome |= {f"ttft_p{share}": ttft.at(share / 100) for share in (50, 95, 99)}
+    return outcome | {"ttft_mean": ttft.mean, "ttft_cdf": curve(ttft), "stand_ins": list(found.notes)}
 
 
 def cases(quick: bool) -> tuple[str, ...]:
-    workloads = ("mixed fleet",) if quick else tuple(HEADLINE)
+    workloads = (MIXED,) if quick else tuple(HEADLINE)
     return tuple(f"{workload}: {system}" for workload in workloads for system in SYSTEMS)
 
 
@@ -92,16 +125,22 @@ def judge(runs: Runs) -> Verdict:
         others = {s: v for s, v in by_system.items() if s != "union" and v == v}
         best = max(others, key=others.__getitem__) if more else min(others, key=others.__getitem__)
         ours = by_system["union"]
-        slack = 0.0 if workload == "mixed fleet" else 0.005
+        slack = 0.0 if workload == MIXED else 0.005
         better = ours >= others[best] * (1 - slack) if more else ours <= others[best] * (1 + slack)
         wins.append(better)
-        form = ".1%" if more else ".3f"
+        form = ".2%" if more else ".3f"
         said = f"{WORDS[name]} {ours:{form}} against {others[best]:{form}} ({best})"
         told.append(f"{workload} {'yes' if better else 'no'}")
         if not better:
             short.append(f"{workload}: {said}")
         findings.append(Finding(f"{workload}: union against the best single one", said, ""))
     first = workloads[-1]
+    both = {s: runs.of(f"{first}: {s}", "both_met").mean for s in SYSTEMS}
+    best = max((s for s in SYSTEMS if s != "union"), key=both.__getitem__)
+    said = f"TTFT and TPOT attainment {both['union']:.2%} against {both[best]:.2%} ({best})"
+    findings.append(Finding(f"{first}: union against the best single one", said))
+    if both["union"] <= both[best]:
+        short.append(f"{first}: {said}")
     cdf = Lines(
         title=f"TTFT, {first}",
         x_label="TTFT, seconds",
@@ -122,7 +161,7 @@ def judge(runs: Runs) -> Verdict:
     deviation = "" if not short else prose("Where the union is not the best: {short}.", short="; ".join(short))
     return Verdict(
         ours=", ".join(told),
-        passed=all(wins),
+        passed=all(wins) and not short,
         findings=findings,
         deviation=deviation,
         plots={"mixed ttft": cdf, "mixed": bars},
@@ -165,7 +204,8 @@ EXPERIMENT = Experiment(
         as models: four popular, eight bursty, twenty of the long tail, on large and small servers). Engines and
         start-up stages are the same for all on one workload, those of the workload's own paper; policies alone
         differ. Headline figures: WarmServe's P99 TTFT, HydraServe's TTFT attainment, PreServe's P99 normalised
-        latency, SwapServeLLM's mean TTFT, the mixed fleet's TTFT attainment."""
+        latency, SwapServeLLM's mean TTFT, the mixed fleet's P99 TTFT and its share of requests that meet both objectives, from
+        the third minute on: in the first two every system fills an empty fleet over the same network cards."""
     ),
     cases=cases,
     run=run,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from glowplug.domain.errors import InvalidModelFile
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, WeightsRef
 
 GONE_REMEMBERED = 10_000
@@ -50,7 +50,9 @@ class Holds:
             self._forget(key)
             return digest
         self._instances[key] = instance
-        if hold:
+        if instance.state is InstanceState.PREWARMED:
+            self._holds.pop(key, None)  # its weights lie on its GPUs; what grows from it reads them there
+        elif hold:
             hold.seen = True
         elif digest:
             self._holds[key] = _Hold(digest, now_s, True)
@@ -112,7 +114,8 @@ class Holds:
             if hold.digest == digest and (hold.seen or now_s - hold.since <= self._hold_s):
                 return f"used by {key}"
         for key, instance in sorted(self._instances.items()):
-            if key not in self._holds and instance.model_key in model_keys:
+            is_held = key not in self._holds and instance.state is not InstanceState.PREWARMED
+            if is_held and instance.model_key in model_keys:
                 return f"used by {key}"
         return ""
 

@@ -11,6 +11,7 @@ from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, No
 from glowplug.policies.prediction.learned import preserve_workload
 from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
 from glowplug.policies.prewarming import baselines as prewarming_baselines
+from glowplug.policies.prewarming import union as union_prewarming
 from glowplug.policies.prewarming import warmserve as warmserve_prewarming
 from glowplug.policies.residency import lru, swapserve_preemption
 from glowplug.policies.residency.caching import CACHING
@@ -67,6 +68,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "warmserve_literal": warmserve_prewarming.literal,
         "warmserve_unplaced": warmserve_prewarming.unplaced,
         "warmserve_unproactive": warmserve_prewarming.unproactive,
+        "union": union_prewarming.plan,
     },
     "caching": {**CACHING},
 }

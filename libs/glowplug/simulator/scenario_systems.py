@@ -50,7 +50,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
         prediction="warmserve_csp",
         scaling="union",
         placement="union",
-        prewarming="warmserve",
+        prewarming="union",
         residency="swapserve",
         caching="mcache",
     ),
