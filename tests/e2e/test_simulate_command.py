@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,23 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_run(tmp_path: 
     said = glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "tiny.yaml/run", code=2)
     assert said.stderr == "glowplug: --out: tiny.yaml/run: Not a directory\n"
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_whoever_ends_the_command_ends_its_workers(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+    write(tmp_path, seconds=30_000_000)
+    argv = [*GLOWPLUG, "simulate", "tiny.yaml", "--seeds", "0..3", "--jobs", "2"]
+    with subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as command:
+        while len(list(tmp_path.glob("runs/.*/seed-*/events.jsonl"))) < 2:
+            assert command.poll() is None
+            time.sleep(0.1)
+        (os.kill if sent is signal.SIGKILL else os.killpg)(command.pid, sent)
+        said, _ = command.communicate(timeout=30)  # at the end of the last of its processes: they share its output
+    assert command.returncode == code, said
+    if sent is signal.SIGINT:
+        assert (said, list((tmp_path / "runs").iterdir())) == (b"", [])
 
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_process_hashes(tmp_path: Path) -> None:

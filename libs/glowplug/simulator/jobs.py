@@ -6,6 +6,9 @@ to its own folder.
 
 import ctypes
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -70,11 +73,14 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     shares = context.Array(ctypes.c_double, len(cases), lock=False)
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(shares,)) as pool:
+        # a terminal sends Ctrl-C to everybody: workers inherit that it is held back, and are ended from here
+        unheld = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         futures = [
             pool.submit(_work, number, case, folder)
             for number, (case, folder) in enumerate(zip(cases, folders, strict=True))
         ]
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unheld)
             pending = set(futures)
             while pending:
                 finished, pending = wait(pending, timeout=POLL_S, return_when="FIRST_EXCEPTION")
@@ -82,7 +88,9 @@ def _in_processes(
                     future.result()
                 if progress is not None:
                     progress([shares[number] for number in range(len(cases))])
-        except BaseException:
+        except BaseException:  # Ctrl-C too: nobody waits for the hours a run has left
+            for worker in multiprocessing.active_children():
+                worker.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [future.result() for future in futures]
@@ -94,6 +102,15 @@ _shares: Any = None
 def _begin(shares: Any) -> None:
     global _shares
     _shares = shares
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """However the one who asked for runs ended: nobody is left to read them."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(number: int, case: Case, folder: Path | None) -> Outcome:
