@@ -279,16 +279,6 @@ def test_a_drop_spares_what_is_in_use() -> None:
         brain.handle(DropAsked("0" * 64, "r"), 2.0)
 
 
-def test_a_prewarmed_replica_needs_no_host_memory() -> None:
-    """Its weights lie on its GPUs: held here as well, many replicas would leave no room for anybody's start."""
-    brain = controller()
-    bring(brain, A, 60, 1.0, "r-1")
-    for revision, state in enumerate((InstanceState.LOADING, InstanceState.PREWARMED), start=1):
-        row = an_instance("r-1", "m", state, gpu_id="node-1/0", replica=True, revision=revision)
-        brain.restore("instances", {"r-1": row}, 2.0)
-        assert brain.held(region_digest(A), 2.0) == ("used by r-1" if state is InstanceState.LOADING else "")
-
-
 def test_a_hold_for_an_instance_nobody_sees_ends() -> None:
     brain = controller(hold_s=120.0)
     bring(brain, A, 60, 1.0, "i-1")

@@ -1,0 +1,16 @@
+"""Whose weights stay in host memory."""
+
+from glowplug.controllers.prefetcher_holds import Holds
+from glowplug.domain.instance import InstanceState
+from tests.fleet_builder import a_model, an_instance
+
+
+def test_a_prewarmed_replica_needs_no_host_memory() -> None:
+    """Its weights lie on its GPUs: held here as well, many replicas would leave no room for anybody's start."""
+    holds = Holds("node-1", lambda weights: "digest", 120.0)
+    holds.set_model(a_model("m"))
+    holds.hold("r-1", "digest", 0.0)
+    for revision, state in enumerate((InstanceState.LOADING, InstanceState.PREWARMED), start=1):
+        holds.set_instance(an_instance("r-1", "m", state, replica=True, revision=revision), 1.0)
+        held = holds.reason("digest", {"m"}, 2.0)
+        assert held == ("used by r-1" if state is InstanceState.LOADING else "")
