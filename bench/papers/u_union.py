@@ -204,8 +204,9 @@ EXPERIMENT = Experiment(
         as models: four popular, eight bursty, twenty of the long tail, on large and small servers). Engines and
         start-up stages are the same for all on one workload, those of the workload's own paper; policies alone
         differ. Headline figures: WarmServe's P99 TTFT, HydraServe's TTFT attainment, PreServe's P99 normalised
-        latency, SwapServeLLM's mean TTFT, the mixed fleet's P99 TTFT and its share of requests that meet both objectives, from
-        the third minute on: in the first two every system fills an empty fleet over the same network cards."""
+        latency, SwapServeLLM's mean TTFT, the mixed fleet's P99 TTFT and its share of requests that meet both
+        objectives, from the third minute on: in the first two every system fills an empty fleet over the same
+        network cards."""
     ),
     cases=cases,
     run=run,
