@@ -74,6 +74,9 @@ class Recording:
             return 256, 64
         return tuple(max(1, int(median(row[name] for row in mine))) for name in ("prompt_tokens", "response_tokens"))  # type: ignore[return-value]
 
+    def _slo(self, key: str) -> Row:
+        return self.models.get(key, {}).get("slo") or {}
+
     def numbers(self) -> Row:
         """The same figures a simulated run has, as far as they were recorded."""
         results = Results(
@@ -82,11 +85,11 @@ class Recording:
         results.seconds = self.seconds
         for row in self.finished:
             one = results.of(row["model_key"])
-            one.num_arrived += 1
+            slo = self._slo(row["model_key"])
+            one.arrived(slo.get("ttft_s", 0.0), slo.get("tpot_s", 0.0))
             if row.get("error_code"):
                 one.num_refused[row["error_code"]] = one.num_refused.get(row["error_code"], 0) + 1
                 continue
-            slo = self.models.get(row["model_key"], {}).get("slo") or {}
             after = row["response_tokens"] - 1
             tpot_s = (row["e2e_s"] - row["ttft_s"]) / after if after > 0 else 0.0
             one.num_finished += 1
@@ -98,11 +101,11 @@ class Recording:
             one.normalised.add(row["e2e_s"] / max(1, row["response_tokens"]))
             if after > 0:
                 one.tpot.add(tpot_s)
-            one.num_ttft_met += not slo.get("ttft_s") or row["ttft_s"] <= slo["ttft_s"]
-            one.num_tpot_met += not slo.get("tpot_s") or tpot_s <= slo["tpot_s"]
+            one.num_ttft_met += bool(slo.get("ttft_s")) and row["ttft_s"] <= slo["ttft_s"]
+            one.num_tpot_met += bool(slo.get("tpot_s")) and tpot_s <= slo["tpot_s"]
         for _, row in self.rejected:
-            one = results.of(row["model_key"])
-            one.num_arrived += 1
+            one, slo = results.of(row["model_key"]), self._slo(row["model_key"])
+            one.arrived(slo.get("ttft_s", 0.0), slo.get("tpot_s", 0.0))
             one.num_refused[row["code"]] = one.num_refused.get(row["code"], 0) + 1
         return summary(results)
 

@@ -10,6 +10,8 @@ _COUNTS = (
     "num_arrived",
     "num_finished",
     "num_cold",
+    "num_ttft_asked",
+    "num_tpot_asked",
     "num_ttft_met",
     "num_tpot_met",
     "num_preempted",
@@ -76,6 +78,8 @@ class ModelResult:
     num_arrived: int = 0
     num_finished: int = 0
     num_cold: int = 0
+    num_ttft_asked: int = 0  # that came for a model with an objective for it
+    num_tpot_asked: int = 0
     num_ttft_met: int = 0
     num_tpot_met: int = 0
     num_refused: dict[str, int] = field(default_factory=dict)  # by error code
@@ -89,12 +93,19 @@ class ModelResult:
 
     @property
     def ttft_attainment(self) -> float:
-        """Requests whose first token came in time, of all that came; nan when none came. Refused ones missed it."""
-        return self.num_ttft_met / self.num_arrived if self.num_arrived else math.nan
+        """Requests whose first token came in time, of all that came for a model with an objective; nan when there is
+        none. Refused ones missed it."""
+        return self.num_ttft_met / self.num_ttft_asked if self.num_ttft_asked else math.nan
 
     @property
     def tpot_attainment(self) -> float:
-        return self.num_tpot_met / self.num_arrived if self.num_arrived else math.nan
+        return self.num_tpot_met / self.num_tpot_asked if self.num_tpot_asked else math.nan
+
+    def arrived(self, ttft_slo_s: float, tpot_slo_s: float) -> None:
+        """One more request; an objective of 0 is none."""
+        self.num_arrived += 1
+        self.num_ttft_asked += bool(ttft_slo_s)
+        self.num_tpot_asked += bool(tpot_slo_s)
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from glowplug.controllers import router_words as rw
+from glowplug.domain.model import Slo
 from glowplug.events.facts import RequestFinished
 from glowplug.simulator.batching import Sequence, What
 from glowplug.simulator.engine import SimEngine
@@ -51,9 +52,11 @@ class Traffic:
         self.num_arrived += 1
         ticket = self.num_arrived
         self._open[ticket] = _Request(ticket, arrival)
+        slo = Slo()
         if arrival.model in self.world.models:
+            slo = self.world.models[arrival.model].model.slo
             self.world.fleet.active[arrival.model] = None
-        self.world.results.of(arrival.model).num_arrived += 1
+        self.world.results.of(arrival.model).arrived(slo.ttft_s, slo.tpot_s)
         expected = arrival.expected_tokens
         if not expected and self.world.setup.params.exact_lengths:
             expected = arrival.response_tokens
@@ -167,8 +170,8 @@ class Traffic:
         self.world.results.normalised_peak.add(now_s - self.world.began_s, e2e_s / arrival.response_tokens)
         if after:
             result.tpot.add(tpot_s)
-        result.num_ttft_met += not model.slo.ttft_s or ttft_s <= model.slo.ttft_s
-        result.num_tpot_met += not model.slo.tpot_s or tpot_s <= model.slo.tpot_s
+        result.num_ttft_met += bool(model.slo.ttft_s) and ttft_s <= model.slo.ttft_s
+        result.num_tpot_met += bool(model.slo.tpot_s) and tpot_s <= model.slo.tpot_s
         if self.world.fleet.reads_ends or self.world.fleet.on_event:
             self._tell(request, sequence, ttft_s, now_s)
 

@@ -16,7 +16,8 @@ Row = dict[str, Any]
 
 
 def row_of(name: str, one: ModelResult) -> Row:
-    """One model's figures. Attainment counts every request that came: refused and unfinished ones missed it."""
+    """One model's figures. Attainment counts every request that came for a model with an objective: refused and
+    unfinished ones missed it. None where there is no objective."""
     refused = sum(one.num_refused.values())
     return {
         "model": name,
@@ -27,8 +28,8 @@ def row_of(name: str, one: ModelResult) -> Row:
         "num_unfinished": one.num_arrived - one.num_finished - refused,
         "num_cold": one.num_cold,
         "warm_ratio": _ratio(one.num_finished - one.num_cold, one.num_finished),
-        "ttft_attainment": _ratio(one.num_ttft_met, one.num_arrived),
-        "tpot_attainment": _ratio(one.num_tpot_met, one.num_arrived),
+        "ttft_attainment": _ratio(one.num_ttft_met, one.num_ttft_asked),
+        "tpot_attainment": _ratio(one.num_tpot_met, one.num_tpot_asked),
         "num_preempted": one.num_preempted,
         "prompt_tokens": one.prompt_tokens,
         "response_tokens": one.response_tokens,
