@@ -96,10 +96,10 @@ class Prewarming:
 
     def _view(self, now_s: float) -> PrewarmView:
         fleet, books = self.fleet, self.fleet.books
-        num_active, draining = dict[str, int](), set[str]()
+        num_active, finishing = dict[str, int](), dict[str, list[Instance]]()
         for row in books.living():
             if row.state is InstanceState.DRAINING:
-                draining.add(row.instance_id)
+                finishing.setdefault(row.node_id, []).append(row)
             elif row.serves:
                 num_active[row.model_key] = num_active.get(row.model_key, 0) + 1
         retry_s, models = fleet.params.prewarm_retry_s, fleet.models
@@ -118,7 +118,8 @@ class Prewarming:
             models=models,
             reserved=books.reserved,
             dormant=books.dormant,
-            draining=frozenset(draining),
+            draining=frozenset(row.instance_id for rows in finishing.values() for row in rows),
+            finishing=finishing,
             num_active=num_active,
             forecasts=forecasts,
             load_s={key: fleet.network.load_seconds(models[key]) for key in forecasts},

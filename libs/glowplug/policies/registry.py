@@ -44,6 +44,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
     "scaling": {
         "reactive": reactive.scale,
         "warmserve": warmserve.scale,
+        "warmserve_one_way": warmserve.one_way,
         "hydraserve": hydraserve.scale,
         "preserve": preserve.scale,
         "proactive": proactive.scale,

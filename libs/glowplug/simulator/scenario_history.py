@@ -1,8 +1,9 @@
 """What a predictor would have seen before the run: windows of every model, from the trace's own past.
 
 A trace tells when requests came, not how long they ran, so concurrency is an estimate: the mean by Little's law with
-one time in flight per model, the peak as the level that the number of requests in flight passes once in a window: a
-Poisson number, or one as uneven as the arrivals when the scenario gives those a CV above 1.
+one time in flight per model, the peak as the highest of a window's independent numbers in flight. Such a number has
+the variance of a Poisson number, times CV^2 when the scenario's arrivals are more uneven than that, and is taken to be
+gamma-distributed: arrivals that come in clusters have a long tail above, which a normal one of that variance has not.
 """
 
 import math
@@ -15,6 +16,7 @@ from glowplug.simulator.scenario_words import HistoryWords
 from glowplug.simulator.setup import ModelSetup
 
 BATCH = 8  # sequences that run together while a request's time in flight is estimated
+EULER = 0.5772  # the mean of a Gumbel number
 
 
 def windows_before(
@@ -67,8 +69,7 @@ def _window(
 ) -> WindowTotals:
     num = math.fsum(b[2] for b in bins)
     level = max((b[2] / b[1] * request_s for b in bins), default=0.0)
-    rare = min(0.5, request_s / window_s)
-    peak = level + max(0.0, NormalDist().inv_cdf(1 - rare)) * spread * math.sqrt(level) if level else 0.0
+    peak = highest(level, spread, max(2.0, window_s / request_s)) if level else 0.0
     return WindowTotals(
         started_at=started_at,
         window_s=window_s,
@@ -78,3 +79,12 @@ def _window(
         concurrency_mean=num * request_s / window_s,
         concurrency_peak=max(peak, 1.0 if num >= 0.5 else 0.0),
     )
+
+
+def highest(mean: float, cv: float, num: float) -> float:
+    """The mean of the highest of `num` independent gamma-distributed numbers of this mean and a variance of
+    cv^2 mean, at least that mean: the quantile that e^-0.577 of `num` pass (Gumbel), by Wilson and Hilferty."""
+    shape = mean / (cv * cv)
+    deviate = max(0.0, NormalDist().inv_cdf(1 - math.exp(-EULER) / num))
+    root = 1 - 1 / (9 * shape) + deviate / (3 * math.sqrt(shape))
+    return max(mean, mean * root**3)

@@ -1,12 +1,15 @@
 """Requests of a scenario: rates, shares, days, clients and lengths are those that were asked for."""
 
+import random
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from glowplug.simulator.scenario import Scenario, ScenarioError, load
+from glowplug.simulator.scenario_history import highest
 from tests.unit.simulator.scenarios import workload, write
 
 DAY_S = 86_400
@@ -139,3 +142,13 @@ def test_the_past_lies_on_the_grid_of_the_predictors_windows_without_a_gap(tmp_p
     assert windows[-1].num_requests == pytest.approx(1800)
     assert windows[-1].concurrency_mean == pytest.approx(2 * windows[0].concurrency_mean)
     assert windows[-1].concurrency_peak > windows[-1].concurrency_mean
+
+
+def test_the_peak_of_a_past_window_is_the_highest_of_its_gamma_numbers() -> None:
+    """Against the mean maximum of 40 drawn gamma numbers of mean 9 and variance 2.5^2 x 9, within 10 %."""
+    draw = random.Random(1)
+    shape, scale = 9 / 6.25, 6.25
+    drawn = fmean(max(draw.gammavariate(shape, scale) for _ in range(40)) for _ in range(2000))
+    assert highest(9.0, 2.5, 40) == pytest.approx(drawn, rel=0.1)
+    assert highest(9.0, 1.0, 40) < 0.7 * drawn
+    assert highest(0.01, 2.5, 2) >= 0.01

@@ -168,7 +168,8 @@ def share_out(
     there: dict[str, list[str]] = {}
     for node in nodes:
         for replica in node.replicas:
-            there.setdefault(replica.model_key, []).append(replica.replica_id)
+            if replica.counts:
+                there.setdefault(replica.model_key, []).append(replica.replica_id)
     for ids in there.values():
         ids.sort(reverse=True)  # taken from the end
     scores: dict[str, float] = {}

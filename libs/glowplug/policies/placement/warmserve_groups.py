@@ -15,6 +15,7 @@ class Prewarmed:
     gpu_ids: tuple[str, ...]
     score: float = 0.0
     is_ready: bool = True
+    counts: bool = True  # for a wish; False: it lies where no start can use it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ class PrewarmView:
     reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in its ledger
     dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, coming ones too
     draining: frozenset[str] = frozenset()  # instances that finish what they have
+    finishing: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> their rows
     num_active: Mapping[str, int] = field(default_factory=dict)  # model_key -> instances that serve or will (K)
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window now open
     load_s: Mapping[str, float] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """WarmServe's prewarming: replicas for the load that is forecast, placed where they cost the others least.
 
 Paper: WarmServe section 5.2, Eq. 5-8 (`warmserve_scores`) and Algorithm 1 (`warmserve_evict_aware`), over GPUs that are
-idle or universal and, ahead of time, over those whose instances drain (section 4.1). Departures: see those two files; a
-plan makes at most `max_steps` replicas, the next one goes on; replicas of models that changed are dropped.
+idle or universal and, ahead of time, over those whose instances drain (section 4.1, `warmserve_ahead`). Departures: see
+those files (`usable_first=False` leaves the last one's away); a plan makes at most `max_steps` replicas, the next one
+goes on; replicas of models that changed are dropped.
 
 `literal` follows the published code where it differs from the text (errata E4, E5): bursts weigh by L_P / L_A, and the
 order is by score alone. `unplaced` is the ablation without evict-aware placement (section 7.5): the first group with
@@ -24,6 +25,7 @@ from glowplug.policies.placement.warmserve_evict_aware import plan as place_repl
 from glowplug.policies.placement.warmserve_groups import PrewarmNode
 from glowplug.policies.placement.warmserve_view import prewarm_nodes
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
+from glowplug.policies.prewarming.warmserve_ahead import after, draining_gpus, usable
 from glowplug.policies.prewarming.warmserve_scores import PrewarmDemand, ReplicaWish, ScoreParams, replicas
 
 
@@ -32,6 +34,7 @@ class WarmserveParams:
     scores: ScoreParams = field(default_factory=ScoreParams)
     placement: EvictAwareParams = field(default_factory=lambda: EvictAwareParams(max_steps=16))
     proactive: bool = True
+    usable_first: bool = True  # what a start can use now, then what it can use after a drain
     evict_aware: bool = True
 
 
@@ -46,12 +49,29 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
         if (m := view.models.get(key)) is not None
     }
     scores, still_open = share_out(wishes, nodes)
-    if params.evict_aware:
-        steps = place_replicas(wishes, shapes, nodes, params.placement)
-    else:
-        steps = _first_fit(still_open, shapes, nodes, params.placement.max_steps)
+    steps: list[PrewarmStep] = []
+    if params.proactive and params.usable_first and (closed := draining_gpus(view.nodes, view.draining)):
+        now = usable(_nodes(view, stale, replace(params, proactive=False)), closed)
+        at_once, still_open = share_out(wishes, now)
+        scores |= at_once
+        steps = _place(wishes, still_open, shapes, now, params)
+        nodes = after(nodes, steps, shapes, view.finishing)
+    _, rest = share_out(wishes, nodes)
+    steps += _place(wishes, rest, shapes, nodes, params)
     inputs = {"wishes": len(wishes), "open": len(still_open)}
     return PrewarmPlan(steps=tuple(steps), drops=stale, scores=scores, inputs=inputs)
+
+
+def _place(
+    wishes: Sequence[ReplicaWish],
+    still_open: Sequence[ReplicaWish],
+    shapes: Mapping[str, ReplicaShape],
+    nodes: Sequence[PrewarmNode],
+    params: WarmserveParams,
+) -> list[PrewarmStep]:
+    if params.evict_aware:
+        return place_replicas(wishes, shapes, nodes, params.placement)
+    return _first_fit(still_open, shapes, nodes, params.placement.max_steps)
 
 
 def _demand(key: str, view: PrewarmView) -> PrewarmDemand:

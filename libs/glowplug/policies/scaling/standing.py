@@ -111,11 +111,13 @@ def settle(
     keep_alive_s: float | None = None,
     group_size: int = 1,
     inputs: Figures | None = None,
+    take_back: bool = True,
 ) -> ScaleDecision:
     """A decision for `target` instances within the model's bounds.
 
     A spare instance goes only if `may_go` says so, and the last one only once idle for `keep_alive_s` (None: the
-    model's own); what is above the ceiling or suspended goes at once.
+    model's own); what is above the ceiling or suspended goes at once. With `take_back` an instance that drains comes
+    back before another one starts.
     """
     model = st.model
     if model.suspended:
@@ -124,7 +126,7 @@ def settle(
     figures = _figures(st) | dict(inputs or {})
     if wanted >= st.num_running:
         back, room, worth = [], wanted - st.num_running, worths(st.draining)
-        for instance in st.draining:
+        for instance in st.draining if take_back else ():
             if room > 0:
                 back.append(instance.instance_id)
                 room -= worth[instance.instance_id]

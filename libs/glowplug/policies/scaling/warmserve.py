@@ -11,6 +11,8 @@ An instance is protected for its first 5 s; the least loaded goes first.
 Departures:
 - A request that finds no slot starts an instance at once, unless one is coming (the paper's router does so, section 6):
   averaged over 5 s a burst would otherwise wait for the mean to rise.
+- An instance that drains is taken back when the load returns. The paper's "no longer receive additional requests"
+  (section 4.1) and go: `take_back=False`, which `one_way` is.
 - The last instance goes when the model's own keep-alive says so; the paper's rule has L = 0 end it. `keep_alive_s: 0`
   in the model is the paper's.
 - While one instance is that young none goes: a busy old one is not stopped for a new one that is protected.
@@ -36,6 +38,7 @@ class WarmserveParams:
     every_s: float = 0.5
     protect_s: float = 5.0  # a new instance is not stopped before
     start_when_full: bool = True  # the router's own rule; False leaves it to the average alone
+    take_back: bool = True  # from a drain; False: what drains goes, as in the paper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +66,16 @@ def scale(
         state.reason,
         may_go=lambda _: not is_growing(st, params),
         inputs={"load_average": round(average, 3)},
+        take_back=params.take_back,
     )
     return decision, state
+
+
+def one_way(
+    snapshot: FleetSnapshot, model: Model, state: WarmserveState | None = None
+) -> tuple[ScaleDecision, WarmserveState]:
+    """The same, and what drains is never taken back (section 4.1, to the letter)."""
+    return scale(snapshot, model, state, WarmserveParams(take_back=False))
 
 
 def watch(

@@ -86,3 +86,29 @@ def test_keep_last_makes_nothing_and_values_what_was_used_last():
     view = seen([a_node()], [a_model("a"), a_model("b")], {}, dormant={"node-1": rows}, last_used_at={"b": 99.0})
     plan = keep_last(view)
     assert plan.steps == () and plan.scores["r-b"] > plan.scores["r-a"]
+
+
+def test_a_copy_under_a_drain_does_not_stand_for_one_that_a_start_can_use():
+    """A GPU that drains takes what finds no place on an idle one; an idle one is not left empty for it."""
+    rows = [an_instance("r-0", "a", InstanceState.PREWARMED, gpu_id="node-1/1", replica=True)]
+    grants = {1: [("i-drain", 100), ("r-0", 100)]}
+    node = a_node(gpus_mib=(300, 300), grants=grants, abilities=CAN)
+    view = seen(
+        [node],
+        [a_model("a", mib=100)],
+        {"a": forecast(4.0, 4.0)},
+        draining=frozenset({"i-drain"}),
+        dormant={"node-1": rows},
+    )
+    assert [s.gpu_ids for s in warmserve.plan(view).steps] == [("node-1/0",)]
+    literally = warmserve.WarmserveParams(usable_first=False)
+    assert warmserve.plan(view, literally).steps == (), "Algorithm 1 counts a replica wherever it lies"
+
+
+def test_what_drains_stays_as_a_copy_of_its_model_and_gets_no_second():
+    node = a_node(gpus_mib=(300,), grants={0: [("i-drain", 150)]}, abilities=CAN)
+    row = an_instance("i-drain", "a", InstanceState.DRAINING, gpu_id="node-1/0")
+    models = [a_model("a", mib=100), a_model("b", mib=100)]
+    forecasts = {"a": forecast(4.0, 4.0), "b": forecast(4.0, 4.0)}
+    drains = {"draining": frozenset({"i-drain"}), "finishing": {"node-1": [row]}}
+    assert [s.model_key for s in warmserve.plan(seen([node], models, forecasts, **drains)).steps] == ["b"]

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glowplug.domain.instance import InstanceState
 from glowplug.policies.scaling.average import Level
-from glowplug.policies.scaling.warmserve import WarmserveParams, scale
+from glowplug.policies.scaling.warmserve import WarmserveParams, one_way, scale
 from tests.unit.policies.scaling.rig import Asked, load, ready, starting
 
 
@@ -93,3 +94,13 @@ def test_a_level_is_its_mean_weighted_by_time(steps):
     total = sum(v * max(0.0, end - max(at, begin)) for (at, v), end in zip(history, ends, strict=True))
     assert level.mean(now_s, 5.0) == pytest.approx(total / (now_s - begin), abs=50 * 0.25 / 5.0)
     assert len(level.marks) <= 5.0 / 0.25 + 3
+
+
+def test_what_drains_comes_back_first_or_to_the_letter_never():
+    """Section 4.1: instances in their grace period "no longer receive additional requests"."""
+    fleet = ready(1) + ready(1, first=2, state=InstanceState.DRAINING)
+    full = load(waiting=3, i1=8)
+    assert Asked(scale)(100.0, full, fleet).resume == ("i-2",)
+    decision = Asked(one_way)(100.0, full, fleet)
+    assert decision.resume == ()
+    assert decision.num_wanted == 2, "so another one starts"
