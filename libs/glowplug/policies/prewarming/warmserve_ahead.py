@@ -10,7 +10,7 @@ seconds that a drain takes:
   and the proactively loaded models"), so it counts as a replica of its model, and no second copy goes there.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
 from glowplug.domain.hardware import Node
@@ -25,7 +25,7 @@ def draining_gpus(nodes: Sequence[Node], draining: Collection[str]) -> frozenset
     return frozenset(g.gpu_id for n in nodes for g in n.gpus if any(grant.holder in draining for grant in g.grants))
 
 
-def usable(nodes: Sequence[PrewarmNode], gpu_ids: Collection[str]) -> list[PrewarmNode]:
+def usable(nodes: Sequence[PrewarmNode], gpu_ids: Set[str]) -> list[PrewarmNode]:
     """The nodes as a start sees them: replicas on those GPUs count for no wish."""
     return [
         replace(n, replicas=tuple(replace(r, counts=not gpu_ids & set(r.gpu_ids)) for r in n.replicas)) for n in nodes
