@@ -212,6 +212,11 @@ def _table(runs: Runs, workload: str) -> str:
     return "\n".join(lines)
 
 
+SCENARIOS = tuple(
+    f"scenarios/{name}.yaml" for name in ("warmserve", "hydraserve", "preserve", "swapserve", "mixed_fleet")
+)
+SETTINGS = tuple(f"bench/papers/{name}.py" for name in ("u_union", "w_warm", "h_pipeline", "p_preserve"))
+
 EXPERIMENT = Experiment(
     id="U",
     title="The union against each paper alone and every baseline",
@@ -230,6 +235,6 @@ EXPERIMENT = Experiment(
     cases=cases,
     run=run,
     judge=judge,
-    reads=(*SIMULATOR, "scenarios/mixed_fleet.yaml", "scenarios/swapserve.yaml", "bench/papers/u_union.py"),
+    reads=(*SIMULATOR, *SCENARIOS, *SETTINGS),
     max_seeds=10,
 )
