@@ -296,6 +296,8 @@ class AutoscalerController:
         if num <= 0 or now_s < self._failures.get(model.key, (0, 0.0))[1]:
             return []
         cause = self._waiting.get(model.key)
+        if cause and load.num_waiting and now_s - cause.data.waiting_since < self._params.gather_s:
+            return []
         policy = operator.POLICY if decision.reason == self._asked.get(model.key) else self._policy
         effects: list[Effect] = []
         while num > 0:

@@ -16,6 +16,7 @@ class AutoscalerParams:
     consolidate: bool = True  # pipelines become single instances (HydraServe section 6); False leaves them as they are
     stop_becomes: str = "stopped"  # what an instance becomes that the policy drains: stopped | prewarmed | swapped_out
     rest_s: float = 5.0  # a model without instances or load is looked at again after this, or when it is spoken of
+    gather_s: float = 0.0  # a queue is so old before it starts anything: a burst is seen whole (HydraServe's window)
     lead_s: float = 0.0  # a policy sees the forecast of the window that holds the time so far ahead
 
 

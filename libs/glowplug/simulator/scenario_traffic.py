@@ -29,6 +29,7 @@ from glowplug.simulator.scenario_tree import data_folder
 from glowplug.simulator.scenario_words import LengthWords, WorkloadWords
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.formats import Reading, counts, read
+from glowplug.simulator.workload.generator import dealt_functions
 from glowplug.simulator.workload.length_errors import with_errors
 from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares
 
@@ -112,6 +113,8 @@ class Traffic:
                 return client_weights(path, len(self.keys))
             self.notes.append(f"no {SERVEGEN} in {data_folder()}: models are shared by a power law with alpha 1.6")
             return power_law_shares(len(self.keys), 1.6)
+        if self.words.shares == "functions":
+            return dealt_functions(len(self.keys))
         return power_law_shares(len(self.keys), self.words.alpha)
 
     def _generated(self) -> Generated:
@@ -179,7 +182,7 @@ class Traffic:
     def _one_renewal(self, key: str, rate: float, cv: float, chance: Random) -> Iterator[Arrival]:
         """One model's stream, as if it had gone on for long: the first gap is cut at a random place."""
         lengths = self._lengths[key]
-        early_s = min(self.seconds, 20 / rate) * chance.random() if rate > 0 else 0.0
+        early_s = 20 / rate * (1 + chance.random()) if rate > 0 else 0.0
         for at_s in gamma_times(rate, cv, self.seconds + early_s, chance) if rate > 0 else ():
             if at_s >= early_s:
                 yield Arrival(at_s - early_s, key, *lengths.draw(chance))

@@ -40,7 +40,8 @@ class WorkloadWords(Words):
     source: str = "gamma"
     rps: float = Field(0.0, ge=0, le=1e6)  # mean of all models together; 0 keeps a trace's own rate
     alpha: float = Field(0.0, ge=0)  # power law over models, the first is the most popular; 0 shares evenly
-    shares: Literal["power_law", "servegen"] = "power_law"  # servegen: rates of its clients, round robin onto models
+    shares: Literal["power_law", "servegen", "functions"] = "power_law"
+    # servegen: rates of its clients, functions: popularity as published of Azure's; both dealt round robin onto models
     cv: float = Field(0.0, ge=0)  # of the gaps between arrivals; 0 keeps the trace's (Poisson for "gamma")
     cv_of: Literal["model", "fleet"] = "model"  # whose arrivals have that CV
     keep: float = Field(1.0, gt=0, le=1)  # share of the requests (thinning)

@@ -6,6 +6,7 @@ import pytest
 
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.autoscaler_words import AutoscalerParams
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
 from glowplug.domain.errors import Conflict, ModelNotFound
 from glowplug.domain.instance import InstanceState
@@ -48,6 +49,15 @@ def test_a_thousand_waiters_ask_for_one_instance():
     assert command.wanted_at == 1.0
     (record,) = [e.decision for e in effects if isinstance(e, Record)]
     assert record.request_id == "r-1" and record.inputs["waiting"] == 1
+
+
+def test_a_queue_that_is_gathered_first_starts_nothing_until_it_is_so_old():
+    controller = AutoscalerController(scale, "reactive", 7, AutoscalerParams(gather_s=1.0))
+    controller.handle(operator.Deploy(model=a_model()), 0.0)
+    assert not published(controller.handle(waiting(1, since=1.0), 1.0), PlaceInstance)
+    assert not published(controller.handle(Tick(), 1.5), PlaceInstance)
+    (command,) = published(controller.handle(Tick(), 2.0), PlaceInstance)
+    assert command.wanted_at == 1.0
 
 
 def decisions(effects):

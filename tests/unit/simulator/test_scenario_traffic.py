@@ -152,3 +152,17 @@ def test_the_peak_of_a_past_window_is_the_highest_of_its_gamma_numbers() -> None
     assert highest(9.0, 2.5, 40) == pytest.approx(drawn, rel=0.1)
     assert highest(9.0, 1.0, 40) < 0.7 * drawn
     assert highest(0.01, 2.5, 2) >= 0.01
+
+
+def test_models_rarer_than_the_run_is_long_still_come_at_their_rate(tmp_path: Path) -> None:
+    """A bursty stream is looked at in the middle, not from the burst it would begin with."""
+    counts = [len(list(scenario(tmp_path, 900, 200, **workload(rps=1, cv=8)).arrivals(seed))) for seed in range(8)]
+    assert fmean(counts) == pytest.approx(900, rel=0.25)
+
+
+def test_functions_dealt_onto_models_leave_none_without_and_one_with_most(tmp_path: Path) -> None:
+    """HydraServe section 8.3: a model takes every n-th function, so the rarest is less rare than a function."""
+    arrivals = list(scenario(tmp_path, 4000, 20, **workload(rps=10, shares="functions")).arrivals(7))
+    counts = Counter(arrival.model for arrival in arrivals)
+    assert len(counts) == 20
+    assert max(counts.values()) > 3 * len(arrivals) / 20

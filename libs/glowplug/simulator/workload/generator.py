@@ -200,6 +200,29 @@ def _windows(tenant: Tenant, when: When, chance: Random) -> Iterator[Span]:
         from_s += WINDOW_S
 
 
+def _popularity(num_functions: int, drop_above: float = 1.0) -> list[float]:
+    """Invocations of each function in proportion, the most popular first."""
+    sigma = math.log(60) / (_NORMAL.inv_cdf(0.81) - _NORMAL.inv_cdf(0.45))
+    upto = [drop_above * (1 - (rank + 0.5) / num_functions) for rank in range(num_functions)]
+    return [math.exp(sigma * _NORMAL.inv_cdf(share)) for share in upto]
+
+
+def dealt_functions(num_models: int, num_functions: int = 46_413) -> list[float]:
+    """Shares of models onto which functions were dealt round robin; they sum to 1. The order of the functions has
+    nothing to do with their popularity, and is always the same.
+
+    HydraServe section 8.3 maps the functions of Azure's 2019 trace (Shahrad et al., ATC 2020; 46,413 a day) to models
+    so. See `functions` for how popular each is. Raises ValueError for no model or fewer functions than models.
+    """
+    if not 1 <= num_models <= num_functions:
+        raise ValueError(f"{num_functions} functions for {num_models} models")
+    weights = _popularity(num_functions)
+    Random(num_functions).shuffle(weights)
+    dealt = [math.fsum(weights[first::num_models]) for first in range(num_models)]
+    total = math.fsum(dealt)
+    return [weight / total for weight in dealt]
+
+
 def functions(
     seed: int,
     num_functions: int,
@@ -223,9 +246,7 @@ def functions(
     if names and len(names) < num_functions:
         raise ValueError(f"names: {len(names)} names for {num_functions} functions")
     when = When(seconds=seconds)
-    sigma = math.log(60) / (_NORMAL.inv_cdf(0.81) - _NORMAL.inv_cdf(0.45))
-    upto = [drop_above * (1 - (rank + 0.5) / num_functions) for rank in range(num_functions)]
-    weights = [math.exp(sigma * _NORMAL.inv_cdf(share)) for share in upto]
+    weights = _popularity(num_functions, drop_above)
     scale = rps / math.fsum(weights)
     tokens = draw or lengths(fitted.CONVERSATION)
     digits = len(str(num_functions - 1))
