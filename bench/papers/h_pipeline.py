@@ -352,8 +352,8 @@ H2 = Experiment(
     band="1.3x to 1.9x",
     setup=prose(
         f"""HydraServe section 8.3, testbed (ii), 24 GPUs and 384 models, a quarter of an hour. {STAGES} 46,413
-        functions as popular as published of Azure's 2019 trace (which the paper cites), dealt round robin onto the models;
-        Gamma arrivals of each model at its long-run rate. HydraServe takes a first prefill for 1 s, warm-up
+        functions as popular as published of Azure's 2019 trace (which the paper cites), dealt round robin onto the
+        models; Gamma arrivals of each model at its long-run rate. HydraServe takes a first prefill for 1 s, warm-up
         with it. Lengths of ShareGPT's quantiles (chat), of
         HumanEval (code) and of arXiv summaries cut to 4096 tokens. ServerlessLLM caches in all host memory, the
         others have 120 GB a server for weights on their way to four GPUs, and what stays there is a cache too."""

@@ -55,8 +55,8 @@ def test_a_queue_that_is_gathered_first_starts_nothing_until_it_is_so_old():
     controller = AutoscalerController(scale, "reactive", 7, AutoscalerParams(gather_s=1.0))
     controller.handle(operator.Deploy(model=a_model()), 0.0)
     assert not published(controller.handle(waiting(1, since=1.0), 1.0), PlaceInstance)
-    assert not published(controller.handle(Tick(), 1.5), PlaceInstance)
-    (command,) = published(controller.handle(Tick(), 2.0), PlaceInstance)
+    assert not published(controller.handle(waiting(2), 1.5), PlaceInstance)
+    (command,) = published(controller.handle(waiting(9), 2.0), PlaceInstance)
     assert command.wanted_at == 1.0
 
 
