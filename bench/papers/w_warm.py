@@ -229,11 +229,11 @@ def judge_windows(runs: Runs) -> Verdict:
 
 
 WIDE = """
-    The window hardly matters here: hits {hits}; P99 {p99s}. Requests under 100 ms are those of 7B and 13B that find
-    a running instance at once (70B's prefill alone takes 100 ms). A start delays few of them, whether it hits or
-    misses, so this share cannot halve through prewarming. What a window changes is the forecast peak, and a day of the trace changes slowly over an hour while
-    the renewal arrivals laid over it burst within seconds; the paper's drop at 3 and 40 minutes needs arrivals whose
-    level moves within minutes.
+    The window hardly matters here: hits {hits}; P99 {p99s}. Requests under 100 ms are those of 7B and 13B that find a
+    running instance at once (70B's prefill alone takes 100 ms). A start delays few of them, whether it hits or misses,
+    so this share cannot halve through prewarming. What a window changes is the forecast peak, and a day of the trace
+    changes slowly over an hour while the renewal arrivals laid over it burst within seconds; the paper's drop at 3 and
+    40 minutes needs arrivals whose level moves within minutes.
 """
 SETUP = prose(
     """WarmServe section 7: two servers of eight 80 GB GPUs, 7B twice, 13B on two GPUs and 70B on four, weights in
