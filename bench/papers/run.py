@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bench.papers import cache
 from bench.papers.catalogue import EXPERIMENTS, by_id
 from bench.papers.experiment import Experiment, Outcome, Runs, Verdict
-from bench.papers.table import show, write
+from bench.papers.table import Row, show, write
 
 QUICK_SEEDS = 1
 
@@ -89,6 +89,14 @@ def judged(experiment: Experiment, num_seeds: int, quick: bool, *, stale: bool) 
     return (runs, experiment.judge(runs)) if runs.seeds else None
 
 
+def older(rows: Sequence[Row], num_seeds: int) -> Iterator[str]:
+    """Ids of the rows that stand, wholly or in part, on outcomes of an earlier version of the code."""
+    for experiment, shown in rows:
+        fresh = judged(experiment, num_seeds, False, stale=False) if shown else None
+        if shown and (fresh is None or len(fresh[0].seeds) < len(shown[0].seeds)):
+            yield experiment.id
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.papers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="comma-separated rows, such as W1,M2")
@@ -112,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for job, problem in failed.items():
         print(f"FAILED {job.experiment_id} {job.case}, seed {job.seed}: {problem}", file=sys.stderr)
     if not options.quick:
-        for path in write(rows):
+        for path in write(rows, tuple(older(rows, options.seeds))):
             print(f"wrote {path.relative_to(cache.ROOT)}")
     return 1 if failed else 0
 

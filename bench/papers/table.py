@@ -64,10 +64,17 @@ def _picture(experiment: Experiment, name: str) -> str:
     return f"{experiment.id.lower()}-{name.replace(' ', '-')}.svg"
 
 
-def write(rows: Sequence[Row]) -> list[Path]:
-    """Write the page and its pictures, and remove pictures no row has any more. Returns what was written."""
+OLDER = """
+Kept from a version of the code before this one, and not computed again for it: {rows}.
+"""
+
+
+def write(rows: Sequence[Row], older: Sequence[str] = ()) -> list[Path]:
+    """Write the page and its pictures, and remove pictures no row has any more. `older` names the rows whose outcomes
+    are not all of this code. Returns what was written."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    lines = [HEAD.format(num=sum(len(e.id) == 2 and e.id != "P0" for e, _ in rows)), show(rows), ""]
+    head = HEAD.format(num=sum(len(e.id) == 2 and e.id != "P0" for e, _ in rows))
+    lines = [head, *([OLDER.lstrip().format(rows=", ".join(older))] if older else []), show(rows), ""]
     pictures: dict[str, str] = {}
     for experiment, result in rows:
         if result is not None:

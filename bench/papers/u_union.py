@@ -177,6 +177,12 @@ def judge(runs: Runs) -> Verdict:
         },
     )
     deviation = "" if not short else prose("Where the union is not the best: {short}.", short="; ".join(short))
+    if len(runs.seeds) < 3:
+        draw = prose(
+            """So few seeds decide little where P99 waits for GPUs: on WarmServe's workload HydraServe's scaling alone
+            has shown 0.24 s with one draw of the arrivals and 19 s with another."""
+        )
+        deviation = f"{deviation} {draw}".strip()
     return Verdict(
         ours=", ".join(told),
         passed=all(wins) and not short,
