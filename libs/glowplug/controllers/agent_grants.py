@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import Instance, Worker
 from glowplug.domain.model import Model
+from glowplug.policies.placement.shape import bytes_per_gpu, weights_per_gpu
 
 Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
 
@@ -17,16 +18,11 @@ def own_workers(instance: Instance) -> tuple[Worker, ...]:
     return instance.workers
 
 
-def weights_per_gpu(instance: Instance, model: Model) -> int:
-    """Bytes of weights on each of its GPUs: its stage's part, spread evenly."""
-    return -(-model.weights_bytes // (model.num_gpus * instance.num_stages))
-
-
 def shares_of(instance: Instance, model: Model, node_id: str) -> dict[str, dict[GrantOwner, int]]:
     """What it is to hold of that node's GPUs. Workers that name no bytes take an even part of the model's memory; a
     replica holds weights alone, as prewarmed."""
     shares: dict[str, dict[GrantOwner, int]] = {}
-    weights = weights_per_gpu(instance, model)
+    weights = weights_per_gpu(model, instance.num_stages)
     for worker in own_workers(instance):
         if worker.node_id != node_id:
             continue
@@ -34,7 +30,7 @@ def shares_of(instance: Instance, model: Model, node_id: str) -> dict[str, dict[
         if instance.replica:
             of_gpu[GrantOwner.PREWARM] = of_gpu.get(GrantOwner.PREWARM, 0) + (worker.num_bytes or weights)
         else:
-            num_bytes = worker.num_bytes or -(-model.memory_bytes // (model.num_gpus * instance.num_stages))
+            num_bytes = worker.num_bytes or bytes_per_gpu(model, instance.num_stages)
             part = min(weights, num_bytes)
             of_gpu[GrantOwner.WEIGHTS] = of_gpu.get(GrantOwner.WEIGHTS, 0) + part
             of_gpu[GrantOwner.KV] = of_gpu.get(GrantOwner.KV, 0) + num_bytes - part

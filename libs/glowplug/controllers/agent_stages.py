@@ -13,6 +13,7 @@ from glowplug.controllers.agent_turn import Turn
 from glowplug.controllers.agent_words import ConsolidateEngine, EngineConsolidated, EngineReady, Holding, ServeStages
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import Instance, InstanceState, PhaseName
+from glowplug.policies.placement.shape import bytes_per_gpu
 
 
 class Stages:
@@ -91,7 +92,6 @@ def _is_first(holding: Holding) -> bool:
 
 def _whole(holding: Holding) -> Instance:
     """The instance as it is once it is consolidated, with room for all of the model."""
-    model = holding.model
-    num_bytes = -(-model.memory_bytes // model.num_gpus)
+    num_bytes = bytes_per_gpu(holding.model)
     workers = tuple(replace(w, num_bytes=max(w.num_bytes, num_bytes)) for w in own_workers(holding.instance))
     return replace(holding.instance, workers=workers, num_stages=1, part_of="")

@@ -47,11 +47,6 @@ class LaunchRequest:
     host: str = "127.0.0.1"  # address the engine listens on
     port: int = 0  # 0: the kernel chooses, and the engine tells
 
-    @property
-    def served_names(self) -> tuple[str, ...]:
-        """Every name that a request may carry in `model`."""
-        return self.model.names
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHandle:

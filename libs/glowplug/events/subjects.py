@@ -15,7 +15,6 @@ ROOT = "glowplug.v1"
 FACTS_STREAM, COMMANDS_STREAM = "GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS"
 FACTS, TELEMETRY, COMMANDS_ALL = f"{ROOT}.evt.>", f"{ROOT}.tel.>", f"{ROOT}.cmd.>"
 _NONE = "_"
-_NOT_TOKEN = str.maketrans(dict.fromkeys(".*> \t\r\n/", "-"))
 
 
 def _token(text: str) -> str:

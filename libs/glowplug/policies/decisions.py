@@ -77,13 +77,3 @@ class EvictDecision:
     freed_bytes: int = 0
     reason: str = ""
     rivals: tuple[Rival, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastDecision:
-    """Expected concurrency of one model over the coming window."""
-
-    model_key: str
-    concurrency_mean: float
-    concurrency_peak: float
-    reason: str = ""

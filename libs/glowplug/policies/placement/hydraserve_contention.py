@@ -31,10 +31,6 @@ class LinkLedger:
     since_s: float = 0.0
     fetches: tuple[Fetch, ...] = ()
 
-    @property
-    def num_fetches(self) -> int:
-        return len(self.fetches)
-
     def share(self) -> float:
         """Bytes a second that one more fetch would get (erratum E16)."""
         return self.bytes_per_s / (len(self.fetches) + 1)

@@ -6,14 +6,14 @@ from glowplug.domain.hardware import Gpu
 from glowplug.domain.model import Model
 
 
-def bytes_per_gpu(model: Model) -> int:
-    """Bytes of weights and KV cache on each of the model's `num_gpus` GPUs."""
-    return -(-model.memory_bytes // model.num_gpus)
+def bytes_per_gpu(model: Model, num_stages: int = 1) -> int:
+    """Bytes of weights and KV cache on each of the model's `num_gpus` GPUs, of a stage's even part of it."""
+    return -(-model.memory_bytes // (model.num_gpus * num_stages))
 
 
-def weights_per_gpu(model: Model) -> int:
+def weights_per_gpu(model: Model, num_stages: int = 1) -> int:
     """Bytes of weights alone, which is what a replica holds."""
-    return -(-model.weights_bytes // model.num_gpus)
+    return -(-model.weights_bytes // (model.num_gpus * num_stages))
 
 
 def room_of(gpu: Gpu, reserved: Mapping[str, int]) -> int:
