@@ -37,6 +37,7 @@ from glowplug.events.facts import (
     WeightsFetched,
     WeightsFetchFailed,
 )
+from glowplug.policies.placement.port import wants_seconds
 
 __all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
 
@@ -58,6 +59,7 @@ class PlacerController:
     ) -> None:
         self.policies, self._params, self._fence = policies, params, Fence()
         self.fleet = Fleet(policies, epoch, params)
+        self.reads_ends = wants_seconds(place)  # whether it learns from how requests end
         self._placing, self._stages = Placing(self.fleet, place, evict), Stages(self.fleet)
         self._prewarming = Prewarming(self.fleet, prewarm)
         self._drains = Drains(params.repeat_s)
@@ -111,7 +113,7 @@ class PlacerController:
             fleet.loads.apply(data, now_s)
         elif isinstance(data, RequestFinished):
             served_by = fleet.instances.by_id.get(data.instance_id)
-            if served_by is not None and served_by.is_whole:
+            if self.reads_ends and served_by is not None and served_by.is_whole:
                 fleet.network.served(data)
         elif isinstance(data, ForecastMade):
             self._prewarming.forecast(data)

@@ -20,7 +20,6 @@ from glowplug.events.facts import RequestFinished
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, begin, finish
 
-REQUESTS_TEACH = frozenset({"hydraserve", "union"})  # placements that ask what warm requests take
 WEIGHT_OF_NEWEST = 0.3
 WEIGHT_OF_REQUEST = 0.05
 WEIGHT_OF_SLOWER = 0.01

@@ -43,7 +43,8 @@ class Look:
             min_residency_s=params.min_residency_s,
             fair_turn_s=params.fair_turn_s,
         )
-        self.no_room: dict[Any, PlaceDecision] = {}
+        self.no_room: dict[Any, PlaceDecision] = {}  # of those alike in size
+        self.too_late: dict[Any, tuple[float, PlaceDecision]] = {}  # ... in time too -> seconds waited by who was told
         self.no_victims: set[Any] = set()
         self.models_with_copies = {row.model_key for rows in fleet.books.dormant.values() for row in rows}
 
@@ -145,15 +146,14 @@ class Placing:
         books, now_s = self.fleet.books, look.now_s
         if placement.tried_version == books.version and now_s - placement.tried_at < self.fleet.params.retry_s:
             return placement.answer
-        key = self._likeness(placement, look)
-        decision = look.no_room.get(key) if not placement.stages else None
+        decision = self._told_alike(placement, look) if not placement.stages else None
         if decision is None:
             claims = books.set_aside(placement.instance_id) if placement.stages else {}
             decision = self._ask(placement, look)
             if claims:
                 books.put_back(placement.instance_id, claims)
         if not decision.stages:
-            look.no_room[key] = decision
+            self._tell_alike(placement, look, decision)
             placement.tried_version, placement.tried_at, placement.answer = books.version, now_s, decision
         return decision
 
@@ -174,14 +174,33 @@ class Placing:
             return decision  # it wakes where it sleeps, once there is room
         return with_drops(request, asked_of) or decision
 
-    def _likeness(self, placement: Placement, look: Look) -> Any:
-        """What is alike of two placements that one answer of "no room" will do for."""
-        command, model = placement.command, placement.command.model
-        waited_s = look.now_s - command.wanted_at
-        lateness = int(min(waited_s, model.slo.ttft_s)) if model.slo.ttft_s else 0
+    def _told_alike(self, placement: Placement, look: Look) -> PlaceDecision | None:
+        """A "no room" of this pass that does for it: of one of its size where bytes were lacking; where time was, of
+        one whose objectives and measured seconds are its own and that had waited no longer."""
+        told = look.no_room.get(self._size(placement, look))
+        if told is None and look.too_late:
+            waited_s, late = look.too_late.get(self._size_and_time(placement, look), (0.0, None))
+            told = late if look.now_s - placement.command.wanted_at >= waited_s else None
+        return told
+
+    def _tell_alike(self, placement: Placement, look: Look, decision: PlaceDecision) -> None:
+        if decision.is_late:
+            waited_s = look.now_s - placement.command.wanted_at
+            look.too_late[self._size_and_time(placement, look)] = (waited_s, decision)
+        else:
+            look.no_room[self._size(placement, look)] = decision
+
+    def _size(self, placement: Placement, look: Look) -> tuple[Any, ...]:
+        """What is alike of two placements neither of which has the bytes."""
+        model = placement.command.model
         whose = model.key if model.key in look.models_with_copies else ""
-        size = (model.weights_bytes, model.kv_bytes, model.num_gpus, model.engine)
-        return (size, model.slo, lateness, command.num_required, whose, placement.silent)
+        return (model.weights_bytes, model.kv_bytes, model.num_gpus, model.engine, whose, placement.silent)
+
+    def _size_and_time(self, placement: Placement, look: Look) -> tuple[Any, ...]:
+        """... and neither of which would be in time: what HydraServe's layout is made from (its section 4.1)."""
+        command, model = placement.command, placement.command.model
+        seconds = look.view.seconds.get(model.key)
+        return (self._size(placement, look), model.slo, command.num_required, seconds)
 
     def _sleeps_at(self, placement: Placement) -> frozenset[str]:
         """GPUs where an engine of its model sleeps: waking it there beats a start anywhere (SwapServeLLM section 4)."""

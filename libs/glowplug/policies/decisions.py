@@ -55,6 +55,7 @@ class PlaceDecision:
     reason: str = ""
     rivals: tuple[Rival, ...] = ()
     whole_gpus: bool = False  # who makes room for it makes GPUs that serve nobody
+    is_late: bool = False  # its bytes would fit, but not in time: other seconds or objectives may be told otherwise
 
     @property
     def node_id(self) -> str:

@@ -14,7 +14,6 @@ from glowplug.controllers.autoscaler import AutoscalerController
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
 from glowplug.controllers.load_reports import ONLY_CHANGES
 from glowplug.controllers.placer import PlacerController
-from glowplug.controllers.placer_network import REQUESTS_TEACH
 from glowplug.controllers.predictor import PredictorController
 from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
 from glowplug.controllers.router import RouterController
@@ -70,7 +69,7 @@ class Fleet:
             "placer": self.placer,
             "predictor": self.predictor,
         }
-        ends = {"predictor": policies.prediction != "none", "placer": policies.placement in REQUESTS_TEACH}
+        ends = {"predictor": policies.prediction != "none", "placer": self.placer.reads_ends}
         self._readers_of = {**_READERS, "request.finished": [name for name, reads in ends.items() if reads]}
         self.reads_ends = any(ends.values())  # whether anybody wants to know how requests end
         self._node_readers: list[str] = []

@@ -11,7 +11,7 @@ a model of several GPUs starts whole, on the node that is ready soonest (the pap
 parallelism for large models, and does not evaluate it).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.hardware import Node
@@ -29,7 +29,7 @@ from glowplug.policies.placement.hydraserve_allocation import (
 )
 from glowplug.policies.placement.hydraserve_contention import LinkLedger
 from glowplug.policies.placement.links import has_weights, link_of, pcie_rate
-from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 from glowplug.policies.placement.shape import bytes_per_gpu, room_of
 
 ENDLESS = float("inf")
@@ -43,6 +43,7 @@ class HydraserveParams:
     stages: StageSeconds = field(default_factory=StageSeconds)  # of models that have not been started yet
 
 
+@reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = HydraserveParams()) -> PlaceDecision:
     """One stage or several, each with the bytes it fetches first. No stages when nothing fits now."""
     return grow(request, view) or lay_out(request, view, params)
@@ -54,9 +55,17 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
         return serverlessllm.place(request, view)
     able = [n for n in view.nodes if not n.draining and request.model.engine in n.engines]
     start = _cold_start(request, view, params)
-    layout = _cached(start, able, request, view, params) or _spread(start, able, request, view, params)
+    layout = _cached(start, able, request, view, params)
+    if layout is not None:
+        return _as_stages(layout, request, view, params)
+    offers = _offers(able, request, view, params)
+    staged = {node.node_id for node in able if node.can(request.model.engine, "stages")}
+    layout = _spread(start, offers, staged, view, params)
     if layout is None:
-        return fit(request.model, view.nodes, view.reserved)
+        told = fit(request.model, view.nodes, view.reserved)
+        if told.stages or not _fits_as_stages(start, offers, staged, params):
+            return told
+        return replace(told, is_late=True, reason=f"{told.reason}, and as stages it would be late")
     return _as_stages(layout, request, view, params)
 
 
@@ -88,18 +97,25 @@ def _cached(
 
 
 def _spread(
-    start: ColdStart, nodes: Sequence[Node], request: PlaceRequest, view: PlacementView, params: HydraserveParams
+    start: ColdStart, offers: Sequence[ServerOffer], staged: Set[str], view: PlacementView, params: HydraserveParams
 ) -> Layout | None:
-    """One worker anywhere where that meets the objectives (the smallest s); else stages, where engines can."""
-    offers = _offers(nodes, request, view, params)
+    """One worker anywhere where that meets the objectives (the smallest s); else stages, on the `staged` nodes."""
     single = allocate(start, offers, view.now_s, replace(params.allocation, max_stages=1))
     if single is not None and single.meets_slo and start.num_required <= 1:
         return single
-    staged = {node.node_id for node in nodes if node.can(request.model.engine, "stages")}
     if len(staged) < 2 or params.allocation.max_stages < 2:
         return single
     pipeline = allocate(start, [o for o in offers if o.node_id in staged], view.now_s, params.allocation)
     return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
+
+
+def _fits_as_stages(
+    start: ColdStart, offers: Iterable[ServerOffer], staged: Set[str], params: HydraserveParams
+) -> bool:
+    """Whether some number of equal stages has the bytes, each on a server of its own, in time or not."""
+    rooms = sorted((max(free for _, free in o.gpus) for o in offers if o.node_id in staged), reverse=True)
+    whole, most = start.weight_bytes + start.kv_bytes, min(params.allocation.max_stages, len(rooms))
+    return any(rooms[num - 1] * num >= whole for num in range(2, most + 1))
 
 
 def _offers(

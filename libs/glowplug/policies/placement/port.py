@@ -3,14 +3,29 @@
 place(request: PlaceRequest, view: PlacementView) -> PlaceDecision
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.hydraserve_contention import LinkLedger
+
+_READS_SECONDS = "reads_seconds"
+_Place = TypeVar("_Place", bound=Callable[..., Any])
+
+
+def reads_seconds(place: _Place) -> _Place:
+    """Marks a policy that looks at its view's `seconds`: for it the placer learns from every start and warm request."""
+    setattr(place, _READS_SECONDS, True)
+    return place
+
+
+def wants_seconds(place: Callable[..., Any]) -> bool:
+    """Whether that policy is so marked."""
+    return bool(getattr(place, _READS_SECONDS, False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

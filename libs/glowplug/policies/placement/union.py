@@ -16,11 +16,12 @@ from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.placement.compact import broken, fresh, largest_group
 from glowplug.policies.placement.dormant import grow
 from glowplug.policies.placement.hydraserve import HydraserveParams, lay_out
-from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 
 PARAMS = HydraserveParams(clear=True)
 
 
+@reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = PARAMS) -> PlaceDecision:
     """See hydraserve.place; replicas are grown from, or give way."""
     largest = max(request.model.num_gpus, largest_group(view))
