@@ -17,8 +17,9 @@ from typing import Any
 
 from glowplug.simulator.report.summary import summary
 from glowplug.simulator.run_folder import recorded
-from glowplug.simulator.scenario import load_tree
+from glowplug.simulator.scenario import ScenarioError, load_tree
 from glowplug.simulator.sweep import Case
+from glowplug.simulator.workload.arrival import TraceError
 from glowplug.simulator.world import World
 
 POLL_S = 0.2
@@ -37,12 +38,15 @@ class Outcome:
 
 def run_case(case: Case, folder: Path | None, progress: Callable[[float], None] | None = None) -> Outcome:
     """One run; with a `folder`, everything that happened in it is recorded there. Raises AssertionError that names the
-    run when an invariant breaks and the case is checked."""
+    run when an invariant breaks and the case is checked, ScenarioError when its trace turns out not to be sound."""
     scenario = load_tree(case.tree, case.beside)
     label = f"{scenario.name}, {case.variant}, seed {case.seed}"
     world = World(scenario.setup, scenario.arrivals(case.seed), check=case.check, label=label)
     with recorded(world, scenario, case, folder) as finish:
-        results = world.run(scenario.seconds, drain_s=scenario.words.drain_s, progress=progress)
+        try:
+            results = world.run(scenario.seconds, drain_s=scenario.words.drain_s, progress=progress)
+        except TraceError as error:
+            raise ScenarioError("workload.source", str(error)) from error
         numbers = summary(results)
         finish(results, numbers)
     return Outcome(case.variant, case.seed, numbers, scenario.notes)

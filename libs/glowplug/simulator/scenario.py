@@ -74,7 +74,8 @@ def load_tree(tree: Tree, beside: Path) -> Scenario:
     keys = [one.model.key for one in setup.models]
     try:
         traffic = Traffic(words.workload, keys, words.seconds, beside, lengths)
-        next(traffic.arrivals(words.seed), None)  # a trace whose first row is not sound says so now
+        if next(traffic.arrivals(words.seed), None) is None:  # a trace whose first row is not sound says so now
+            traffic.require_requests()
     except TraceError as error:
         raise ScenarioError("workload.source", str(error)) from error
     except (OSError, EOFError, gzip.BadGzipFile) as error:

@@ -17,6 +17,10 @@ class ScenarioError(ValueError):
         super().__init__(f"{field}: {problem}" if field else problem)
         self.field, self.problem = field, problem
 
+    def __reduce__(self) -> tuple[type["ScenarioError"], tuple[str, str]]:
+        """Between processes it travels as what it was told."""
+        return type(self), (self.field, self.problem)
+
 
 def join(*parts: object) -> str:
     """A dotted path of the parts that are not empty."""
@@ -39,6 +43,8 @@ def from_pydantic(error: ValidationError, path: str) -> ScenarioError:
     given_path = join(path, *_field(first))
     given = "" if isinstance(first["input"], dict | list) else f"{str(first['input'])[:60]!r}: "
     problem = first["msg"][:1].lower() + first["msg"][1:]
+    if first["type"] == "too_short":
+        given, problem = "", "is empty"
     if first["type"] in ("missing", "extra_forbidden"):
         given, problem = "", "is missing" if first["type"] == "missing" else "is no field of a scenario"
     more = f" (and {len(errors) - len(same)} more)" if len(errors) > len(same) else ""

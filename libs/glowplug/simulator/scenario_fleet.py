@@ -18,6 +18,8 @@ from glowplug.simulator.setup import Fault, ModelSetup, Params, PolicyNames, Ser
 
 _OURS = frozenset(ModelWords.model_fields)
 _FIXED = frozenset({"key", "weights", "source", "revision"})
+_LEAST = {"max_concurrency": 1, "context_tokens": 1, "max_queue": 0, "min_instances": 0, "max_instances": 1}
+"""Least value of a model's fields, as in a model file."""
 
 
 def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWords]]:
@@ -35,7 +37,7 @@ def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWord
     if twice := next((key for key in keys if keys.count(key) > 1), "") if len(set(keys)) < len(keys) else "":
         raise ScenarioError("models", f"two of them are called {twice!r}")
     policies, faults = _policies(words.policies), _faults(words.faults, servers, set(keys))
-    params = Params() if all(fault.model for fault in faults) else watchful()
+    params = watchful() if any(fault.breaks_node for fault in faults) else Params()
     setup = Setup(
         servers=servers,
         models=tuple(models),
@@ -106,6 +108,11 @@ def _models(
         name=words.name, key="", engine="emulated", weights=WeightsRef(uri=""), weights_bytes=size, kv_bytes=0
     )
     model = overlay(blank, {"max_instances": sum(s.num_servers * s.num_gpus for s in servers)} | rest, path)
+    for name, least in _LEAST.items():
+        if getattr(model, name) < least:
+            raise ScenarioError(join(path, name), f"{getattr(model, name)} is below {least}")
+    if model.min_instances > model.max_instances:
+        raise ScenarioError(join(path, "min_instances"), f"is above max_instances, {model.max_instances}")
     kv_bytes = _kv_bytes(words, model.num_gpus, servers, path)
     costs = {server.gpu_kind: _costs(words.costs, server.gpu_kind, join(path, "costs")) for server in servers}
     setups = []

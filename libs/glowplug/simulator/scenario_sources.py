@@ -107,7 +107,9 @@ class LengthBook:
                 f"no {spec} in {data_folder()}: lengths are drawn from lognormals with its means and CVs"
             )
             return drawn_pairs(FALLBACK_LENGTHS[spec])
-        return list(islice(length_pairs(path), NUM_PAIRS))
+        pairs = list(islice(length_pairs(path), NUM_PAIRS))
+        require(bool(pairs), path, "holds no request to take lengths from")
+        return pairs
 
 
 def drawn_pairs(words: LengthWords) -> list[tuple[int, int]]:

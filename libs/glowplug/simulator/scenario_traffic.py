@@ -85,6 +85,21 @@ class Traffic:
             return self._by_day(seed) if self.words.days else self._split(self._from_bins(0.0, 1.0, chance), chance)
         return self._requests(chance)
 
+    def require_requests(self) -> None:
+        """Raises TraceError when the trace itself holds no request in the time that is served: chance alone may leave
+        a short run without one."""
+        if self.path is None or self.clients is not None:
+            return
+        words = self.words
+        if self.counted:
+            starts = [self._day_s(number) for number in range(len(self.keys))] if words.days else [words.start_s]
+            found = any(num and self._inside(from_s - start) for from_s, _, num in self._bins for start in starts)
+        else:
+            lengths = self._book.of(words.lengths, words.source)
+            found = next(self._cut(read(self.path, Reading(lengths=lengths))), None) is not None
+        span_s = self.seconds * words.squeeze
+        require(found, self.path, f"holds no request from {words.start_s:g} s on, for {span_s:g} s")
+
     def lengths_of(self, key: str) -> Lengths:
         return self._lengths[key] if self.clients is None else self.clients.lengths_of(key)
 
@@ -146,11 +161,14 @@ class Traffic:
             return self.words.rps
         if self._bins:
             total = sum(num for from_s, _, num in self._bins if self._inside(from_s - self.words.start_s))
-            return max(1e-9, total * self.words.keep / self.seconds)
+            require(total > 0, self.path or Path(), f"holds no request from {self.words.start_s:g} s on")
+            return total * self.words.keep / self.seconds
         known = TRACES.get(self.words.source)
         if self.path is not None and known is None:
             raise ScenarioError(
-                "workload.rps", "is needed where arrivals are drawn anew and the trace is not a known one"
+                "workload.rps",
+                "is needed where workload.cv draws arrivals anew and the trace is not a known one"
+                " (workload.cv=0 keeps its own arrivals)",
             )
         return (known.rps if known else 1.0) * self.words.keep * self.words.squeeze
 

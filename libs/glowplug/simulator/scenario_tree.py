@@ -111,7 +111,7 @@ def _place(items: list[Any], head: str, path: str) -> int:
 
 def in_units(value: Any, path: str = "") -> Any:
     """The tree with '12.55GB' as bytes and '5m' as seconds wherever a field's name ends in its unit. Raises
-    ScenarioError for a size or rate below 0, and for what is no number."""
+    ScenarioError for a size, rate or time below 0, and for what is no number."""
     if isinstance(value, dict):
         return {
             name: _measured(name, in_units(item, join(path, name)), join(path, name)) for name, item in value.items()
@@ -126,13 +126,15 @@ def in_units(value: Any, path: str = "") -> Any:
 
 def _measured(name: str, value: Any, path: str) -> Any:
     size = name.endswith(("_bytes", "_bytes_per_s", "_bytes_per_token"))
-    if isinstance(value, str) and value != REST and (size or name.endswith("_s") or name == "seconds"):
+    time = not size and (name.endswith("_s") or name == "seconds")
+    if isinstance(value, str) and value != REST and (size or time):
         try:
             return _bytes(value) if size else parse_seconds(value)
         except ValueError as error:
             raise ScenarioError(path, str(error)) from error
-    if size and isinstance(value, int | float) and value < 0:
-        raise ScenarioError(path, f"{value} is below 0")
+    least = -1 if name == "keep_alive_s" else 0  # -1 keeps alive for ever
+    if (size or time) and isinstance(value, int | float) and value < least:
+        raise ScenarioError(path, f"{value} is below {least}")
     return value
 
 

@@ -27,7 +27,7 @@ def wrong(path: Path, *settings: str) -> str:
     ("settings", "said"),
     [
         (("seconds=0",), "seconds: '0'"),
-        (("seconds=-5",), "seconds: '-5'"),
+        (("seconds=-5",), "seconds: -5 is below 0"),
         (("seed=-1",), "seed: '-1'"),
         (("name=../elsewhere",), "name: '../elsewhere': is no name for a folder"),
         (("workload.rps=1e300",), "workload.rps: "),
@@ -70,6 +70,12 @@ def wrong(path: Path, *settings: str) -> str:
         (("params.placer.repeat_s=often",), "params.placer.repeat_s: not a duration"),
         (("workload.rps=0",), "workload: rps: 0, and 'gamma' has no rate of its own"),
         (("workload.rps=-1",), "workload.rps: '-1'"),
+        (("models=[]",), "models: is empty"),
+        (("slo.ttft_s=-1",), "slo.ttft_s: -1 is below 0"),
+        (("models.chat.keep_alive_s=-2",), "models.chat.keep_alive_s: -2 is below -1"),
+        (("models.chat.max_concurrency=0",), "models.chat.max_concurrency: 0 is below 1"),
+        (("models.chat.min_instances=9",), "models.chat.min_instances: is above max_instances, 2"),
+        (("params.placer.repeat_s=-1",), "params.placer.repeat_s: -1 is below 0"),
         (("workload.rps=.nan",), "workload.rps: nan is not a finite number"),
         (("workload.keep=2",), "workload.keep: '2'"),
         (("workload.source=azure_2077",), "workload.source: there is no trace 'azure_2077'"),
@@ -77,7 +83,8 @@ def wrong(path: Path, *settings: str) -> str:
         (("workload.source=servegen_clients_10min",), "workload: clients: none"),
         (("faults=[{at_s: 5}]",), "faults.0.node_id: is missing"),
         (("faults=[{at_s: 5, node_id: node-9}]",), "faults.0.node_id: no node 'node-9'"),
-        (("faults=[{at_s: -5, node_id: node-1}]",), "faults.0.at_s: -5.0 is below 0"),
+        (("faults=[{at_s: 5, node_id: node-1, kind: fire}]",), "faults.0: kind: 'fire' is none of death, consolidation"),
+        (("faults=[{at_s: -5, node_id: node-1}]",), "faults.0.at_s: -5 is below 0"),
         (("models.pony.copies=2",), "models.pony.copies: no entry 'pony'"),
         (("seed",), "--set: 'seed' is not key=value"),
         (("seed=[",), "seed: '[' is no YAML value"),
@@ -118,13 +125,28 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("t.csv", "when,what\n1,2\n", "t.csv, line 1: header: no known format"),
         ("t.jsonl", '{"timestamp": 0}\n', "t.jsonl, line 1: input_length: is missing"),
         ("t.csv.gz", "no gzip", "t.csv.gz, line 1: cannot be read"),
+        ("t.csv", "t_s,prompt_tokens,response_tokens\n", "t.csv: holds no request"),
+        ("t.csv", "t_s,requests\n0,0\n60,0\n", "t.csv: holds no request"),
     ],
 )
 def test_a_trace_that_cannot_be_read_is_named_with_its_line(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
-    line = wrong(write(tmp_path, workload={"source": name}))
+    line = wrong(write(tmp_path, workload={"source": name, "lengths": {"prompt_mean": 9}}))
     assert line.startswith("workload.source: ")
     assert said in line
+
+
+def test_a_trace_that_ends_before_the_run_begins_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("t_s,prompt_tokens,response_tokens\n0,5,5\n9,5,5\n", encoding="utf-8")
+    path = write(tmp_path, workload={"source": "t.csv"})
+    assert wrong(path, "workload.start_s=10").endswith("t.csv: holds no request from 10 s on, for 60 s")
+    assert len(list(load(path, ["workload.start_s=9"]).arrivals())) == 1
+
+
+def test_a_trace_whose_requests_have_no_answer_gives_no_lengths(tmp_path: Path) -> None:
+    text = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,9,0,9,Conversation log\n"
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    assert "t.csv: holds no request" in wrong(write(tmp_path, workload={"source": "t.csv", "rps": 1, "cv": 2}))
 
 
 def test_sizes_rates_and_times_are_read_as_people_write_them(tmp_path: Path) -> None:

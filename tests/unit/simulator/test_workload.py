@@ -136,12 +136,13 @@ BAD = {
     "t_s,prompt_tokens,response_tokens\n0,-1,5\n": r"line 2: prompt_tokens: '-1' is not a whole number from 0 up",
     "t_s,prompt_tokens,response_tokens\n0,1\n": "line 2: response_tokens: is missing",
     "t_s,prompt_tokens,response_tokens\nnan,1,1\n": "line 2: t_s: 'nan' is not seconds",
-    "t_s,prompt_tokens,response_tokens\n5,1,1\n4,1,1\n": "comes after",
+    "t_s,prompt_tokens,response_tokens\n5,1,1\n4,1,1\n": "line 3: time: a request at -1 s comes after one at 0 s",
     "t_s,requests\n0,3\n10,-4\n": "line 3: requests: '-4'",
     "t_s,requests\n10,3\n0,4\n": "line 3: t_s: 0 s after 10 s",
     "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n": "line 2: TIMESTAMP: 'yesterday' is not a time",
     '{"timestamp": 0, "input_length": 1}\n': "line 1: output_length: is missing",
     '{"timestamp": 0,\n': "line 1: is not JSON",
+    "HashFunction,Trigger," + ",".join(map(str, range(1, 1441))) + "\nf,http,1,2\n": "line 2: 3: is missing",
     "model,client,t_s,requests,cv,dist,shape\nm,1,0,5,1,X,1\n": "line 2: dist: 'X' is neither G nor W",
 }
 

@@ -60,15 +60,16 @@ def read(path: Path, how: Reading | None = None) -> Iterator[Arrival]:
     raise TraceError(str(path), 1, "header", f"no known format has the columns {', '.join(names)[:120]}")
 
 
-def _kept(arrivals: Iterable[Arrival], how: Reading) -> Iterator[Arrival]:
-    """Thinned, from the first one on; out of order by no more than rounding is put right, by more is refused."""
+def _kept(path: Path, arrivals: Iterable[tuple[int, Arrival]], how: Reading) -> Iterator[Arrival]:
+    """Thinned, from the first one on; each comes with its line. Raises TraceError for one earlier than the one before."""
     last_s, start_s = float("-inf"), None
-    for arrival in arrivals:
+    for line, arrival in arrivals:
         if start_s is None:
             start_s = arrival.at_s
         at_s = arrival.at_s - start_s
         if at_s < last_s:
-            raise TraceError("trace", 0, "time", f"a request at {at_s:.6g} s comes after one at {last_s:.6g} s")
+            problem = f"a request at {at_s:.6g} s comes after one at {last_s:.6g} s (from the first one on)"
+            raise TraceError(str(path), line, "time", problem)
         last_s = at_s
         if how.keep >= 1 or how.chance.random() < how.keep:
             yield arrival._replace(at_s=at_s)
@@ -79,46 +80,55 @@ def _tokens(row: Row, prompt: str, response: str) -> tuple[int, int]:
 
 
 def _own(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[Arrival]:
+    def each() -> Iterator[tuple[int, Arrival]]:
         for row in rows(path):
             model = row.text("model") if "model" in row.values else how.model
-            yield Arrival(row.seconds("t_s"), model, *_tokens(row, "prompt_tokens", "response_tokens"))
+            yield row.line, Arrival(row.seconds("t_s"), model, *_tokens(row, "prompt_tokens", "response_tokens"))
 
-    return _kept(each(), how)
+    return _kept(path, each(), how)
 
 
 def _azure_llm(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[Arrival]:
+    def each() -> Iterator[tuple[int, Arrival]]:
         for row in rows(path):
-            yield Arrival(row.moment("TIMESTAMP"), how.model, *_tokens(row, "ContextTokens", "GeneratedTokens"))
+            yield (
+                row.line,
+                Arrival(row.moment("TIMESTAMP"), how.model, *_tokens(row, "ContextTokens", "GeneratedTokens")),
+            )
 
-    return _kept(each(), how)
+    return _kept(path, each(), how)
 
 
 def _burstgpt(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[Arrival]:
+    def each() -> Iterator[tuple[int, Arrival]]:
         for row in rows(path):
             if row.count("Response tokens"):
                 tokens = _tokens(row, "Request tokens", "Response tokens")
-                yield Arrival(row.seconds("Timestamp"), row.text("Model"), *tokens)
+                yield row.line, Arrival(row.seconds("Timestamp"), row.text("Model"), *tokens)
 
-    return _kept(each(), how)
+    return _kept(path, each(), how)
 
 
 def _mooncake(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[Arrival]:
+    def each() -> Iterator[tuple[int, Arrival]]:
         for row in rows(path):
-            yield Arrival(row.seconds("t_ms") / 1e3, how.model, *_tokens(row, "prompt_tokens", "response_tokens"))
+            yield (
+                row.line,
+                Arrival(row.seconds("t_ms") / 1e3, how.model, *_tokens(row, "prompt_tokens", "response_tokens")),
+            )
 
-    return _kept(each(), how)
+    return _kept(path, each(), how)
 
 
 def _mooncake_lines(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[Arrival]:
+    def each() -> Iterator[tuple[int, Arrival]]:
         for row in rows(path):
-            yield Arrival(row.seconds("timestamp") / 1e3, how.model, *_tokens(row, "input_length", "output_length"))
+            yield (
+                row.line,
+                Arrival(row.seconds("timestamp") / 1e3, how.model, *_tokens(row, "input_length", "output_length")),
+            )
 
-    return _kept(each(), how)
+    return _kept(path, each(), how)
 
 
 def counts(path: Path, how: Reading | None = None) -> Iterator[list[Count]]:
@@ -179,7 +189,7 @@ def _functions_2019(path: Path, how: Reading) -> Iterator[Arrival]:
             continue
         name = row.text("HashFunction")
         for minute in range(1440):
-            cell = row.values.get(str(minute + 1), "0")
+            cell = row.values.get(str(minute + 1))
             if cell != "0" and (num := row.count(str(minute + 1))):
                 by_minute[minute].append((name, num))
     for minute, cells in enumerate(by_minute):
@@ -189,7 +199,7 @@ def _functions_2019(path: Path, how: Reading) -> Iterator[Arrival]:
 def _functions_2021(path: Path, how: Reading) -> Iterator[Arrival]:
     lengths = how.draw(str(path))
     starts = sorted((row.seconds("end_timestamp") - row.seconds("duration"), row.text("func")) for row in rows(path))
-    return _kept((Arrival(at_s, func, *lengths.draw(how.chance)) for at_s, func in starts), how)
+    return _kept(path, ((0, Arrival(at_s, func, *lengths.draw(how.chance))) for at_s, func in starts), how)
 
 
 READERS: Final[dict[Callable[[Path, Reading], Iterator[Arrival]], tuple[str, ...]]] = {
