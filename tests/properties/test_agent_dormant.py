@@ -208,7 +208,8 @@ class Walk:
         elif kind == "AwaitWeights":
             self.tell(aw.WeightsComplete(i, "/w") if ok else aw.WeightsFailed(i, "weights_unavailable", "gone"))
         elif kind == "ConsolidateEngine":
-            self.tell(aw.EngineConsolidated(i) if ok else aw.EngineExited(i, "killed"))
+            broken = self.random.choice((aw.EngineExited(i, "killed"), aw.ConsolidationFailed(i, "broken")))
+            self.tell(aw.EngineConsolidated(i) if ok else broken)
         elif not ok or i not in self.processes:
             self.tell(failed)
         elif kind == "LoadEngine" and self.last[i].replica:

@@ -238,6 +238,22 @@ def test_consolidation_loses_no_token_and_moves_the_cache_once(scale_up):
     assert total.tpot.lowest < 2 * COSTS.decode_base_s
 
 
+def test_a_pipeline_whose_consolidation_fails_serves_on_and_is_whole_when_asked_again():
+    arrivals = [Arrival(6.0, "m", 500, 1500), Arrival(22.0, "m", 100, 400)]
+    faults = (Fault(at_s=1.0, node_id="server-1", model="m", kind="consolidation"),)
+    world = pipeline(replace(a_setup(num_servers=4), faults=faults), arrivals)
+    said = []  # the autoscaler asks by itself, again and again
+    for at_s in (10.0, 17.0):
+        world.kernel.at(world.began_s + at_s, lambda: said.append(world.fleet.tables["instances"]["x"]))
+    results = world.run(60.0)
+    assert said[0] == said[1] and not said[0].is_whole and not said[0].consolidating
+    assert said[0].state is InstanceState.READY and "broken by a fault" in said[0].reason
+    assert world.fleet.tables["instances"]["x"].is_whole and results.num_consolidated == 1
+    assert results.bytes_fetched == (16 + 2 * 12) * GB, "the rest comes twice"
+    total = results.total()
+    assert total.num_finished == 2 and total.response_tokens == 1900 and not total.num_refused
+
+
 def test_a_stage_that_goes_takes_its_pipeline_along():
     world = pipeline(a_setup(num_servers=4), [Arrival(6.0, "m", 100, 101)])
     ask(world, StopInstance(target="server-2", instance_id="x.1", reason="test", grace_s=0.0), 6.5)

@@ -20,6 +20,7 @@ from glowplug.controllers.agent_words import (
     AgentMemory,
     AgentParams,
     CheckHealth,
+    ConsolidationFailed,
     CountInFlight,
     EngineAsleep,
     EngineConsolidated,
@@ -197,6 +198,8 @@ class AgentController:
                 self._dormant.asleep(turn, holding)
             case EngineConsolidated():
                 self._stages.consolidated(turn, holding, stimulus)
+            case ConsolidationFailed():
+                self._stages.unconsolidated(turn, holding, stimulus)
             case EngineStartFailed(code=code, reason=reason):
                 if holding.instance.state.is_coming and not holding.is_stopping:
                     self._life.fail(turn, holding, code, reason)

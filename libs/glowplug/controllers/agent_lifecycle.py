@@ -247,6 +247,7 @@ class Lifecycle:
             quiet_until=holding.quiet_until + by_s,
             stop_asked_at=holding.stop_asked_at + by_s,
             health_asked_at=holding.health_asked_at + by_s,
+            consolidates_at=holding.consolidates_at + by_s,
         )
 
     def _stop(self, turn: Turn, holding: Holding, grace_s: float) -> None:

@@ -2,7 +2,8 @@
 
 Paper: HydraServe sections 4 (pipelined cold starts), 6 (consolidation: scale down to one worker, or scale up into one
 each). A stage is an instance of its own on its node; the first one answers clients once the placer has joined them.
-Departure: a stage that finds no room for the whole model goes on as a stage and says why; it is asked again.
+Departure: a stage that finds no room for the whole model, or whose engine fails to become whole, goes on as a stage and
+says why; it is asked again, after a failure with a pause that doubles.
 """
 
 from dataclasses import replace
@@ -10,7 +11,14 @@ from dataclasses import replace
 from glowplug.controllers.agent_grants import own_workers, shares_of
 from glowplug.controllers.agent_lifecycle import Lifecycle
 from glowplug.controllers.agent_turn import Turn
-from glowplug.controllers.agent_words import ConsolidateEngine, EngineConsolidated, EngineReady, Holding, ServeStages
+from glowplug.controllers.agent_words import (
+    ConsolidateEngine,
+    ConsolidationFailed,
+    EngineConsolidated,
+    EngineReady,
+    Holding,
+    ServeStages,
+)
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import Instance, InstanceState, PhaseName
 from glowplug.policies.placement.shape import bytes_per_gpu
@@ -57,11 +65,13 @@ class Stages:
         instance = holding.instance
         if instance.state is not InstanceState.READY or instance.is_whole or holding.is_consolidating:
             return
+        if turn.now_s < holding.consolidates_at:
+            return
         try:
             shares = shares_of(_whole(holding), holding.model, self._life.node_id)
             holding = self._life.grant(replace(holding, shares=shares), (instance.instance_id,))
         except OutOfMemory as error:
-            why = f"stays stage {holding.stage} of {instance.num_stages}: {error.message}"
+            why = _stays(holding, error.message)
             if instance.reason != why:
                 turn.tell(holding, reason=why)
             return
@@ -83,6 +93,24 @@ class Stages:
             kv_tokens=report.kv_tokens or whole.kv_tokens,
             reason="consolidated: runs the whole model",
         )
+
+    def unconsolidated(self, turn: Turn, holding: Holding, report: ConsolidationFailed) -> None:
+        """It could not: a stage as before, with a stage's memory, which serves on."""
+        if not holding.is_consolidating or holding.instance.state.is_gone or holding.is_stopping:
+            return
+        shares = shares_of(holding.instance, holding.model, self._life.node_id)
+        holding = self._life.grant(replace(holding, shares=shares), (holding.instance.instance_id,))
+        params, failed = self._life.params, holding.num_unconsolidated
+        pause_s = min(params.consolidate_retry_s * 2.0 ** min(failed, 30), params.consolidate_retry_max_s)
+        kept = replace(
+            holding, is_consolidating=False, num_unconsolidated=failed + 1, consolidates_at=turn.now_s + pause_s
+        )
+        why = f"failed to consolidate, again in {pause_s:g} s at the earliest: {report.reason}"
+        turn.tell(kept, consolidating=False, reason=_stays(holding, why))
+
+
+def _stays(holding: Holding, why: str) -> str:
+    return f"stays stage {holding.stage} of {holding.instance.num_stages}: {why}"
 
 
 def _is_first(holding: Holding) -> bool:

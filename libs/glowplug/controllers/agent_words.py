@@ -62,6 +62,8 @@ class AgentParams:
     health_misses: int = 3
     keep_gone_s: float = 180.0  # longer than a command lives on the bus
     max_tick_gap_s: float = 5.0  # a longer time between two ticks is a jump of the clock, or a machine that slept
+    consolidate_retry_s: float = 10.0  # a stage that failed to become whole tries no sooner; twice as long each time
+    consolidate_retry_max_s: float = 300.0
     ewma_weight: float = 0.3  # of the newest start, in the predictions
     reservation: str = ""  # how a draining KV cache shrinks (WarmServe Eq. 1): "" not at all, "paper", "literal_code"
     reservation_step_bytes: int = 64 << 20  # less than this is not worth a beat
@@ -178,6 +180,14 @@ class EngineConsolidated:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsolidationFailed:
+    """It is the stage that it was, and holds no more of its GPU than then."""
+
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """An operator asks this agent itself to drain and stop an instance."""
 
@@ -274,7 +284,7 @@ class LimitKv:
 @dataclass(frozen=True, slots=True)
 class ConsolidateEngine:
     """Load the other stages' part of the model in the background, take over their KV, serve alone. Outcome:
-    EngineConsolidated, or nothing when the engine goes before."""
+    EngineConsolidated or ConsolidationFailed, or nothing when the engine goes before."""
 
     instance_id: str
     model: Model
@@ -357,6 +367,8 @@ class Holding:
     is_loaded: bool = False  # of a pipeline's first stage: its own part is in
     is_serving: bool = False  # of a pipeline's first stage: a ServeStages is out
     is_consolidating: bool = False  # a ConsolidateEngine is out
+    num_unconsolidated: int = 0  # times that it failed
+    consolidates_at: float = 0.0  # not before, after a failure
 
     @property
     def engine(self) -> str:

@@ -1,4 +1,5 @@
-"""What breaks, and when: a node that falls silent with all it ran, or one engine that dies."""
+"""What breaks, and when: a node that falls silent with all it ran, one engine that dies, or a stage that does not
+become whole."""
 
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ def break_down(world: "World") -> None:
 
 def _break(world: "World", fault: Fault) -> None:
     node = world.nodes[fault.node_id]
+    if fault.kind == "consolidation":
+        node.pipelines.failing.append(fault.model)
+        return
     if fault.model:
         for engine in list(node.engines.values()):
             if engine.model.model.key == fault.model and engine.serving is not None:

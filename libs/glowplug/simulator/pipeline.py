@@ -2,7 +2,8 @@
 
 Consolidation: the rest of the model comes over the network card (or from host memory) and PCIe behind whatever is in
 the foreground; then the KV cache of the other stages comes over, behind that; all the while the pipeline goes on. What
-has been generated meanwhile is the last, small chunk, and is not charged.
+has been generated meanwhile is the last, small chunk, and is not charged. One that is to fail (`failing`) does so once
+the rest has come, and drops it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ class Pipelines:
 
     def __init__(self, node: "SimNode") -> None:
         self.node, self.world = node, node.world
+        self.failing: list[str] = []  # models of which one consolidation fails; "": any
         self.handlers: dict[type, Any] = {aw.ServeStages: self._serve, aw.ConsolidateEngine: self._consolidate}
 
     def _serve(self, effect: aw.ServeStages) -> None:
@@ -58,6 +60,10 @@ class Pipelines:
     def _rest_is_here(self, engine: SimEngine) -> None:
         engine.transfer = None
         self.world.sharing.load(engine, False)
+        if (doomed := next((key for key in self.failing if key in ("", engine.model.model.key)), None)) is not None:
+            self.failing.remove(doomed)
+            self.node.tell_agent(aw.ConsolidationFailed(engine.instance_id, "broken by a fault"))
+            return
         used = engine.kv_bytes_used(self.world.kernel.now_s)
         num_bytes = used * (engine.num_stages - 1) // engine.num_stages
         engine.num_migrations += 1

@@ -21,6 +21,7 @@ from glowplug.simulator.costs import StepCosts
 GB = 10**9
 GIB = 2**30
 MAX_GPUS: Final = 100_000
+FAULTS: Final = ("death", "consolidation")
 ABILITIES: Final = frozenset({"prewarm", "stages", "swap"})
 QUIET_AGENT: Final = AgentParams(beat_s=4.0, health_every_s=math.inf, max_tick_gap_s=math.inf)
 
@@ -146,11 +147,22 @@ def watchful() -> Params:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something breaks `at_s` into the traffic: a node, or one engine on it (the oldest that serves `model`)."""
+    """Something breaks `at_s` into the traffic: a node, or one engine on it (the oldest that serves `model`); or, from
+    then on, the first consolidation of a stage there. Raises ValueError for any other `kind`."""
 
     at_s: float
     node_id: str
-    model: str = ""  # "": the whole node
+    model: str = ""  # "": the whole node; of a consolidation: any model's
+    kind: str = "death"  # or "consolidation"
+
+    def __post_init__(self) -> None:
+        if self.kind not in FAULTS:
+            raise ValueError(f"kind: {self.kind!r} is none of {', '.join(FAULTS)}")
+
+    @property
+    def breaks_node(self) -> bool:
+        """Whether a whole node falls silent."""
+        return self.kind == "death" and not self.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from glowplug.controllers.agent import AgentController
 from glowplug.controllers.agent_words import (
     AwaitWeights,
     ConsolidateEngine,
+    ConsolidationFailed,
     EngineConsolidated,
     EngineExited,
     EngineGone,
@@ -23,7 +24,22 @@ from glowplug.controllers.effects import Tick
 from glowplug.domain.instance import InstanceState, Phase, PhaseName, Worker
 from glowplug.events.commands import ConsolidateInstance, JoinStages
 from glowplug.events.envelope import Event
-from tests.agent_steps import NODE, code, halves, instance, make, of, owned, resume, start, stop, told, used, workers
+from tests.agent_steps import (
+    NODE,
+    PARAMS,
+    code,
+    halves,
+    instance,
+    make,
+    of,
+    owned,
+    resume,
+    start,
+    stop,
+    told,
+    used,
+    workers,
+)
 from tests.fleet_builder import MIB, a_model, an_event
 
 MODEL = a_model(weights_bytes=120 * MIB, kv_bytes=80 * MIB, max_concurrency=8)  # 200 whole, 100 for each of 2 stages
@@ -196,6 +212,44 @@ def test_an_engine_that_dies_while_it_consolidates_is_failed_once() -> None:
     assert not told(agent.handle(EngineConsolidated("i-1"), 21.5))
     agent.handle(EngineGone("i-1"), 22.0)
     assert used(agent) == 0 and instance(agent).state is InstanceState.FAILED
+
+
+def test_an_engine_that_fails_to_become_whole_serves_on_as_a_stage_and_is_asked_again_later() -> None:
+    agent = serving(make(abilities=STAGES))
+    agent.handle(consolidate(), 20.0)
+    effects = agent.handle(ConsolidationFailed("i-1", "the rest is corrupt"), 25.0)
+    row = instance(agent)
+    assert told(effects) == ["instance.ready"] and (row.num_stages, row.consolidating) == (2, False)
+    assert "failed to consolidate, again in 10 s" in row.reason and "the rest is corrupt" in row.reason
+    assert owned(agent) == {("i-1", "weights"): 60, ("i-1", "kv"): 40}, "the rest of the GPU is free again"
+    assert not of(ConsolidateEngine, agent.handle(consolidate(), 34.9))
+    assert of(ConsolidateEngine, agent.handle(consolidate(), 35.0)) and used(agent) == 200
+    agent.handle(ConsolidationFailed("i-1", "again"), 40.0)
+    assert not of(ConsolidateEngine, agent.handle(consolidate(), 59.9)), "twice as long"
+    assert of(ConsolidateEngine, agent.handle(consolidate(), 60.0))
+    agent.handle(EngineConsolidated("i-1"), 65.0)
+    assert instance(agent).is_whole and not told(agent.handle(ConsolidationFailed("i-1", "late"), 66.0))
+
+
+def test_the_pause_after_a_failed_consolidation_is_bounded_and_outlives_a_restart() -> None:
+    agent = serving(make(abilities=STAGES))
+    now_s = 20.0
+    for _ in range(50):
+        now_s += PARAMS.consolidate_retry_max_s
+        assert of(ConsolidateEngine, agent.handle(consolidate(), now_s))
+        agent.handle(ConsolidationFailed("i-1", "again"), now_s)
+    again = make(agent.memory(), abilities=STAGES)
+    again.handle(Recalled(frozenset({"i-1"})), now_s + 1)
+    assert not of(ConsolidateEngine, again.handle(consolidate(), now_s + PARAMS.consolidate_retry_max_s - 1))
+    assert of(ConsolidateEngine, again.handle(consolidate(), now_s + PARAMS.consolidate_retry_max_s))
+
+
+def test_a_drain_goes_on_when_the_consolidation_under_it_fails() -> None:
+    agent = serving(make(abilities=STAGES))
+    agent.handle(consolidate(), 20.0)
+    agent.handle(stop(), 21.0)
+    assert told(agent.handle(ConsolidationFailed("i-1", "broken"), 22.0)) == ["instance.draining"]
+    assert used(agent) == 100 and of(StopEngine, agent.handle(InFlight("i-1", 0), 23.0))
 
 
 def test_a_drain_that_came_meanwhile_goes_on_with_the_whole() -> None:
