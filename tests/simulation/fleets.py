@@ -137,15 +137,12 @@ def preserve(seed=0, seconds=300.0, rate=12.0, routing="preserve_load_aware"):
 
 def muxserve_like(seed=0, seconds=60.0, rate=3.0, share_compute=True):
     """MuxServe's sharing, statically: every model is always there, KV cache and compute of a GPU divided."""
-    models = tuple(
-        a_model(f"m{n}", 12.55, 12, {"h800": A10}, max_concurrency=32, min_instances=1, keep_alive_s=-1)
-        for n in range(3)
-    )
+    models = tuple(a_model(f"m{n}", 12.55, 12, {"h800": A10}, max_concurrency=32) for n in range(3))
     shares = {one.model.key: 1 / 3 for one in models}
     setup = Setup(
         servers=(ServerSetup(num_gpus=1, weights_in_host=True),),
         models=models,
-        policies=PolicyNames(scaling="static"),
+        policies=PolicyNames(scaling="muxserve_like", placement="muxserve_like"),
         params=Params(share_compute=share_compute),
     )
     return setup, requests(seed, shares, rate, seconds)

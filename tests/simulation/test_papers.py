@@ -114,11 +114,14 @@ def test_preserve_scales_with_the_forecast_and_looks_ahead(seed):
 
 def test_models_that_share_a_gpu_wait_for_each_other_not_for_a_start():
     """WarmServe section 7: MuxServe starts nothing when load comes, and is slower per token for it."""
-    (_, _, shared), (_, _, alone) = (
+    (world, _, shared), (_, _, alone) = (
         run(*fleets.muxserve_like(share_compute=shares), 60.0, f"shared: {shares}") for shares in (True, False)
     )
     assert shared.num_cold == alone.num_cold == 0 and shared.num_finished == alone.num_finished
     assert shared.tpot.mean > 1.3 * alone.tpot.mean
+    kv_tokens = [engine.kv_tokens for node in world.nodes.values() for engine in node.engines.values()]
+    assert len(kv_tokens) == 3, "one of each, and it is still there"
+    assert min(kv_tokens) < max(kv_tokens), "who came last has what was left of the KV space"
 
 
 DIGESTS = """

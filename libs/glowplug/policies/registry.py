@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.placement import first_fit, serverlessllm, warmserve_placement
+from glowplug.policies.placement import first_fit, muxserve_like, serverlessllm, warmserve_placement
 from glowplug.policies.placement import hydraserve as hydraserve_placement
 from glowplug.policies.placement import union as union_placement
 from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
@@ -39,6 +39,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "warmserve": warmserve_placement.place,
         "warmserve_unplaced": warmserve_placement.unplaced,
         "hydraserve": hydraserve_placement.place,
+        "muxserve_like": muxserve_like.place,
         "union": union_placement.place,
     },
     "scaling": {
@@ -51,6 +52,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "hybrid": proactive.hybrid,
         "llumnix_like": llumnix_scale,
         "static": static.scale,
+        "muxserve_like": static.muxserve_like,
         "union": union.scale,
     },
     "residency": {"lru": lru.evict, "swapserve": swapserve_preemption.evict},

@@ -106,6 +106,7 @@ class SimEngine:
     def become_whole(self, gpu_kind: str, params: Params, now_s: float) -> None:
         """Go on as a single worker (HydraServe section 6): what runs goes on, with nothing lost."""
         self.num_stages, self.stage = 1, 0
+        self.num_bytes = max(self.num_bytes, self.model.model.memory_bytes)
         self.stage_gpus, self.shares_compute = (self.gpu_ids,), ()
         if self.serving is None:
             self.serve(gpu_kind, params)
@@ -116,9 +117,12 @@ class SimEngine:
         return self.model.costs[gpu_kind].pipelined(self.num_stages, self.model.start.hop_s)
 
     def _limits(self, stages: "tuple[SimEngine, ...]") -> EngineLimits:
-        """A stage keeps the KV of its layers alone, so the stage with the least room for it bounds them all."""
+        """A stage keeps the KV of its layers alone, so the stage with the least room for it bounds them all. Whoever
+        was granted less than it asked for has so much less of a KV cache."""
         model, per_token = self.model.model, self.model.kv_bytes_per_token
         kv_tokens = model.kv_bytes // per_token
+        if self.num_bytes > self.weights_bytes:
+            kv_tokens = min(kv_tokens, (self.num_bytes - self.weights_bytes) // per_token)
         if self.num_stages > 1:
             kv_tokens = min((one.num_bytes - one.weights_bytes) * self.num_stages // per_token for one in stages)
         return EngineLimits(kv_tokens=max(1, kv_tokens), max_sequences=model.max_concurrency * self.num_stages)

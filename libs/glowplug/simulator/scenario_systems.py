@@ -75,6 +75,11 @@ SYSTEMS: Final[Mapping[str, System]] = {
         placement="serverlessllm",
         prewarming="keep_last",
     ),
+    "muxserve_like": _system(
+        "baseline: every model created in prior, GPUs shared, nothing starts or stops",
+        scaling="muxserve_like",
+        placement="muxserve_like",
+    ),
     "serverless_vllm": _system("baseline: first fit, reactive, LRU"),
 }
 

@@ -1,7 +1,8 @@
-"""Static scaling: `min_instances` of each model, all the time. The baseline of PreServe section 5.3 ("static 8") and of
-GPU sharing (MuxServe-like, WarmServe section 6.1), where nothing starts or stops with the load.
+"""Static scaling: `min_instances` of each model, all the time. The baseline of PreServe section 5.3 ("static 8"), and
+of GPU sharing (MuxServe in WarmServe section 7.1: "instances are created in prior"), where nothing starts or stops with
+the load.
 
-Departure: a model with no minimum gets one instance while requests wait or run, else it could never answer.
+Departure: in `scale` a model with no minimum gets one instance while requests wait or run, else it could never answer.
 """
 
 from glowplug.domain.model import Model
@@ -15,3 +16,10 @@ def scale(snapshot: FleetSnapshot, model: Model, state: None = None) -> tuple[Sc
     st = standing(snapshot, model)
     least = st.floor or (1 if st.demand else 0)
     return settle(st, least, f"{st.floor} instances at all times"), None
+
+
+def muxserve_like(snapshot: FleetSnapshot, model: Model, state: None = None) -> tuple[ScaleDecision, None]:
+    """The model's minimum, and one of every model from the moment that it is deployed."""
+    st = standing(snapshot, model)
+    least = max(1, st.floor)
+    return settle(st, least, f"{least} instances, created in prior", keep_alive_s=-1), None

@@ -52,6 +52,16 @@ def test_static_is_the_minimum_whatever_the_load():
     assert Asked(static.scale)(100.0, load(waiting=1)).num_wanted == 1, "a model with no minimum can answer"
 
 
+def test_muxserve_like_has_one_of_every_model_before_anybody_asks_and_lets_none_go():
+    """WarmServe section 7.1: "LLM serving instances are created in prior"."""
+    asked = Asked(static.muxserve_like)
+    assert asked(100.0, load()).num_wanted == 1
+    after_a_day = asked(86_400.0, load(), ready(1))
+    assert (after_a_day.num_wanted, after_a_day.drain) == (1, ())
+    assert asked(86_401.0, load(waiting=100), ready(1)).num_wanted == 1
+    assert Asked(static.muxserve_like, min_instances=3)(100.0, load()).num_wanted == 3
+
+
 def test_the_union_is_the_largest_of_plan_load_and_demand():
     plan = a_forecast(2500, 500, **MU)
     assert Asked(union.scale)(100.5, load(i1=1), ready(1), now=plan).num_wanted == 3, "PreServe's plan"

@@ -1,0 +1,78 @@
+"""MuxServe-like static sharing: every engine on the GPUs that the fewest others share, with a part of their KV space.
+
+The baseline of WarmServe section 7.1 ("collocates models on GPUs"; instances "are created in prior") with the scaling
+of the same name, which starts one engine of every model and stops none. Groups are aligned blocks of the model's
+GPUs. What is taken of the KV space is half of what the weights leave free there, and never more than the model asks
+for, so that the next engine finds room too; one that finds none has none ever, for nobody leaves.
+
+Departures: MuxServe searches for the widths of its groups with measured rates; here the width is the model's own
+`num_gpus`, which an operator sets (section 7.3 tells which groups it found). Its engines share one pool of KV blocks,
+here each has its part. It gives each engine a part of the SMs; what engines cost each other is the simulator's rule
+(busy ones share a GPU's time evenly).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from glowplug.domain.decision import Rival
+from glowplug.domain.hardware import Gpu, Node
+from glowplug.domain.model import Model
+from glowplug.domain.units import show_bytes
+from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.shape import bytes_per_gpu, room_of, weights_per_gpu
+
+MAX_RIVALS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MuxserveParams:
+    kv_part: float = 0.5  # of the room beside its weights that one engine's KV cache takes
+
+
+def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = MuxserveParams()) -> PlaceDecision:
+    """The least shared group of one node. Ties: least held, then the first node and GPUs."""
+    model, options = request.model, []
+    for node in view.nodes:
+        if node.draining or model.engine not in node.engines:
+            continue
+        for group in _groups(node, model.num_gpus):
+            room = min(room_of(gpu, view.reserved) for gpu in group)
+            if room >= weights_per_gpu(model) + _least_kv(model):
+                options.append((_sharers(group, view.reserved), -room, node, group))
+    if not options:
+        need = show_bytes(weights_per_gpu(model) + _least_kv(model))
+        lacking = f"no {model.num_gpus} GPUs side by side have {need} free each, and nobody leaves"
+        return PlaceDecision(possible=False, reason=lacking)
+    options.sort(key=lambda option: (option[0], option[1], option[2].node_id))
+    sharers, negative_room, node, group = options[0]
+    stage = StageDecision(
+        node_id=node.node_id,
+        gpu_ids=tuple(gpu.gpu_id for gpu in group),
+        bytes_per_gpu=granted(model, -negative_room, params),
+    )
+    rivals = (Rival(name=g[0].gpu_id, score=float(num), why="engines there") for num, _, _, g in options[:MAX_RIVALS])
+    return PlaceDecision(stages=(stage,), reason=f"shared with {sharers} engines, the fewest", rivals=tuple(rivals))
+
+
+def granted(model: Model, room: int, params: MuxserveParams = MuxserveParams()) -> int:
+    """Bytes on each GPU: the weights, and a part of what they leave of `room` bytes for the KV cache."""
+    weights = weights_per_gpu(model)
+    part = max(_least_kv(model), int((room - weights) * params.kv_part))
+    return weights + min(part, bytes_per_gpu(model) - weights)
+
+
+def _least_kv(model: Model) -> int:
+    """KV bytes on each GPU for one of the requests that it runs at once."""
+    return (bytes_per_gpu(model) - weights_per_gpu(model)) // max(1, model.max_concurrency)
+
+
+def _sharers(group: Sequence[Gpu], reserved: Mapping[str, int]) -> int:
+    """Engines there, and whoever has been promised bytes there, as one."""
+    there = {grant.holder for gpu in group for grant in gpu.grants}
+    return len(there) + any(reserved.get(gpu.gpu_id) for gpu in group)
+
+
+def _groups(node: Node, num: int) -> list[Sequence[Gpu]]:
+    """Aligned blocks of `num` GPUs."""
+    return [node.gpus[first : first + num] for first in range(0, len(node.gpus) - num + 1, num)]
