@@ -8,13 +8,13 @@ from prometheus_client import REGISTRY
 
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer import CORDONS, Cordon, PlacerController, PlacerParams
-from glowplug.controllers.placer_network import REQUESTS_TEACH
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events.subjects import commands_to, entity_facts, facts_of
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
+from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
@@ -37,7 +37,7 @@ WIRING = Wiring(
 
 def wiring_of(settings: PlacerSettings) -> Wiring:
     """What it listens to: each request's end only for a placement that learns from it."""
-    if settings.policy_placement not in REQUESTS_TEACH:
+    if not wants_seconds(choose("placement", settings.policy_placement)):
         return WIRING
     return replace(WIRING, telemetry=[*WIRING.telemetry, facts_of("request.finished")])
 
