@@ -246,12 +246,12 @@ class AutoscalerController:
             return self._orphans(model_key, now_s)
         load = self.loads.of(model_key)
         load = replace(load, num_waiting=waiting, last_active_at=now_s) if waiting > load.num_waiting else load
-        mine = self.instances.of(model_key)
+        mine = self.instances.living(model_key)
         if any(i.state is InstanceState.READY and i.serves for i in mine.values()):
             self._asked.pop(model_key, None)
         if asked := model_key in self._asked and not load.num_waiting:
             load = replace(load, num_waiting=1)
-        load = without_gone(load, mine, self._unloaded)
+        load = without_gone(load, self.instances.of(model_key), self._unloaded)
         coming = [i for i, pending in self._pending.items() if pending.model_key == model_key]
         num_pending = sum(self._pending[i].num_required for i in coming)
         told = {i: InstanceState.READY for i, at in self._resumed.items() if now_s - at < self._params.repeat_s}
@@ -285,7 +285,7 @@ class AutoscalerController:
         if self._params.consolidate:
             effects += self._consolidations.of_model(mine, decision, now_s)
         effects += self._repeat(model_key, now_s)
-        is_empty = not coming and all(i.state.is_gone or i.state.is_dormant for i in mine.values())
+        is_empty = not coming and all(i.state.is_dormant for i in mine.values())
         if is_empty and not (effects or decision.num_wanted or load.num_waiting or load.num_in_flight):
             self._resting[model_key] = now_s + self._params.rest_s
         else:

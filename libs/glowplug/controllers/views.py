@@ -5,6 +5,7 @@ A row missing from its table is dropped once nobody has spoken of it for ABSENT_
 for as long is right: what was known never reached the store.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from glowplug.events.facts import RouterLoadReported
 
 ABSENT_S = 15.0
 LOAD_STALE_S = 3.0
+ARRIVALS_KEPT_S = 10.0
 
 
 class InstanceView:
@@ -24,11 +26,16 @@ class InstanceView:
     def __init__(self) -> None:
         self.by_id: dict[str, Instance] = {}
         self._by_model: dict[str, dict[str, Instance]] = {}
+        self._living: dict[str, dict[str, Instance]] = {}  # the same without those that are gone
         self._heard_at: dict[str, float] = {}
 
     def of(self, model_key: str) -> dict[str, Instance]:
         """The instances of one model, gone ones too."""
         return self._by_model.get(model_key, {})
+
+    def living(self, model_key: str) -> dict[str, Instance]:
+        """The instances of one model that are not gone: what a pass costs does not grow with what has been."""
+        return self._living.get(model_key, {})
 
     @property
     def model_keys(self) -> list[str]:
@@ -41,6 +48,10 @@ class InstanceView:
             return False
         self.by_id[instance.instance_id] = instance
         self._by_model.setdefault(instance.model_key, {})[instance.instance_id] = instance
+        if instance.state.is_gone:
+            self._living.get(instance.model_key, {}).pop(instance.instance_id, None)
+        else:
+            self._living.setdefault(instance.model_key, {})[instance.instance_id] = instance
         self._heard_at[instance.instance_id] = now_s
         return True
 
@@ -63,10 +74,12 @@ class InstanceView:
         instance = self.by_id.pop(instance_id, None)
         self._heard_at.pop(instance_id, None)
         if instance is not None:
-            siblings = self._by_model[instance.model_key]
+            siblings, living = self._by_model[instance.model_key], self._living.get(instance.model_key, {})
             del siblings[instance_id]
+            living.pop(instance_id, None)
             if not siblings:
                 del self._by_model[instance.model_key]
+                self._living.pop(instance.model_key, None)
 
 
 class NodeView:
@@ -114,6 +127,8 @@ class LoadView:
         self._reports = LoadReports()
         self._by_router: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}
         self._last_active: dict[str, float] = {}
+        self._counted: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_arrived as last told
+        self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> (when told, how many), of late
 
     def apply(self, report: RouterLoadReported, now_s: float) -> list[str]:
         """Returns the models that hold or run something, or did since the last report."""
@@ -124,9 +139,26 @@ class LoadView:
             if load.last_active_at > self._last_active.get(key, 0.0):
                 self._last_active[key] = min(load.last_active_at, now_s)
                 is_active = True
+            self._count(report.router_id, key, load.num_arrived, now_s)
             if is_active:
                 active.append(key)
         return active
+
+    def arrived(self, model_key: str, since: float) -> int:
+        """Requests told of after `since`, at most ARRIVALS_KEPT_S ago."""
+        return sum(num for at, num in self._arrived.get(model_key, ()) if at > since)
+
+    def _count(self, router_id: str, model_key: str, num: int, now_s: float) -> None:
+        before = self._counted.get((router_id, model_key))
+        if before == num:
+            return
+        self._counted[router_id, model_key] = num
+        if before is None or num < before:  # the first word, or a router that began anew
+            return
+        told = self._arrived.setdefault(model_key, deque())
+        told.append((now_s, num - before))
+        while told[0][0] < now_s - ARRIVALS_KEPT_S:
+            told.popleft()
 
     def touch(self, model_key: str, now_s: float) -> None:
         """Count something else than a request as activity."""
@@ -135,6 +167,7 @@ class LoadView:
     def forget(self, model_key: str) -> None:
         """Drop what is kept of a model that is no more."""
         self._last_active.pop(model_key, None)
+        self._arrived.pop(model_key, None)
 
     def is_fresh(self, now_s: float) -> bool:
         """Whether any router has spoken lately, of all its models; without, nothing may be called idle."""
@@ -146,12 +179,15 @@ class LoadView:
         for router_id in [r for r, (at, _) in self._by_router.items() if now_s - at > 10 * LOAD_STALE_S]:
             del self._by_router[router_id]
             self._reports.forget(router_id)
+            self._counted = {k: num for k, num in self._counted.items() if k[0] != router_id}
 
     def of(self, model_key: str) -> ModelLoad:
         """What every router that has spoken lately told of the model, in one."""
         told = [loads[model_key] for _, loads in self._by_router.values() if model_key in loads]
         last_active_at = self._last_active.get(model_key, 0.0)
         if len(told) == 1:
+            if told[0].last_active_at == last_active_at:
+                return told[0]
             return replace(told[0], last_active_at=last_active_at)
         running: dict[str, int] = {}
         outlooks: dict[str, Outlook] = {}

@@ -42,7 +42,10 @@ class Gpu:
 
     @property
     def used_bytes(self) -> int:
-        return sum(g.num_bytes for g in self.grants)
+        used = 0
+        for grant in self.grants:
+            used += grant.num_bytes
+        return used
 
     @property
     def free_bytes(self) -> int:

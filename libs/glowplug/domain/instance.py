@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+Becomes = Literal["stopped", "swapped_out", "prewarmed"]  # what an engine is after its drain, where it can
 
 
 class InstanceState(StrEnum):
@@ -17,17 +20,11 @@ class InstanceState(StrEnum):
     FAILED = "failed"
     PREWARMED = "prewarmed"  # a replica: weights (or the first of them) lie on its GPUs, no KV, nothing is served
 
-    @property
-    def is_gone(self) -> bool:
-        return self in (InstanceState.STOPPED, InstanceState.FAILED)
-
-    @property
-    def is_dormant(self) -> bool:
-        return self in (InstanceState.PREWARMED, InstanceState.SWAPPED_OUT)
-
-    @property
-    def is_coming(self) -> bool:
-        return self in (InstanceState.STARTING, InstanceState.LOADING)
+    def __init__(self, value: str) -> None:
+        # asked of every row in every pass over the fleet: kept with each state, not worked out anew
+        self.is_gone = value in ("stopped", "failed")
+        self.is_dormant = value in ("prewarmed", "swapped_out")
+        self.is_coming = value in ("starting", "loading")
 
 
 class PhaseName(StrEnum):

@@ -21,6 +21,16 @@ def test_any_order_and_repetition_ends_at_the_newest_revision_seen(facts):
     assert view.by_id["i-1"].revision == max(f.revision for f in facts)
 
 
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(list(InstanceState)), st.booleans())))
+def test_the_living_are_those_of_all_that_are_not_gone(history):
+    view = InstanceView()
+    for revision, (number, state, is_dropped) in enumerate(history):
+        view.apply(an_instance(f"i-{number}", state=state, revision=revision), 0.0)
+        if is_dropped:
+            view.forget(f"i-{number}")
+        assert view.living("m") == {i: row for i, row in view.of("m").items() if not row.state.is_gone}
+
+
 def test_a_row_missing_from_the_table_is_dropped_only_after_a_while():
     view = InstanceView()
     view.apply(an_instance(), 0.0)
