@@ -59,7 +59,9 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_run(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
 def test_whoever_ends_the_command_ends_its_workers(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     write(tmp_path, seconds=30_000_000)
     argv = [*GLOWPLUG, "simulate", "tiny.yaml", "--seeds", "0..3", "--jobs", "2"]
@@ -69,10 +71,10 @@ def test_whoever_ends_the_command_ends_its_workers(tmp_path: Path, sent: signal.
         while len(list(tmp_path.glob("runs/.*/seed-*/events.jsonl"))) < 2:
             assert command.poll() is None
             time.sleep(0.1)
-        (os.kill if sent is signal.SIGKILL else os.killpg)(command.pid, sent)
+        (os.killpg if sent is signal.SIGINT else os.kill)(command.pid, sent)  # a terminal tells all of them
         said, _ = command.communicate(timeout=30)  # at the end of the last of its processes: they share its output
     assert command.returncode == code, said
-    if sent is signal.SIGINT:
+    if sent is not signal.SIGKILL:
         assert (said, list((tmp_path / "runs").iterdir())) == (b"", [])
 
 

@@ -61,7 +61,7 @@ def read(path: Path, how: Reading | None = None) -> Iterator[Arrival]:
 
 
 def _kept(path: Path, arrivals: Iterable[tuple[int, Arrival]], how: Reading) -> Iterator[Arrival]:
-    """Thinned, from the first one on; each comes with its line. Raises TraceError for one earlier than the one before."""
+    """Thinned, from the first one on; each comes with its line. Raises TraceError for one before the last."""
     last_s, start_s = float("-inf"), None
     for line, arrival in arrivals:
         if start_s is None:
