@@ -22,10 +22,19 @@ class StepCosts:
     decode_base_s: float
     decode_s_per_sequence: float = 0.0
     decode_s_per_context: float = 0.0
+    num_stages: int = 1  # of a pipeline whose stages work on different prompts of a prefill step at once
 
     def prefill_s(self, num_tokens: int, num_tokens2: int) -> float:
-        """A prefill step over prompts of `num_tokens` in all, `num_tokens2` the sum of their squares."""
-        return self.prefill_base_s + self.prefill_s_per_token * num_tokens + self.prefill_s_per_token2 * num_tokens2
+        """A prefill step over prompts of `num_tokens` in all, `num_tokens2` the sum of their squares.
+
+        On s stages one prompt takes as long as on one GPU; of n equal ones, each a micro-batch, the last leaves the
+        pipeline after (s + n - 1) / (s n) of the time they take one after the other.
+        """
+        per_token = self.prefill_s_per_token * num_tokens + self.prefill_s_per_token2 * num_tokens2
+        if self.num_stages > 1 and num_tokens:
+            longest = num_tokens2 / (num_tokens * num_tokens)  # one n-th when all are equal
+            per_token *= (1 + (self.num_stages - 1) * longest) / self.num_stages
+        return self.prefill_base_s + per_token
 
     def decode_s(self, num_sequences: int, num_context: int, num_steps: int = 1) -> float:
         """`num_steps` decode steps of the same sequences, whose context grows by one token each and step."""
@@ -63,6 +72,7 @@ class StepCosts:
             decode_base_s=self.decode_base_s * ratio,
             decode_s_per_sequence=self.decode_s_per_sequence * ratio,
             decode_s_per_context=self.decode_s_per_context * ratio,
+            num_stages=self.num_stages,
         )
 
     def pipelined(self, num_stages: int, hop_s: float) -> "StepCosts":
@@ -80,6 +90,7 @@ class StepCosts:
             decode_base_s=self.decode_base_s + hop_s * num_stages,
             decode_s_per_sequence=self.decode_s_per_sequence / num_stages,
             decode_s_per_context=self.decode_s_per_context / num_stages,
+            num_stages=num_stages,
         )
 
 
