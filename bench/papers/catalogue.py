@@ -1,6 +1,17 @@
 """Every row there is, in the order of the page."""
 
-from bench.papers import h_pipeline, m_cache, p0_forecast, p4_router, p_serve, s_swap, u_union, w4_forecast, w_warm
+from bench.papers import (
+    h_load,
+    h_pipeline,
+    m_cache,
+    p0_forecast,
+    p4_router,
+    p_serve,
+    s_swap,
+    u_union,
+    w4_forecast,
+    w_warm,
+)
 from bench.papers.experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -10,7 +21,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     w4_forecast.EXPERIMENT,
     w_warm.W5,
     h_pipeline.H1,
-    h_pipeline.H2,
+    h_load.H2,
     h_pipeline.H3,
     h_pipeline.H4,
     m_cache.M1,

@@ -1,4 +1,4 @@
-"""H1-H4: HydraServe's cold starts, attainment, consolidation and bursts against serverless engines."""
+"""H1, H3, H4: HydraServe's cold starts, consolidation and bursts against serverless engines (H2: `h_load`)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,34 +6,15 @@ import yaml
 
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
-from bench.papers.plots import Bars, Lines
-from bench.papers.simulated import SIMULATOR, figures, points, policies, simulate
+from bench.papers.h_starts import MODELS, PRINTED_S, SIZES_GB, SYSTEMS, own, stages
+from bench.papers.plots import Bars
+from bench.papers.simulated import SIMULATOR, figures
 from glowplug.simulator.scenario import load_tree
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 
-START_S = {
-    "HydraServe": "{launch_s: 1.0, library_s: 2.0, warmup_s: 1.0, overlap: true}",
-    "serverless vLLM": "{launch_s: 2.0, library_s: 3.0, warmup_s: 3.2, overlap: false}",
-    "ServerlessLLM": "{launch_s: 1.0, library_s: 3.0, warmup_s: 3.2, overlap: false}",
-}
 KNOWN = "params.placer.start_stages={container_s: 1.0, library_s: 2.0, prefill_s: 0.3, decode_s: 0.05, hop_s: 0.001}"
-LOADED = KNOWN.replace("prefill_s: 0.3", "prefill_s: 1.0")  # the first prefill of a worker warms it up
 PLACED = {"HydraServe": "hydraserve", "serverless vLLM": "first_fit", "ServerlessLLM": "serverlessllm"}
-CHAT = "{prompt_mean: 236, prompt_cv: 4.4, response_mean: 180, response_cv: 1.81}"  # ShareGPT's quantiles
-CODE = "{prompt_mean: 160, prompt_cv: 0.45, response_mean: 70, response_cv: 0.6}"  # HumanEval: short both ways
-GRID = ((2, 0.6), (4, 0.7), (8, 0.6), (8, 0.8))  # CV and requests a second
-
-SEVEN = {
-    "OPT-2.7B": (5.3, "a10"),
-    "OPT-6.7B": (13.3, "a10"),
-    "OPT-13B": (25.7, "v100"),
-    "Llama2-7B": (12.5, "a10"),
-    "Llama2-13B": (24.2, "v100"),
-    "Llama3-8B": (16.1, "a10"),
-    "Falcon-7B": (14.4, "a10"),
-}
-"""GB, and the GPU it is served on."""
 
 
 def fleet(system: str, kind: str, num_servers: int, num_gpus: int, model: dict[str, object]) -> dict[str, object]:
@@ -60,7 +41,7 @@ def fleet(system: str, kind: str, num_servers: int, num_gpus: int, model: dict[s
     }
 
 
-def alone(tree: dict[str, object], arrivals: Iterable[Arrival], settings: Sequence[str], system: str) -> Outcome:
+def alone(tree: dict[str, object], arrivals: Iterable[Arrival], settings: Sequence[str]) -> Outcome:
     """A run of given requests on a small fleet."""
     for setting in (KNOWN, *settings):
         path, _, text = setting.partition("=")
@@ -69,13 +50,11 @@ def alone(tree: dict[str, object], arrivals: Iterable[Arrival], settings: Sequen
         for head in heads:
             node = node.setdefault(head, {})  # type: ignore[assignment]
         node[last] = yaml.safe_load(text)
-    start = yaml.safe_load(START_S[system.partition(",")[0]])
-    tree["models"][0]["start"] = start  # type: ignore[index]
     scenario = load_tree(tree, ROOT / "scenarios")
     return figures(World(scenario.setup, iter(list(arrivals))).run(400.0))
 
 
-COSTS = {
+COSTS: dict[str, dict[str, object]] = {
     "a10": {"profile": "llama-2-7b/a10"},
     "v100": {"profile": "llama-2-13b/a100", "scale": 2.4},
 }
@@ -93,137 +72,94 @@ def forced(gigabytes: float, num_stages: int) -> float:
 
 
 def run_cold(case: str, seed: int, quick: bool) -> Outcome:
-    """H1: one request to a model nobody has."""
-    name, _, system = case.partition(" by ")
-    gigabytes, kind = SEVEN[name]
-    model = {
+    """H1: one request to a model nobody has; `cached`: a second one, when the first engine has left the GPU."""
+    name, _, rest = case.partition(" on ")
+    kind, _, system = rest.lower().partition(" by ")
+    system = next(one for one in SYSTEMS if one.lower() == system)
+    gigabytes = SIZES_GB[name]
+    scale = gigabytes / 12.5 if kind == "a10" else 2.4 * gigabytes / 24.2
+    model: dict[str, object] = {
         "name": "model",
         "weights_bytes": f"{gigabytes}GB",
         "kv_bytes": "2GB",
-        "costs": COSTS[kind] | ({"scale": gigabytes / 12.5} if kind == "a10" else {}),
-        "slo": {"ttft_s": forced(gigabytes, 1 if system.endswith("one worker") else 4), "tpot_s": 10},
+        "start": stages(system, kind, gigabytes),
+        "costs": {**COSTS[kind], "scale": scale},
+        "slo": {"ttft_s": forced(gigabytes, 4 if system == "HydraServe" else 1), "tpot_s": 10},
     }
-    tree = fleet(system, kind, 4, 1 if kind == "a10" else 4, model)
-    return alone(tree, [Arrival(1.0, "model", 128, 16)], (), system)
 
+    def mean_s(*at_s: float) -> Outcome:
+        tree = fleet(system, kind, 4, 1 if kind == "a10" else 4, model)
+        return alone(tree, [Arrival(at, "model", 128, 16) for at in at_s], ())
 
-SYSTEMS = ("HydraServe", "HydraServe, one worker", "serverless vLLM", "ServerlessLLM")
+    cold = mean_s(1.0)
+    if not system.endswith("cached"):
+        return cold
+    both = mean_s(1.0, 200.0)
+    return both | {"ttft_mean": 2 * both["ttft_mean"] - cold["ttft_mean"]}
 
 
 def cold_cases(quick: bool) -> tuple[str, ...]:
-    return tuple(f"{name} by {system}" for name in SEVEN for system in SYSTEMS)
+    return tuple(f"{name} on {kind.upper()} by {one}" for kind in MODELS for name in MODELS[kind] for one in SYSTEMS)
+
+
+def _beside(ours: float, printed: float) -> str:
+    return f"{ours:.1f} ({printed:.1f})"
 
 
 def judge_cold(runs: Runs) -> Verdict:
     """H1."""
-    ttft = {case: runs.of(case, "ttft_mean").mean for case in runs.cases}
-    ratios = {name: ttft[f"{name} by serverless vLLM"] / ttft[f"{name} by HydraServe"] for name in SEVEN}
-    other = {name: ttft[f"{name} by ServerlessLLM"] / ttft[f"{name} by HydraServe"] for name in SEVEN}
+    pairs = [(name, kind) for kind in MODELS for name in MODELS[kind]]
+    ttft = {
+        (name, kind, one): runs.of(f"{name} on {kind.upper()} by {one}", "ttft_mean").mean
+        for name, kind in pairs
+        for one in SYSTEMS
+    }
+
+    def ratios(over: str, under: str) -> list[float]:
+        return [ttft[*pair, over] / ttft[*pair, under] for pair in pairs]
+
+    def theirs(over: str, under: str) -> str:
+        return _range(PRINTED_S[over, kind][name] / PRINTED_S[under, kind][name] for name, kind in pairs)
+
+    told = (
+        ("serverless vLLM", "HydraServe", "2.1x to 4.7x"),
+        ("ServerlessLLM", "HydraServe", "1.7x to 3.1x"),
+        ("ServerlessLLM, cached", "HydraServe", ""),
+        ("ServerlessLLM", "HydraServe, one worker", "above 1x"),
+    )
     findings = [
-        Finding("serverless vLLM / HydraServe", _range(ratios.values()), "2.1x to 4.7x"),
-        Finding("ServerlessLLM (nothing cached) / HydraServe", _range(other.values()), "1.7x to 3.1x"),
+        Finding(
+            f"{over} / {under}",
+            _range(ratios(over, under)),
+            f"{text + '; ' if text else ''}points: {theirs(over, under)}",
+        )
+        for over, under, text in told
     ]
-    for name in SEVEN:
-        times = ", ".join(f"{system} {ttft[f'{name} by {system}']:.2f} s" for system in SYSTEMS)
-        findings.append(Finding(f"{name}: TTFT of a cold start", times))
+    table = ["| seconds, ours (paper) | " + " | ".join(SYSTEMS) + " |", "|---|" + "---|" * len(SYSTEMS)]
+    for name, kind in pairs:
+        cells = [_beside(ttft[name, kind, one], PRINTED_S[one, kind][name]) for one in SYSTEMS]
+        table.append(f"| {name}, {SIZES_GB[name]} GB, {kind.upper()} | " + " | ".join(cells) + " |")
     bars = Bars(
-        title="TTFT of a cold start",
+        title="TTFT of a cold start, V100",
         x_label="model",
         y_label="seconds",
-        groups=list(SEVEN),
-        series={system: [ttft[f"{name} by {system}"] for name in SEVEN] for system in SYSTEMS},
+        groups=list(MODELS["v100"]),
+        series={one: [ttft[name, "v100", one] for name in MODELS["v100"]] for one in SYSTEMS},
     )
-    passed = min(ratios.values()) >= 1.9 and max(ratios.values()) <= 5
-    return Verdict(ours=_range(ratios.values()), passed=passed, findings=findings, plots={"cold starts": bars})
+    headline = ratios("serverless vLLM", "HydraServe")
+    passed = min(headline) >= 1.9 and max(headline) <= 5
+    return Verdict(
+        ours=_range(headline),
+        passed=passed,
+        findings=findings,
+        plots={"cold starts": bars},
+        tables=("\n".join(table),),
+    )
 
 
 def _range(ratios: Iterable[float]) -> str:
     found = sorted(ratios)
     return f"{found[0]:.2f}x to {found[-1]:.2f}x"
-
-
-def end_to_end(system: str, rps: float, cv: float, seconds: float) -> list[str]:
-    """What is laid over scenarios/hydraserve.yaml. `SYSTEM, cached`: all of host memory caches."""
-    base, _, cached = system.partition(", ")
-    out = [f"workload.rps={rps}", f"workload.cv={cv}", f"seconds={seconds}", LOADED]
-    for size in ("7b", "13b"):
-        out += [f"models.chat-{size}.lengths={CHAT}", f"models.code-{size}.lengths={CODE}"]
-    out += [f"model_defaults.start={START_S[base]}", *policies(scaling="hydraserve", placement=PLACED[base])]
-    if base != "HydraServe":
-        out.append("servers.*.abilities=[]")
-    if base == "ServerlessLLM" or cached:
-        out += ["servers.a10.host_cache_bytes=700GB", "servers.v100.host_cache_bytes=340GB"]
-    return out
-
-
-END_TO_END = ("HydraServe", "HydraServe, cached", "serverless vLLM", "ServerlessLLM")
-
-
-def load_cases(quick: bool) -> tuple[str, ...]:
-    grid = GRID[2:3] if quick else GRID
-    return tuple(f"{system} @{cv}/{rps}" for cv, rps in grid for system in END_TO_END)
-
-
-def run_load(case: str, seed: int, quick: bool) -> Outcome:
-    """H2."""
-    system, _, at = case.partition(" @")
-    cv, rps = at.split("/")
-    return simulate("hydraserve", end_to_end(system, float(rps), float(cv), 600 if quick else 900), seed)
-
-
-def judge_load(runs: Runs) -> Verdict:
-    """H2."""
-    grid = list(dict.fromkeys(case.partition(" @")[2] for case in runs.cases))
-    met = {case: runs.of(case, "ttft_met") for case in runs.cases}
-    best = {at: max(met[f"serverless vLLM @{at}"].mean, met[f"ServerlessLLM @{at}"].mean) for at in grid}
-    ratios = {at: met[f"HydraServe @{at}"].mean / best[at] for at in grid}
-    cached = {at: met[f"HydraServe, cached @{at}"].mean / best[at] for at in grid}
-    plain = {at: met[f"HydraServe @{at}"].mean / met[f"serverless vLLM @{at}"].mean for at in grid}
-    passed = all(1.3 <= ratio <= 1.9 for ratio in ratios.values())
-    findings = [
-        Finding("HydraServe / best baseline", _range(ratios.values()), "1.43x to 1.74x"),
-        Finding("HydraServe with cache / best baseline", _range(cached.values()), "up to 1.11x more"),
-        Finding("HydraServe / serverless vLLM", _range(plain.values())),
-    ]
-    for case in runs.cases:
-        tpot = f"TPOT attainment {runs.of(case, 'tpot_met').mean:.1%}, GPU-seconds {runs.of(case, 'gpu_s').mean:.0f}"
-        cold = f"mean TTFT {runs.of(case, 'ttft_mean').mean:.2f} s, {runs.of(case, 'starts').mean:.0f} starts"
-        findings.append(Finding(f"{case} (CV/RPS): TTFT attainment", f"{met[case].show('.1%')}; {cold}; {tpot}"))
-    share = [runs.of(case, "starts").mean / runs.of(case, "arrived").mean for case in runs.cases]
-    hs = [met[f"HydraServe @{at}"].mean for at in grid]
-    base = sorted(best.values())
-    told = {
-        "hs": f"{min(hs):.0%} to {max(hs):.0%}",
-        "best": f"{base[0]:.0%} to {base[-1]:.0%}",
-        "plain": _range(plain.values()),
-        "starts": f"{min(share):.0%} to {max(share):.0%}",
-    }
-    bars = Bars(
-        title="TTFT SLO attainment",
-        x_label="CV / requests per second",
-        y_label="share of requests",
-        groups=grid,
-        series={system: [met[f"{system} @{at}"].mean for at in grid] for system in END_TO_END},
-    )
-    cdf = Lines(
-        title=f"TTFT at CV/RPS {grid[-1]}",
-        x_label="TTFT, seconds",
-        y_label="share of requests",
-        series={s: points(runs.first(f"{s} @{grid[-1]}")["ttft_cdf"]) for s in END_TO_END},
-        log_x=True,
-    )
-    deviation = "" if passed else prose(ATTAINED, **told)
-    plots = {"attainment": bars, "ttft": cdf}
-    return Verdict(ours=_range(ratios.values()), passed=passed, findings=findings, deviation=deviation, plots=plots)
-
-
-ATTAINED = """
-    HydraServe meets {hs} of its objectives, so what the ratio can be is set by what the best baseline meets:
-    {best} here (ServerlessLLM with the host memory of all servers as a cache); the paper's ratios leave at most
-    70 % to it. Against serverless vLLM the ratio is {plain}. What the baselines miss is chat and code requests that
-    meet a start or a queue behind one, and starts are {starts} of the requests. How requests fall onto the 384
-    models decides it, and the Functions trace that says so cannot be had.
-"""
 
 
 def burst(
@@ -232,10 +168,11 @@ def burst(
     """`num` requests of 512 + 512 tokens at once to a 13B model on four V100 servers, or on sixteen of one GPU and a
     quarter of the network each (`apart`): there no two workers share what was fetched."""
     stages = 1 if system.endswith("one worker") else 4
-    model = {
+    model: dict[str, object] = {
         "name": "model",
         "weights_bytes": "24.2GB",
         "kv_bytes": "5GB",
+        "start": own("Llama2-13B", "v100"),
         "costs": COSTS["v100"],
         "slo": {"ttft_s": slo_s, "tpot_s": 10},
     }
@@ -247,7 +184,7 @@ def burst(
         tree["servers"][0]["abilities"] = []  # type: ignore[index]
     arrivals = [Arrival(60.0 + n * 1e-6, "model", 512, 512) for n in range(num)]
     settings = (f"params.autoscaler.consolidate={str(grows).lower()}", f"params.autoscaler.gather_s={gather_s}")
-    return alone(tree, arrivals, settings, system)
+    return alone(tree, arrivals, settings)
 
 
 def run_down(case: str, seed: int, quick: bool) -> Outcome:
@@ -266,9 +203,15 @@ def judge_down(runs: Runs) -> Verdict:
     seconds = {case: runs.of(case, "e2e_mean").mean - runs.of(case, "ttft_mean").mean for case in runs.cases}
     ratios = [seconds[f"{b} pipeline"] / seconds[f"{b} consolidated"] for b in batches]
     findings = [Finding("pipeline / consolidated, generation time", _range(ratios), "1.90x to 2.67x")]
-    for case in runs.cases:
-        ours = f"{seconds[case]:.1f} s to generate 512 tokens, TTFT {runs.of(case, 'ttft_mean').mean:.2f} s, "
-        findings.append(Finding(f"batch of {case}", ours + f"{runs.of(case, 'consolidated').mean:.0f} grown whole"))
+    table = [
+        "| batch | pipeline of four, s | consolidated, s | ratio | TTFT, s | workers grown whole |",
+        "|---|---|---|---|---|---|",
+    ]
+    for b, ratio in zip(batches, ratios, strict=True):
+        grown = runs.of(f"{b} consolidated", "consolidated").mean
+        ttft_s = runs.of(f"{b} consolidated", "ttft_mean").mean
+        pair = f"{seconds[f'{b} pipeline']:.1f} | {seconds[f'{b} consolidated']:.1f}"
+        table.append(f"| {b} | {pair} | {ratio:.2f}x | {ttft_s:.2f} | {grown:.0f} |")
     bars = Bars(
         title="Seconds to generate 512 tokens",
         x_label="batch",
@@ -277,7 +220,9 @@ def judge_down(runs: Runs) -> Verdict:
         series={how: [seconds[f"{b} {how}"] for b in batches] for how in ("pipeline", "consolidated")},
     )
     passed = all(1.7 <= ratio <= 2.9 for ratio in ratios)
-    return Verdict(ours=_range(ratios), passed=passed, findings=findings, plots={"generation": bars})
+    return Verdict(
+        ours=_range(ratios), passed=passed, findings=findings, plots={"generation": bars}, tables=("\n".join(table),)
+    )
 
 
 def run_burst(case: str, seed: int, quick: bool) -> Outcome:
@@ -297,13 +242,21 @@ def judge_burst(runs: Runs) -> Verdict:
     at = sizes.index("128")
     ttft, tpot = ratio["ttft_mean"][at], 1 / ratio["tpot_mean"][at]
     findings = [
-        Finding(
-            f"{case}",
-            f"TTFT {runs.of(case, 'ttft_mean').mean:.2f} s, TPOT {runs.of(case, 'tpot_mean').mean:.3f} s, "
-            f"{runs.of(case, 'starts').mean:.0f} starts, {runs.of(case, 'consolidated').mean:.0f} grown whole",
-        )
-        for case in runs.cases
+        Finding("TTFT, one worker each / groups of four, 128 requests", f"{ttft:.2f}x", "1.87x"),
+        Finding("TPOT, groups of four / one worker each, 128 requests", f"{tpot:.2f}x", "1.08x to 1.19x"),
     ]
+    table = [
+        "| requests at once | TTFT s=1, s | TTFT s=4, s | ratio | TPOT s=1, s | TPOT s=4, s | starts s=1, s=4 "
+        "| grown whole, s=4 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for n, r in zip(sizes, ratio["ttft_mean"], strict=True):
+        mean = {(s, x): runs.of(f"{n} with {s}", x).mean for s in ("s=1", "s=4") for x in BURST_FIGURES}
+        table.append(
+            f"| {n} | {mean['s=1', 'ttft_mean']:.2f} | {mean['s=4', 'ttft_mean']:.2f} | {r:.2f}x "
+            f"| {mean['s=1', 'tpot_mean']:.3f} | {mean['s=4', 'tpot_mean']:.3f} "
+            f"| {mean['s=1', 'starts']:.0f}, {mean['s=4', 'starts']:.0f} | {mean['s=4', 'consolidated']:.0f} |"
+        )
     bars = Bars(
         title="Mean TTFT of a burst",
         x_label="requests at once",
@@ -313,63 +266,54 @@ def judge_burst(runs: Runs) -> Verdict:
     )
     passed = 1.6 <= ttft <= 2.2 and tpot < 1.25
     ours = f"TTFT {ttft:.2f}x, TPOT {tpot:.2f}x"
-    by_size = ", ".join(f"{r:.2f}x at {n}" for n, r in zip(sizes, ratio["ttft_mean"], strict=True))
-    deviation = (
-        "" if passed else prose(SHARED, ratios=by_size, one=runs.of("128 with s=1", "ttft_mean").show(".1f", " s"))
+    deviation = prose(SHARED, one=runs.of("128 with s=1", "ttft_mean").show(".1f", " s"))
+    return Verdict(
+        ours=ours,
+        passed=passed,
+        findings=findings,
+        deviation=deviation,
+        plots={"burst": bars},
+        tables=("\n".join(table),),
     )
-    return Verdict(ours=ours, passed=passed, findings=findings, deviation=deviation, plots={"burst": bars})
 
 
 SHARED = """
-    TTFT by size of the burst: {ratios}. One worker per model is fast here ({one}, where four fetches of 24.2 GB
-    over 16 Gbit/s would take 48 s): the four GPUs of a server take the weights from one copy in its host memory,
-    fetched once. Where each GPU has a server and a quarter of the network of its own (`apart`) nothing is shared.
+    One worker per model is as fast as it is here ({one}, where four fetches of 24.2 GB over 16 Gbit/s would take 48 s)
+    because the four GPUs of a server take the weights from one copy in its host memory, fetched once. Where each GPU
+    has a server and a quarter of the network of its own (`apart`) nothing is shared.
 """
+BURST_FIGURES = ("ttft_mean", "tpot_mean", "starts", "consolidated")
 
 
-READS = (*SIMULATOR, "scenarios/hydraserve.yaml", "bench/papers/h_pipeline.py")
-STAGES = """Start-up stages: HydraServe 1 s for container and context, 2 s of imports beside the load, 1 s of warm-up;
-    serverless vLLM one after the other, 2 s, 3 s and 3.2 s of warm-up; ServerlessLLM the same engine with containers
-    ready, 1 s, 3 s and 3.2 s: section 8.2 has one worker of HydraServe start OPT-6.7B (7.7 s here) sooner than
-    ServerlessLLM does from its cache, which makes the latter's cold starts of large models slower than the 3.1x of
-    the same section. 32 GB/s of PCIe."""
+READS = (*SIMULATOR, "bench/papers/h_pipeline.py", "bench/papers/h_starts.py")
 H1 = Experiment(
     id="H1",
-    title="Cold start, seven models, serverless vLLM / HydraServe with four stages",
+    title="Cold start, seven models on V100, five on A10, serverless vLLM / HydraServe with four stages",
     paper="2.1x to 4.7x",
     band="1.9x to 5x",
-    setup=prose(f"HydraServe section 8.2, testbed (i), 16 Gbit/s: one request to a model that is nowhere. {STAGES}"),
+    setup=prose(
+        """HydraServe section 8.2, testbed (i), 16 Gbit/s a server: one request to a model that is nowhere. The fetch,
+        PCIe at 32 GB/s, the choice of servers and what of a start lies beside the fetch are simulated. The rest of a
+        start is fitted, a line over the size for each system and GPU, to the seconds the authors measured
+        (`bench/papers/h_starts.py`), so this row shows that those lines and the simulated fetch give the paper's
+        ratios for every model; it cannot show that a start is as long as it is. `cached`: a second request, once the
+        first engine has left. No seed matters."""
+    ),
     cases=cold_cases,
     run=run_cold,
     judge=judge_cold,
     reads=READS,
     max_seeds=1,
 )
-H2 = Experiment(
-    id="H2",
-    title="TTFT SLO attainment, HydraServe / best baseline, CV 2 to 8, RPS 0.6 to 0.8",
-    paper="1.43x to 1.74x",
-    band="1.3x to 1.9x",
-    setup=prose(
-        f"""HydraServe section 8.3, testbed (ii), 24 GPUs and 384 models, a quarter of an hour. {STAGES} 46,413
-        functions as popular as published of Azure's 2019 trace (which the paper cites), dealt round robin onto the
-        models; Gamma arrivals of each model at its long-run rate. HydraServe takes a first prefill for 1 s, warm-up
-        with it. Lengths of ShareGPT's quantiles (chat), of
-        HumanEval (code) and of arXiv summaries cut to 4096 tokens. ServerlessLLM caches in all host memory, the
-        others have 120 GB a server for weights on their way to four GPUs, and what stays there is a cache too."""
-    ),
-    cases=load_cases,
-    run=run_load,
-    judge=judge_load,
-    reads=READS,
-    max_seeds=3,
-)
 H3 = Experiment(
     id="H3",
     title="Generation time, pipeline of four / consolidated, 512 + 512 tokens",
     paper="1.90x to 2.67x",
     band="1.7x to 2.9x",
-    setup="HydraServe section 8.4: 13B on V100s, four stages. `pipeline` keeps its stages for good.",
+    setup=prose(
+        """HydraServe section 8.4: 13B on V100s, four stages; what follows the first token to the last of 512.
+        `pipeline` keeps its stages for good. A start takes what the authors measured of this model on this GPU."""
+    ),
     cases=down_cases,
     run=run_down,
     judge=judge_down,
@@ -384,7 +328,9 @@ H4 = Experiment(
     setup=prose(
         """HydraServe section 8.4, scaling up: 13B, 8 requests a worker, all at once to a model that is nowhere, on four
         servers of four V100s and 16 Gbit/s whose GPUs share what was fetched. The first start waits for HydraServe's
-        window of 1 s, with four stages and with one, so that the queue is seen whole."""
+        window of 1 s, with four stages and with one, so that the queue is seen whole. Start-up beside the fetch is
+        fitted to the two cold starts the authors measured of this model on this GPU: 17.4 s with one worker, 8.7 s with
+        four (`bench/papers/h_starts.py`); prefill, fetch and queue come on top."""
     ),
     cases=lambda quick: tuple(f"{n} with {s}" for n in ("32", "64", "128", "128 apart") for s in ("s=1", "s=4")),
     run=run_burst,
