@@ -49,6 +49,7 @@ def params_of(settings: PlacerSettings) -> PlacerParams:
         min_residency_s=settings.min_residency_s,
         fair_wait_s=settings.fair_wait_s,
         evict_grace_s=settings.evict_grace_s,
+        turns=settings.turns,
         evict_becomes=settings.evict_becomes,
         prewarm_every_s=settings.prewarm_every_s,
         network_bytes_per_s=settings.network_bytes_per_s,

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from glowplug.controllers.placer_params import Becomes
+from glowplug.domain.instance import Becomes
+from glowplug.policies.residency.turns import Turns
 from glowplug.runtime.settings import ElectedSettings
 
 
@@ -14,6 +15,7 @@ class PlacerSettings(ElectedSettings):
     min_residency_s: float = Field(1.0, ge=0)  # a READY instance is not evicted before
     fair_wait_s: float = Field(5.0, ge=0)  # a placement that waited this long may have a busy instance drained
     evict_grace_s: float = Field(300.0, ge=0)  # longest drain of a victim: it ends hung engines, not slow answers
+    turns: Turns = "fair"  # when a busy instance gives way; `balanced` weighs its arrivals against who waits
     evict_becomes: Becomes = "stopped"  # what a victim turns into where its engine can
     prewarm_every_s: float = Field(2.0, gt=0)  # between two plans of what to prewarm, when nothing happens
     network_bytes_per_s: float = Field(2e9, gt=0)  # of a node's network card that tells no rate

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
+from glowplug.policies.residency.turns import Turns
 
 Becomes = Literal["stopped", "swapped_out", "prewarmed"]
 
@@ -25,6 +26,7 @@ class PlacerParams:
     max_tick_gap_s: float = 3.0  # a longer one was our pause or a jump of the clock, not the silence of the nodes
     settle_s: float = 3.0  # after start, time for nodes and routers to speak before anybody is evicted or given up
     retry_s: float = 1.0  # a placement without room asks its policy again after this, or as soon as bytes come free
+    turns: Turns = "fair"  # when a busy instance gives way: policies/residency/turns.py
     evict_becomes: Becomes = "stopped"  # what a running engine turns into that makes room, where it can
     prewarm_every_s: float = 2.0  # between two plans of what to prewarm, when nothing happens
     prewarm_gap_s: float = 0.25  # ... and when something does

@@ -21,6 +21,7 @@ from glowplug.events.facts import InstanceFailed
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import with_drops
 from glowplug.policies.placement.port import PlaceRequest
+from glowplug.policies.residency.turns import TurnParams
 
 Place = Callable[..., PlaceDecision]
 Evict = Callable[..., EvictDecision]
@@ -41,7 +42,7 @@ class Look:
             models=fleet.models,
             loads=fleet.loads,
             min_residency_s=params.min_residency_s,
-            fair_turn_s=params.fair_turn_s,
+            turns=TurnParams(rule=params.turns, turn_s=params.fair_turn_s),
         )
         self.no_room: dict[Any, PlaceDecision] = {}  # of those alike in size
         self.too_late: dict[Any, tuple[float, PlaceDecision]] = {}  # ... in time too -> seconds waited by who was told
@@ -111,7 +112,20 @@ class Placing:
         if not self._waiting:
             return []
         look = Look(self.fleet, now_s)
-        return [e for _, placement in list(self._waiting) for e in self._try(placement, look)]
+        return [e for placement in self._in_turn(look) for e in self._try(placement, look)]
+
+    def _in_turn(self, look: Look) -> list[Placement]:
+        """Who waits, most urgent first. Where turns are balanced that is, of equal priority, the queue that has waited
+        longest in all its requests together."""
+        waiting = [placement for _, placement in self._waiting]
+        if self.fleet.params.turns == "balanced" and len(waiting) > 1:
+
+            def waited_s(placement: Placement) -> float:
+                command = placement.command
+                return look.room.waiting_for(command.model) * max(0.0, look.now_s - command.wanted_at)
+
+            waiting.sort(key=lambda p: (p.urgency[0], not p.stages, -waited_s(p), p.urgency))
+        return waiting
 
     def try_one(self, placement: Placement, now_s: float) -> list[Effect]:
         """One that has just been asked for; nothing has changed for the others."""
@@ -134,9 +148,8 @@ class Placing:
             return []
         if not settled and not self.fleet.loads.is_fresh(now_s):
             return []
-        is_starved = waited >= params.fair_wait_s and not look.room.runs(placement.command.model)
-        busy_may_go = is_starved and not decision.stages
-        chosen = self._make_room(placement, look, decision, busy_may_go=busy_may_go)
+        wanting = 0 if decision.stages else self._wanting(placement, look)
+        chosen = self._make_room(placement, look, decision, wanting)
         if chosen is not None:
             return self._evict_for(placement, *chosen, now_s)
         return self._start(placement, decision, now_s) if decision.stages else []
@@ -213,23 +226,32 @@ class Placing:
             for worker in row.workers
         )
 
+    def _wanting(self, placement: Placement, look: Look) -> int:
+        """Its requests for which busy instances may be drained: none while some of its model run, or it just came."""
+        model, params = placement.command.model, self.fleet.params
+        if look.room.runs(model):
+            return 0
+        if params.turns == "balanced":
+            return look.room.waiting_for(model)
+        return 1 if look.now_s - placement.received_at >= params.fair_wait_s else 0
+
     def _make_room(
-        self, placement: Placement, look: Look, decision: PlaceDecision, *, busy_may_go: bool
+        self, placement: Placement, look: Look, decision: PlaceDecision, wanting: int
     ) -> tuple[StageDecision, EvictDecision] | None:
         """GPUs where others leave for it: those where an engine of its model sleeps before any."""
         model = placement.command.model
         home = self._sleeps_at(placement) if model.key in look.models_with_copies else frozenset()
-        if home and (found := look.room.make(model, self._evict, busy_may_go=busy_may_go, only=home)):
+        if home and (found := look.room.make(model, self._evict, wanting=wanting, only=home)):
             return found
         if decision.stages:
             return None
         runs_it = any(not row.state.is_gone for row in self.fleet.instances.of(model.key).values())
         whose = model.key if runs_it else ""  # its own instances do not leave for it, but may for another model
-        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, busy_may_go, whose)
+        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, wanting, whose)
         if key in look.no_victims and not placement.stages:
             return None
         claims = self.fleet.books.set_aside(placement.instance_id) if placement.stages else {}
-        found = look.room.make(model, self._evict, busy_may_go=busy_may_go, whole=decision.whole_gpus)
+        found = look.room.make(model, self._evict, wanting=wanting, whole=decision.whole_gpus)
         if claims:
             self.fleet.books.put_back(placement.instance_id, claims)
         if found is None:

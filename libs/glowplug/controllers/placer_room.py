@@ -12,6 +12,7 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.residency.resident import Resident
+from glowplug.policies.residency.turns import Turn, TurnParams, goes_on
 
 Evict = Callable[..., EvictDecision]
 Cost = tuple[int, float, str]
@@ -27,15 +28,16 @@ class Room:
     models: dict[str, Model]
     loads: LoadView
     min_residency_s: float
-    fair_turn_s: float
+    turns: TurnParams
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
-    _residents: dict[tuple[str, int, bool], list[Resident]] = field(default_factory=dict)
+    _residents: dict[tuple[str, int, int], list[Resident]] = field(default_factory=dict)
 
     def make(
-        self, model: Model, evict: Evict, *, busy_may_go: bool, only: Collection[str] = (), whole: bool = False
+        self, model: Model, evict: Evict, *, wanting: int, only: Collection[str] = (), whole: bool = False
     ) -> tuple[StageDecision, EvictDecision] | None:
         """The GPUs where room is made at the least cost (of `only`, when given), and who leaves there; None when nobody
-        may leave. `whole`: everybody leaves who serves there.
+        may leave. `wanting`: how many requests wait that may have busy instances drained, 0 when those must stay.
+        `whole`: everybody leaves who serves there.
 
         Order: GPUs where drains under way suffice, then fewest victims, then oldest use, then id.
         """
@@ -43,13 +45,17 @@ class Room:
         for node in self.nodes:
             if node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
                 continue
-            found = self._on_node(node, model, _sketched(evict), busy_may_go, only, whole)
+            found = self._on_node(node, model, _sketched(evict), wanting, only, whole)
             if found is not None and (best is None or found[0] < best[0]):
                 best = (found[0], node, found[1])
         if best is None:
             return None
-        told = self._on_node(best[1], model, evict, busy_may_go, best[2].gpu_ids, whole)
+        told = self._on_node(best[1], model, evict, wanting, best[2].gpu_ids, whole)
         return (told[1], told[2]) if told else None
+
+    def waiting_for(self, model: Model) -> int:
+        """Requests that wait for it."""
+        return self._load(model.key).num_waiting
 
     def runs(self, model: Model) -> bool:
         """Whether some of its requests are being answered: who wants more of what it has is not starved."""
@@ -66,14 +72,14 @@ class Room:
         return False
 
     def _on_node(
-        self, node: Node, model: Model, evict: Evict, busy_may_go: bool, only: Collection[str], whole: bool
+        self, node: Node, model: Model, evict: Evict, wanting: int, only: Collection[str], whole: bool
     ) -> tuple[Cost, StageDecision, EvictDecision] | None:
         """The `num_gpus` GPUs of one node that cost least together; each is asked for by itself."""
         options = []
         for gpu in node.gpus:
             if only and gpu.gpu_id not in only:
                 continue
-            decision = self._on(gpu, model, evict, busy_may_go, whole)
+            decision = self._on(gpu, model, evict, wanting, whole)
             if decision is not None:
                 options.append((self._cost(gpu.gpu_id, decision), decision))
         if len(options) < model.num_gpus:
@@ -99,7 +105,7 @@ class Room:
         newest = max((self._used_at(here[v]) for v in decision.victims if v in here), default=0.0)
         return (len(decision.victims), newest, gpu_id)
 
-    def _on(self, gpu: Gpu, model: Model, evict: Evict, busy: bool, whole: bool) -> EvictDecision | None:
+    def _on(self, gpu: Gpu, model: Model, evict: Evict, wanting: int, whole: bool) -> EvictDecision | None:
         wanted = bytes_per_gpu(model)
         if gpu.total_bytes < wanted:
             return None
@@ -120,37 +126,37 @@ class Room:
         if need <= 0:
             reason = "instances that drain already free enough" if leaving else _HAS_ROOM
             return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None
-        residents = [r for r in self._residents_on(gpu.gpu_id, model, busy) if here[r.name].model_key != model.key]
+        residents = [r for r in self._residents_on(gpu.gpu_id, model, wanting) if here[r.name].model_key != model.key]
         if sum(r.num_bytes for r in residents if not r.held) < need:
             return None
         decision = evict(residents, need)
         return decision if decision.victims else None
 
-    def _residents_on(self, gpu_id: str, model: Model, busy: bool) -> list[Resident]:
-        key = (gpu_id, model.priority, busy)
+    def _residents_on(self, gpu_id: str, model: Model, wanting: int) -> list[Resident]:
+        key = (gpu_id, model.priority, wanting)
         known = self._residents.get(key)
         if known is None:
             here = self.books.by_gpu.get(gpu_id, {}).values()
             known = [
-                self._resident(i, gpu_id, model, busy)
+                self._resident(i, gpu_id, model, wanting)
                 for i in here
                 if i.state is not InstanceState.DRAINING and not i.replica and not i.state.is_dormant
             ]
             self._residents[key] = known
         return known
 
-    def _resident(self, instance: Instance, gpu_id: str, model: Model, busy_may_go: bool) -> Resident:
+    def _resident(self, instance: Instance, gpu_id: str, model: Model, wanting: int) -> Resident:
         load = self._load(instance.model_key)
         return Resident(
             name=instance.instance_id,
             num_bytes=sum(w.num_bytes for w in instance.workers if w.gpu_id == gpu_id),
             last_used_at=self._used_at(instance),
             priority=self._priority(instance),
-            held=self._held(instance, model, load, busy_may_go),
+            held=self._held(instance, model, load, wanting),
             num_waiting=load.num_waiting,
         )
 
-    def _held(self, instance: Instance, model: Model, load: ModelLoad, busy_may_go: bool) -> str:
+    def _held(self, instance: Instance, model: Model, load: ModelLoad, wanting: int) -> str:
         """Why an instance must stay, "" when it may go."""
         owner = self.models.get(instance.model_key)
         if owner is not None and owner.pinned:
@@ -164,14 +170,23 @@ class Room:
         if self._priority(instance) > model.priority:
             return f"priority {self._priority(instance)} over {model.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
-        if busy_may_go:
-            is_new = self.now_s - instance.ready_at < self.fair_turn_s
-            return "its turn has just begun" if is_new and (num or load.num_waiting) else ""
+        if wanting:
+            return goes_on(self._turn(instance, load, num, wanting), self.turns)
         if not self.loads.is_fresh(self.now_s):
             return "no router has spoken lately"
         if num:
             return f"{num} requests in flight"
         return f"{load.num_waiting} requests wait for it" if load.num_waiting else ""
+
+    def _turn(self, instance: Instance, load: ModelLoad, num_in_flight: int, wanting: int) -> Turn:
+        return Turn(
+            served_s=self.now_s - instance.ready_at,
+            start_s=max(0.0, instance.ready_at - instance.created_at),
+            num_in_flight=num_in_flight,
+            num_waiting=load.num_waiting,
+            arriving_per_s=self.loads.arrived(instance.model_key, self.now_s - _LATELY_S) / _LATELY_S,
+            num_wanting=wanting,
+        )
 
     def _priority(self, instance: Instance) -> int:
         owner = self.models.get(instance.model_key)
@@ -200,4 +215,5 @@ def _sketched(evict: Evict) -> Evict:
 
 
 _HAS_ROOM = "has room"
+_LATELY_S = 2.0  # four reports of a router
 _LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)

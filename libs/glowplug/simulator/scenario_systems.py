@@ -32,7 +32,7 @@ def _system(about: str, params: Mapping[str, Mapping[str, Any]] | None = None, *
     settings = {
         "agent": {"reservation": ""},
         "autoscaler": {"stop_becomes": "stopped"},
-        "placer": {"evict_becomes": "stopped"},
+        "placer": {"evict_becomes": "stopped", "turns": "fair"},
     }
     return System(about=about, policies=chosen, params=settings | dict(params or {}))
 
@@ -41,11 +41,12 @@ _KEEPS = {"agent": {"reservation": "paper"}, "autoscaler": {"stop_becomes": "pre
 # No Eq. 1 in the union: it takes instances back from their drain, which one without a KV cache cannot do
 _STAYS = {"autoscaler": {"stop_becomes": "prewarmed"}}
 _SWAPS = {"placer": {"evict_becomes": "swapped_out"}}
+_TAKES_TURNS = {"placer": {"evict_becomes": "swapped_out", "turns": "balanced"}}
 
 SYSTEMS: Final[Mapping[str, System]] = {
     "union": _system(
         "the five papers joined, one owner per knob",
-        _STAYS | _SWAPS,
+        _STAYS | _TAKES_TURNS,
         routing="union",
         prediction="warmserve_csp",
         scaling="union",

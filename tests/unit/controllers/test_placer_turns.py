@@ -1,0 +1,67 @@
+"""Whose turn it is on a GPU that holds one engine at a time (policies/residency/turns.py): the placer carries it out."""
+
+from dataclasses import replace
+
+import pytest
+
+from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.placer import PlacerController, PlacerParams
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.commands import PlaceInstance, StartInstance, StopInstance
+from glowplug.events.facts import InstanceReady, InstanceStopped, NodeBeat
+from glowplug.policies.placement.first_fit import place
+from glowplug.policies.residency.lru import evict
+from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
+
+
+def placer(node, turns) -> PlacerController:
+    chosen = {"placement": "first_fit", "residency": "lru"}
+    controller = PlacerController(place, evict, chosen, epoch=3, params=PlacerParams(turns=turns))
+    controller.restore("nodes", {node.node_id: node}, 0.0)
+    controller.handle(Tick(), 0.0)
+    return controller
+
+
+def beat(controller, now_s, node):
+    return controller.handle(an_event(NodeBeat(node=node)), now_s)
+
+
+def asked(model, instance_id="i-new", wanted_at=9.0):
+    command = PlaceInstance(instance_id=instance_id, model=model, reason="1 waiting", wanted_at=wanted_at)
+    return an_event(command, issuer="autoscaler-1", epoch=1)
+
+
+def payloads(effects, cls):
+    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
+
+
+def balanced(load, *, arrived):
+    """Who is told to go when another model's two requests wait for the GPU of a busy engine started in a second."""
+    controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5), "balanced")
+    fact = InstanceReady(instance=an_instance("i-1", "a", mib=150, created_at=1.0, ready_at=2.0))
+    controller.handle(an_event(fact), 5.0)
+    beat(controller, 9.5, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=6))
+    controller.handle(load_report(a=replace(load, num_arrived=1), b=ModelLoad(num_waiting=2)), 9.6)
+    controller.handle(load_report(a=replace(load, num_arrived=1 + arrived), b=ModelLoad(num_waiting=2)), 10.0)
+    return payloads(controller.handle(asked(a_model("b", mib=150)), 10.1), StopInstance)
+
+
+@pytest.mark.parametrize(("arrived", "goes"), [(0, True), (4, False)])
+def test_where_turns_are_balanced_a_burst_is_served_to_its_end_and_no_longer(arrived, goes):
+    busy = ModelLoad(num_in_flight=3, in_flight_by_instance={"i-1": 3})
+    assert bool(balanced(busy, arrived=arrived)) is goes
+
+
+def test_of_equal_priority_the_queue_that_has_waited_most_in_all_comes_first_where_turns_are_balanced():
+    for turns, first in (("fair", "i-b"), ("balanced", "i-c")):
+        controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]}, revision=5), turns)
+        controller.handle(an_event(InstanceReady(instance=an_instance("i-1", "a", mib=200, ready_at=9.4))), 9.4)
+        beat(controller, 9.5, a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]}, revision=6))
+        controller.handle(asked(a_model("b", mib=150), "i-b", wanted_at=9.0), 9.6)
+        controller.handle(asked(a_model("c", mib=150), "i-c", wanted_at=9.0), 9.7)
+        controller.handle(load_report(b=ModelLoad(num_waiting=1), c=ModelLoad(num_waiting=9)), 9.8)
+        started = beat(controller, 10.0, a_node(gpus_mib=(200,), revision=7))
+        gone = an_instance("i-1", "a", InstanceState.STOPPED, mib=200, revision=9)
+        started += controller.handle(an_event(InstanceStopped(instance=gone)), 10.0)
+        assert [start.instance_id for start in payloads(started, StartInstance)] == [first]
