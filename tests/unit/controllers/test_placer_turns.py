@@ -1,4 +1,4 @@
-"""Whose turn it is on a GPU that holds one engine at a time (policies/residency/turns.py): the placer carries it out."""
+"""Whose turn it is on a GPU that holds one engine at a time (policies/residency/turns.py) in the placer."""
 
 from dataclasses import replace
 
