@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from axe_playwright_python.async_playwright import Axe
 
 from tests import browser
@@ -219,7 +220,11 @@ def test_tap_and_why_read_a_run(tmp_path: Path) -> None:
 @pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.MISSING)
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_the_report_opens_without_a_complaint_and_explains_a_request(tmp_path: Path, scheme: str) -> None:
-    write(tmp_path)
+    path = write(tmp_path)
+    scenario = yaml.safe_load(path.read_text())
+    scenario["models"].append({"name": "idle"})
+    scenario["workload"]["alpha"] = 12  # of three models nobody asks for the last
+    path.write_text(yaml.safe_dump(scenario))
     glowplug(tmp_path, "simulate", "tiny.yaml", "--compare", "policies.routing=least_loaded,round_robin", "--out", "a")
     assert asyncio.run(opened(tmp_path / "a/report.html", scheme)) == []
 
@@ -235,6 +240,10 @@ async def opened(path: Path, scheme: Any) -> list[str]:
         await page.click("#requests tbody tr")
         await browser.until(page, "document.querySelectorAll('.detail .decision .kind').length > 0")
         assert "Rivals" in await page.inner_text(".detail")
+        assert "24.0 GB" in await page.inner_text(".detail .rival i")
+        legend = await page.inner_text("#gpus .legend")
+        assert "chat" in legend
+        assert "idle" not in legend, "the legend names a model that no GPU held"
         assert (await Axe().run(page)).response["violations"] == []
         await page.click("#models th:nth-child(3) button")
         assert await page.get_attribute("#models th:nth-child(3)", "aria-sort") == "descending"
@@ -245,6 +254,8 @@ async def opened(path: Path, scheme: Any) -> list[str]:
         await page.focus("#gpus canvas.main")
         for key in ("+", "+", "ArrowRight", "-", "0"):
             await page.keyboard.press(key)
-        wide = await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert wide, "the page is wider than its window"
+        for width in (1280, 390):
+            await page.set_viewport_size({"width": width, "height": 900})
+            wide = await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert wide, f"the page is wider than its window of {width}"
     return complaints

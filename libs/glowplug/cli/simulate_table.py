@@ -8,7 +8,7 @@ from glowplug.simulator.report.page_data import variants_over_seeds
 
 Table = tuple[tuple[str, ...], list[tuple[object, ...]]]
 MAX_MODELS = 40
-_MODEL_HEADERS = ("model", "requests", "ttft p50", "p95", "p99", "tpot p50", "p99", "in time", "warm", "refused")
+_MODEL_HEADERS = ("model", "requests", "ttft p50", "p95", "p99", "tpot p50", "p99", "in time", "warm", "unanswered")
 _FLEET_HEADERS = ("gpu-s", "starts", "hit", "fetched", "loaded")
 
 

@@ -137,6 +137,14 @@ def _readable(values: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
+def _score(kind: str, score: float) -> str:
+    """A rival's score as people read it: room on a GPU is bytes, the order of an eviction may be when each was last
+    used (epoch seconds)."""
+    if kind == "evict" and 1e9 < score < 1e10:
+        return time.strftime("%H:%M:%S", time.localtime(score))
+    return f"{show_bytes(int(score))}" if abs(score) >= 1e6 else f"score {score:g}"
+
+
 def decision_text(decision: dict[str, Any]) -> str:
     """One decision as a person reads it."""
     when = time.strftime("%H:%M:%S", time.localtime(decision["made_at"]))
@@ -152,6 +160,6 @@ def decision_text(decision: dict[str, Any]) -> str:
     if decision.get("inputs"):
         lines += ["  inputs", pairs(_readable(decision["inputs"]), "    ")]
     if decision.get("rivals"):
-        rivals = {r["name"]: f"score {r['score']:g}  {r['why']}" for r in decision["rivals"]}
+        rivals = {r["name"]: f"{_score(decision['kind'], r['score'])}  {r['why']}" for r in decision["rivals"]}
         lines += ["  rivals", pairs(rivals, "    ")]
     return "\n".join(line for line in lines if line) + f"\n  decision {decision['decision_id']}\n"

@@ -85,6 +85,18 @@ def test_why_shows_rule_reason_inputs_and_rivals() -> None:
         assert word in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "score", "shown"),
+    [("place", 24e9, "node-2/0  22 GiB  x"), ("place", 1.25, "score 1.25"), ("evict", 1_700_000_000.5, ":13:20  x")],
+)
+def test_why_shows_room_as_bytes_and_the_last_use_as_a_time(kind: str, score: float, shown: str) -> None:
+    text = why.decision_text(
+        {"made_at": 0.0, "service": "placer", "kind": kind, "policy": "lru", "reason": "x", "decision_id": "d-1",
+         "rivals": [{"name": "node-2/0", "score": score, "why": "x"}]}
+    )  # fmt: skip
+    assert shown in text
+
+
 def test_a_log_that_moved_on_shows_only_what_is_new() -> None:
     assert logs._fresh([], ["a", "b"]) == ["a", "b"]
     assert logs._fresh(["a", "b"], ["b", "c"]) == ["c"]

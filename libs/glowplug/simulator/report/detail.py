@@ -211,6 +211,7 @@ def detail_of(
     of_holder = [numbers.get(models_of.get(holder, ""), -1) for holder in spans.holders]
     held["model"] = [of_holder[holder] for holder in held["holder"]]
     return {
+        "began_at": setup.began_at,
         "end_s": end_s,
         "gpus": spans.gpus,
         "models": models,

@@ -1,6 +1,6 @@
 /* Lines over one axis, with a rule that follows the pointer. series: [{name, index, points: [[x, y]], dash}] */
 function lines(series, options) {
-  const W = Math.min(options.width ?? 1000, Math.max(420, innerWidth - 90)), H = options.height ?? 320, L = 52, R = 14, T = 12, B = 40;
+  const W = Math.min(options.width ?? 1000, Math.max(280, innerWidth - 90)), H = W < 420 ? 240 : options.height ?? 320, L = 52, R = 14, T = 12, B = 40;
   const holder = h("div");
   const hidden = new Set();
   const log = options.log ?? false;
@@ -22,9 +22,13 @@ function lines(series, options) {
     svg.append(s("line", { class: "grid", x1: L, x2: W - R, y1: Y(y), y2: Y(y) }));
     svg.append(s("text", { x: L - 8, y: Y(y) + 4, "text-anchor": "end" }, options.showY(y)));
   }
-  for (const x of log ? decades(x0, x1) : ticks(x0, x1, 8)) {
+  const apart = W < 420 ? 52 : 40;
+  let last = -Infinity;
+  for (const x of log ? decades(x0, x1) : ticks(x0, x1, Math.min(8, W / 70))) {
     svg.append(s("line", { class: "grid", x1: X(x), x2: X(x), y1: T, y2: H - B }));
-    svg.append(s("text", { x: X(x), y: H - B + 17, "text-anchor": "middle" }, options.showX(x)));
+    if (X(x) - last < apart) continue;
+    last = X(x);
+    svg.append(s("text", { x: Math.min(X(x), W - 16), y: H - B + 17, "text-anchor": "middle" }, options.showX(x)));
   }
   svg.append(s("line", { class: "axis", x1: L, x2: W - R, y1: H - B, y2: H - B }));
   svg.append(s("text", { x: (W + L - R) / 2, y: H - 4, "text-anchor": "middle" }, options.label));

@@ -11,7 +11,7 @@ const METRICS = [
   ["TTFT in time", (t) => t.ttft_attainment, share, "high"],
   ["TPOT in time", (t) => t.tpot_attainment, share, "high"],
   ["warm", (t) => t.warm_ratio, share, "high"],
-  ["refused", (t) => t.num_refused + t.num_unfinished, count, "low"],
+  ["unanswered", (t) => t.num_refused + t.num_unfinished, count, "low"], // refused, or not finished when the run ended
 ];
 const FLEET = [
   ["starts", (f) => f.num_starts, count],
@@ -35,7 +35,7 @@ function tiles(total, fleet) {
   return h("dl.tiles", {},
     tile("First token, half of all", seconds(total.ttft_s_p50), "TTFT p50"), tile("… 99 of 100", seconds(total.ttft_s_p99), "TTFT p99"),
     tile("A token after the first", seconds(total.tpot_s_p50), `TPOT p50; p99 ${seconds(total.tpot_s_p99)}`),
-    tile("In time", share(total.ttft_attainment), "of all requests, first token"),
+    tile("In time", share(total.ttft_attainment), total.ttft_attainment === null ? "no model has an objective" : "of all requests, first token"),
     tile("Warm", share(total.warm_ratio), "found a running instance"),
     tile("GPU time held", hours(fleet.gpu_seconds), fleet.gpu_seconds && fleet.seconds ? `${(fleet.gpu_seconds / fleet.seconds).toFixed(1)} of ${data.gpus} GPUs on average` : ""),
     tile("Requests", count(total.num_arrived), `${count(total.num_refused)} refused, ${count(total.num_unfinished)} unfinished`));
@@ -43,9 +43,9 @@ function tiles(total, fleet) {
 function variantTable() {
   const spread = (value, show) => (value && typeof value === "object" && value.max !== value.min ? [show(value.mean), h("small.range", {}, `${show(value.min)} to ${show(value.max)}`)] : show(middle(value)));
   const columns = [{ name: "variant", value: (v) => v.label, show: (v) => [h("span.dot", { style: `background:${colour(v.index)}` }), v.label] },
-    ...METRICS.map(([name, get, show, best]) => ({ name, best, value: (v) => get(centred(v.total)), show: (v) => spread(name === "refused" ? get(centred(v.total)) : get(v.total), show) })),
+    ...METRICS.map(([name, get, show, best]) => ({ name, best, value: (v) => get(centred(v.total)), show: (v) => spread(name === "unanswered" ? get(centred(v.total)) : get(v.total), show) })),
     ...FLEET.map(([name, get, show, best]) => ({ name, best, value: (v) => middle(get(v.fleet)), show: (v) => spread(get(v.fleet), show) }))];
-  return card("variants", "Side by side", data.seeds.length > 1 ? `means over ${data.seeds.length} seeds, with the range; the best in green` : "the best in green", h("div.scroll", {}, table(columns, data.variants)));
+  return card("variants", "Side by side", data.seeds.length > 1 ? `means over ${data.seeds.length} seeds, with the range; the best in green` : "the best in green", scrolled("div.scroll", "Variants", table(columns, data.variants)));
 }
 function curveCard() {
   const holder = h("div");
@@ -68,7 +68,7 @@ function modelCard() {
   const columns = [{ name: "model", value: (r) => r.model, show: (r) => r.isTotal ? r.model : [h("span.dot", { style: `background:${colour(r.index)}` }), r.model] },
     ...METRICS.map(([name, get, show]) => ({ name, value: get, show: (r) => name.endsWith("in time") ? slo(get(r)) : show(get(r)) }))];
   const body = table(columns, rows(), { order: 1, down: true });
-  const node = card("models", "Each model", "click a column to sort", h("div.scroll.tall", {}, body));
+  const node = card("models", "Each model", "click a column to sort", scrolled("div.scroll.tall", "Figures of each model", body));
   if (data.variants.length > 1) node.tools(h("select", { "aria-label": "Variant", onchange: (e) => { variant = data.variants[e.target.value]; body.refill(rows()); } }, data.variants.map((v, i) => h("option", { value: i, selected: i === first }, v.label))));
   return node;
 }
@@ -79,10 +79,10 @@ function planCard() {
     { name: "meets it", value: (p) => (p.met ? 1 : 0), show: (p) => (p.met ? "yes" : "no") }, { name: "in time", value: (p) => p.ttft_attainment, show: (p) => share(p.ttft_attainment) }, { name: "GPU time", value: (p) => p.gpu_seconds, show: (p) => hours(p.gpu_seconds) }];
   return card("plan", "How many GPUs", `every number that was tried; ${plan.seeds > 1 ? `the worst of ${plan.seeds} seeds` : "one seed"}`, answer, h("div.split", {},
     lines([{ name: plan.metric, index: 0, points: sound.map((p) => [p.gpus, p.value]) }], { dots: true, label: "GPUs", showX: (x) => count(x), showY: plan.kind === "share" ? share : seconds, level: plan.limit, levelText: `objective ${plan.kind === "share" ? share(plan.limit) : seconds(plan.limit)}`, y1: plan.kind === "share" ? 1.02 : undefined, height: 300, width: 560, logY: plan.kind !== "share" && Math.max(...sound.map((p) => p.value)) > 20 * Math.min(...sound.map((p) => p.value)) }),
-    h("div.scroll", {}, table(columns, plan.points))));
+    scrolled("div.scroll", "Numbers that were tried", table(columns, plan.points))));
 }
 function detailCards(detail) {
-  const panel = h("div.detail", { "aria-live": "polite" }, h("p.empty", {}, "Click a request, or bytes on a GPU, to read what was decided about it, on which inputs, against which rivals."));
+  const panel = h("div.detail", { "aria-live": "polite", tabindex: 0, role: "region", "aria-label": "What was decided" }, h("p.empty", {}, "Click a request, or bytes on a GPU, to read what was decided about it, on which inputs, against which rivals."));
   const all = requestRows(detail);
   const num = detail.gpus.length, tallness = num > 64 ? 8 : num > 24 ? 14 : num > 8 ? 24 : 36;
   let mark = [null, null], dots = null;
@@ -106,13 +106,13 @@ function detailCards(detail) {
   }
   dots = scatter(detail, all, pick);
   const columns = [{ name: "request", value: (r) => r.id, show: (r) => [h("span.dot", { style: `background:${colour(r.model)}` }), h("span.id", {}, r.id)] }, { name: "model", value: (r) => detail.models[r.model], show: (r) => detail.models[r.model] },
-    { name: "arrived", value: (r) => r.at, show: (r) => clock(r.at) }, { name: "TTFT", value: (r) => (r.error ? null : r.ttft), show: (r) => (r.error ? h("span", { style: "color:var(--bad)" }, r.error) : seconds(r.ttft)) },
+    { name: "arrived", value: (r) => r.at, show: (r) => clock(r.at, 1) }, { name: "TTFT", value: (r) => (r.error ? null : r.ttft), show: (r) => (r.error ? h("span", { style: "color:var(--bad)" }, r.error) : seconds(r.ttft)) },
     { name: "whole", value: (r) => (r.error ? null : r.e2e), show: (r) => (r.error ? NONE : seconds(r.e2e)) }, { name: "start", value: (r) => (r.cold ? 1 : 0), show: (r) => (r.cold ? "cold" : "warm") }];
   const body = table(columns, all, { order: 3, down: true, limit: 200, act: pick });
   let sieve = "", only = "all";
   const refill = () => body.refill(all.filter((r) => (!sieve || r.id.includes(sieve) || detail.models[r.model].includes(sieve) || (r.instance ?? "").includes(sieve)) && (only === "all" || (only === "cold" ? r.cold : !!r.error))));
   const asked = card("requests", "Each request", detail.requests_left_out ? `${count(all.length)} of ${count(all.length + detail.requests_left_out)}: cold, failed and slow ones first, and an even sample of the rest` : `squares waited for a start`, dots,
-    h("div.split", { style: "margin-top:16px" }, h("div.scroll.tall", {}, body), panel));
+    h("div.split", { style: "margin-top:16px" }, scrolled("div.scroll.tall", "List of requests", body), panel));
   asked.tools(h("input", { type: "search", placeholder: "request, model or instance", "aria-label": "Search requests", oninput: (e) => { sieve = e.target.value.trim(); refill(); } }),
     choice([["all", "all"], ["cold", "cold"], ["failed", "failed"]], "all", (value) => { only = value; refill(); }, "Which requests"));
   return [gpuCard, asked];

@@ -20,7 +20,12 @@ function decisionNode(detail, decision) {
     h("div.cols", {},
       inputs.length ? h("div", {}, h("h4", {}, "Inputs"), h("dl.inputs", {}, inputs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, reading(name, value)))))) : null,
       rivals.length ? h("div", {}, h("h4", {}, "Rivals"), rivals.slice(0, 12).map((rival) => h("div.rival" + (rival.name === decision.chosen ? ".won" : ""), {},
-        h("b", {}, rival.name), h("i", {}, Math.abs(rival.score) >= 1e6 ? Number(rival.score).toExponential(2) : String(+Number(rival.score).toPrecision(4))), h("span", {}, rival.why))), null) : null));
+        h("b", {}, rival.name), h("i", {}, score(detail, decision, rival.score)), h("span", {}, rival.why))), null) : null));
+}
+/* A rival's score as people read it: room is bytes, the order of an eviction may be when each was last used. */
+function score(detail, decision, value) {
+  if (decision.kind === "evict" && value > 1e9 && value < 1e10) return detail.began_at ? clock(value - detail.began_at, 1) : String(Math.round(value));
+  return Math.abs(value) >= 1e6 ? bytes(value) : String(+Number(value).toPrecision(4));
 }
 function requestNode(detail, request) {
   const model = detail.models[request.model], total = Math.max(request.e2e, 1e-9);

@@ -3,6 +3,7 @@ function timeline(detail, options) {
   const spans = detail.spans, num = spans.gpu.length, gpus = detail.gpus;
   const byGpu = gpus.map(() => []);
   for (let i = 0; i < num; i++) byGpu[spans.gpu[i]].push(i);
+  const heldModels = new Set(spans.model), heldOwners = new Set(spans.owner);
   const end = detail.end_s, LEFT = 92, HEAD = 22;
   let from = 0, upto = end, by = options.by ?? "model", rowHeight = options.rows, picked = -1;
 
@@ -13,7 +14,7 @@ function timeline(detail, options) {
   const owners = ["weights", "kv", "prewarm", "reservation"];
   let palette = {};
   function paint() {
-    palette = { models: detail.models.map((_, i) => colour(i)), faint: detail.models.map((_, i) => colour(i, 0.42)),
+    palette = { models: detail.models.map((_, i) => colour(i)), faint: detail.models.map((_, i) => colour(i, 0.42)), on: detail.models.map((_, i) => onColour(i)),
       owners: owners.map((name) => css(`--${name}`)), line: css("--line"), soft: css("--line-soft"), text: css("--soft"), accent: css("--accent"), ground: css("--ground"), bright: css("--text") };
   }
   function fillOf(i) {
@@ -58,7 +59,7 @@ function timeline(detail, options) {
         if (i === picked) { pen.strokeStyle = palette.bright; pen.lineWidth = 1.5; pen.strokeRect(x0 + 0.5, top + 0.5, Math.max(1, x1 - x0 - 1), Math.max(1, tall - 1)); }
         if (x1 - x0 > 60 && tall > 11 && spans.model[i] >= 0 && owners[spans.owner[i]] !== "kv") {
           pen.save(); pen.beginPath(); pen.rect(x0, top, x1 - x0 - 4, tall); pen.clip();
-          pen.fillStyle = css("--on-fill"); pen.fillText(detail.models[spans.model[i]], x0 + 6, top + tall / 2 + 0.5); pen.restore();
+          pen.fillStyle = by === "owner" ? css("--on-fill") : palette.on[spans.model[i]]; pen.fillText(detail.models[spans.model[i]], x0 + 6, top + tall / 2 + 0.5); pen.restore();
         }
       }
     });
@@ -159,5 +160,6 @@ function timeline(detail, options) {
   paint();
   return { node: stage, draw, look, all: () => look(0, end), zoom: (ratio) => { const mid = (from + upto) / 2, span = ((upto - from) * ratio) / 2; look(mid - span, mid + span); },
     colours: (value) => { by = value; draw(); }, rowsOf: (value) => { rowHeight = value; draw(); },
-    legend: () => by === "owner" ? owners.map((name, i) => [name, palette.owners[i]]) : detail.models.map((name, i) => [name, palette.models[i]]) };
+    legend: () => by === "owner" ? owners.map((name, i) => [name, palette.owners[i]]).filter((_, i) => heldOwners.has(i))
+      : detail.models.map((name, i) => [name, palette.models[i]]).filter((_, i) => heldModels.has(i)).sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true })) };
 }

@@ -23,9 +23,11 @@ function fill(node, attributes, children) {
 }
 function css(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
-/* Hues that stay apart however many models there are; the same model always has the same one. */
+/* Hues that stay apart, those that come near each other again in another lightness; a model always has the same. */
 function hue(index) { return (index * 137.508 + 38) % 360; }
-function colour(index, alpha = 1) { return `oklch(${css("--l")} ${css("--c")} ${hue(index).toFixed(1)} / ${alpha})`; }
+function lightness(index) { return +css("--l") + [0, -0.13, 0.08][Math.floor(index / 8) % 3]; }
+function colour(index, alpha = 1) { return `oklch(${lightness(index).toFixed(2)} ${css("--c")} ${hue(index).toFixed(1)} / ${alpha})`; }
+function onColour(index) { return lightness(index) > 0.62 ? "#0d1014" : "#fff"; }
 
 const NONE = "–";
 function seconds(value) {
@@ -41,7 +43,7 @@ function seconds(value) {
 function bytes(value) {
   if (value === null || value === undefined) return NONE;
   for (const [unit, step] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
-    if (value >= step) return `${(value / step).toFixed(value >= 100 * step ? 0 : 1)} ${unit}`;
+    if (Math.abs(value) >= step) return `${(value / step).toFixed(value >= 100 * step ? 0 : 1)} ${unit}`;
   return `${Math.round(value)} B`;
 }
 function share(value) {
@@ -51,10 +53,10 @@ function share(value) {
 }
 function count(value) { return value === null || value === undefined ? NONE : Math.round(value).toLocaleString("en"); }
 function hours(value) { return value === null || value === undefined ? NONE : value < 7200 ? `${count(value)} s` : `${(value / 3600).toFixed(1)} h`; }
-function clock(value) {
+function clock(value, decimals) {
   const whole = Math.max(0, value), hour = Math.floor(whole / 3600), minute = Math.floor(whole / 60) % 60, rest = whole % 60;
   const pad = (n, d = 0) => n.toFixed(d).padStart(d ? 3 + d : 2, "0");
-  return (hour ? `${hour}:${pad(minute)}` : `${minute}`) + `:${pad(rest, rest % 1 ? 1 : 0)}`;
+  return (hour ? `${hour}:${pad(minute)}` : `${minute}`) + `:${pad(rest, decimals ?? (rest % 1 ? 1 : 0))}`;
 }
 
 const tip = $("#tip");
@@ -75,6 +77,8 @@ function card(id, title, text, ...children) {
   node.tools = (...tools) => header.append(h("div.tools", {}, ...tools));
   return node;
 }
+/* What scrolls can be reached by keyboard. */
+function scrolled(spec, label, ...children) { return h(spec, { tabindex: 0, role: "region", "aria-label": label }, ...children); }
 function choice(options, chosen, act, label) {
   const group = h("div.seg", { role: "group", "aria-label": label });
   options.forEach(([value, text]) => group.append(h("button", {
