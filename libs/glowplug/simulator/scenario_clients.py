@@ -2,7 +2,8 @@
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -14,9 +15,11 @@ from glowplug.simulator.scenario_words import ClientWords, WorkloadWords
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.formats import SERVEGEN_WINDOW_S
 from glowplug.simulator.workload.sampling import Lengths, renewal_times
-from glowplug.simulator.workload.tables import rows
+from glowplug.simulator.workload.tables import read_once, rows
 
 NUM_PAIRS: Final = 2_000
+
+Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -32,6 +35,10 @@ class Client:
 
 def read_clients(path: Path, upto_s: float, from_s: float) -> list[Client]:
     """Clients with their windows before `upto_s`; requests and CVs are those from `from_s` on. Ordered by name."""
+    return [replace(client) for client in read_once(_read_clients, path, upto_s, from_s)]
+
+
+def _read_clients(path: Path, upto_s: float, from_s: float) -> tuple[Client, ...]:
     clients: dict[str, Client] = {}
     for row in rows(path):
         at_s = row.seconds("t_s")
@@ -44,7 +51,7 @@ def read_clients(path: Path, upto_s: float, from_s: float) -> list[Client]:
         if at_s + SERVEGEN_WINDOW_S > from_s:
             client.num_requests += num
             client.cvs.append(row.seconds("cv"))
-    return [clients[name] for name in sorted(clients)]
+    return tuple(clients[name] for name in sorted(clients))
 
 
 def client_weights(path: Path, num_models: int) -> list[float]:
@@ -84,13 +91,7 @@ class Clients:
         if not windows or self._words.lengths is not None:
             return self._book.of(self._words.lengths, self._words.source)
         prompt, prompt_sigma, response, response_sigma = (fmean(column) for column in zip(*windows, strict=True))
-        chance = Random(name)
-        draw = chance.lognormvariate
-        pairs = [
-            (max(1, round(prompt * draw(0, prompt_sigma))), max(1, round(response * draw(0, response_sigma))))
-            for _ in range(NUM_PAIRS)
-        ]
-        return self._book.bounded(pairs)
+        return self._book.bounded(_drawn(name, prompt, prompt_sigma, response, response_sigma))
 
     def lengths_of(self, key: str) -> Lengths:
         return self._lengths[key]
@@ -120,6 +121,16 @@ class Clients:
             for from_s, num, _, _ in client.windows
             if from_s < start_s and (start_s - from_s) / squeeze <= seconds
         ]
+
+
+@lru_cache(maxsize=64)
+def _drawn(name: str, prompt: float, prompt_sigma: float, response: float, response_sigma: float) -> Pairs:
+    """A pool of one client's lengths; the same for every run."""
+    draw = Random(name).lognormvariate
+    return tuple(
+        (max(1, round(prompt * draw(0, prompt_sigma))), max(1, round(response * draw(0, response_sigma))))
+        for _ in range(NUM_PAIRS)
+    )
 
 
 def _pick(group: ClientWords, there: list[Client], seconds: float) -> list[Client]:

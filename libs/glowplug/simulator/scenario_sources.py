@@ -7,6 +7,7 @@ the generator at the trace's own rate, and the run says so.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ from glowplug.simulator.scenario_words import LengthWords, WorkloadWords
 from glowplug.simulator.workload.arrival import TraceError
 from glowplug.simulator.workload.formats import length_pairs
 from glowplug.simulator.workload.sampling import Lengths, lognormal_pairs
-from glowplug.simulator.workload.tables import header, rows
+from glowplug.simulator.workload.tables import header, read_once, rows
 
 SERVEGEN: Final = "servegen_clients_10min"
 SERVEGEN_LENGTHS: Final = "servegen_client_lengths_6h"
@@ -107,11 +108,16 @@ class LengthBook:
                 f"no {spec} in {data_folder()}: lengths are drawn from lognormals with its means and CVs"
             )
             return drawn_pairs(FALLBACK_LENGTHS[spec])
-        pairs = list(islice(length_pairs(path), NUM_PAIRS))
+        pairs: list[tuple[int, int]] = read_once(_first_pairs, path)
         require(bool(pairs), path, "holds no request to take lengths from")
         return pairs
 
 
+def _first_pairs(path: Path) -> list[tuple[int, int]]:
+    return list(islice(length_pairs(path), NUM_PAIRS))
+
+
+@lru_cache(maxsize=8)
 def drawn_pairs(words: LengthWords) -> list[tuple[int, int]]:
     """A pool of lognormal pairs; the same for the same words, whatever the seed of the run."""
     return lognormal_pairs(
@@ -127,10 +133,12 @@ def drawn_pairs(words: LengthWords) -> list[tuple[int, int]]:
 def client_lengths(folder_name: Path | None) -> dict[str, list[tuple[float, float, float, float]]]:
     """ServeGen client -> [prompt median, prompt sigma, response median, response sigma] of each of its 6 h windows:
     lognormals through the published p50 and p90."""
+    return {} if folder_name is None else read_once(_read_lengths, folder_name)
+
+
+def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float]]]:
     by_client: dict[str, list[tuple[float, float, float, float]]] = {}
-    if folder_name is None:
-        return by_client
-    for row in rows(folder_name):
+    for row in rows(path):
         prompt, response = (row.seconds(name) if row.text(name) else 0.0 for name in ("prompt_p50", "resp_p50"))
         if not prompt or not response:  # a window without text, or not published
             continue

@@ -32,6 +32,7 @@ from glowplug.simulator.workload.formats import Reading, counts, read
 from glowplug.simulator.workload.generator import dealt_functions
 from glowplug.simulator.workload.length_errors import with_errors
 from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares
+from glowplug.simulator.workload.tables import read_once
 
 Bin = tuple[float, float, float]  # from (s of the run; before it negative), width (s), expected requests
 
@@ -60,7 +61,7 @@ class Traffic:
         self._bins: list[tuple[float, float, int]] = []
         self.clients: Clients | None = None
         if self.counted and self.path:
-            self._bins = [(c.from_s, c.width_s, c.num_requests) for group in counts(self.path) for c in group]
+            self._bins = read_once(_read_bins, self.path)
         elif self.path and words.clients:
             self.clients = Clients(words, self.keys, seconds, self.path, self._book)
         self.shares = self._shares()
@@ -276,6 +277,10 @@ class Traffic:
     def _picker(self, chance: Random) -> Callable[[], str]:
         upto = list(accumulate(self.shares))
         return lambda: self.keys[min(bisect_right(upto, chance.random() * upto[-1]), len(self.keys) - 1)]
+
+
+def _read_bins(path: Path) -> list[tuple[float, float, int]]:
+    return [(c.from_s, c.width_s, c.num_requests) for group in counts(path) for c in group]
 
 
 def _repeated(width_s: float, num: int, repeats: int, keep: float, chance: Random) -> list[float]:

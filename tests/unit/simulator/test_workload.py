@@ -22,6 +22,7 @@ from glowplug.simulator.workload.sampling import (
     squeeze,
 )
 from glowplug.simulator.workload.servegen import read_folder
+from glowplug.simulator.workload.tables import read_once
 
 ONE_LENGTH = Lengths([(100, 20)])
 
@@ -237,3 +238,19 @@ def test_squeezed_and_merged_in_order():
         (2.0, "a"),
         (7.0, "b"),
     ]
+
+
+def test_a_trace_is_read_once_and_again_when_it_has_changed(tmp_path):
+    path, reads = tmp_path / "trace.csv", []
+
+    def read(path, upto):
+        reads.append(upto)
+        return path.read_text()[:upto]
+
+    path.write_text("first")
+    assert [read_once(read, path, 4) for _ in range(3)] == ["firs"] * 3 and reads == [4]
+    assert read_once(read, path, 2) == "fi"
+    path.write_text("another")
+    assert read_once(read, path, 4) == "anot" and reads == [4, 2, 4]
+    with pytest.raises(FileNotFoundError):
+        read_once(read, tmp_path / "none.csv", 1)

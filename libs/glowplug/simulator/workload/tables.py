@@ -6,8 +6,9 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from glowplug.simulator.workload.arrival import TraceError
 
@@ -62,6 +63,22 @@ class Row:
         if not holds(value):
             raise TraceError(self.source, self.line, field, f"{text[:40]!r} is not {wanted}")
         return value
+
+
+def read_once(read: Callable[..., T], path: Path, *arguments: Any) -> T:
+    """`read(path, *arguments)`, kept for as long as the file stays as it is: the runs of a sweep share what their
+    traces hold. What `read` returns must not be changed. Raises what `read` raises."""
+    try:
+        there = path.stat()
+    except OSError:
+        return read(path, *arguments)  # which says what is wrong
+    found: T = _kept(read, path, (there.st_mtime_ns, there.st_size), arguments)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _kept(read: Callable[..., Any], path: Path, _: tuple[int, int], arguments: tuple[Any, ...]) -> Any:
+    return read(path, *arguments)
 
 
 def open_text(path: Path) -> io.TextIOBase:
