@@ -76,3 +76,21 @@ def test_demand_is_summed_over_routers_and_a_future_clock_is_bounded():
     assert view.is_fresh(12.0) and not view.is_fresh(13.5)
     view.expire(50.0)
     assert view.of("m").num_in_flight == 0
+
+
+def test_arrivals_of_late_are_counted_over_routers_and_a_router_that_begins_anew_takes_none_back():
+    view = LoadView()
+
+    def told(router_id, num, now_s):
+        view.apply(RouterLoadReported(router_id=router_id, loads={"m": ModelLoad(num_arrived=num)}), now_s)
+
+    told("r-1", 50, 1.0)
+    assert view.arrived("m", 0.0) == 0, "what was before it spoke is not of late"
+    told("r-1", 53, 2.0)
+    told("r-2", 7, 2.0)
+    told("r-2", 8, 3.0)
+    assert (view.arrived("m", 1.5), view.arrived("m", 2.5), view.arrived("other", 0.0)) == (4, 1, 0)
+    told("r-1", 2, 4.0)
+    assert view.arrived("m", 1.5) == 4
+    told("r-1", 3, 13.5)
+    assert view.arrived("m", 0.0) == 1, "longer ago than is kept"
