@@ -60,7 +60,7 @@ def past(keys, rate_of, num_windows=30, window_s=60.0):
 
 
 def warmserve(seed=0, seconds=120.0, rate=8.0, prewarming="warmserve"):
-    """WarmServe section 6.1: two servers of eight 80 GB GPUs, tp 1, 2 and 4, weights in host memory."""
+    """WarmServe section 7.1: two servers of eight 80 GB GPUs, tp 1, 2 and 4, weights in host memory."""
     start = StartSeconds(launch_s=0.0, warmup_s=0.0)
     mid = {"h800": FITTED["llama-2-13b", "h100"]}
     big = {"h800": FITTED["llama-2-13b", "h100"].scaled(1.5)}
@@ -121,7 +121,7 @@ def swapserve(seed=0, seconds=300.0, rate=0.15):
 
 
 def preserve(seed=0, seconds=300.0, rate=12.0, routing="preserve_load_aware"):
-    """PreServe section 5.1: eight GPUs, one service, response lengths known; instances follow the forecast."""
+    """PreServe section 5.3: eight GPUs, one service, response lengths known; instances follow the forecast."""
     start = StartSeconds(launch_s=3.0, warmup_s=1.0)
     model = a_model("chat", 13.5, 22, {"h800": A10}, start, max_concurrency=64, keep_alive_s=-1, min_instances=1)
     setup = Setup(

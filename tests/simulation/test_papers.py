@@ -29,7 +29,7 @@ def run(setup, arrivals, seconds, label, **fields):
 
 
 def nested_or_disjoint(world, label):
-    """WarmServe section 4.3: GPU sets of what lies on one node share nothing, or one holds the other."""
+    """WarmServe section 5.2: GPU sets of what lies on one node share nothing, or one holds the other."""
 
     def look(table, row, now_s):
         if table != "instances" or row.state.is_gone:

@@ -1,6 +1,6 @@
 """What happened of each model, window by window.
 
-Load is concurrency (WarmServe section 4.1: average is time-weighted, peak is the maximum of a window) and tokens per
+Load is concurrency (WarmServe section 5.1: average is time-weighted, peak is the maximum of a window) and tokens per
 window (PreServe section 4.1).
 """
 

@@ -2,7 +2,7 @@
 
 A transfer may cross several links at once (a server's network card, then the PCIe lanes of a GPU); its rate is bound by
 the one with the least left for it. Rates change only when a transfer starts or ends, so one event per change is exact.
-HydraServe section 3.2 shares a link in equal parts (Eq. 3-4); here bandwidth freed by one that ends goes to the others
+HydraServe section 4.2 shares a link in equal parts (Eq. 3-4); here bandwidth freed by one that ends goes to the others
 at once.
 """
 

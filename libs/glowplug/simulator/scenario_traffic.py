@@ -4,13 +4,13 @@
 |---|---|
 | gamma | renewal arrivals at `rps`: each model's own share of it, or one stream split by the shares |
 | generator* | the seeded generator fitted to the public traces; it stands in for a trace that is not there |
-| counted trace, `days` | WarmServe section 6.1: model i takes the counts of its own day, scaled to its share of `rps` |
+| counted trace, `days` | WarmServe section 7.1: model i takes the counts of its own day, scaled to its share of `rps` |
 | counted trace | the counts as one stream, split by the shares |
 | trace of requests | the requests as one stream, split by the shares; a trace that names models keeps them apart |
 | ServeGen clients | every client is one model |
 
 Scaling down keeps each request with a probability; scaling up repeats every request a whole number of times at the same
-moment and then scales down, which makes bursts (WarmServe section 6.1).
+moment and then scales down, which makes bursts (WarmServe section 7.1).
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""The predictor's past: WarmServe section 4.1, average is time-weighted, peak is the maximum of a window."""
+"""The predictor's past: WarmServe section 5.1, average is time-weighted, peak is the maximum of a window."""
 
 import pytest
 

@@ -26,7 +26,7 @@ def counted(folder: Path, rows: list[tuple[float, int]]) -> None:
 
 
 def test_gamma_arrivals_have_their_rate_and_are_shared_by_a_power_law(tmp_path: Path) -> None:
-    """WarmServe section 6.1: the share of model i goes with i^-alpha."""
+    """WarmServe section 7.1: the share of model i goes with i^-alpha."""
     arrivals = list(scenario(tmp_path, 2000, 3, **workload(rps=10, alpha=2)).arrivals(7))
     assert len(arrivals) == pytest.approx(20_000, rel=0.05)
     counts = Counter(arrival.model for arrival in arrivals)
@@ -50,7 +50,7 @@ def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
 
 
 def test_each_model_follows_its_own_day_scaled_to_its_share(tmp_path: Path) -> None:
-    """WarmServe section 6.1: models are sampled from different days; the rate of each is its share of the total."""
+    """WarmServe section 7.1: models are sampled from different days; the rate of each is its share of the total."""
     counted(
         tmp_path, [(day * DAY_S + n * 10, 20 if (n < 30) == (day == 0) else 2) for day in (0, 1) for n in range(60)]
     )
@@ -64,7 +64,7 @@ def test_each_model_follows_its_own_day_scaled_to_its_share(tmp_path: Path) -> N
 
 
 def test_scaling_up_repeats_requests_at_one_moment(tmp_path: Path) -> None:
-    """WarmServe section 6.1: integer replication makes identical timestamps, which are bursts."""
+    """WarmServe section 7.1: integer replication makes identical timestamps, which are bursts."""
     counted(tmp_path, [(n * 10, 1) for n in range(60)])
     times = Counter(a.at_s for a in scenario(tmp_path, models=1, source="counts.csv", rps=1, lengths={}).arrivals(5))
     assert max(times.values()) == 10

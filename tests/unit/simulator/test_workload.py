@@ -192,7 +192,7 @@ def test_binomial_has_its_mean_and_its_variance(num, keep):
 
 
 def test_power_law_of_the_warmserve_text():
-    """WarmServe section 6.1: alpha 0.5 gives 35.9/25.4/20.7/18.0 %, alpha 2 gives 70.2/17.6/7.8/4.4 % (erratum E38)."""
+    """WarmServe section 7.1: alpha 0.5 gives 35.9/25.4/20.7/18.0 %, alpha 2 gives 70.2/17.6/7.8/4.4 % (erratum E38)."""
     assert power_law_shares(4, 0.5) == pytest.approx([0.359, 0.254, 0.207, 0.180], abs=6e-4)
     assert power_law_shares(4, 2.0) == pytest.approx([0.702, 0.176, 0.078, 0.044], abs=6e-4)
     with pytest.raises(ValueError, match="0 models"):

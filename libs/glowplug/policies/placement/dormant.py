@@ -1,6 +1,6 @@
 """Dormant copies in a placement: growing from the model's own, and dropping other models' replicas for their bytes.
 
-A replica's bytes are free the moment it is dropped (WarmServe section 6.1, page remapping), so that nobody waits for
+A replica's bytes are free the moment it is dropped (WarmServe section 4.2, page remapping), so that nobody waits for
 room made this way; evicting a running engine costs a drain. Which replicas go: those whose lost scores add up to least
 (WarmServe section 5.2, last paragraph).
 """

@@ -20,8 +20,8 @@ class WindowTotals:
     num_requests: float = 0.0
     prompt_tokens: float = 0.0
     response_tokens: float = 0.0
-    concurrency_mean: float = 0.0  # time-weighted (WarmServe section 4.1)
-    concurrency_peak: float = 0.0  # the highest (WarmServe section 4.1)
+    concurrency_mean: float = 0.0  # time-weighted (WarmServe section 5.1)
+    concurrency_peak: float = 0.0  # the highest (WarmServe section 5.1)
 
 
 class Forecaster(Protocol):

@@ -1,6 +1,6 @@
 """The union's prewarming: WarmServe's plan where weights lie in host memory already.
 
-WarmServe (section 6.1) has every model's weights in host memory, so a replica costs a copy over PCIe. Over the network
+WarmServe (section 7.1) has every model's weights in host memory, so a replica costs a copy over PCIe. Over the network
 it costs what cold starts need: with 384 models on 16 Gbit/s cards replicas on their way held both the links and the
 placements that chose to grow from them, and TTFT attainment on HydraServe's workload fell from 100 % to 94 %
 (simulated). So replicas are made where host memory has the weights, which mCache's importance decides; the others come

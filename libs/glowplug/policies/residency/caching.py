@@ -1,6 +1,6 @@
 """Room `caching`: who leaves host memory first, one Ordering per prefetcher, each made the same way.
 
-mCache section 5.1 compares its own importance with LRU, LFU, ARC and SRRIP. Belady's order needs the future and is
+mCache section 6.3 compares its own importance with LRU, LFU, ARC and SRRIP. Belady's order needs the future and is
 made by benches alone (recency.Belady).
 """
 

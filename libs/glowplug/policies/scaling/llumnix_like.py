@@ -1,4 +1,4 @@
-"""Scaling by how much room the instances have left on average, after Llumnix (the baseline of PreServe section 5.1).
+"""Scaling by how much room the instances have left on average, after Llumnix (the baseline of PreServe section 5.3).
 
 Llumnix calls freeness the number of decode steps an instance's batch could still run before its KV cache is full,
 F = (M - sum of V) / B with M the cache in tokens, V what each request is counted for and B the batch. Below `low_steps`

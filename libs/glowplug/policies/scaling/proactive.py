@@ -1,6 +1,6 @@
 """Scaling by the forecast alone, and by the larger of forecast and demand.
 
-The baselines "Proactive" and "Hybrid" of PreServe section 5.1: predicted load says how many instances there are;
+The baselines "Proactive" and "Hybrid" of PreServe section 5.3: predicted load says how many instances there are;
 hybrid also looks at the load of now. With tokens and capacities known the number is PreServe's
 ceil(max(P / mu_p, D / mu_d, (P + D) / mu_t)); before that it is the expected concurrency over the batch size.
 

@@ -1,9 +1,10 @@
 """Reactive scaling: enough instances for what waits and runs now, none for what has been idle for its keep-alive.
 
-The baseline of WarmServe section 6.1 and PreServe section 5.1 ("Reactive"); HydraServe's keep-alive (section 7) decides
-when the last instance goes. num_wanted = ceil((waiting + in flight) / B), clamped to [min, max].
-Departure: capacity is only taken away from a model with spare instances after `shrink_after_s` without need for them,
-so that a gap between two requests drains nothing.
+The baseline "Reactive" of PreServe section 5.3; HydraServe's keep-alive (section 8.1) decides when the last instance
+goes. num_wanted = ceil((waiting + in flight) / B), clamped to [min, max].
+Departures: PreServe's looks at the KV memory in use, of which it gives no rule; here requests count, against the batch.
+Capacity is only taken away from a model with spare instances after `shrink_after_s` without need for them, so that a
+gap between two requests drains nothing.
 """
 
 from dataclasses import dataclass

@@ -34,7 +34,7 @@ class Reading:
     model: str = "model"
     lengths: Lengths | None = None
     keep: float = 1.0  # share of the requests
-    trigger: str = ""  # of Azure Functions; "" takes all (mCache section 5.1 takes "http")
+    trigger: str = ""  # of Azure Functions; "" takes all (mCache section 6.1 takes "http")
     chance: Random = field(default_factory=lambda: Random(0))
 
     def draw(self, source: str) -> Lengths:

@@ -238,7 +238,7 @@ def functions(
 
     Popularity is lognormal through the two points published of Azure Functions (Shahrad et al., ATC 2020, section 3.3):
     45 % are invoked once an hour or less on average, 81 % once a minute or less. `drop_above` leaves out those more
-    popular than that share of all (mCache section 5.1 drops above 0.9). Lengths as of `conversation` unless given.
+    popular than that share of all (mCache section 6.1 drops above 0.9). Lengths as of `conversation` unless given.
     Raises ValueError for no function, no rate or a share outside (0, 1].
     """
     if num_functions < 1 or not 0 < rps < math.inf or not 0 < drop_above <= 1:

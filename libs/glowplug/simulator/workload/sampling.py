@@ -1,6 +1,6 @@
 """How the papers turn a trace, or nothing, into arrivals. Every chance comes from the `random.Random` given.
 
-Power law over models: WarmServe section 6.1 (share of model i ~ i^-alpha). Gamma arrivals with a coefficient of
+Power law over models: WarmServe section 7.1 (share of model i ~ i^-alpha). Gamma arrivals with a coefficient of
 variation: HydraServe section 8.1. Thinning of counted traces: each request is kept with a probability of its own.
 """
 
@@ -87,7 +87,7 @@ def spread(counts: Iterable[Count], lengths: "Lengths", chance: Random) -> Itera
 
 
 def squeeze(arrivals: Iterable[Arrival], ratio: float) -> Iterator[Arrival]:
-    """The same requests `ratio` times as fast (PreServe section 5.1 squeezes two days into two hours)."""
+    """The same requests `ratio` times as fast (PreServe section 5.3 squeezes two days into two hours)."""
     if not ratio > 0:
         raise ValueError(f"squeezing time by {ratio}")
     return (arrival._replace(at_s=arrival.at_s / ratio) for arrival in arrivals)

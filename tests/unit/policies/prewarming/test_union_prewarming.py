@@ -8,7 +8,7 @@ from tests.fleet_builder import a_model, a_node
 
 
 def test_replicas_only_where_host_memory_has_the_weights():
-    """WarmServe section 6.1 has all weights in host memory; its plan costs cold starts their link elsewhere."""
+    """WarmServe section 7.1 has all weights in host memory; its plan costs cold starts their link elsewhere."""
     near = CachedWeights(digest="d", num_bytes=1, model_keys=("near",))
     models = {key: a_model(key) for key in ("near", "far")}
     due = Forecast(made_at=0.0, window_s=300.0, concurrency_mean=8.0, concurrency_peak=8.0)

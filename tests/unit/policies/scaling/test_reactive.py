@@ -1,4 +1,4 @@
-"""Reactive scaling, the baseline of WarmServe section 6.1 and PreServe section 5.1."""
+"""Reactive scaling, the baseline of PreServe section 5.3."""
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import FleetSnapshot, ModelLoad
