@@ -47,6 +47,33 @@ def test_srrip_keeps_what_was_hit_before_what_only_came():
     assert order(srrip, "a") == ["a"]
 
 
+def test_srrip_forgets_a_hit_as_others_leave():
+    """A newcomer waits at 2, so each that leaves again ages everybody by 1, and after two a hit is worth no more."""
+    srrip = Srrip()
+    srrip.used("a", 10, 0.0, hit=False)
+    srrip.used("a", 10, 1.0, hit=True)
+    for name in "bc":
+        srrip.used(name, 10, 2.0, hit=False)
+        assert order(srrip, f"a{name}") == [name, "a"]
+        srrip.left(name)
+    srrip.used("d", 10, 3.0, hit=False)
+    assert order(srrip, "ad") == ["a", "d"]
+
+
+def test_arc_moves_its_target_by_how_many_more_ghosts_the_other_side_has():
+    arc = Arc(capacity_bytes=40)
+    for name in "ab":
+        arc.used(name, 10, 0.0, hit=False)
+        arc.used(name, 10, 1.0, hit=True)
+    arc.used("x", 10, 2.0, hit=False)
+    for name in "abx":
+        arc.left(name)
+    arc.used("x", 10, 3.0, hit=False)  # two ghosts of the often-used to one: twice the size
+    for name in "cd":
+        arc.used(name, 10, 4.0, hit=False)
+    assert order(arc, "xcd") == ["x", "c", "d"], "20 bytes of once-used are within the target"
+
+
 def test_arc_learns_from_its_ghosts():
     arc = Arc(capacity_bytes=30)
     for name in "abc":
@@ -61,6 +88,18 @@ def test_arc_learns_from_its_ghosts():
     arc.left("a")
     arc.used("a", 10, 4.0, hit=False)  # a ghost of the often-used: the target goes back
     assert order(arc, "abd")[0] == "d"
+
+
+def test_arc_remembers_as_many_of_the_once_used_as_still_fit_the_cache_with_them():
+    """|T1| + |B1| <= c: who is asked for after that is new."""
+    arc = Arc(capacity_bytes=30)
+    for name in "abc":
+        arc.used(name, 10, 0.0, hit=False)
+    arc.left("b")
+    arc.used("d", 10, 1.0, hit=False)  # three used once: no room for a ghost
+    arc.used("b", 10, 2.0, hit=False)
+    arc.used("a", 10, 3.0, hit=True)
+    assert order(arc, "abcd") == ["c", "d", "b", "a"]
 
 
 def test_belady_knows():

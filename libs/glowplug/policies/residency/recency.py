@@ -1,6 +1,7 @@
 """Orders by recency and frequency: LRU, LFU, and the one that knows the future.
 
-The baselines of mCache section 5.1, with Belady's order as the bound that none can pass (erratum E27).
+The baselines of mCache section 6.3, with Belady's order as an upper bound (erratum E27): none passes it where all are of
+one size; where sizes differ it is no proof, for then two small ones may be worth more than one that is needed sooner.
 """
 
 import math
@@ -44,7 +45,7 @@ class Lfu:
 
 
 class Belady:
-    """Whoever is needed last leaves first. `uses`: name -> the times of all its uses, in order."""
+    """Whoever is needed last leaves first, whatever its size. `uses`: name -> the times of all its uses, in order."""
 
     name = "needed last"
 
@@ -104,7 +105,8 @@ class Srrip:
 
 class Arc:
     """Adaptive replacement (Megiddo and Modha, FAST 2003), in bytes: once-used and often-used share the cache, and
-    regret decides how. A miss on a ghost of one side moves the target towards that side, by the size missed."""
+    regret decides how. A miss on a ghost of one side moves the target towards that side: by the size missed, times how
+    many more bytes of ghosts the other side has, where it has more."""
 
     name = "adaptive replacement"
 
@@ -147,10 +149,13 @@ class Arc:
         self._forget_old_ghosts()
 
     def _forget_old_ghosts(self) -> None:
-        """As many bytes of ghosts on each side as the cache holds."""
-        for ghosts in (self._once_ghosts, self._often_ghosts):
-            while sum(ghosts.values()) > self._capacity:
-                del ghosts[next(iter(ghosts))]
+        """Those used once and their ghosts are no more than the cache holds, all together no more than twice that: the
+        directory of the paper, in bytes."""
+        while self._once_ghosts and _sum(self._once, self._once_ghosts) > self._capacity:
+            del self._once_ghosts[next(iter(self._once_ghosts))]
+        everybody = (self._once, self._often, self._once_ghosts, self._often_ghosts)
+        while self._often_ghosts and _sum(*everybody) > 2 * self._capacity:
+            del self._often_ghosts[next(iter(self._often_ghosts))]
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
         """Merged from the two lists as ARC would take them one after the other."""
@@ -167,6 +172,10 @@ class Arc:
             else:
                 ordered.append(often.pop(0))
         return [(float(at), r) for at, r in enumerate(ordered)]
+
+
+def _sum(*sides: Mapping[str, int]) -> int:
+    return sum(sum(side.values()) for side in sides)
 
 
 def _age(resident: Resident) -> tuple[float, str]:
