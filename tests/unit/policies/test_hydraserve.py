@@ -83,6 +83,12 @@ def test_one_worker_misses_what_four_meet():
     assert len({w.node_id for w in layout.workers}) == 2
 
 
+def test_the_largest_stage_is_a_ninth_above_the_mean():
+    """Stages are never equal; the published code divides by 0.9 (erratum E20)."""
+    layout = allocate(replace(LLAMA_7B, num_required=4), FOUR, 0.0)
+    assert [worker.fetch_bytes for worker in layout.workers] == pytest.approx([12.5e9 / 4 / 0.9] * 4)
+
+
 def test_eq_5_term_by_term():
     """s = 2, w = 1: max(t_cc + t_cu + max(M/sp, t_l), M/sb) + t_p (s - w + w/s) + t_n (s - 1); TPOT t_d (s - w + w/s) +
     t_n s (erratum E13). One full-memory worker, since one instance is to become of it (erratum E20)."""

@@ -205,7 +205,7 @@ def test_calm_instances_shrink_once_a_window():
     assert target.num_wanted == 1, "not undone, not done again"
     warm = [*calm[:3], outlook("i-3", 0.31)]
     _, fresh = scale(4, 8, tokens(3500, 100), MU, [], state)
-    assert scale(4, 8, tokens(3500, 100), MU, warm, fresh)[0].num_wanted == 4
+    assert scale(4, 8, tokens(3500, 100), MU, warm, fresh, literal)[0].num_wanted == 4, "all must be below 30 %"
 
 
 def test_what_the_next_window_would_start_again_does_not_go():

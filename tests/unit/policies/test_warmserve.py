@@ -116,6 +116,13 @@ def test_a_model_asleep_on_average_has_a_finite_burst_factor():
 # section 4.1
 
 
+def test_the_burst_factor_has_a_bound():
+    """Erratum E4: a peak of 1000 over the floor of the mean is 20,000 times it."""
+    (basic, burst, *_) = replicas([a_demand(mean=1e-9, peak=1000.0)])
+    assert basic.kind is ReplicaClass.BASIC and burst.kind is ReplicaClass.BURST
+    assert burst.score == pytest.approx(math.exp(-1 / 32) * 100.0)
+
+
 def test_the_kv_cache_that_may_be_prewarmed_into():
     """Eq. 1 at R/C = 8/32 and K = 40 % frees 57 %; the published code 35 % (erratum E3)."""
     assert prewarmable_bytes(8, 32, 400, 1000) == 1000 - (400 + 31)
@@ -162,6 +169,17 @@ def test_a_newcomer_lies_with_those_that_score_less():
     )
     (step,) = plan(wishes, {"low": ONE, "high": ONE, "new": ONE}, [a_node(num=2, replicas=there)])
     assert step.gpu_ids == ("node-1/0",)
+
+
+def test_among_groups_it_beats_the_least_sum_is_taken_even_where_another_sum_is_less():
+    """Algorithm 1: min S_g among those with H_g < score; only where there is none, min S_g of all."""
+    there = [a_replica("r1", "big", 0), *(a_replica(f"r-{low}", low, 1) for low in "pqr")]
+    lows = [a_demand(low, 1, 1, load_s=2.0) for low in "pqr"]
+    shapes = dict.fromkeys(("big", "new", "p", "q", "r"), ONE)
+    for load_s, gpu in ((3.0, "node-1/1"), (1.0, "node-1/0")):  # 2 + 2 + 2 against 5
+        wishes = wishes_of(a_demand("big", 1, 1, load_s=5.0), a_demand("new", 1, 1, load_s=load_s), *lows)
+        (step,) = plan(wishes, shapes, [a_node(num=2, replicas=there)])
+        assert step.gpu_ids == (gpu,)
 
 
 def test_pairs_are_nested_or_disjoint_with_what_lies_there():
