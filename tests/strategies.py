@@ -27,10 +27,21 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+SOUND = {int: st.integers(1, EXACT), float: st.floats(0, allow_infinity=False)}  # of types that check their bounds
+
+
 def values(cls: type[Any]) -> st.SearchStrategy[Any]:
     """Every value a frozen dataclass can have, all its fields drawn."""
-    hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{f.name: of_hint(hints[f.name]) for f in dataclasses.fields(cls)})
+    hints = {f.name: typing.get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
+    plain = SOUND if hasattr(cls, "__post_init__") else {}
+    drawn = {name: plain[hint] if hint in plain else of_hint(hint) for name, hint in hints.items()}
+    return st.fixed_dictionaries(drawn).map(lambda given: cls(**_in_order(given)))
+
+
+def _in_order(given: dict[str, Any]) -> dict[str, Any]:
+    if "min_instances" in given:
+        given["min_instances"], given["max_instances"] = sorted((given["min_instances"], given["max_instances"]))
+    return given
 
 
 def of_hint(hint: Any) -> st.SearchStrategy[Any]:

@@ -1,10 +1,10 @@
 """Settings of the autoscaler."""
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
+from glowplug.domain.instance import Becomes
 from glowplug.runtime.settings import ElectedSettings
 
 
@@ -12,5 +12,5 @@ class AutoscalerSettings(ElectedSettings):
     models_dir: Path | None = None  # model files, read at start and again when they change
     models_poll_s: float = Field(1.0, gt=0)
     policy_scaling: str = "reactive"  # see docs/policies.md
-    stop_becomes: Literal["stopped", "prewarmed", "swapped_out"] = "stopped"  # what an idle instance becomes, if it can
+    stop_becomes: Becomes = "stopped"  # what an idle instance becomes, if it can
     forecast_lead_s: float = Field(0.0, ge=0)  # policies see the forecast of the window so far ahead

@@ -133,6 +133,31 @@ async def test_bad_bodies_are_400_in_openai_shape(fleet, body):
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"num_gpus": 0}, "num_gpus"),
+        ({"weights_bytes": -1}, "weights_bytes"),
+        ({"kv_bytes": "-1MiB"}, "kv_bytes"),
+        ({"slo": {"ttft_s": -1}}, "slo.ttft_s"),
+        ({"keep_alive_s": -2}, "keep_alive_s"),
+        ({"min_instances": 3, "max_instances": 2}, "min_instances"),
+        ({"max_wait_s": "1e999"}, "max_wait_s"),
+    ],
+)
+async def test_numbers_that_nobody_can_mean_are_400_and_name_the_field(fleet, given, field):
+    async with fleet.client("autoscaler", headers=TOKEN) as client:
+        for answer in (
+            await client.post("/v1/models", json=MODEL | given),
+            await client.put("/v1/models/org-tiny-1", json=MODEL | given),
+        ):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+            assert error["param"].removeprefix("body.") == field and error["message"].startswith(error["param"])
+        assert (await client.get("/v1/models")).json()["data"] == []
+
+
 async def test_the_placer_shows_nodes_decisions_and_why(fleet):
     from glowplug.events.envelope import to_json
 

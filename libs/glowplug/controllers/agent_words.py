@@ -5,8 +5,9 @@ Times are epoch seconds, sizes bytes.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
+from glowplug.domain.bounds import check_bounds
 from glowplug.domain.hardware import CachedWeights, Gpu, GrantOwner, Link
 from glowplug.domain.instance import Instance, Phase, Worker
 from glowplug.domain.model import Model, WeightsRef
@@ -65,10 +66,13 @@ class AgentParams:
     consolidate_retry_s: float = 10.0  # a stage that failed to become whole tries no sooner; twice as long each time
     consolidate_retry_max_s: float = 300.0
     ewma_weight: float = 0.3  # of the newest start, in the predictions
-    reservation: str = ""  # how a draining KV cache shrinks (WarmServe Eq. 1): "" not at all, "paper", "literal_code"
+    reservation: Literal["", "paper", "literal_code"] = ""  # how a draining KV cache shrinks (WarmServe Eq. 1)
     reservation_step_bytes: int = 64 << 20  # less than this is not worth a beat
     swap_host_bytes: int = 0  # host memory for engines that sleep outside the GPUs; 0: unlimited
     snapshot_ratio: float = 1.4  # host bytes of a sleeping engine per byte of its weights (papers.md section 7)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, health_misses=1)
 
 
 # Stimuli

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from glowplug.domain.bounds import check_bounds
+from glowplug.domain.instance import Becomes
 from glowplug.events.envelope import Event
 
 
@@ -14,10 +16,13 @@ class AutoscalerParams:
     orphan_s: float = 10.0  # instances of an unknown model are stopped after this
     absent_s: float = 30.0  # a standby believes in a model without a row for so long, unless no model has one
     consolidate: bool = True  # pipelines become single instances (HydraServe section 6); False leaves them as they are
-    stop_becomes: str = "stopped"  # what an instance becomes that the policy drains: stopped | prewarmed | swapped_out
+    stop_becomes: Becomes = "stopped"  # what an instance becomes that the policy drains, if it can
     rest_s: float = 5.0  # a model without instances or load is looked at again after this, or when it is spoken of
     gather_s: float = 0.0  # a queue is so old before it starts anything: a burst is seen whole (HydraServe's window)
     lead_s: float = 0.0  # a policy sees the forecast of the window that holds the time so far ahead
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass(slots=True)

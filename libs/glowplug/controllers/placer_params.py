@@ -1,12 +1,11 @@
 """What the placer is told of time, links and habits."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
+from glowplug.domain.bounds import check_bounds
+from glowplug.domain.instance import Becomes
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.residency.turns import Turns
-
-Becomes = Literal["stopped", "swapped_out", "prewarmed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +33,6 @@ class PlacerParams:
     network_bytes_per_s: float = 2e9  # of a node's network card that tells no rate: 16 Gbit/s
     pcie_bytes_per_s: float = 32e9  # host to GPU, of a node that tells no rate
     start_stages: StageSeconds = field(default_factory=StageSeconds)  # of models that have not been started yet
+
+    def __post_init__(self) -> None:
+        check_bounds(self, above_0=("network_bytes_per_s", "pcie_bytes_per_s"))

@@ -11,6 +11,7 @@ from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.load_reports import LoadReports
 from glowplug.controllers.predictor_forecasts import CapacityParams, ModelForecasts, missed
 from glowplug.controllers.predictor_series import Series, Window
+from glowplug.domain.bounds import check_bounds
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.facts import ForecastMade, ModelDeployed, RequestFinished, RouterLoadReported
@@ -28,6 +29,9 @@ class PredictorParams:
     router_lease_s: float = 30.0  # what a router silent for longer held and ran is gone with it
     num_ahead: int = 2  # windows forecast: PreServe looks two ahead (Algorithm 2)
     capacity: CapacityParams = field(default_factory=CapacityParams)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, num_windows=2, max_models=1, num_ahead=1)
 
 
 class PredictorController:

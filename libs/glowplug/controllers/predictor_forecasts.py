@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.predictor_series import Series, Window
+from glowplug.domain.bounds import check_bounds
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import RequestFinished
@@ -39,6 +40,9 @@ class CapacityParams:
     prompt_per_s: float = 0.0  # what one instance of any model is known to take before the first window
     response_per_s: float = 0.0
     total_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
     @property
     def profiled(self) -> Capacity:

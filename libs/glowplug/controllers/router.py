@@ -33,6 +33,7 @@ from glowplug.controllers.router_words import (
     RequestArrived,
     RequestEnded,
 )
+from glowplug.domain.bounds import check_bounds
 from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, OnCold
@@ -56,6 +57,9 @@ class RouterParams:
     default_start_s: float = 5.0
     balancer: BalancerParams = field(default_factory=BalancerParams)
     lengths: LengthParams = field(default_factory=LengthParams)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, max_dispatches=1)
 
 
 class RouterController:

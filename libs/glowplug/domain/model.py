@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from glowplug.domain.bounds import OutOfBounds, check_bounds
+
 
 class OnCold(StrEnum):
     """What a request does when no instance of its model runs."""
@@ -44,18 +46,27 @@ class WeightsRef:
     num_bytes: int = 0  # 0: unknown until fetched
     sha256: str = ""
 
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Service levels, seconds; 0 means none set."""
+    """Service levels, seconds; 0 means none set. Raises OutOfBounds below it."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Weights + config. `memory_bytes` (weights + KV) is what one instance is granted, over its `num_gpus` GPUs."""
+    """Weights + config. `memory_bytes` (weights + KV) is what one instance is granted, over its `num_gpus` GPUs.
+
+    Raises OutOfBounds for numbers that no owner can mean, whoever makes it.
+    """
 
     name: str
     key: str
@@ -82,6 +93,19 @@ class Model:
     source: str = ""  # file path or "api"
     revision: int = 0
     num_gpus: int = 1  # tensor parallelism: GPUs of one node that one instance spreads over, evenly
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            self,
+            context_tokens=1,
+            max_concurrency=1,
+            keep_alive_s=-1,
+            max_instances=1,
+            priority=float("-inf"),
+            num_gpus=1,
+        )
+        if self.min_instances > self.max_instances:
+            raise OutOfBounds("min_instances", f"{self.min_instances} is above max_instances, {self.max_instances}")
 
     @property
     def memory_bytes(self) -> int:

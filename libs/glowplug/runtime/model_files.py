@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from glowplug.domain.bounds import OutOfBounds
 from glowplug.domain.errors import GlowplugError, InvalidModelFile
 from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
 from glowplug.domain.units import parse_bytes, parse_seconds
@@ -91,18 +92,19 @@ class ModelFile(_Strict):
             raise InvalidModelFile(f"weights: engine {self.engine} needs them", param="weights")
         if self.num_gpus > 1 and self.engine != "emulated":
             raise InvalidModelFile(f"num_gpus: {self.engine} instances run on one GPU so far", param="num_gpus")
-        if self.min_instances > self.max_instances:
-            raise InvalidModelFile("min_instances: greater than max_instances", param="min_instances")
         fields = self.model_dump(exclude={"weights", "weights_bytes", "slo", "aliases"})
-        return Model(
-            **fields,
-            key=key,
-            weights=weights,
-            weights_bytes=weights_bytes,
-            aliases=tuple(self.aliases),
-            slo=Slo(ttft_s=self.slo.ttft_s, tpot_s=self.slo.tpot_s),
-            source=source,
-        )
+        try:
+            return Model(
+                **fields,
+                key=key,
+                weights=weights,
+                weights_bytes=weights_bytes,
+                aliases=tuple(self.aliases),
+                slo=Slo(ttft_s=self.slo.ttft_s, tpot_s=self.slo.tpot_s),
+                source=source,
+            )
+        except OutOfBounds as error:
+            raise InvalidModelFile(str(error), param=error.field) from error
 
 
 def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:

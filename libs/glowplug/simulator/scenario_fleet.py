@@ -18,8 +18,6 @@ from glowplug.simulator.setup import Fault, ModelSetup, Params, PolicyNames, Ser
 
 _OURS = frozenset(ModelWords.model_fields)
 _FIXED = frozenset({"key", "weights", "source", "revision"})
-_LEAST = {"max_concurrency": 1, "context_tokens": 1, "max_queue": 0, "min_instances": 0, "max_instances": 1}
-"""Least value of a model's fields, as in a model file."""
 
 
 def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWords]]:
@@ -80,8 +78,6 @@ def _faults(
         if missing := {"at_s", "node_id"} - entry.keys():
             raise ScenarioError(join(path, min(missing)), "is missing")
         fault = overlay(Fault(at_s=0.0, node_id=""), entry, path)
-        if fault.at_s < 0:
-            raise ScenarioError(join(path, "at_s"), f"{fault.at_s} is below 0")
         if fault.node_id not in nodes:
             raise ScenarioError(join(path, "node_id"), f"no node {fault.node_id!r} {known(fault.node_id, nodes[:20])}")
         if fault.model and fault.model not in keys:
@@ -108,11 +104,6 @@ def _models(
         name=words.name, key="", engine="emulated", weights=WeightsRef(uri=""), weights_bytes=size, kv_bytes=0
     )
     model = overlay(blank, {"max_instances": sum(s.num_servers * s.num_gpus for s in servers)} | rest, path)
-    for name, least in _LEAST.items():
-        if getattr(model, name) < least:
-            raise ScenarioError(join(path, name), f"{getattr(model, name)} is below {least}")
-    if model.min_instances > model.max_instances:
-        raise ScenarioError(join(path, "min_instances"), f"is above max_instances, {model.max_instances}")
     kv_bytes = _kv_bytes(words, model.num_gpus, servers, path)
     costs = {server.gpu_kind: _costs(words.costs, server.gpu_kind, join(path, "costs")) for server in servers}
     setups = []
@@ -135,8 +126,6 @@ def _key(name: str, path: str) -> str:
 
 def _kv_bytes(words: ModelWords, num_gpus: int, servers: Sequence[ServerSetup], path: str) -> int:
     """KV bytes of one instance. Raises ScenarioError when no server of the fleet can hold it."""
-    if num_gpus < 1:
-        raise ScenarioError(join(path, "num_gpus"), f"{num_gpus} is below 1")
     wide = [server.gpu_bytes for server in servers if server.num_gpus >= num_gpus]
     if not wide:
         most = max(server.num_gpus for server in servers)

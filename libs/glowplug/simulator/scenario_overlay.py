@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from glowplug.domain.bounds import OutOfBounds
 from glowplug.simulator.scenario_errors import ScenarioError, from_pydantic, join, known
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ def overlay(default: T, given: Mapping[str, Any], path: str) -> T:
             changes[name] = _checked(types[name], value, join(path, name))
     try:
         return replace(default, **changes)  # type: ignore[type-var]
+    except OutOfBounds as error:
+        raise ScenarioError(join(path, error.field), error.problem) from error
     except ValueError as error:
         raise ScenarioError(path, str(error)) from error
 

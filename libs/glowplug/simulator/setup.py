@@ -14,6 +14,7 @@ from glowplug.controllers.autoscaler_words import AutoscalerParams
 from glowplug.controllers.placer import PlacerParams
 from glowplug.controllers.predictor import PredictorParams
 from glowplug.controllers.router import RouterParams
+from glowplug.domain.bounds import OutOfBounds, check_bounds
 from glowplug.domain.model import Model
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.simulator.costs import StepCosts
@@ -43,11 +44,11 @@ class StartSeconds:
     stop_s: float = 0.1
     overlap: bool = True
     chunk_bytes: int = 16_000_000
-    replica_s: float = 0.0  # a replica goes into a process that waits in a pool (WarmServe section 5)
+    replica_s: float = 0.0  # a replica goes into a process that waits in a pool (WarmServe section 6)
     activate_s: float = 0.0  # a replica becomes an engine
     page_map_s: float = 0.0  # of each page of KV cache an activation maps: 1.5e-6, or 193e-6 when pages are created
     page_bytes: int = 2_097_152
-    stream_layers: bool = True  # the first prefill begins before the last layers are there (WarmServe section 5)
+    stream_layers: bool = True  # the first prefill begins before the last layers are there (WarmServe section 4)
     num_layers: int = 32
     sleep_s: float = 0.1
     swap_base_s: float = 5.3
@@ -56,12 +57,7 @@ class StartSeconds:
     hop_s: float = 0.001  # one pipeline stage to the next (t_n)
 
     def __post_init__(self) -> None:
-        for name in ("chunk_bytes", "page_bytes", "num_layers", "swap_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
-        for name in ("launch_s", "library_s", "warmup_s", "stop_s", "replica_s", "activate_s", "sleep_s", "hop_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is below 0")
+        check_bounds(self, above_0=("chunk_bytes", "page_bytes", "num_layers", "swap_bytes_per_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +76,11 @@ class ServerSetup:
     abilities: frozenset[str] = frozenset()  # of its engines: "prewarm", "swap", "stages" (see Node.can)
 
     def __post_init__(self) -> None:
-        for name in ("num_servers", "num_gpus", "gpu_bytes", "network_bytes_per_s", "pcie_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
+        check_bounds(self, above_0=("num_servers", "num_gpus", "gpu_bytes", "network_bytes_per_s", "pcie_bytes_per_s"))
         if self.num_servers * self.num_gpus > MAX_GPUS:
-            raise ValueError(f"num_gpus: {self.num_servers} x {self.num_gpus} GPUs are more than {MAX_GPUS}")
+            raise OutOfBounds("num_gpus", f"{self.num_servers} x {self.num_gpus} GPUs are more than {MAX_GPUS}")
         if unknown := self.abilities - ABILITIES:
-            raise ValueError(f"abilities: no {min(unknown)!r} (there are: {', '.join(sorted(ABILITIES))})")
+            raise OutOfBounds("abilities", f"no {min(unknown)!r} (there are: {', '.join(sorted(ABILITIES))})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +129,10 @@ class Params:
     exact_lengths: bool = False  # routers are told how long each response will be
     stepping: bool = False  # engines visit every step (slow; the same results)
 
+    def __post_init__(self) -> None:
+        periods = ("router_tick_s", "load_every_s", "tick_s", "agent_tick_s", "idle_tick_s")
+        check_bounds(self, above_0=periods, load_slowdown=1)
+
 
 def watchful() -> Params:
     """For runs in which a node may fall silent: nodes beat, and are done without when their lease ends, as live."""
@@ -156,8 +154,9 @@ class Fault:
     kind: str = "death"  # or "consolidation"
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         if self.kind not in FAULTS:
-            raise ValueError(f"kind: {self.kind!r} is none of {', '.join(FAULTS)}")
+            raise OutOfBounds("kind", f"{self.kind!r} is none of {', '.join(FAULTS)}")
 
     @property
     def breaks_node(self) -> bool:

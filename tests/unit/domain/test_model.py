@@ -1,12 +1,21 @@
 """Models: the slug of a name, and what follows from the fields."""
 
+import json
+import pickle
 import re
+from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.domain.model import Model, WeightsRef, model_key
+from glowplug.domain.bounds import OutOfBounds, check_bounds
+from glowplug.domain.model import Model, Slo, WeightsRef, model_key
+from glowplug.runtime.model_files import json_schema
+
+REF = WeightsRef(uri="file:/w")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +51,70 @@ def test_a_name_with_nothing_left_is_refused(name: str) -> None:
 
 
 def test_memory_is_weights_and_kv_and_names_are_name_and_aliases() -> None:
-    ref = WeightsRef(uri="file:/w")
-    model = Model(name="A", key="a", engine="e", weights=ref, weights_bytes=3, kv_bytes=4, aliases=("b", "c"))
+    model = Model(name="A", key="a", engine="e", weights=REF, weights_bytes=3, kv_bytes=4, aliases=("b", "c"))
     assert model.memory_bytes == 7
     assert model.names == ("A", "b", "c")
+
+
+def a_model(**fields: Any) -> Model:
+    return Model(**{"name": "A", "key": "a", "engine": "e", "weights": REF, "weights_bytes": 3, "kv_bytes": 4} | fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("weights_bytes", -1, "-1 is below 0"),
+        ("kv_bytes", -1, "-1 is below 0"),
+        ("context_tokens", 0, "0 is below 1"),
+        ("max_concurrency", 0, "0 is below 1"),
+        ("max_queue", -1, "-1 is below 0"),
+        ("max_wait_s", -0.1, "-0.1 is below 0"),
+        ("max_wait_s", float("nan"), "nan is no number"),
+        ("keep_alive_s", -2, "-2 is below -1"),
+        ("min_instances", -1, "-1 is below 0"),
+        ("min_instances", 2, "2 is above max_instances, 1"),
+        ("max_instances", 0, "0 is below 1"),
+        ("num_gpus", 0, "0 is below 1"),
+        ("revision", -1, "-1 is below 0"),
+    ],
+)
+def test_a_model_that_nobody_can_mean_is_not_made(field: str, value: float, problem: str) -> None:
+    with pytest.raises(OutOfBounds, match=f"^{field}: {problem}$") as raised:
+        a_model(**{field: value})
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (again.field, again.problem) == (field, problem)
+
+
+def test_neither_are_its_parts_nor_does_one_come_off_the_wire() -> None:
+    for make in (lambda: Slo(ttft_s=-1), lambda: Slo(tpot_s=-1), lambda: WeightsRef(uri="", num_bytes=-1)):
+        with pytest.raises(OutOfBounds, match="-1 is below 0"):
+            make()
+    said = json.dumps({**msgspec.to_builtins(a_model()), "max_concurrency": 0})
+    with pytest.raises(msgspec.ValidationError, match="max_concurrency: 0 is below 1"):
+        msgspec.json.decode(said, type=Model)
+    assert a_model(priority=-5, keep_alive_s=-1).priority == -5
+
+
+def test_a_model_file_allows_nothing_that_a_model_does_not() -> None:
+    bounds = {name: said["minimum"] for name, said in json_schema()["properties"].items() if "minimum" in said}
+    checked = {name for name in bounds if name not in ("priority", "weights_bytes")}
+    assert len(checked) >= 6
+    for name in checked:
+        a_model(**{name: bounds[name]}, **({} if name == "max_instances" else {"max_instances": 1000}))
+        if bounds[name] <= 1:
+            with pytest.raises(OutOfBounds, match=name):
+                a_model(**{name: bounds[name] - 1})
+
+
+@dataclass(frozen=True)
+class Some:
+    rate: float = 1.0
+    flag: bool = False
+    word: str = "x"
+
+
+def test_numbers_above_zero_are_so_and_what_is_no_number_is_passed_over() -> None:
+    check_bounds(Some(rate=0.0))
+    for rate in (0.0, -1.0, float("nan")):
+        with pytest.raises(OutOfBounds, match=r"rate: .* is not above 0"):
+            check_bounds(Some(rate=rate), above_0=("rate",))

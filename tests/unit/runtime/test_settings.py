@@ -9,6 +9,32 @@ from pydantic import ValidationError
 from glowplug.cli.up import settings_of
 from glowplug.runtime.settings import ServiceSettings, explain
 from glowplug.runtime.supervisor.errors import WrongSetting
+from glowplug.runtime.supervisor.settings import FleetSettings
+from services.agent.settings import AgentSettings
+from services.autoscaler.settings import AutoscalerSettings
+from services.console.settings import ConsoleSettings
+from services.placer.settings import PlacerSettings
+from services.predictor.settings import PredictorSettings
+from services.prefetcher.settings import PrefetcherSettings
+from services.router.settings import RouterSettings
+
+EVERY = (
+    FleetSettings,
+    AgentSettings,
+    AutoscalerSettings,
+    ConsoleSettings,
+    PlacerSettings,
+    PredictorSettings,
+    PrefetcherSettings,
+    RouterSettings,
+)
+NUMBERS = [
+    (settings, name, value)
+    for settings in EVERY
+    for name, field in settings.model_fields.items()
+    for value in ("-1", "inf", "nan")
+    if field.annotation in (int, float) and name != "fetch_seed" and (field.annotation is float or value == "-1")
+]
 
 
 @pytest.mark.parametrize(
@@ -26,6 +52,15 @@ def test_a_service_setting_is_named_as_its_owner_writes_it(monkeypatch, name, va
         ServiceSettings()
     line = explain(raised.value)
     assert line.startswith(f"{name}: ") and repr(value) in line and "\n" not in line
+
+
+@pytest.mark.parametrize(("settings", "name", "value"), NUMBERS)
+def test_no_service_takes_a_number_that_nobody_can_mean(monkeypatch, settings, name, value):
+    monkeypatch.setenv(f"GLOWPLUG_{name.upper()}", value)
+    with pytest.raises(ValidationError) as raised:
+        settings()
+    line = explain(raised.value)
+    assert line.startswith(f"GLOWPLUG_{name.upper()}: ") and "\n" not in line
 
 
 def test_the_fleet_refuses_a_wrong_setting_with_the_usage_exit_code(monkeypatch, tmp_path):

@@ -10,6 +10,8 @@ stochastic steps; one that has seen few answers leans on the mean of the model.
 
 from dataclasses import dataclass
 
+from glowplug.domain.bounds import OutOfBounds, check_bounds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthParams:
@@ -17,6 +19,11 @@ class LengthParams:
     weight: float = 0.05  # of the newest answer, once there are many
     quantile: float = 0.0  # in (0, 1): that quantile is expected; 0: the mean
     num_to_trust: int = 10  # answers after which a bucket counts for as much as the model
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.quantile >= 1:
+            raise OutOfBounds("quantile", f"{self.quantile} is not below 1")
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ one among four. Times are seconds on one clock that does not go back; tickets ar
 from dataclasses import dataclass
 from typing import Protocol
 
+from glowplug.domain.bounds import check_bounds
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.decisions import RouteDecision
 
@@ -29,6 +30,9 @@ class BalancerParams:
     most_visited: int = (
         8  # instances looked at for one choice, those first with the least to do; 0: as many as it takes
     )
+
+    def __post_init__(self) -> None:
+        check_bounds(self, num_steps=1, above_0=("tpot_s",))
 
 
 class Balancer(Protocol):

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class FleetSettings(BaseSettings):
     """Settings of `glowplug up`. Ports are `port_base` + a fixed offset, see plan.py; 0 looks for a free block."""
 
-    model_config = SettingsConfigDict(env_prefix="GLOWPLUG_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="GLOWPLUG_", extra="ignore", allow_inf_nan=False)
 
     state_dir: Path = Path(".glowplug")
     engine: str = "llamacpp"  # which sample models are registered: llamacpp | vllm | emulated

@@ -1,0 +1,31 @@
+"""Numbers that must make sense wherever a type is made: in a model file, over REST, in a scenario, off the wire."""
+
+from collections.abc import Collection
+from dataclasses import fields
+from typing import Any
+
+
+class OutOfBounds(ValueError):
+    """A field says what cannot be. `problem` does not repeat its name."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field, self.problem = field, problem
+
+    def __reduce__(self) -> tuple[type["OutOfBounds"], tuple[str, str]]:
+        """Between processes it travels as what it was told."""
+        return type(self), (self.field, self.problem)
+
+
+def check_bounds(owner: Any, *, above_0: Collection[str] = (), **least: float) -> None:
+    """Every number of a dataclass, none of them NaN: above 0 where named so, else no less than its `least` (0 where
+    none is given). Raises OutOfBounds naming the first field that is not."""
+    for field in fields(owner):
+        value = getattr(owner, field.name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if field.name in above_0:
+            if not value > 0:
+                raise OutOfBounds(field.name, f"{value} is not above 0")
+        elif not value >= (bound := least.get(field.name, 0)):
+            raise OutOfBounds(field.name, f"{value} is below {bound}" if value == value else f"{value} is no number")
