@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -43,10 +44,23 @@ def load(experiment_id: str, case: str, seed: int, quick: bool, reads: Sequence[
     return outcome
 
 
-def store(experiment_id: str, case: str, seed: int, quick: bool, made_by: str, outcome: Outcome) -> None:
-    """Keep one outcome, with the digest of the code as it was when the run began."""
+def took_s(experiment_id: str, case: str, seeds: Iterable[int], quick: bool) -> float:
+    """How long the case took when it was last computed, seconds, whatever the code was then; inf when nobody knows."""
+    for seed in seeds:
+        file = _file(experiment_id, case, seed, quick)
+        if file.exists():
+            return float(json.loads(file.read_text(encoding="utf-8")).get("took_s", math.inf))
+    return math.inf
+
+
+def store(
+    experiment_id: str, case: str, seed: int, quick: bool, made_by: str, outcome: Outcome, seconds: float
+) -> None:
+    """Keep one outcome, with the digest of the code as it was when the run began, and the seconds it took."""
     file = _file(experiment_id, case, seed, quick)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".part")
-    partial.write_text(json.dumps({"digest": made_by, "outcome": outcome}), encoding="utf-8")
+    partial.write_text(
+        json.dumps({"digest": made_by, "took_s": round(seconds, 2), "outcome": outcome}), encoding="utf-8"
+    )
     partial.replace(file)

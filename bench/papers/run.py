@@ -17,6 +17,7 @@ from bench.papers.experiment import Experiment, Outcome, Runs, Verdict
 from bench.papers.table import Row, show, write
 
 QUICK_SEEDS = 1
+CASES_PER_PROCESS = 64  # a new process reads the traces again; an old one holds memory it no longer needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,9 @@ def carry_out(job: Job) -> tuple[Job, Outcome | None, str, float]:
         outcome = experiment.run(job.case, job.seed, job.quick)
     except Exception as error:  # noqa: BLE001 - one failed case must not take the other sixteen rows with it
         return job, None, f"{type(error).__name__}: {error}", time.perf_counter() - began
-    cache.store(experiment.kept_as, job.case, job.seed, job.quick, made_by, outcome)
-    return job, outcome, "", time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    cache.store(experiment.kept_as, job.case, job.seed, job.quick, made_by, outcome, seconds)
+    return job, outcome, "", seconds
 
 
 def seeds_of(experiment: Experiment, num_seeds: int, quick: bool) -> range:
@@ -61,11 +63,22 @@ def missing(chosen: Sequence[Experiment], num_seeds: int, quick: bool, *, fresh:
                     yield Job(experiment.id, case, seed, quick)
 
 
+def longest_first(jobs: Sequence[Job], num_seeds: int) -> list[Job]:
+    """Seed by seed, and in each what took longest the last time first, so that no process waits for the other's last
+    case; what was never timed may take long."""
+    seconds: dict[tuple[str, str], float] = {}
+    for job in jobs:
+        kept_as, seeds = by_id(job.experiment_id).kept_as, range(1, num_seeds + 1)
+        if (job.experiment_id, job.case) not in seconds:
+            seconds[job.experiment_id, job.case] = cache.took_s(kept_as, job.case, seeds, job.quick)
+    return sorted(jobs, key=lambda job: (job.seed, -seconds[job.experiment_id, job.case]))
+
+
 def compute(jobs: Sequence[Job], num_jobs: int) -> dict[Job, str]:
     """Carry out all jobs; returns those that failed with their reasons."""
     failed: dict[Job, str] = {}
     context = multiprocessing.get_context("spawn")
-    with context.Pool(num_jobs, maxtasksperchild=8) as pool:
+    with context.Pool(num_jobs, maxtasksperchild=CASES_PER_PROCESS) as pool:
         for at, (job, _, problem, seconds) in enumerate(pool.imap_unordered(carry_out, jobs), start=1):
             verdict = problem or "done"
             line = f"[{at}/{len(jobs)}] {job.experiment_id} {job.case}, seed {job.seed}: {verdict} in {seconds:.1f} s"
@@ -113,7 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = [by_id(name) for name in wanted] if wanted else list(EXPERIMENTS)
     except KeyError as error:
         parser.error(f"--only: {error.args[0]}")
-    jobs = list(missing(chosen, options.seeds, options.quick, fresh=options.fresh, stale=options.stale))
+    found = list(missing(chosen, options.seeds, options.quick, fresh=options.fresh, stale=options.stale))
+    jobs = longest_first(found, options.seeds)
     failed = compute(jobs, options.jobs) if jobs else {}
     rows = [(e, judged(e, options.seeds, options.quick, stale=options.stale)) for e in EXPERIMENTS]
     print(show([row for row in rows if row[0] in chosen]))
