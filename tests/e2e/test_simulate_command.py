@@ -184,6 +184,20 @@ def test_events_alone_are_enough_to_replay(tmp_path: Path) -> None:
     assert replayed["ttft_s_p50"] == pytest.approx(recorded["ttft_s_p50"], rel=0.35)
     assert replayed["tpot_s_p50"] == pytest.approx(recorded["tpot_s_p50"], rel=0.2)
     assert {"scenario.yaml", "arrivals.csv"} < set(bytes_of(tmp_path / "b"))
+    page = (tmp_path / "b/report.html").read_text()
+    assert "replayed: from empty GPUs; 0 of 2 held something when the recording began" in page
+
+
+def test_a_replayed_recording_can_be_moved_and_replayed_again(tmp_path: Path) -> None:
+    """No folder of this machine is written down: the trace lies beside the run, and goes with it."""
+    write(tmp_path)
+    glowplug(tmp_path, "simulate", "tiny.yaml", "--out", "a")
+    glowplug(tmp_path, "replay", "a/events.jsonl", "--out", "b")
+    assert not [name for name, data in bytes_of(tmp_path / "b").items() if str(tmp_path).encode() in data]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "b").rename(tmp_path / "elsewhere/b")
+    glowplug(tmp_path, "replay", "elsewhere/b", "--out", "c")
+    assert bytes_of(tmp_path / "c")["requests.jsonl"] == bytes_of(tmp_path / "elsewhere/b")["requests.jsonl"]
 
 
 @pytest.mark.parametrize(

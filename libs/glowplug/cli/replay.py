@@ -1,6 +1,7 @@
 """`glowplug replay`: what was recorded, again, under another policy."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,20 +45,22 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="glowplug-replay-") as scratch, told_apart():
         tree, beside, recorded = _simulated(run) if run.is_dir() else _live(run, Path(scratch))
         some = variants(compare or ())
-        todo = cases(override(tree, settings or ()), beside, some, (recorded.seed,))
+        tree = override(tree, settings or ())
+        todo = cases(tree, beside, some, (recorded.seed,))
         if len(some) == 1:
-            todo = [type(case)("replayed", case.seed, case.tree, case.beside) for case in todo]
+            todo = [replace(case, variant="replayed") for case in todo]
         whole = check(todo)
         folder = free_folder(out or Path("runs") / f"{whole.name}-replay", force)
+        files = {}
+        if not run.is_dir():
+            todo = [replace(case, kept=folder) for case in todo]
+            text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+            files = {ARRIVALS: (beside / ARRIVALS).read_text(encoding="utf-8"), "scenario.yaml": text}
 
         def around(outcomes: list[Outcome]) -> tuple[list[Outcome], dict[str, Any]]:
             return [recorded, *outcomes], {"notes": recorded.notes}
 
-        outcomes = carry_out(whole, todo, folder, jobs, around=around)
-        if not run.is_dir():
-            write_arrivals(read_recording(run), folder / ARRIVALS)
-            text = yaml.safe_dump(override(tree, settings or ()), sort_keys=False, allow_unicode=True)
-            (folder / "scenario.yaml").write_text(text, encoding="utf-8")
+        outcomes = carry_out(whole, todo, folder, jobs, around=around, files=files)
         for note in recorded.notes:
             typer.echo(f"glowplug: {note}", err=True)
         show([recorded, *outcomes], whole, folder, output)
@@ -67,7 +70,7 @@ def _simulated(run: Path) -> tuple[Tree, Path, Outcome]:
     """A simulated run has its scenario with it: the replay draws the very same requests."""
     about, results = read_json(run, "setup.json"), read_json(run, "results.json")
     tree = {**about["scenario"], "seed": about["seed"]}
-    return tree, Path(about["beside"]), Outcome(RECORDED, about["seed"], results, ("recorded: a simulated run",))
+    return tree, run / about["beside"], Outcome(RECORDED, about["seed"], results, ("recorded: a simulated run",))
 
 
 def _live(run: Path, scratch: Path) -> tuple[Tree, Path, Outcome]:
@@ -78,8 +81,10 @@ def _live(run: Path, scratch: Path) -> tuple[Tree, Path, Outcome]:
     note = f"recorded: {engines}; replayed: simulated, with costs read off the recording"
     at_once = sum(row["e2e_s"] <= row["ttft_s"] * 1.01 for row in recording.finished)
     unknown = sum(not row["prompt_tokens"] for row in recording.finished)
+    held, num_gpus = recording.held_at_first
     notes = [
         note,
+        f"replayed: from empty GPUs; {held} of {num_gpus} held something when the recording began",
         *([f"recorded: {at_once} requests did not stream, so their first token is their last"] if at_once else ()),
         *([f"recorded: {unknown} requests without the length of their prompt, taken as one token"] if unknown else ()),
     ]

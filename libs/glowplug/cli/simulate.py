@@ -4,11 +4,11 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -86,9 +86,10 @@ def carry_out(
     *,
     record: bool = True,
     around: Callable[[list[Outcome]], tuple[list[Outcome], dict[str, Any]]] = lambda outcomes: (outcomes, {}),
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Outcome]:
     """Run all cases and write `folder` in one go: what fails or is interrupted leaves nothing behind. `around` may add
-    outcomes and other parts of the page. The page shows the first case in full."""
+    outcomes and other parts of the page, `files` text beside it. The page shows the first case in full."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
@@ -104,7 +105,8 @@ def carry_out(
             if name.endswith(".jsonl"):
                 (places[0] / name).unlink()
         data = page_data(scenario, shown, detail, **parts)
-        (partial / REPORT).write_text(html(data), encoding="utf-8")
+        for name, text in {**files, REPORT: html(data)}.items():
+            (partial / name).write_text(text, encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)

@@ -36,6 +36,7 @@ class Recording:
     gpu_seconds: float = 0.0
     policies: dict[str, Counter[str]] = field(default_factory=dict)
     _used: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _first: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each node: GPUs that held something, GPUs
 
     @property
     def began_at(self) -> float:
@@ -45,6 +46,11 @@ class Recording:
     def seconds(self) -> float:
         times = self._times()
         return max(1.0, max(times) - min(times) + 1.0)
+
+    @property
+    def held_at_first(self) -> tuple[int, int]:
+        """(GPUs that held something when their node was first heard of, all GPUs): a replay begins with empty ones."""
+        return sum(held for held, _ in self._first.values()), sum(num for _, num in self._first.values())
 
     def _times(self) -> list[float]:
         return [float(row["arrived_at"]) for row in self.finished] + [at_s for at_s, _ in self.rejected]
@@ -153,7 +159,9 @@ def _node(recording: Recording, node: Row, at_s: float) -> None:
     recording.nodes[node["node_id"]] = node
     since_s, used = recording._used.get(node["node_id"], (at_s, 0))
     recording.gpu_seconds += used * max(0.0, at_s - since_s)
-    recording._used[node["node_id"]] = (at_s, sum(bool(gpu.get("grants")) for gpu in node["gpus"]))
+    used = sum(bool(gpu.get("grants")) for gpu in node["gpus"])
+    recording._used[node["node_id"]] = (at_s, used)
+    recording._first.setdefault(node["node_id"], (used, len(node["gpus"])))
 
 
 def _phases(recording: Recording, instance: Row) -> None:

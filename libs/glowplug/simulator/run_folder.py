@@ -11,7 +11,8 @@ The same scenario, seed and version give the same bytes in every file.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -59,11 +60,30 @@ def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) 
                     "began_at": world.began_s,
                     "notes": list(scenario.notes),
                     "scenario": case.tree,
-                    "beside": str(case.beside) if "." in scenario.words.workload.source else "",
+                    "beside": _beside(case, folder),
                 },
             )
 
         yield finish
+
+
+def _beside(case: Case, folder: Path) -> str:
+    """Where the scenario's own files are, from the run's folder on: both may move together. "" when it has none."""
+    names = _values(case.tree, ("source", "lengths"))
+    if not any(name.endswith((".csv", ".gz", ".jsonl")) or "/" in name for name in names):
+        return ""
+    return os.path.relpath((case.kept or case.beside).resolve(), folder.resolve())
+
+
+def _values(tree: Any, fields: Sequence[str]) -> Iterator[str]:
+    """The words under these fields, wherever they stand."""
+    if isinstance(tree, Mapping):
+        yield from (value for name, value in tree.items() if name in fields and isinstance(value, str))
+        for value in tree.values():
+            yield from _values(value, fields)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _values(value, fields)
 
 
 class _Tape:

@@ -30,6 +30,7 @@ class Case:
     tree: Tree
     beside: Path
     check: bool = False  # watch the invariants after every event
+    kept: Path | None = None  # where the files `beside` are afterwards, when they do not stay there
 
 
 def variants(compare: Sequence[str]) -> list[Variant]:

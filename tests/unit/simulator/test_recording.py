@@ -85,6 +85,13 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
     assert numbers["fleet"]["gpu_seconds"] == 5.0
 
 
+def test_a_recording_tells_what_its_gpus_held_when_it_began(tmp_path: Path) -> None:
+    """A replay begins with empty GPUs, and says what the fleet had the advantage of."""
+    empty = {"node_id": "node-2", "gpus": [{"gpu_id": "node-2/0", "total_bytes": 24 * 10**9, "grants": []}]}
+    rows = [("node.beat", 991.0, {"node": empty}), ("request.finished", 1010.0, request(1))]
+    assert read_recording(recording(tmp_path, *rows)).held_at_first == (1, 2)
+
+
 def test_costs_are_read_off_streamed_requests() -> None:
     costs = costs_of([request(number) for number in range(20)])
     assert costs["prefill_ms"] == pytest.approx([10, 0.5], rel=0.01)
