@@ -2,7 +2,8 @@
 
 Paper: HydraServe section 4.2, Eq. 3-4: a ledger of each link, kept from the fetches the placer orders itself; one is
 over when its node says so, when its instance loads, serves or is gone, or when its bytes must be there by the equal
-share. Section 4.1: the stages of a start are learned from the starts of the same model.
+share; it is due when the first token is, less what comes after it (erratum E17). Section 4.1: the stages of a start are
+learned from the starts of the same model.
 
 Departures: the agents measure launch (container, library, context) as one; it is split as the configured defaults are.
 What a start takes after the load (warm-up) is counted as context. Means are exponential.
@@ -17,8 +18,9 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState, PhaseName
 from glowplug.domain.model import Model
 from glowplug.events.facts import RequestFinished
-from glowplug.policies.placement.hydraserve_allocation import StageSeconds
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds, besides_s
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, begin, finish
+from glowplug.policies.placement.shape import bytes_per_gpu
 
 WEIGHT_OF_NEWEST = 0.3
 WEIGHT_OF_REQUEST = 0.05
@@ -53,8 +55,10 @@ class Network:
         if not model.weights.uri or placement.source:
             return
         slo_s = model.slo.ttft_s or float("inf")
-        whole = model.weights.num_bytes or model.weights_bytes
-        for number, stage in enumerate(placement.stages):
+        whole, stages = model.weights.num_bytes or model.weights_bytes, placement.stages
+        num_full = sum(stage.bytes_per_gpu >= bytes_per_gpu(model) for stage in stages)
+        slo_s -= besides_s(self.seconds.get(model.key, self._params.start_stages), len(stages), num_full)
+        for number, stage in enumerate(stages):
             node, fetch_id = nodes.get(stage.node_id), placement.stage_id(number)
             if node is None or is_cached(node, model.key):
                 continue

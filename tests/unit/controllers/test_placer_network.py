@@ -42,6 +42,17 @@ def test_a_start_is_a_fetch_on_its_nodes_link_due_by_the_objective():
     assert (fetch.left_bytes, fetch.deadline_at, net.links["node-1"].bytes_per_s) == (4000, 15.0, 1000.0)
 
 
+def test_a_fetch_is_due_before_the_objective_by_what_follows_it():
+    """Erratum E17: one worker has 0.5 s of prefill after it, two low-memory stages 2 x 0.5 s and a hop of 0.1 s."""
+    net = network(start_stages=replace(STAGES, hop_s=0.1))
+    net.ordered(placed("one"), {"node-1": NODE}, 10.0)
+    two = tuple(replace(stage, bytes_per_gpu=0) for stage in placed().stages * 2)
+    net.ordered(replace(placed("two"), stages=two), {"node-1": NODE}, 10.0)
+    due = {fetch.fetch_id: fetch.deadline_at for fetch in net.links["node-1"].fetches}
+    assert due.pop("one") == pytest.approx(14.5)
+    assert list(due.values()) == pytest.approx([13.9, 13.9])
+
+
 def test_two_fetches_share_and_the_first_that_loads_leaves_its_share():
     """Eq. 4."""
     net = network()

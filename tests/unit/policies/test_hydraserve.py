@@ -134,6 +134,18 @@ def test_a_server_whose_fetch_would_be_late_is_not_used():
     assert "n0" in {w.node_id for w in careless.workers}
 
 
+def test_who_is_late_anyway_goes_where_nobody_else_becomes_late_and_says_so_where_it_must():
+    """Eq. 3 binds the fallback of Algorithm 1 too (erratum E19)."""
+    tight = Fetch(fetch_id="a", left_bytes=11e9, deadline_at=5.0)
+    loose = Fetch(fetch_id="b", left_bytes=7e9, deadline_at=50.0)
+    late = replace(LLAMA_7B, waited_s=7.4)
+    fast_but_tight, slow = a_server("n0", rate=4e9, fetches=(tight,)), a_server("n1", fetches=(loose, loose))
+    layout = allocate(late, [fast_but_tight, slow], 0.0)
+    assert not layout.meets_slo and layout.workers[0].node_id == "n1" and "another" not in layout.reason
+    layout = allocate(late, [fast_but_tight], 0.0)
+    assert layout.workers[0].node_id == "n0" and "makes another start late" in layout.reason
+
+
 def test_memory_of_full_and_low_workers():
     layout = allocate(replace(LLAMA_7B, slo_tpot_s=0.07), FOUR, 0.0, EVEN)
     assert (layout.num_stages, layout.num_full) == (2, 1)

@@ -15,8 +15,9 @@ Departures:
 - "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20).
   A group rather has as many full-memory workers as instances it is to become (section 6.2): they have room to.
   `prefer_free=True` puts free GPUs first, as the sentence after Eq. 2 reads.
-- Where no scheme meets the objectives the paper takes one worker on i_1. Here that server must still hold the model;
-  if none does there is no layout and the request waits (E19).
+- Where no scheme meets the objectives the paper takes one worker on i_1. Here it is the first server that holds the
+  model and where nobody else becomes late, else the first that holds it, and the reason says that somebody does; if
+  none holds it there is no layout and the request waits (E19).
 - Stages are never equal: the largest is taken as 1/0.9 of the mean, as in the published code.
 """
 
@@ -73,6 +74,7 @@ class AllocationParams:
     chunk_bytes: float = 16e6
     prefer_free: bool = False
     check_contention: bool = True
+    check_newcomer: bool = True  # False: Eq. 3 as printed, which asks only those that are there
     max_rivals: int = 8
 
 
@@ -119,7 +121,7 @@ def allocate(
     ordered = sorted(settled, key=_distance)
     for num_stages in range(1, params.max_stages + 1):
         for num_full in range(num_stages + 1):
-            found = _scheme(start, ordered, now_s, params, num_stages, num_full, params.check_contention)
+            found = _scheme(start, ordered, now_s, params, num_stages, num_full)
             if found is None:
                 continue
             name = f"{num_stages} stages, {num_full} full"
@@ -132,9 +134,12 @@ def allocate(
                 fitting.append(((shared, num_stages, num_full) if params.prefer_free else order, found))
     if fitting:
         return _with_rivals(min(fitting, key=lambda entry: entry[0])[1], rivals, params)
-    for check in (params.check_contention, False):
-        single = _scheme(start, ordered, now_s, params, 1, 1, check)
+    # nothing meets the objectives: one worker where it makes nobody else late, else anywhere, and it says so
+    for checks in (replace(params, check_newcomer=False), replace(params, check_contention=False)):
+        single = _scheme(start, ordered, now_s, checks, 1, 1)
         if single is not None:
+            if params.check_contention and not checks.check_contention:
+                single = replace(single, reason=f"{single.reason}; on every link it makes another start late")
             return _with_rivals(single, rivals, params)
     return None
 
@@ -155,18 +160,20 @@ def _scheme(
     params: AllocationParams,
     num_stages: int,
     num_full: int,
-    check: bool,
 ) -> Layout | None:
     """One way to lay it out over `ordered` servers (fastest first, links as of now), or None where it does not fit."""
     part = start.weight_bytes / num_stages / (params.skew if num_stages > 1 else 1.0)
     whole = start.weight_bytes + start.kv_bytes
     low = -(-whole // num_stages)
-    spare_s = now_s + start.slo_ttft_s - start.waited_s - _besides(start.stages, num_stages, num_full)
+    spare_s = now_s + start.slo_ttft_s - start.waited_s - besides_s(start.stages, num_stages, num_full)
+
+    def may_join(link: LinkLedger) -> bool:
+        return admits(link, part, spare_s, now_s, check_newcomer=params.check_newcomer)
 
     def open_to(num_bytes: int) -> Iterator[tuple[ServerOffer, str]]:
         for server in ordered:
             gpu = _gpu(server, num_bytes)
-            if gpu is not None and (not check or admits(server.link, part, spare_s, now_s)):
+            if gpu is not None and (not params.check_contention or may_join(server.link)):
                 yield server, gpu
 
     chosen: list[tuple[ServerOffer, StagePlace]] = []
@@ -191,7 +198,7 @@ def _scheme(
         if len(chosen) < wanted:
             return None
     ttft_s = max(ready_s(start.stages, part, server, params) for server, _ in chosen)
-    ttft_s += _besides(start.stages, num_stages, num_full)
+    ttft_s += besides_s(start.stages, num_stages, num_full)
     tpot_s = start.stages.decode_s * _slowdown(num_stages, num_full)
     tpot_s += start.stages.hop_s * num_stages if num_stages > 1 else 0.0
     meets = start.waited_s + ttft_s <= start.slo_ttft_s and tpot_s <= start.slo_tpot_s
@@ -220,8 +227,8 @@ def _slowdown(num_stages: int, num_full: int) -> float:
     return num_stages - num_full + num_full / num_stages
 
 
-def _besides(stages: StageSeconds, num_stages: int, num_full: int) -> float:
-    """What TTFT holds besides getting the weights there."""
+def besides_s(stages: StageSeconds, num_stages: int, num_full: int) -> float:
+    """What TTFT holds besides getting the weights there: a fetch is due so long before the objective (E17)."""
     return stages.prefill_s * _slowdown(num_stages, num_full) + stages.hop_s * (num_stages - 1)
 
 

@@ -1,7 +1,7 @@
 """Orders by recency and frequency: LRU, LFU, and the one that knows the future.
 
-The baselines of mCache section 6.3, with Belady's order as an upper bound (erratum E27): none passes it where all are of
-one size; where sizes differ it is no proof, for then two small ones may be worth more than one that is needed sooner.
+The baselines of mCache section 6.3, with Belady's order as an upper bound (erratum E27): none passes it where all are
+of one size; where sizes differ it proves nothing, for two small ones may be worth more than one that is needed sooner.
 """
 
 import math
