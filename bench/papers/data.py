@@ -6,7 +6,6 @@ from pathlib import Path
 
 from bench.papers.cache import ROOT
 from glowplug.simulator.workload.formats import counts, length_pairs
-from glowplug.simulator.workload.tables import rows
 
 
 def folder() -> Path:
@@ -32,15 +31,3 @@ def bin_counts(name: str) -> tuple[int, ...]:
 def lengths(name: str) -> tuple[tuple[int, int], ...]:
     """(prompt_tokens, response_tokens) of every request of a trace that has them."""
     return tuple(length_pairs(trace(name)))
-
-
-@cache
-def client_windows(model: str, first_s: float, last_s: float) -> dict[str, list[tuple[float, int, float]]]:
-    """ServeGen clients of `model`: client -> [(window start, requests, CV)], windows within [first_s, last_s)."""
-    found: dict[str, list[tuple[float, int, float]]] = {}
-    for row in rows(trace("servegen_clients_10min")):
-        at_s = row.seconds("t_s")
-        if first_s <= at_s < last_s and row.text("model") == model:
-            window = (at_s - first_s, row.count("requests"), float(row.text("cv") or 1.0))
-            found.setdefault(row.text("client"), []).append(window)
-    return found

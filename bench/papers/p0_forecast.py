@@ -7,7 +7,7 @@ from random import Random
 
 from bench.papers.data import bin_counts, lengths
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
-from bench.papers.plots import Lines
+from bench.papers.plots import day
 from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, SeasonalNaive
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
 from glowplug.policies.prediction.preserve_workload import PreserveWorkload
@@ -113,13 +113,8 @@ def judge(runs: Runs) -> Verdict:
                         " / ".join(f"{value} %" for value in printed),
                     )
                 )
-    first = runs.first("chat preserve_workload")
-    plot = Lines(
-        title="Prompt tokens in 10-minute windows, chat, the last day",
-        x_label="hour of the day",
-        y_label="tokens per second",
-        series={"came": first["came"], "forecast": first["forecast"]},
-    )
+    shown = runs.first("chat preserve_workload")
+    plot = day("Prompt tokens in 10-minute windows, chat, the last day", "tokens per second", shown)
     return Verdict(
         ours=f"chat {ours['chat']:.2f} %, code {ours['code']:.2f} %",
         passed=all(ours[service] <= MEANS[service] + 1.5 for service in SERVICES),

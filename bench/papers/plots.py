@@ -152,3 +152,9 @@ class Bars:
                 size = f'width="{_num(bar * 0.92)}" height="{_num(abs(floor - top))}"'
                 body.append(f'<rect {where} {size} fill="{COLOURS[n % len(COLOURS)]}"/>')
         return _frame(self.title, self.x_label, self.y_label, list(self.series), body, y)
+
+
+def day(title: str, y_label: str, outcome: Mapping[str, Sequence[tuple[float, float]]]) -> Lines:
+    """What came and what was forecast, as (hour, value), over one day."""
+    series = {name: outcome[name] for name in ("came", "forecast")}
+    return Lines(title=title, x_label="hour of the day", y_label=y_label, series=series)

@@ -1,7 +1,6 @@
 """One run of a scenario, as an outcome: the figures every row is made of."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Outcome
@@ -28,7 +27,6 @@ def simulate(scenario: str, settings: Iterable[str], seed: int, *, drain_s: floa
     world = World(found.setup, found.arrivals(seed))
     results = world.run(found.seconds, drain_s=found.words.drain_s if drain_s is None else drain_s)
     outcome = figures(results)
-    outcome["stand_ins"] = list(found.notes)
     outcome["unanswered"] = world.traffic.num_open
     return outcome
 
@@ -93,8 +91,3 @@ def policies(**names: str) -> list[str]:
 def points(pairs: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
     """A kept curve as points of a plot."""
     return [(float(x), float(y)) for x, y in pairs]
-
-
-def stood_in(outcomes: Iterable[Any]) -> str:
-    """What the scenario said it had to stand in for; "" when nothing."""
-    return "; ".join(dict.fromkeys(note for outcome in outcomes for note in outcome.get("stand_ins", ())))

@@ -7,7 +7,7 @@ from random import Random
 
 from bench.papers.data import bin_counts, lengths
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
-from bench.papers.plots import Lines
+from bench.papers.plots import day
 from glowplug.policies.prediction.warmserve_csp import CspParams, forecast, season
 
 BIN_S, WINDOW_S, DAY_S = 10, 300, 86_400
@@ -81,9 +81,9 @@ def run(case: str, seed: int, quick: bool) -> Outcome:
             ),
         }
         if name == "peak":
-            day = range(len(loads) - PER_DAY, len(loads), 3)
-            outcome["shown"] = [[(at % PER_DAY) / 12, loads[at]] for at in day]
-            outcome["forecast"] = [[(at % PER_DAY) / 12, forecast(loads[:at], PER_DAY)] for at in day]
+            last_day = range(len(loads) - PER_DAY, len(loads), 3)
+            outcome["came"] = [[(at % PER_DAY) / 12, loads[at]] for at in last_day]
+            outcome["forecast"] = [[(at % PER_DAY) / 12, forecast(loads[:at], PER_DAY)] for at in last_day]
     return outcome
 
 
@@ -104,13 +104,7 @@ def judge(runs: Runs) -> Verdict:
                         what, runs.of(case, name + kind).show(".2f", " %"), printed if not kind and how == "8x" else ""
                     )
                 )
-    first = runs.first("conv 8x")
-    plot = Lines(
-        title="Peak load in 5-minute windows, last day",
-        x_label="hour of the day",
-        y_label="requests in flight",
-        series={"load": first["shown"], "forecast": first["forecast"]},
-    )
+    plot = day("Peak load in 5-minute windows, last day", "requests in flight", runs.first("conv 8x"))
     return Verdict(
         ours=f"{average.show('.2f', ' %')} / {peak.show('.2f', ' %')}; as printed worse by {worse:.2f} points or more",
         passed=passed,
