@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from glowplug.policies.registry import ROOMS
+from glowplug.policies.registry import ROOMS, choose
 from tests.house.tree import text
 
 SECTION = re.compile(r"^## (\w+): .*?$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -25,6 +25,14 @@ def test_every_room_has_its_section_and_no_other_has() -> None:
 def test_every_policy_of_a_room_is_on_the_page_once(room: str) -> None:
     names = [name for name, _, _ in ROW.findall(sections()[room])]
     assert sorted(names) == sorted(ROOMS[room])
+
+
+def test_every_option_on_the_page_is_one_of_its_policy() -> None:
+    rows = re.findall(r"^\| .+? \| (\w+) \| (`.+`) \|$", text("docs/policies.md"), re.MULTILINE)
+    named = [(room, name) for room, cell in rows for name in re.findall(r"`([^`]+)`", cell) if room in ROOMS]
+    assert len(named) > 12
+    for room, name in named:
+        assert choose(room, name), name
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))

@@ -1,9 +1,11 @@
-"""Policies by name. A service picks one from configuration: `GLOWPLUG_POLICY_<ROOM>=name`."""
+"""Policies by name. A service picks one from configuration: `GLOWPLUG_POLICY_<ROOM>=name`, with options behind it where
+the policy has any (`options`)."""
 
 from collections.abc import Callable
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
+from glowplug.policies.options import base_name, configured
 from glowplug.policies.placement import first_fit, muxserve_like, serverlessllm, warmserve_placement
 from glowplug.policies.placement import hydraserve as hydraserve_placement
 from glowplug.policies.placement import union as union_placement
@@ -78,9 +80,10 @@ ROOMS: dict[str, dict[str, Policy]] = {
 
 
 def choose(room: str, name: str) -> Policy:
-    """The policy `name` of `room`. Raises BadRequest naming the field and what there is."""
-    policies = ROOMS[room]
-    if name not in policies:
+    """The policy `name` of `room`, with the options behind its name. Raises BadRequest naming the field and what there
+    is."""
+    policies, base = ROOMS[room], base_name(name)
+    if base not in policies:
         known = ", ".join(sorted(policies)) or "none yet"
-        raise BadRequest(f"no {room} policy named {name!r} (there are: {known})", param=f"policy_{room}")
-    return policies[name]
+        raise BadRequest(f"no {room} policy named {base!r} (there are: {known})", param=f"policy_{room}")
+    return configured(room, name, policies[base])

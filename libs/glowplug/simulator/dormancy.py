@@ -1,9 +1,11 @@
 """Replicas and sleepers of one node: weights without an engine, an engine outside its GPU, and their way back.
 
 WarmServe sections 4 and 6: an engine that grows from a replica starts no process; weights that are still on their way
-go on in the foreground, and the first prefill begins as soon as the layers still missing come before they are needed. That k
-is "the smallest such that for every later layer the load time so far is at most the compute time so far" (erratum E7):
-with L equal layers, when at most (L-1)/L x prefill x bandwidth bytes are missing, for the shortest prefill there is.
+go on in the foreground, and the first prefill begins as soon as the layers still missing come before they are needed.
+That k is "the smallest such that for every later layer the load time so far is at most the compute time so far"
+(erratum E7): with L equal layers, when at most (L-1)/L x prefill x bandwidth bytes are missing, for the shortest
+prefill there is. Departure: a replica takes room for all of its layers, and brings them all where nobody asks before
+(so does the published code); the paper prewarms the first k alone, and more replicas fit.
 SwapServeLLM section 4: a swap-in takes a fixed time and then its bytes at a rate of its own, over the same PCIe lanes.
 """
 

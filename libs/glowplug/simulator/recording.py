@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from glowplug.policies.options import base_name
 from glowplug.policies.registry import ROOMS
 from glowplug.simulator.report.summary import summary
 from glowplug.simulator.results import Results
@@ -58,7 +59,7 @@ class Recording:
     def policy_names(self) -> dict[str, str]:
         """The policies its decisions name, by room; those that are none of ours are left out."""
         found = {room: counts.most_common(1)[0][0] for room, counts in self.policies.items()}
-        return {room: name for room, name in sorted(found.items()) if name in ROOMS[room]}
+        return {room: name for room, name in sorted(found.items()) if base_name(name) in ROOMS[room]}
 
     def arrivals(self) -> list[tuple[float, str, int, int]]:
         """(s from the first, model key, prompt tokens, response tokens). A request that was refused has no token

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glowplug.policies.options import base_name
 from glowplug.policies.registry import ROOMS
 from glowplug.simulator.scenario_errors import ScenarioError, from_pydantic
 from glowplug.simulator.scenario_fleet import build_setup
@@ -95,5 +96,5 @@ def _with_past(words: ScenarioWords, setup: Setup, traffic: Traffic) -> Setup:
 
 def _window_s(setup: Setup) -> float:
     """The predictor's window: its own setting, or what the forecaster's paper uses."""
-    own: float = getattr(ROOMS["prediction"].get(setup.policies.prediction), "WINDOW_S", 60.0)
+    own: float = getattr(ROOMS["prediction"].get(base_name(setup.policies.prediction)), "WINDOW_S", 60.0)
     return setup.params.predictor.window_s or own

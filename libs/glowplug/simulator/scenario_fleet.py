@@ -6,9 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glowplug.domain.errors import BadRequest
 from glowplug.domain.model import Model, WeightsRef, model_key
 from glowplug.domain.units import show_bytes
-from glowplug.policies.registry import ROOMS
+from glowplug.policies.options import base_name
+from glowplug.policies.registry import ROOMS, choose
 from glowplug.simulator.costs import FITTED, StepCosts
 from glowplug.simulator.scenario_errors import ScenarioError, from_pydantic, join, known
 from glowplug.simulator.scenario_overlay import overlay
@@ -62,9 +64,14 @@ def _policies(given: Mapping[str, Any]) -> PolicyNames:
     names = overlay(PolicyNames(), given, "policies")
     for field in fields(names):
         name = getattr(names, field.name)
-        if ROOMS.get(field.name) and name not in ROOMS[field.name]:
+        if base_name(name) not in ROOMS[field.name]:
             policies = known(name, ROOMS[field.name])
             raise ScenarioError(f"policies.{field.name}", f"there is no {field.name} policy {name!r} {policies}")
+        if base_name(name) != name:
+            try:
+                choose(field.name, name)
+            except BadRequest as error:
+                raise ScenarioError(f"policies.{field.name}", error.message) from error
     return names
 
 

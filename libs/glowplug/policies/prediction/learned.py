@@ -1,7 +1,7 @@
 """Forecasters that need numpy, which the extra `predictor` brings: without it they are refused by name when made."""
 
 from importlib import import_module
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.prediction.port import Forecaster
@@ -13,7 +13,7 @@ class MakePreserveWorkload:
     WINDOW_S: ClassVar[float] = 600.0
     HAS_SEASON: ClassVar[bool] = True
 
-    def __call__(self, window_s: float, *, season_s: float = 86400.0) -> Forecaster:
+    def __call__(self, window_s: float, *, season_s: float = 86400.0, params: Any = None) -> Forecaster:
         try:
             module = import_module("glowplug.policies.prediction.preserve_workload")
         except ImportError as error:
@@ -22,7 +22,7 @@ class MakePreserveWorkload:
                 f"preserve_workload needs {missing}, which the extra brings: pip install 'glowplug[predictor]'",
                 param="policy_prediction",
             ) from error
-        made: Forecaster = module.PreserveWorkload(window_s, module.WorkloadParams(season_s=season_s))
+        made: Forecaster = module.PreserveWorkload(window_s, params or module.WorkloadParams(season_s=season_s))
         return made
 
 

@@ -24,10 +24,15 @@ class CacheFacts:
 
 MakeOrdering = Callable[[CacheFacts], Ordering]
 
+def mcache(cache: CacheFacts) -> Ordering:
+    """Its options are the fields of `ImportanceParams`, over what `cache` says."""
+    return Importance(cache.penalty_s, cache.importance)
+
+
 CACHING: Final[dict[str, MakeOrdering]] = {
     "lru": lambda _: Lru(),
     "lfu": lambda _: Lfu(),
     "arc": lambda cache: Arc(cache.capacity_bytes),
     "srrip": lambda _: Srrip(),
-    "mcache": lambda cache: Importance(cache.penalty_s, cache.importance),
+    "mcache": mcache,
 }

@@ -1,0 +1,144 @@
+"""Options of a policy, written behind its name: `name:field=value:field=value`.
+
+They are the fields of its own params, dotted where those nest: `hydraserve:allocation.overlap=false`. Where a policy
+departs from its paper, the literal formula is one of them. A number is above 0 where its default is, else from 0 up.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import partial, update_wrapper
+from inspect import signature
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from glowplug.domain.errors import BadRequest
+from glowplug.policies.prediction.port import Forecaster
+from glowplug.policies.residency.caching import mcache
+from glowplug.policies.residency.mcache_importance import ImportanceParams
+from glowplug.policies.routing.port import BalancerParams
+
+Policy = Callable[..., Any]
+_LOOK_AHEAD = frozenset({"preserve_load_aware", "llumnix_like"})  # of the routing policies, those with constants
+
+
+def base_name(name: str) -> str:
+    """The name without its options."""
+    return name.partition(":")[0]
+
+
+def options_of(name: str) -> dict[str, str]:
+    """Field -> value as written. Raises ValueError for a part that is neither."""
+    found: dict[str, str] = {}
+    for part in name.split(":")[1:]:
+        field, equals, value = part.partition("=")
+        if not (field and equals and value):
+            raise ValueError(f"{part!r} is not field=value")
+        found[field] = value
+    return found
+
+
+def configured(room: str, name: str, policy: Policy) -> Policy:
+    """`policy` with the options that stand behind its name. Raises BadRequest naming the room and the field."""
+    try:
+        options = options_of(name)
+        if not options:
+            return policy
+        if room == "prediction":
+            return Forecasters(policy, options)
+        if room == "caching":
+            return _ordering(policy, options)
+        if room == "routing":
+            return _balancer(base_name(name), policy, options)
+        return _function(policy, options)
+    except ValueError as error:
+        raise BadRequest(f"{room} policy {base_name(name)!r}: {error}", param=f"policy_{room}") from error
+
+
+def laid_over(params: Any, options: Mapping[str, str], beneath: str = "") -> Any:
+    """A dataclass with options in place of its fields, each as its field's type. Raises ValueError naming the field,
+    with what it lies `beneath`."""
+    inner: dict[str, dict[str, str]] = {}
+    changes: dict[str, Any] = {}
+    hints = get_type_hints(type(params))
+    known = {field.name for field in fields(params) if field.init}
+    for path, text in options.items():
+        name, _, rest = path.partition(".")
+        if name not in known or bool(rest) != is_dataclass(getattr(params, name)):
+            raise ValueError(f"there is no option {beneath + path!r} (there are: {', '.join(sorted(known))})")
+        if rest:
+            inner.setdefault(name, {})[rest] = text
+        else:
+            changes[name] = _value(beneath + path, text, getattr(params, name), hints[name])
+    for name, some in inner.items():
+        changes[name] = laid_over(getattr(params, name), some, f"{beneath}{name}.")
+    return replace(params, **changes)
+
+
+def _value(path: str, text: str, default: Any, hint: Any) -> Any:
+    if get_origin(hint) is Literal:
+        if text not in get_args(hint):
+            raise ValueError(f"{path} is one of {', '.join(map(str, get_args(hint)))}, not {text!r}")
+        return text
+    if isinstance(default, bool):
+        if text not in ("true", "false"):
+            raise ValueError(f"{path} is true or false, not {text!r}")
+        return text == "true"
+    if not isinstance(default, int | float):
+        raise ValueError(f"{path} cannot be set by an option")
+    try:
+        number = type(default)(text)
+    except ValueError:
+        raise ValueError(f"{path} is a number, not {text!r}") from None
+    if not math.isfinite(number) or number < 0 or (default > 0 and number == 0):
+        raise ValueError(f"{path} is {'above 0' if default > 0 else 'from 0 up'}, not {text}")
+    return number
+
+
+def _function(policy: Policy, options: Mapping[str, str]) -> Policy:
+    """Of the rooms whose policies are functions with `params`."""
+    given = signature(policy).parameters.get("params")
+    if given is None or not is_dataclass(given.default):
+        raise ValueError("it has no options")
+    made = partial(policy, params=laid_over(given.default, options))
+    return update_wrapper(made, policy)  # with what it says of itself
+
+
+def _ordering(make: Policy, options: Mapping[str, str]) -> Policy:
+    """Of the room "caching": fields of the importance, for who weighs it."""
+    if make is not mcache:
+        raise ValueError("it has no options")
+    laid_over(ImportanceParams(), options)  # what is wrong with them is said at once
+
+    def made(facts: Any) -> Any:
+        return make(replace(facts, importance=laid_over(facts.importance, options)))
+
+    return made
+
+
+def _balancer(name: str, make: Policy, options: Mapping[str, str]) -> Policy:
+    """Of the room "routing": fields of what the policies that look ahead are told."""
+    if name not in _LOOK_AHEAD:
+        raise ValueError("it has no options")
+    laid_over(BalancerParams(), options)
+
+    def made(params: BalancerParams) -> Any:
+        return make(laid_over(params, options))
+
+    return made
+
+
+class Forecasters:
+    """A factory of the room "prediction" whose forecasters have options in their `params`."""
+
+    def __init__(self, make: Policy, options: Mapping[str, str]) -> None:
+        self._make, self._options = make, dict(options)
+        self.WINDOW_S: float = make.WINDOW_S  # type: ignore[attr-defined]
+        self.HAS_SEASON: bool = getattr(make, "HAS_SEASON", False)
+        self(self.WINDOW_S)  # what is wrong with them is said at once
+
+    def __call__(self, window_s: float, **season: float) -> Forecaster:
+        params = getattr(self._make(window_s, **season), "params", None)
+        if params is None:
+            raise ValueError("it has no options")
+        made: Forecaster = self._make(window_s, params=laid_over(params, self._options), **season)
+        return made

@@ -1,0 +1,109 @@
+"""A policy's own params by its name: the literal formulas of the papers are a setting away, live and simulated."""
+
+import pytest
+
+from glowplug.domain.errors import BadRequest
+from glowplug.policies.options import base_name, options_of
+from glowplug.policies.placement.port import wants_seconds
+from glowplug.policies.prediction.port import WindowTotals, make_with
+from glowplug.policies.registry import ROOMS, choose
+from glowplug.policies.residency.caching import CacheFacts
+from glowplug.policies.residency.resident import Resident
+from glowplug.policies.routing.port import BalancerParams
+from glowplug.simulator.scenario import load_tree
+from glowplug.simulator.scenario_errors import ScenarioError
+from tests.house.tree import ROOT
+
+
+def test_a_name_alone_is_the_policy_itself() -> None:
+    assert choose("scaling", "preserve") is ROOMS["scaling"]["preserve"]
+    assert base_name("hydraserve:use_cache=false") == "hydraserve"
+    assert options_of("preserve:literal_next=true:scaler.again_s=5") == {"literal_next": "true", "scaler.again_s": "5"}
+
+
+def test_options_of_functions_reach_their_params_nested_ones_too() -> None:
+    policy = choose("scaling", "preserve:literal_next=true:scaler.literal_windows=true:scaler.again_s=5")
+    params = policy.keywords["params"]
+    assert params.literal_next and params.scaler.literal_windows and params.scaler.again_s == 5.0
+    assert choose("placement", "hydraserve:allocation.overlap=false").keywords["params"].allocation.overlap is False
+    assert choose("prewarming", "warmserve:scores.burst=ratio").keywords["params"].scores.burst == "ratio"
+    assert choose("residency", "swapserve:fewest=false").keywords["params"].fewest is False
+    assert wants_seconds(choose("placement", "hydraserve:use_cache=false")), "what a policy says of itself stays said"
+
+
+def test_the_literal_weights_of_eq_3_are_a_name_away() -> None:
+    """WarmServe Eq. 3 as printed (erratum E1) gives the newest of ten errors a thousandth of the weight."""
+    said = {}
+    for name in ("warmserve_csp", "warmserve_csp:literal_weights=true"):
+        forecaster = make_with(choose("prediction", name), 300.0, 3000.0)
+        for number in range(20):
+            load = 1.0 if number < 19 else 11.0
+            forecaster.closed(WindowTotals(started_at=number * 300.0, window_s=300.0, concurrency_mean=load))
+        said[name] = forecaster.forecast(6000.0)[0].concurrency_mean
+    corrected, literal = said.values()
+    assert corrected == pytest.approx(1 + 10 * 512 / 1023)
+    assert literal == pytest.approx(1 + 10 / 1023)
+
+
+def test_a_forecaster_with_options_keeps_the_window_of_its_paper_and_its_season() -> None:
+    make = choose("prediction", "preserve_workload:series.literal_scale=true")
+    assert make.WINDOW_S == 600.0  # type: ignore[attr-defined]
+    made = make_with(make, 25.0, 3600.0)
+    assert made.params.series.literal_scale and made.params.season_s == 3600.0  # type: ignore[attr-defined]
+
+
+def test_options_of_a_cache_lie_over_what_its_settings_say() -> None:
+    facts = CacheFacts(capacity_bytes=10, penalty_s=lambda name, num_bytes: 1.0)
+    one, three = (
+        choose("caching", name)(facts) for name in ("mcache:spread=1:half_life_s=10", "mcache:half_life_s=10")
+    )
+    for memory in (one, three):
+        memory.used("a", 1, 0.0, hit=False)
+    there = Resident(name="a", num_bytes=1, last_used_at=0.0)
+    assert one.utility(there, 10.0) == pytest.approx(one.utility(there, 0.0) / 2)  # one half-life
+    assert three.utility(there, 10.0) != pytest.approx(three.utility(there, 0.0) / 2)
+
+
+def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
+    made = choose("routing", "preserve_load_aware:penalty=3")(BalancerParams(num_steps=7))
+    assert (made.params.penalty, made.params.num_steps) == (3.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "said"),
+    [
+        ("scaling", "preserve:literal_nxt=true", "there is no option 'literal_nxt'"),
+        ("scaling", "preserve:literal_next=yes", "literal_next is true or false, not 'yes'"),
+        ("scaling", "preserve:literal_next", "'literal_next' is not field=value"),
+        ("scaling", "preserve:scaler=1", "there is no option 'scaler'"),
+        ("scaling", "preserve:literal_next.x=1", "there is no option 'literal_next.x'"),
+        ("scaling", "static:floor=1", "it has no options"),
+        ("placement", "hydraserve:allocation.max_stages=0", "allocation.max_stages is above 0, not 0"),
+        ("placement", "hydraserve:allocation.skew=nan", "allocation.skew is above 0, not nan"),
+        ("placement", "hydraserve:allocation.max_stages=two", "allocation.max_stages is a number, not 'two'"),
+        ("prewarming", "warmserve:scores.burst=often", "scores.burst is one of difference, ratio, not 'often'"),
+        ("prediction", "last_window:x=1", "it has no options"),
+        ("prediction", "warmserve_csp:num_days=-1", "num_days is from 0 up, not -1"),
+        ("caching", "lru:spread=1", "it has no options"),
+        ("routing", "round_robin:penalty=1", "it has no options"),
+        ("routing", "nobody:penalty=1", "no routing policy named 'nobody'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_room_and_field(room: str, name: str, said: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        choose(room, name)
+    assert said in caught.value.message and "\n" not in caught.value.message
+    assert caught.value.param == f"policy_{room}"
+
+
+def test_a_scenario_takes_them_and_names_its_field_when_they_are_wrong() -> None:
+    tree = {
+        "seconds": 1,
+        "servers": [{"num_gpus": 1}],
+        "models": [{"name": "m", "weights_bytes": "1GB", "costs": "llama-2-7b"}],
+        "workload": {"source": "gamma", "rps": 1},
+    }
+    good = load_tree(tree | {"policies": {"prediction": "warmserve_csp:num_days=2"}}, ROOT)
+    assert good.setup.policies.prediction == "warmserve_csp:num_days=2"
+    with pytest.raises(ScenarioError, match=r"policies\.placement: .*there is no option 'stages_max'"):
+        load_tree(tree | {"policies": {"placement": "hydraserve:stages_max=2"}}, ROOT)
