@@ -1,22 +1,19 @@
 """`glowplug record`: a live fleet's events to a file, for `glowplug replay`."""
 
-import asyncio
 import contextlib
 import json
 import os
 import time
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
-import nats
 import typer
-from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
+from glowplug.cli.bus_ear import listen
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, StateDirOption
 from glowplug.events.filters import PLANES
-from glowplug.events.subjects import ROOT, facts_of
+from glowplug.events.subjects import facts_of
 
 
 def record(
@@ -28,8 +25,6 @@ def record(
     if out.exists():
         raise CliError(f"{out} is there already", 2)
     fleet = connect(state_dir)
-    if not fleet.nats_url:
-        raise CliError("this fleet has no bus address: set GLOWPLUG_NATS_URL")
     first = present(fleet)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     num = 0
@@ -37,12 +32,20 @@ def record(
         with partial.open("w", encoding="utf-8") as file:
             for line in first:
                 file.write(json.dumps(line) + "\n")
-            with contextlib.suppress(KeyboardInterrupt):
-                asyncio.run(_record(fleet.nats_url, file, seconds))
+
+            def hear(subject: str, data: bytes) -> bool:
+                with contextlib.suppress(ValueError):  # what is no JSON is no event of ours
+                    file.write(json.dumps({"subject": subject, **json.loads(data)}) + "\n")
+                return False
+
+            listen(fleet, "record", PLANES, hear, seconds)
         num = sum(1 for _ in partial.open(encoding="utf-8"))
         partial.rename(out)
+    except OSError as error:
+        raise CliError(f"{out}: {error.strerror}", 2) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     typer.echo(f"{num} events in {out}")
 
 
@@ -65,25 +68,3 @@ def present(fleet: FleetClient) -> list[dict[str, Any]]:
         }
         for kind, key, entity_id, data in facts
     ]
-
-
-async def _record(url: str, file: IO[str], seconds: float) -> None:
-    async def on_message(msg: Msg) -> None:
-        with contextlib.suppress(ValueError):  # what is no JSON is no event of ours
-            file.write(json.dumps({"subject": msg.subject, **json.loads(msg.data)}) + "\n")
-
-    over = asyncio.Event()
-
-    async def gone() -> None:
-        over.set()
-
-    try:
-        client = await nats.connect(url, name="record", connect_timeout=3, allow_reconnect=False, closed_cb=gone)
-    except (OSError, NatsError, TimeoutError) as error:
-        raise CliError("the bus does not answer") from error
-    for plane in PLANES:
-        await client.subscribe(f"{ROOT}.{plane}.>", cb=on_message)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(over.wait(), seconds or None)
-    with contextlib.suppress(NatsError):
-        await client.close()

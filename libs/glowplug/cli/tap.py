@@ -1,23 +1,17 @@
 """`glowplug tap`: the bus, live and decoded."""
 
-import asyncio
-import contextlib
 import json
 import time
-from collections.abc import Callable
 from typing import Annotated, Any
 
-import nats
 import typer
-from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
 from glowplug.cli import past
+from glowplug.cli.bus_ear import listen
 from glowplug.cli.client import connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
-from glowplug.domain.errors import GlowplugError
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, sight, summary
-from glowplug.events.subjects import ROOT, parse
+from glowplug.events.subjects import parse
 
 
 def tap(
@@ -56,47 +50,20 @@ def tap(
         for line in past.events(run, wanted, show, count):
             typer.echo(line)
         return
-    fleet = connect(state_dir)
-    if not fleet.nats_url:
-        raise CliError("this fleet has no bus address: set GLOWPLUG_NATS_URL")
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_tap(fleet.nats_url, wanted, show, count))
-
-
-async def _tap(
-    url: str,
-    wanted: EventFilter,
-    show: Callable[[str, dict[str, Any], bytes], str],
-    count: int,
-) -> None:
-    done = asyncio.Event()
     num_shown = 0
 
-    async def on_message(msg: Msg) -> None:
+    def hear(subject: str, data: bytes) -> bool:
         nonlocal num_shown
         try:
-            event = json.loads(msg.data)
+            event = json.loads(data)
         except ValueError:
             event = {}
-        if done.is_set() or not _wants(wanted, msg.subject, event, msg.data):
-            return
-        typer.echo(show(msg.subject, event, msg.data))
-        num_shown += 1
-        if num_shown == count:
-            done.set()
+        if _wants(wanted, subject, event, data):
+            typer.echo(show(subject, event, data))
+            num_shown += 1
+        return num_shown == count > 0
 
-    async def gone() -> None:
-        done.set()
-
-    try:
-        client = await nats.connect(url, name="tap", connect_timeout=3, allow_reconnect=False, closed_cb=gone)
-    except (OSError, NatsError, TimeoutError) as error:
-        raise CliError("the bus does not answer") from error
-    for plane in wanted.planes:
-        await client.subscribe(f"{ROOT}.{plane}.>", cb=on_message)
-    await done.wait()
-    with contextlib.suppress(NatsError, GlowplugError):
-        await client.close()
+    listen(connect(state_dir), "tap", planes, hear)
 
 
 def _wants(wanted: EventFilter, subject: str, event: dict[str, Any], raw: bytes) -> bool:
