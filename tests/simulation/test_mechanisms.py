@@ -88,6 +88,16 @@ def test_a_replica_loads_without_a_process_and_serves_at_once():
     assert results.total().num_finished == 1 and results.bytes_loaded == results.bytes_prewarmed == 16 * GB
 
 
+def test_pages_of_the_kv_cache_are_mapped_when_a_replica_becomes_an_engine():
+    """WarmServe section 4.2: 32 GB are 15,259 pages of 2 MiB, at 193 us each where they are created first."""
+    world = World(a_setup(start=replace(START, page_map_s=193e-6)), [], check=True)
+    weights = world.setup.models[0].model.weights_bytes
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=weights))
+    start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
+    world.run(10.0)
+    assert ready_s(world, "i1") == pytest.approx(3.01 + 15_259 * 193e-6, abs=0.01)
+
+
 def test_a_replica_that_is_still_loading_is_streamed_to_its_end():
     """The last layers may come while the first prefill runs: (L-1)/L x shortest prefill x bandwidth are missing."""
     world = World(a_setup(), [], check=True)

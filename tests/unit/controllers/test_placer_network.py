@@ -53,6 +53,12 @@ def test_a_fetch_is_due_before_the_objective_by_what_follows_it():
     assert list(due.values()) == pytest.approx([13.9, 13.9])
 
 
+def test_loading_is_taken_for_the_bytes_on_each_gpu_until_it_is_measured():
+    """T_c of WarmServe Eq. 7 (erratum E6): 128 GB over four GPUs at 32 GB/s each."""
+    model = replace(MODEL, weights_bytes=128 * 10**9, num_gpus=4)
+    assert network().load_seconds(model) == pytest.approx(1.0)
+
+
 def test_two_fetches_share_and_the_first_that_loads_leaves_its_share():
     """Eq. 4."""
     net = network()

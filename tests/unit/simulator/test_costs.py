@@ -1,24 +1,42 @@
-"""What a step costs on a pipeline: one prompt gains nothing, several overlap."""
+"""What steps cost: the constants of the calibration, the figures they were checked against, and pipelines."""
 
 import pytest
 
-from glowplug.simulator.costs import StepCosts
+from glowplug.simulator.costs import FITTED
 
-COSTS = StepCosts(prefill_base_s=0.01, prefill_s_per_token=1e-3, decode_base_s=0.02)
-
-
-def test_one_prompt_passes_every_stage_and_takes_as_long_as_on_one_gpu() -> None:
-    piped = COSTS.pipelined(4, 0.0)
-    assert piped.prefill_s(512, 512**2) == pytest.approx(COSTS.prefill_s(512, 512**2))
-
-
-def test_prompts_of_one_step_follow_each_other_through_the_stages() -> None:
-    """Four equal micro-batches on four stages: seven of sixteen parts of the time one after the other."""
-    piped = COSTS.pipelined(4, 0.0)
-    work_s = piped.prefill_s(2048, 4 * 512**2) - COSTS.prefill_base_s
-    assert work_s == pytest.approx(2048e-3 * 7 / 16)
-    assert COSTS.prefill_s(2048, 4 * 512**2) == pytest.approx(0.01 + 2.048)
+MEASURED = {  # ms: prefill base, per token, per token squared; decode base, per sequence, per token of context
+    ("llama-2-7b", "a10"): ((17.5, 0.1968, 5.2e-6), (32.1, 0.231, 1.04e-3)),
+    ("llama-2-7b", "a100"): ((7.5, 0.0686, 1.1e-6), (11.8, 0.154, 4.6e-4)),
+    ("llama-2-7b", "h800"): ((7.3, 0.0207, 0), (9.1, 0.110, 0)),
+    ("llama-2-13b", "a100"): ((15.4, 0.1193, 0), (20.4, 0.196, 3.0e-4)),
+    ("llama-2-13b", "h100"): ((8.6, 0.0380, 0), (12.9, 0.096, 0)),
+    ("qwen2.5-7b", "a10"): ((19.1, 0.2016, 8.9e-6), (33.9, 0.160, 0)),
+    ("qwen2.5-7b", "a100"): ((8.2, 0.0570, 0), (12.2, 0.117, 3.3e-4)),
+    ("qwen2.5-7b", "h100"): ((6.7, 0.0199, 0), (9.1, 0.071, 0)),
+}
 
 
-def test_a_slower_gpu_keeps_the_pipeline() -> None:
-    assert COSTS.pipelined(4, 0.0).scaled(2.0).num_stages == 4
+@pytest.mark.parametrize("profile", MEASURED, ids="/".join)
+def test_a_step_takes_what_was_fitted(profile):
+    """Eight prompts of 256 tokens, then a step of them with 300 tokens of context each."""
+    assert FITTED.keys() == MEASURED.keys()
+    (base, token, token2), (step, sequence, context) = MEASURED[profile]
+    costs = FITTED[profile]
+    assert costs.prefill_s(2048, 8 * 256**2) * 1e3 == pytest.approx(base + token * 2048 + token2 * 8 * 256**2)
+    assert costs.decode_s(8, 2400) * 1e3 == pytest.approx(step + sequence * 8 + context * 2400)
+
+
+def test_a_7b_on_an_a10_answers_as_hydraserve_measured_it():
+    """HydraServe's Table 2, eight warm requests of 1024 tokens: TTFT 1.5 s, TPOT 42 ms."""
+    costs = FITTED["llama-2-7b", "a10"]
+    assert costs.prefill_s(8 * 1024, 8 * 1024**2) == pytest.approx(1.67, abs=0.01)
+    assert costs.decode_s(8, 8 * 1024) == pytest.approx(0.0425, abs=0.0001)
+
+
+def test_a_token_of_a_pipeline_pays_its_hops():
+    """Erratum E13: s hops a token, for it returns to the first stage; s - 1 for the first; a single worker has none."""
+    whole = FITTED["llama-2-7b", "a10"]
+    four = whole.pipelined(4, 0.001)
+    assert four.prefill_s(512, 512**2) == pytest.approx(whole.prefill_s(512, 512**2) + 0.003)
+    assert four.decode_s(0, 0) == pytest.approx(whole.decode_s(0, 0) + 0.004)
+    assert whole.pipelined(1, 0.001) is whole
