@@ -65,7 +65,10 @@ SYSTEMS: Final[Mapping[str, System]] = {
     ),
     "hydraserve": _system("HydraServe alone", scaling="hydraserve", placement="hydraserve"),
     "preserve": _system(
-        "PreServe alone", routing="preserve_load_aware", prediction="preserve_workload", scaling="preserve"
+        "PreServe alone",
+        routing="preserve_load_aware:hold_overloaded=true",  # section 4.3.3: it waits while all are overloaded
+        prediction="preserve_workload",
+        scaling="preserve",
     ),
     "swapserve": _system("SwapServeLLM alone", _SWAPS, residency="swapserve"),
     "mcache": _system("mCache alone", placement="serverlessllm", caching="mcache"),

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.policies.registry import ROOMS
+from glowplug.policies.registry import ROOMS, choose
+from glowplug.policies.routing.port import BalancerParams
 from glowplug.simulator.scenario import ScenarioError, load
 from glowplug.simulator.scenario_systems import SYSTEMS
+from glowplug.simulator.world import World
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 
@@ -16,7 +18,14 @@ def test_a_system_names_a_policy_of_every_room(name: str) -> None:
     system = SYSTEMS[name]
 
     assert system.policies.keys() == ROOMS.keys()
-    assert all(policy in ROOMS[room] for room, policy in system.policies.items())
+    assert all(choose(room, policy) for room, policy in system.policies.items())
+
+
+def test_preserve_alone_lets_requests_wait_while_all_are_overloaded() -> None:
+    """PreServe section 4.3.3."""
+    setup = load(SCENARIOS / "small.yaml", ["policies=preserve"]).setup
+    router = World(setup, []).fleet.router
+    assert router.balances._factory(BalancerParams()).params.hold_overloaded  # type: ignore[attr-defined]
 
 
 def test_a_system_over_a_scenario_takes_the_place_of_its_policies_and_their_settings() -> None:
