@@ -14,10 +14,10 @@ FROZEN, LEARNED = ("params.predictor.capacity.busy_ratio=1000", "params.predicto
 PARTS = {"PreServe, mu learned": [LEARNED, HOLD], "PreServe, never holds": [FROZEN]}
 CODE = "code: "
 ON_CODE = tuple(CODE + case for case in ("PreServe", "PreServe, load errors", "Llumnix-like", "static 8"))
-CODE_MU = {"prompt_per_s": 4080, "response_per_s": 55, "total_per_s": 4135}
-"""mu of the coding service: what one instance takes at 2 requests a second, with a mean of thrice an idle one's."""
+CODE_MU = {"prompt_per_s": 3876, "response_per_s": 52, "total_per_s": 3928}
+"""mu of the coding service: what one instance takes at 1.9 requests a second, with a mean of thrice an idle one's."""
 PROFILED = tuple(f"one instance @{rps}" for rps in (1.2, 1.3, 1.4, 1.5))
-CODE_PROFILED = tuple(f"{CODE}one instance @{rps}" for rps in (0.05, 1.8, 2.0, 2.2))
+CODE_PROFILED = tuple(f"{CODE}one instance @{rps}" for rps in (0.05, 1.8, 1.9, 2.0))
 RATE, CODE_RATE = 5.0, 7.5
 CODE_WORKLOAD = ("workload.source=azure_2024_code_10s", "workload.lengths=azure_2023_code")
 
