@@ -247,7 +247,7 @@ class AutoscalerController:
         load = self.loads.of(model_key)
         load = replace(load, num_waiting=waiting, last_active_at=now_s) if waiting > load.num_waiting else load
         mine = self.instances.living(model_key)
-        if any(i.state is InstanceState.READY and i.serves for i in mine.values()):
+        if model_key in self._asked and any(i.state is InstanceState.READY and i.serves for i in mine.values()):
             self._asked.pop(model_key, None)
         if asked := model_key in self._asked and not load.num_waiting:
             load = replace(load, num_waiting=1)
@@ -335,6 +335,8 @@ class AutoscalerController:
 
     def _drain(self, decision: ScaleDecision, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
+        if not decision.drain:
+            return []
         if not self.loads.is_fresh(now_s) and not self.models[decision.model_key].suspended:
             return []  # no router speaks: nothing may be called idle
         becomes = "stopped" if self.models[decision.model_key].suspended else self._params.stop_becomes

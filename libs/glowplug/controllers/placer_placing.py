@@ -245,7 +245,7 @@ class Placing:
             return found
         if decision.stages:
             return None
-        runs_it = any(not row.state.is_gone for row in self.fleet.instances.of(model.key).values())
+        runs_it = bool(self.fleet.instances.living(model.key))
         whose = model.key if runs_it else ""  # its own instances do not leave for it, but may for another model
         key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, wanting, whose)
         if key in look.no_victims and not placement.stages:

@@ -315,9 +315,9 @@ class RouterController:
             self.estimates.forget(key)
             self._failures.forget(key)
         self.balances.forget_unused(self.fleet.models.keys() | self.queues.keys())
-        for key, queue in self.queues.items():
-            model = self.fleet.models.get(key)
-            if model is None or not queue.waiting:
+        for key in [key for key, queue in self.queues.items() if queue.waiting]:
+            queue, model = self.queues[key], self.fleet.models.get(key)
+            if model is None:
                 continue
             effects += self._pump(key, now_s)
             effects += self._expire(model, queue, now_s)

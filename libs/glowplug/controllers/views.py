@@ -171,8 +171,10 @@ class LoadView:
 
     def is_fresh(self, now_s: float) -> bool:
         """Whether any router has spoken lately, of all its models; without, nothing may be called idle."""
-        spoken = [router_id for router_id, (at, _) in self._by_router.items() if now_s - at <= LOAD_STALE_S]
-        return any(self._reports.is_whole(router_id) for router_id in spoken)
+        for router_id, (at, _) in self._by_router.items():
+            if now_s - at <= LOAD_STALE_S and self._reports.is_whole(router_id):
+                return True
+        return False
 
     def expire(self, now_s: float) -> None:
         """Forget the demand of silent routers (their requests are gone with them)."""

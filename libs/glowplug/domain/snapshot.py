@@ -96,8 +96,10 @@ class FleetSnapshot:
 
     def instances_of(self, model_key: str) -> tuple[Instance, ...]:
         """Instances of one model that serve, will or did just now, oldest first; none that is gone or dormant."""
-        mine = (i for i in self.instances.values() if i.model_key == model_key and i.serves and not i.state.is_gone)
-        return tuple(sorted(mine, key=lambda i: (i.created_at, i.instance_id)))
+        mine = [i for i in self.instances.values() if i.model_key == model_key and i.serves and not i.state.is_gone]
+        if len(mine) > 1:
+            mine.sort(key=lambda i: (i.created_at, i.instance_id))
+        return tuple(mine)
 
 
 @dataclass(frozen=True, slots=True)

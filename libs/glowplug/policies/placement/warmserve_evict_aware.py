@@ -73,8 +73,9 @@ class _Node:
 
     @classmethod
     def of(cls, view: PrewarmNode, scores: Mapping[str, float]) -> "_Node":
-        held = [(view.bits(r.gpu_ids), replace(r, score=scores.get(r.replica_id, 0.0))) for r in view.replicas]
-        return cls(view, list(view.free_bytes), held)
+        worth = {r.replica_id: scores.get(r.replica_id, 0.0) for r in view.replicas}
+        scored = (r if r.score == worth[r.replica_id] else replace(r, score=worth[r.replica_id]) for r in view.replicas)
+        return cls(view, list(view.free_bytes), [(view.bits(r.gpu_ids), r) for r in scored])
 
     def can_hold(self, shape: ReplicaShape) -> bool:
         return not shape.engine or self.view.engines is None or shape.engine in self.view.engines

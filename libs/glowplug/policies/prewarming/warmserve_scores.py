@@ -72,6 +72,8 @@ def _of(demand: PrewarmDemand, params: ScoreParams) -> list[ReplicaWish]:
     num_basic = max(math.ceil(average / batch) - demand.num_active, 0)
     num_burst = max(math.ceil(peak / batch) - num_basic - demand.num_active, 0)
     total = num_basic + num_burst
+    if not total:
+        return []
     factor = burst_factor(average, peak, params)
     basic = [
         ReplicaWish(

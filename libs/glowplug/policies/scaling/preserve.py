@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
-from glowplug.domain.snapshot import FleetSnapshot, Forecast
+from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import preserve_scaler, reactive
 from glowplug.policies.scaling.preserve_scaler import (
@@ -134,16 +134,17 @@ def _prediction(st: Standing, params: PreserveParams) -> tuple[WindowTokens | No
     """Tokens to plan for, mu, and a number that changes with each window: forecasts come a moment after it begins."""
     if st.forecast is None:
         return None, Capacity(), int(st.now_s // WINDOW_S)
-    options = [st.forecast] if st.next_forecast is None else [st.forecast, st.next_forecast]
+    forecasts = [st.forecast] if st.next_forecast is None else [st.forecast, st.next_forecast]
     if params.literal_next:
-        options = options[-1:]
+        forecasts = forecasts[-1:]
     capacity = capacity_of(st.forecast)
+    options = [expected_tokens(forecast) for forecast in forecasts]
 
-    def need(forecast: Forecast) -> tuple[int, float]:
-        tokens = expected_tokens(forecast)
+    def need(tokens: WindowTokens) -> tuple[int, float]:
         return instances_for(tokens, capacity), tokens.prompt_tokens + tokens.response_tokens
 
-    return expected_tokens(max(options, key=need)), capacity, int(st.forecast.made_at * 1000)
+    most = options[0] if len(options) == 1 else max(options, key=need)
+    return most, capacity, int(st.forecast.made_at * 1000)
 
 
 def _outlooks(st: Standing) -> list[InstanceOutlook]:

@@ -72,7 +72,9 @@ class Standing:
 def worths(instances: Iterable[Instance]) -> dict[str, int]:
     """instance_id -> how many instances it can still become: a pipeline's stages, less those ("<its id>.<stage>") that
     serve for themselves already."""
-    found = {i.instance_id: max(1, i.num_stages) for i in instances}
+    found = {i.instance_id: i.num_stages if i.num_stages > 1 else 1 for i in instances}
+    if sum(found.values()) == len(found):
+        return found  # no pipelines, as nearly always
     for instance_id in list(found):
         whole = instance_id.rpartition(".")[0]
         if found.get(whole, 1) > 1:
