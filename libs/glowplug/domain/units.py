@@ -1,6 +1,7 @@
 """Sizes and durations as people write and read them."""
 
 import re
+from functools import lru_cache
 
 _NUMBER = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 _BYTES = {"": 1, "b": 1} | {
@@ -27,6 +28,7 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
+@lru_cache(maxsize=4096)
 def show_bytes(num_bytes: float) -> str:
     """'512 MiB', '1.5 GiB', '17 B'."""
     for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -36,9 +36,11 @@ class Kernel:
 
     def at(self, at_s: float, action: Action, *arguments: Any) -> Timer:
         """`action(*arguments)` at `at_s`; what lies in the past happens now, after what is due already."""
-        timer = Timer(max(at_s, self.now_s), action, arguments)
+        if at_s < self.now_s:
+            at_s = self.now_s
+        timer = Timer(at_s, action, arguments)
         self._order += 1
-        heapq.heappush(self._heap, (timer.at_s, self._order, timer))
+        heapq.heappush(self._heap, (at_s, self._order, timer))
         return timer
 
     def after(self, delay_s: float, action: Action, *arguments: Any) -> Timer:

@@ -37,7 +37,10 @@ class Quantiles:
         self._buckets[at] = self._buckets.get(at, 0) + 1
         self.count += 1
         self.total += value
-        self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
+        if value < self.lowest:
+            self.lowest = value
+        if value > self.highest:
+            self.highest = value
 
     def at(self, share: float) -> float:
         """The smallest value that at least `share` of all do not exceed; nan when there is none."""
