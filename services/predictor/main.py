@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client import REGISTRY
 
-from glowplug.controllers.predictor import PredictorController, PredictorParams
+from glowplug.controllers.predictor import PredictorController
 from glowplug.domain.model import Model
 from glowplug.events.subjects import facts_of
 from glowplug.policies.prediction.port import make_with
@@ -28,12 +28,7 @@ async def serve(stopping: asyncio.Event) -> None:
     REGISTRY.register(ForecastCollector(lambda: service.controller(PredictorController) if service.shell else None))
     forecaster = choose("prediction", settings.policy_prediction)
     make_with(forecaster, settings.window_s or 60.0)  # one that cannot be made here says so now
-    params = PredictorParams(
-        window_s=settings.window_s,
-        num_windows=settings.num_windows,
-        num_ahead=settings.num_windows_ahead,
-        season_s=settings.season_s,
-    )
+    params = settings.params()
     await service.run(stopping, make(service, settings), lambda _: PredictorController(params, forecaster), WIRING)
 
 

@@ -2,6 +2,8 @@
 
 from pydantic import Field
 
+from glowplug.controllers.predictor import PredictorParams
+from glowplug.controllers.predictor_forecasts import CapacityParams
 from glowplug.runtime.settings import ElectedSettings
 
 
@@ -11,3 +13,23 @@ class PredictorSettings(ElectedSettings):
     num_windows: int = Field(1440, ge=2)  # windows kept of each model
     num_windows_ahead: int = Field(2, ge=1, le=1000)  # windows forecast each time
     season_s: float = Field(0.0, ge=0)  # after which demand repeats, for policies that look for it; 0: a day
+    capacity_busy_ratio: float = Field(0.5, ge=0)  # of its batch in use, for a window to show what an instance takes
+    capacity_clean_share: float = Field(0.95, ge=0, le=1)  # of its requests in time, likewise
+    capacity_prompt_per_s: float = Field(0.0, ge=0)  # tokens one instance of any model takes at the least, as profiled
+    capacity_response_per_s: float = Field(0.0, ge=0)
+    capacity_total_per_s: float = Field(0.0, ge=0)
+
+    def params(self) -> PredictorParams:
+        return PredictorParams(
+            window_s=self.window_s,
+            num_windows=self.num_windows,
+            num_ahead=self.num_windows_ahead,
+            season_s=self.season_s,
+            capacity=CapacityParams(
+                busy_ratio=self.capacity_busy_ratio,
+                clean_share=self.capacity_clean_share,
+                prompt_per_s=self.capacity_prompt_per_s,
+                response_per_s=self.capacity_response_per_s,
+                total_per_s=self.capacity_total_per_s,
+            ),
+        )
