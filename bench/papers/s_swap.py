@@ -11,17 +11,29 @@ from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 
 GB = 1e9
-VLLM = {  # weights, resident, cold start as printed, of which compiling and graphs (Table 1)
+Sizes = dict[str, tuple[float, float, float, float]]  # weights GB, resident GB, cold start s, of which warm-up s
+VLLM: Sizes = {  # cold starts as printed in section 5.3; compiling and graphs of Table 1
     "LLaMA-3.2 1B": (2.5, 72.5, 101.0, 30.85),
     "DeepSeek-R1 14B": (29.5, 72.5, 173.0, 64.18),
 }
-OLLAMA = {"LLaMA-3.2 1B": (2.5, 3.6, 1.96, 0.0), "DeepSeek-R1 14B": (29.5, 30.5, 5.93, 0.0)}
+VLLM_INIT: Sizes = {  # Table 1: initialization of the engine alone, no container; weights as published
+    "DeepSeek-R1 1.5B": (3.6, 72.5, 49.81, 42.52),
+    "LLaMA-3.2 3B": (6.4, 72.5, 49.41, 42.38),
+    "Gemma-3 4B": (8.6, 72.5, 89.26, 69.50),
+    "DeepSeek-R1 7B": (15.2, 72.5, 51.03, 42.91),
+    "DeepSeek-R1 8B": (16.1, 72.5, 55.17, 46.13),
+    "LLaMA-3.1 8B": (16.1, 72.5, 55.41, 46.33),
+    "Gemma-3 12B": (24.4, 72.5, 123.71, 90.42),
+}
+OLLAMA: Sizes = {"LLaMA-3.2 1B": (2.5, 3.6, 1.96, 0.0), "DeepSeek-R1 14B": (29.5, 30.5, 5.93, 0.0)}
+OLLAMA_8B: Sizes = {"LLaMA-3.1 8B": (16.1, 17.1, 4.38, 0.0)}  # Figure 2; resident as of the other two, 1 GB above
+KNOWN = {"vLLM": VLLM | VLLM_INIT, "Ollama": OLLAMA | OLLAMA_8B}
 PAPER = {"vLLM": (18.4, 23.1), "Ollama": (2.6, 1.29)}
 
 
 def tree(engine: str, name: str) -> dict[str, object]:
     """One 80 GB GPU, two models of this size; engines that leave it sleep in host memory."""
-    weights, resident, cold_s, warm_s = (VLLM if engine == "vLLM" else OLLAMA)[name]
+    weights, resident, cold_s, warm_s = KNOWN[engine][name]
     base, rate, whole = {"vLLM": (5.3, 13.5e9, False), "Ollama": (0.23, 7.0e9, True)}[engine]
     start = {
         "launch_s": cold_s - warm_s - weights * GB / 32e9,
@@ -42,7 +54,7 @@ def tree(engine: str, name: str) -> dict[str, object]:
         "max_wait_s": 600,
         "start": start,
     }
-    size = 80 if engine == "vLLM" else 4 if name.endswith("1B") else 34  # the next one does not fit beside it
+    size = 80 if engine == "vLLM" else int(1.1 * resident + 0.5)  # the next one does not fit beside it
     server = {
         "num_gpus": 1,
         "gpu_bytes": size * 10**9,
@@ -84,22 +96,48 @@ def _mean(given: dict[str, object], asked: tuple[int, ...]) -> Outcome:
     return figures(World(scenario.setup, iter(arrivals)).run(1000.0))
 
 
+def by_formula(engine: str, name: str) -> float:
+    """Seconds of a swap-in, by the fit alone."""
+    weights, resident, _, _ = KNOWN[engine][name]
+    return 5.3 + weights / 13.5 if engine == "vLLM" else 0.23 + resident / 7.0
+
+
+def _sizes(engine: str, runs: Runs) -> str:
+    """Every model there is a cold start of, by size."""
+    lines = [
+        "| model | weights, GB | cold start put in, s | first token cold, s | after a swap-in, s | formula alone, s "
+        "| with a victim, s | cold / swap-in | paper |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    known = KNOWN[engine]
+    for name in sorted(known, key=lambda one: known[one][0]):
+        case = f"{engine} {name}"
+        if case not in runs.cases:
+            continue
+        cold, swap, victim = (runs.of(case, what).mean for what in ("cold", "swap", "with victim"))
+        printed = dict(zip(VLLM, PAPER[engine], strict=True)).get(name)
+        paper = f"{printed}x" if printed else ""
+        lines.append(
+            f"| {name}{' (engine alone)' if engine == 'vLLM' and name in VLLM_INIT else ''} | {known[name][0]} "
+            f"| {known[name][2]:.2f} | {cold:.2f} | {swap:.2f} | {by_formula(engine, name):.2f} | {victim:.2f} "
+            f"| {cold / swap:.2f}x | {paper} |"
+        )
+    return "\n".join(lines)
+
+
 def judge(engine: str, low: float, high: float, low_14: float, high_14: float) -> Callable[[Runs], Verdict]:
     def of(runs: Runs) -> Verdict:
         small, large = (f"{engine} {name}" for name in VLLM)
         ratios = [runs.of(case, "cold").mean / runs.of(case, "swap").mean for case in (small, large)]
-        formula = []
-        for name in VLLM:
-            weights, resident, cold_s, _ = (VLLM if engine == "vLLM" else OLLAMA)[name]
-            formula.append(cold_s / (5.3 + weights / 13.5 if engine == "vLLM" else 0.23 + resident / 7.0))
+        swaps = [runs.of(case, "swap").mean for case in runs.cases]
+        added = [runs.of(case, "swap").mean - by_formula(engine, case.partition(" ")[2]) for case in runs.cases]
         findings = [
             Finding(f"{name}: cold / swap-in", f"{ratio:.2f}x", f"{printed}x")
             for name, ratio, printed in zip(VLLM, ratios, PAPER[engine], strict=True)
         ]
-        for case, by_hand in zip((small, large), formula, strict=True):
-            taken = f"cold {runs.of(case, 'cold').mean:.2f} s, swap-in {runs.of(case, 'swap').mean:.2f} s"
-            taken += f", with a victim to swap out first {runs.of(case, 'with victim').mean:.2f} s"
-            findings.append(Finding(f"{case}: first token", f"{taken}; by the formula alone {by_hand:.2f}x"))
+        printed_s = "about 5.5 to 7.5 s" if engine == "vLLM" else "0.75 to 4.6 s"
+        findings.append(Finding("swap-ins of all sizes", f"{min(swaps):.2f} to {max(swaps):.2f} s", printed_s))
+        findings.append(Finding("what the path adds to a swap-in", f"{min(added):.3f} to {max(added):.3f} s"))
         bars = Bars(
             title=f"First token, {engine}",
             x_label="model",
@@ -111,19 +149,34 @@ def judge(engine: str, low: float, high: float, low_14: float, high_14: float) -
             log_y=engine == "vLLM",
         )
         passed = low <= ratios[0] <= high and low_14 <= ratios[1] <= high_14
-        swaps = all(runs.of(case, "swaps").mean == 1 for case in (small, large))
+        woken = all(runs.of(case, "swaps").mean == 1 for case in runs.cases)
         shown = f"{ratios[0]:.1f}x (1B), {ratios[1]:.2f}x (14B)"
-        return Verdict(ours=shown, passed=passed and swaps, findings=findings, plots={"swap": bars})
+        return Verdict(
+            ours=shown,
+            passed=passed and woken,
+            findings=findings,
+            deviation=prose(BY_CONSTRUCTION) if passed and woken else "",
+            plots={"swap": bars},
+            tables=(_sizes(engine, runs),),
+        )
 
     return of
 
 
+BY_CONSTRUCTION = """
+    The ratio is the quotient of two latencies that were put in, so it is the paper's by construction and shows nothing
+    about a GPU. What is tested: that an engine goes to sleep by itself and is woken, not started; that a victim leaves
+    first and how long that takes; and that router, autoscaler, placer and agent add hundredths of a second, not
+    seconds. Sizes between 1B and 14B are what the fit says of them.
+"""
+
+
 SETUP = prose(
     """SwapServeLLM section 5.3 on one 80 GB H100: a request starts a model cold, the engine goes to sleep by itself, a
-    second request wakes it; and again with a victim, an engine of another model that has to leave first. Cold starts
-    are calibrated to the printed ones (101 and 173 s for vLLM, 1.96 and 5.93 s for Ollama), swap-ins to a fit of the
-    printed ones (vLLM 5.3 s + weights at 13.5 GB/s, Ollama 0.23 s + resident bytes at 7 GB/s), so the row shows what
-    the path through router, autoscaler, placer and agent adds. No seed matters."""
+    second request wakes it; and again with a victim, an engine of another model that has to leave first. Put in: cold
+    starts as printed (101 and 173 s for vLLM, 1.96 and 5.93 s for Ollama; for the sizes between, Table 1's engine
+    initialization without its container, and Figure 2's 4.38 s for Ollama), swap-ins by a fit of the printed ones (vLLM
+    5.3 s + weights at 13.5 GB/s, Ollama 0.23 s + resident bytes at 7 GB/s). No seed matters."""
 )
 READS = (*SIMULATOR, "bench/papers/s_swap.py")
 S1 = Experiment(
@@ -132,7 +185,7 @@ S1 = Experiment(
     paper="18.4x, 23.1x (the text's 31x pairs 173 s with 5.5 s, E28)",
     band="15x to 27x",
     setup=SETUP,
-    cases=lambda quick: tuple(f"vLLM {name}" for name in VLLM),
+    cases=lambda quick: tuple(f"vLLM {name}" for name in KNOWN["vLLM"]),
     run=run,
     judge=judge("vLLM", 15, 27, 15, 27),
     reads=READS,
@@ -144,7 +197,7 @@ S2 = Experiment(
     paper="2.6x, 1.29x",
     band="2x to 3x, 1.15x to 1.45x",
     setup="As S1, on GPUs that hold one of the models.",
-    cases=lambda quick: tuple(f"Ollama {name}" for name in OLLAMA),
+    cases=lambda quick: tuple(f"Ollama {name}" for name in KNOWN["Ollama"]),
     run=run,
     judge=judge("Ollama", 2, 3, 1.15, 1.45),
     reads=READS,
