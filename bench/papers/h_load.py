@@ -37,9 +37,8 @@ QUICK_START = "{launch_s: 1.0, library_s: 3.0, warmup_s: 3.2, overlap: false}"
 CACHE = {"a10": "559GB", "v100": "182GB"}  # host memory for weights
 HOST = {"ServerlessLLM": CACHE, "HydraServe, cached": CACHE}
 END_TO_END = ("serverless vLLM", "ServerlessLLM", "HydraServe", "HydraServe, cached")
-GRID = ("2/0.6", "2/0.8", "4/0.7", "8/0.6", "8/0.8")  # CV / requests a second
+GRID = ("2/0.6", "4/0.7", "8/0.6", "8/0.8")  # CV / requests a second
 UNTHINNED, QUICK = "unthinned", "quick starts"
-OTHERS = (("2/0.6", UNTHINNED), ("8/0.6", UNTHINNED), ("8/0.6", QUICK))
 FULL_RPS = 2_000_000 / 3600
 PRINTED = {  # Figure 9, % of objectives met, in the order of END_TO_END
     "2/0.6": (46.7, 57.5, 81.1, 83.7),
@@ -98,9 +97,10 @@ def thinned(found: Scenario, rps: float, cv: float, seed: int) -> Iterator[Arriv
 
 def cases(quick: bool) -> tuple[str, ...]:
     if quick:
-        return tuple(f"{system} @{GRID[3]}" for system in END_TO_END)
+        return tuple(f"{system} @{GRID[2]}" for system in END_TO_END)
     main = [f"{system} @{at}" for at in GRID for system in END_TO_END]
-    return (*main, *(f"{system} @{at} {variant}" for at, variant in OTHERS for system in END_TO_END[:3]))
+    others = [f"{system} @{GRID[2]} {UNTHINNED}" for system in END_TO_END[:3]]
+    return (*main, *others, *(f"{system} @{GRID[2]} {QUICK}" for system in END_TO_END[:2]))
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
@@ -127,6 +127,12 @@ def _best(runs: Runs, at: str) -> Spread:
     return max((runs.of(f"{system} @{at}", "ttft_met") for system in END_TO_END[:2]), key=lambda met: met.mean)
 
 
+def _hydra(runs: Runs, at: str) -> Spread:
+    """HydraServe's own: where only the baselines differ, that of the same traffic."""
+    case = f"HydraServe @{at}"
+    return runs.of(case if case in runs.cases else f"HydraServe @{at.partition(' ')[0]}", "ttft_met")
+
+
 def _attainment(runs: Runs, grid: Iterable[str]) -> str:
     """Attainment in %, ours with its range over seeds, beside Figure 9's."""
     lines = [
@@ -140,7 +146,7 @@ def _attainment(runs: Runs, grid: Iterable[str]) -> str:
             case = f"{system} @{at}"
             shown = runs.of(case, "ttft_met").show(".1%") if case in runs.cases else ""
             cells.append(f"{shown}{f'; paper {printed[n]} %' if printed else ''}")
-        met = runs.of(f"HydraServe @{at}", "ttft_met")
+        met = _hydra(runs, at)
         for n, other in enumerate((_best(runs, at), runs.of(f"serverless vLLM @{at}", "ttft_met"))):
             theirs = f"; paper {printed[2] / (max(printed[:2]), printed[0])[n]:.2f}x" if printed else ""
             cells.append((met / other).show(".2f", "x") + theirs)
@@ -194,28 +200,31 @@ def judge(runs: Runs) -> Verdict:
         log_x=True,
     )
     others = {
-        name: _span(met[f"HydraServe @{at}"] / _best(runs, at).mean for at in everywhere if at.endswith(" " + variant))
-        for name, variant in (("unthinned", UNTHINNED), ("quick", QUICK))
-        if any(at.endswith(" " + variant) for at in everywhere)
+        name: f"{_hydra(runs, at).mean / _best(runs, at).mean:.2f}x"
+        for name, at in (("unthinned", f"{GRID[2]} {UNTHINNED}"), ("quick", f"{GRID[2]} {QUICK}"))
+        if at in everywhere
     }
+    if len(others) == 2:
+        others["met"] = f"{_best(runs, f'{GRID[2]} {UNTHINNED}').mean:.0%} for {_best(runs, GRID[2]).mean:.0%}"
     return Verdict(
         ours=_span(best.values()),
         passed=passed,
         findings=findings,
-        deviation=prose(READ, **others) if len(others) == 2 else "",
+        deviation=prose(READ, **others) if others else "",
         plots={"attainment": bars, "ttft": cdf},
         tables=(_attainment(runs, everywhere), _besides(runs)),
     )
 
 
 READ = """
-    The paper's 1.43x to 1.74x is HydraServe over serverless vLLM; over the better baseline the same nine points give
-    1.32x to 1.63x. Two readings decide the ratio, and the artifact has both. (1) Gamma arrivals are drawn before the
-    trace is sampled down, which leaves next to nothing of the CV; drawn at the rate that is served (`unthinned`) they
-    come in bursts, of which all of a baseline's miss with their start: {unthinned} over the better baseline, and its
-    attainment falls to half of the measured one. (2) Starts take what the authors measured. With starts of the
-    baselines as quick as section 8.2 lets one think (`quick starts`: 7.2 s beside fetch and load on either GPU, so
-    that a 13B out of ServerlessLLM's cache meets its 12 s) the ratio is {quick}.
+    The paper's 1.43x to 1.74x is HydraServe over serverless vLLM; over the better baseline its nine points give 1.32x
+    to 1.63x. Two readings decide the ratio, and the artifact has both. (1) Gamma arrivals are drawn before the trace is
+    sampled down, which leaves next to nothing of the CV. Drawn at the rate that is served (`unthinned`) they come in
+    bursts, all of which miss with their start: {unthinned} over the better baseline at 8/0.6, which meets {met}.
+    (2) Starts take what the authors measured. With starts of the baselines as quick as section 8.2 lets one think
+    (`quick starts`: 7.2 s beside fetch and load on either GPU, so that a 13B out of ServerlessLLM's cache meets its
+    12 s) the ratio at 8/0.6 is {quick}. What is left between ours and the paper's points is the popularity of the
+    functions of 2021, which cannot be had.
 """
 H2 = Experiment(
     id="H2",
