@@ -17,7 +17,7 @@ from glowplug.policies.prewarming import union as union_prewarming
 from glowplug.policies.prewarming import warmserve as warmserve_prewarming
 from glowplug.policies.residency import lru, swapserve_preemption
 from glowplug.policies.residency.caching import CACHING
-from glowplug.policies.routing.counted import least_loaded, minimum_use, round_robin
+from glowplug.policies.routing.counted import first_room, least_loaded, minimum_use, round_robin
 from glowplug.policies.routing.llumnix_like import llumnix_like
 from glowplug.policies.routing.preserve_balancer import preserve_load_aware
 from glowplug.policies.routing.preserve_balancer import union as route_union
@@ -31,6 +31,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "least_loaded": least_loaded,
         "round_robin": round_robin,
         "minimum_use": minimum_use,
+        "first_room": first_room,
         "preserve_load_aware": preserve_load_aware,
         "llumnix_like": llumnix_like,
         "union": route_union,

@@ -63,7 +63,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
         placement="warmserve",
         prewarming="warmserve",
     ),
-    "hydraserve": _system("HydraServe alone", scaling="hydraserve", placement="hydraserve"),
+    "hydraserve": _system("HydraServe alone", routing="first_room", scaling="hydraserve", placement="hydraserve"),
     "preserve": _system(
         "PreServe alone",
         routing="preserve_load_aware:hold_overloaded=true",  # section 4.3.3: it waits while all are overloaded

@@ -5,6 +5,7 @@ from typing import Any
 
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.decisions import RouteDecision
+from glowplug.policies.routing import first_room as first_with_room
 from glowplug.policies.routing import least_loaded as least_request
 from glowplug.policies.routing import minimum_use as least_used
 from glowplug.policies.routing import round_robin as in_turn
@@ -55,6 +56,10 @@ class Counted:
 
 def least_loaded(params: BalancerParams) -> Balancer:
     return Counted(least_request.route)
+
+
+def first_room(params: BalancerParams) -> Balancer:
+    return Counted(first_with_room.route)
 
 
 def round_robin(params: BalancerParams) -> Balancer:

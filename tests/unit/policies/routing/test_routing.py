@@ -3,8 +3,9 @@
 import pytest
 
 from glowplug.domain.snapshot import Target
-from glowplug.policies.routing import least_loaded, minimum_use, round_robin
+from glowplug.policies.routing import first_room, least_loaded, minimum_use, round_robin
 
+FIRST = first_room.route
 ALL = [least_loaded.route, round_robin.route, minimum_use.route]
 
 
@@ -33,7 +34,13 @@ def test_round_robin_skips_a_full_instance() -> None:
     assert round_robin.route([Target("a", 0, 1), Target("b", 1, 1), Target("c", 0, 1)], state="a").instance_id == "c"
 
 
-@pytest.mark.parametrize("route", ALL)
+def test_the_first_is_filled_before_the_second_has_any() -> None:
+    """HydraServe, its code."""
+    assert FIRST([Target("b", 3, 4), Target("a", 0, 4)]).instance_id == "b"
+    assert FIRST([Target("b", 4, 4), Target("a", 0, 4)]).instance_id == "a"
+
+
+@pytest.mark.parametrize("route", [*ALL, FIRST])
 def test_no_room_means_hold(route) -> None:  # type: ignore[no-untyped-def]
     decision = route([Target("a", 4, 4), Target("b", 9, 4)])
     assert decision.instance_id == "" and "max_concurrency" in decision.reason
@@ -44,6 +51,6 @@ def test_ties_break_by_id(route) -> None:  # type: ignore[no-untyped-def]
     assert route([Target("z", 1, 4), Target("b", 1, 4), Target("m", 1, 4)]).instance_id == "b"
 
 
-@pytest.mark.parametrize("route", ALL)
+@pytest.mark.parametrize("route", [*ALL, FIRST])
 def test_no_targets_means_hold(route) -> None:  # type: ignore[no-untyped-def]
     assert route([]).instance_id == ""
