@@ -229,11 +229,9 @@ class Placing:
     def _wanting(self, placement: Placement, look: Look) -> int:
         """Its requests for which busy instances may be drained: none while some of its model run, or it just came."""
         model, params = placement.command.model, self.fleet.params
-        if look.room.runs(model):
+        if look.room.runs(model) or look.now_s - placement.received_at < params.fair_wait_s:
             return 0
-        if params.turns == "balanced":
-            return look.room.waiting_for(model)
-        return 1 if look.now_s - placement.received_at >= params.fair_wait_s else 0
+        return look.room.waiting_for(model) if params.turns == "balanced" else 1
 
     def _make_room(
         self, placement: Placement, look: Look, decision: PlaceDecision, wanting: int

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from glowplug.domain.errors import InvalidModelFile
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model, WeightsRef
 
 GONE_REMEMBERED = 10_000
@@ -50,8 +50,8 @@ class Holds:
             self._forget(key)
             return digest
         self._instances[key] = instance
-        if instance.state is InstanceState.PREWARMED:
-            self._holds.pop(key, None)  # its weights lie on its GPUs; what grows from it reads them there
+        if instance.state.is_dormant:
+            self._holds.pop(key, None)  # it has its weights, on its GPUs or where it sleeps; what grows from it, too
         elif hold:
             hold.seen = True
         elif digest:
@@ -114,7 +114,7 @@ class Holds:
             if hold.digest == digest and (hold.seen or now_s - hold.since <= self._hold_s):
                 return f"used by {key}"
         for key, instance in sorted(self._instances.items()):
-            is_held = key not in self._holds and instance.state is not InstanceState.PREWARMED
+            is_held = key not in self._holds and not instance.state.is_dormant
             if is_held and instance.model_key in model_keys:
                 return f"used by {key}"
         return ""

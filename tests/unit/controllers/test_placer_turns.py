@@ -19,7 +19,8 @@ def placer(node, turns) -> PlacerController:
     chosen = {"placement": "first_fit", "residency": "lru"}
     controller = PlacerController(place, evict, chosen, epoch=3, params=PlacerParams(turns=turns))
     controller.restore("nodes", {node.node_id: node}, 0.0)
-    controller.handle(Tick(), 0.0)
+    for at in (0.0, 2.0):
+        controller.handle(Tick(), at)
     return controller
 
 
@@ -40,11 +41,14 @@ def balanced(load, *, arrived):
     """Who is told to go when another model's two requests wait for the GPU of a busy engine started in a second."""
     controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5), "balanced")
     fact = InstanceReady(instance=an_instance("i-1", "a", mib=150, created_at=1.0, ready_at=2.0))
-    controller.handle(an_event(fact), 5.0)
-    beat(controller, 9.5, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=6))
-    controller.handle(load_report(a=replace(load, num_arrived=1), b=ModelLoad(num_waiting=2)), 9.6)
-    controller.handle(load_report(a=replace(load, num_arrived=1 + arrived), b=ModelLoad(num_waiting=2)), 10.0)
-    return payloads(controller.handle(asked(a_model("b", mib=150)), 10.1), StopInstance)
+    controller.handle(an_event(fact), 2.0)
+    for num, at in ((0, 4.5), (1, 6.5), (1, 8.5)):
+        beat(controller, at, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=6))
+        controller.handle(load_report(a=replace(load, num_arrived=num), b=ModelLoad(num_waiting=2)), at)
+        early = controller.handle(asked(a_model("b", mib=150)), at) + controller.handle(Tick(), at)
+        assert payloads(early, StopInstance) == [], "it has just come"
+    controller.handle(load_report(a=replace(load, num_arrived=1 + arrived), b=ModelLoad(num_waiting=2)), 9.4)
+    return payloads(controller.handle(Tick(), 9.6), StopInstance)
 
 
 @pytest.mark.parametrize(("arrived", "goes"), [(0, True), (4, False)])

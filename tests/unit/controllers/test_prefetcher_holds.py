@@ -14,3 +14,14 @@ def test_a_prewarmed_replica_needs_no_host_memory() -> None:
         holds.set_instance(an_instance("r-1", "m", state, replica=True, revision=revision), 1.0)
         held = holds.reason("digest", {"m"}, 2.0)
         assert held == ("used by r-1" if state is InstanceState.LOADING else "")
+
+
+def test_an_engine_asleep_needs_no_cached_weights() -> None:
+    """It sleeps in host memory of its own (`snapshot_ratio`): held here as well, sleepers would leave no room for
+    anybody's start."""
+    holds = Holds("node-1", lambda weights: "digest", 120.0)
+    holds.set_model(a_model("m"))
+    holds.hold("i-1", "digest", 0.0)
+    for revision, state in enumerate((InstanceState.READY, InstanceState.SWAPPED_OUT), start=1):
+        holds.set_instance(an_instance("i-1", "m", state, revision=revision), 1.0)
+        assert holds.reason("digest", {"m"}, 2.0) == ("used by i-1" if state is InstanceState.READY else "")
