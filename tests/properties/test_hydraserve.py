@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glowplug.policies.placement import hydraserve, union
 from glowplug.policies.placement.hydraserve_allocation import ColdStart, ServerOffer, StageSeconds, allocate
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, admits, begin, settle
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from tests.fleet_builder import MIB, a_model, a_node
 
 FETCHES = st.lists(st.tuples(st.floats(1, 1e10), st.floats(0.1, 60)), max_size=4)
 
@@ -91,3 +95,26 @@ def test_settling_in_two_steps_never_leaves_more(fetches, first, second):
     twice = {f.fetch_id: f.left_bytes for f in settle(settle(ledger, first), first + second).fetches}
     for name, left in twice.items():
         assert left <= once.get(name, 0.0) + 1e-3 * max(1.0, left)
+
+
+@pytest.mark.parametrize("place", [hydraserve.place, union.place])
+@given(free=st.lists(st.integers(15, 79), min_size=2, max_size=6), num_bytes=st.integers(4, 10**9))
+def test_stages_share_out_every_byte_of_the_model_once(place, free, num_bytes):
+    """Section 4.1: each fetches its own part first. 80 MiB, and no GPU has as many free: stages, or none."""
+    nodes = [
+        a_node(f"n{n}", gpus_mib=(100,), grants={0: [("x", 100 - mib)]}, abilities=("emulated:stages",))
+        for n, mib in enumerate(free)
+    ]
+    model = a_model(weights_bytes=50 * MIB, kv_bytes=30 * MIB)
+    model = replace(model, weights=replace(model.weights, num_bytes=num_bytes))
+    decision = place(PlaceRequest(instance_id="i", model=model), PlacementView(now_s=0.0, nodes=nodes))
+    fits = any(sum(mib * num >= 80 for mib in free) >= num for num in range(2, 5))
+    assert (len(decision.stages) > 1) == fits and not decision.is_late
+    if not fits:
+        assert decision.stages == ()
+        return
+    ends = [stage.first_byte + stage.fetch_bytes for stage in decision.stages]
+    assert [stage.first_byte for stage in decision.stages] == [0, *ends[:-1]] and ends[-1] == num_bytes
+    assert decision.num_bytes >= model.memory_bytes and len({s.node_id for s in decision.stages}) == len(ends)
+    for stage in decision.stages:
+        assert stage.bytes_per_gpu <= free[int(stage.node_id[1:])] * MIB

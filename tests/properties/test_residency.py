@@ -1,16 +1,18 @@
 """What must hold of every residency policy, whatever it is asked."""
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.policies.decisions import EvictDecision
-from glowplug.policies.residency import lru
+from glowplug.policies.registry import ROOMS
+from glowplug.policies.residency.mcache_importance import Importance, ImportanceParams
 from glowplug.policies.residency.resident import Resident
 
-POLICIES: list[Callable[..., EvictDecision]] = [lru.evict]
+POLICIES: list[Callable[..., EvictDecision]] = list(ROOMS["residency"].values())
 
 residents = st.lists(
     st.builds(
@@ -20,6 +22,7 @@ residents = st.lists(
         last_used_at=st.floats(0, 100),
         priority=st.integers(0, 2),
         held=st.sampled_from(["", "", "in use"]),
+        num_waiting=st.integers(0, 5),
     ),
     unique_by=lambda r: r.name,
     max_size=12,
@@ -43,3 +46,40 @@ def test_all_or_nothing_and_never_the_held(
         assert all(freed - by_name[name].num_bytes < need_bytes for name in decision.victims)
     else:
         assert decision.victims == ()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(residents=residents, need_bytes=st.integers(1, 4000), chance=st.randoms(use_true_random=False))
+def test_the_order_they_are_listed_in_changes_nothing(
+    policy: Callable[..., EvictDecision], residents: list[Resident], need_bytes: int, chance: Random
+) -> None:
+    turned = list(residents)
+    chance.shuffle(turned)
+    one, other = policy(residents, need_bytes), policy(turned, need_bytes)
+    assert (one.victims, one.freed_bytes, one.reason) == (other.victims, other.freed_bytes, other.reason)
+
+
+@given(
+    uses=st.lists(st.floats(0, 500), min_size=1, max_size=8),
+    num_bytes=st.integers(1, 1000),
+    penalty_s=st.floats(0.1, 100),
+    spread=st.sampled_from([1.0, 10.0]),
+)
+def test_a_model_is_worth_more_the_more_often_it_is_asked_for_the_dearer_a_miss_and_the_smaller_it_is(
+    uses: list[float], num_bytes: int, penalty_s: float, spread: float
+) -> None:
+    """mCache Eq. 1: utility = P / S 1 / T."""
+
+    def utility(times: list[float], penalty: float, size: int, at_s: float = 600.0) -> float:
+        order = Importance(lambda name, num: penalty, ImportanceParams(spread=spread))
+        for now_s in times:
+            order.used("m", size, now_s, hit=True)
+        return order.utility(Resident(name="m", num_bytes=size, last_used_at=0.0), at_s)
+
+    uses = sorted(uses)
+    here = utility(uses, penalty_s, num_bytes)
+    assert here > 0
+    assert utility([*uses, max(uses)], penalty_s, num_bytes) > here
+    assert utility(uses, penalty_s * 2, num_bytes) > here
+    assert utility(uses, penalty_s, num_bytes + 1) < here
+    assert utility(uses, penalty_s, num_bytes, 700.0) < here, "and less the longer ago that was"

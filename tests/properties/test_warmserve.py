@@ -1,5 +1,7 @@
 """What WarmServe's placement must keep whatever the cluster and the wishes."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +65,37 @@ def test_a_plan_keeps_the_guidelines_and_the_bytes(demands, shapes, nodes):
         assert sum(s.model_key == model for s in steps) <= sum(w.model_key == model for w in wishes)
 
 
+@st.composite
+def held_nodes(draw):
+    """A node of eight GPUs with replicas on any of them, aligned or not (by an older plan, another policy, a restart),
+    worthless ones among them."""
+    made = []
+    for at in range(draw(st.integers(1, 5))):
+        first, num = draw(st.integers(0, 6)), draw(st.sampled_from([1, 2, 2, 3, 4]))
+        gpu_ids = tuple(f"n0/{g}" for g in range(first, min(first + num, 8)))
+        score = draw(st.sampled_from([0.0, 0.0, 0.1, 3.0]))
+        made.append(Prewarmed(replica_id=f"r{at}", model_key=f"old{at}", gpu_ids=gpu_ids, score=score, is_ready=True))
+    free = tuple(draw(st.lists(st.integers(0, 40), min_size=8, max_size=8)))
+    return PrewarmNode(node_id="n0", gpu_ids=tuple(f"n0/{g}" for g in range(8)), free_bytes=free, replicas=tuple(made))
+
+
+@given(DEMANDS, SHAPES, held_nodes(), st.integers(1, 40))
+def test_a_plan_around_what_lies_anyhow_crosses_nothing_that_stays(demands, shapes, node, size):
+    """Guideline 1 holds against every replica that is not dropped for the new one, and only worthless ones are."""
+    shapes = shapes | {r.model_key: ReplicaShape(num_gpus=len(r.gpu_ids), bytes_per_gpu=size) for r in node.replicas}
+    keys = {r.replica_id: r for r in node.replicas}
+    lying, gone = {r.replica_id: set(r.gpu_ids) for r in node.replicas}, set()
+    for at, step in enumerate(plan(replicas(demands), shapes, [node])):
+        gone |= set(step.drop)
+        assert gone <= keys.keys() and len(step.drop) == len(set(step.drop))
+        for replica_id in step.drop:
+            del lying[replica_id]
+        mine = set(step.gpu_ids)
+        for other in lying.values():
+            assert mine <= other or other <= mine or not mine & other
+        lying[f"new{at}"] = mine
+
+
 @given(DEMANDS, SHAPES, clusters())
 def test_planning_again_after_a_plan_asks_for_nothing_twice(demands, shapes, nodes):
     wishes = replicas(demands)
@@ -112,6 +145,26 @@ def test_scores_fall_with_rank_and_rise_with_load_time(demands):
             ]
             assert mine == sorted(mine, reverse=True)
             assert all(score >= 0 for score in mine)
+
+
+@given(DEMANDS, st.integers(0, 7), st.floats(0.1, 5), st.floats(0.1, 300))
+def test_what_takes_longer_to_load_scores_higher_and_more_demand_wishes_for_no_fewer(demands, at, more_s, more):
+    """Eq. 5-8: every score is proportional to T_c; the counts rise with L_P and L_A."""
+    if not demands:
+        return
+    one = demands[at % len(demands)]
+
+    def of(demand):
+        return {(w.kind, w.rank): w.score for w in replicas([demand])}
+
+    here, slower = of(one), of(replace(one, load_s=one.load_s + more_s))
+    assert here.keys() == slower.keys()
+    assert all(slower[key] > score or score == 0 for key, score in here.items())
+    assert len(of(replace(one, concurrency_peak=one.concurrency_peak + more))) >= len(here)
+    busier = replace(one, concurrency_mean=one.concurrency_mean + more, concurrency_peak=one.concurrency_peak + more)
+    assert len(of(busier)) >= len(here)
+    num_basic = sum(kind is ReplicaClass.BASIC for kind, _ in here)
+    assert sum(kind is ReplicaClass.BASIC for kind, _ in of(busier)) >= num_basic
 
 
 @given(st.integers(0, 64), st.integers(1, 64), st.integers(0, 1000), st.integers(0, 1000))

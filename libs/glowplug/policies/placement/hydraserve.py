@@ -163,19 +163,18 @@ def _offers(
 def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
     model, num_stages = request.model, layout.num_stages
     whole = model.weights.num_bytes or model.weights_bytes
-    part = -(-whole // num_stages)
+    cuts = [whole * number // num_stages for number in range(num_stages + 1)]
     by_id = {gpu.gpu_id: gpu for node in view.nodes for gpu in node.gpus} if params.clear else {}
     stages, drops = [], list[str]()
     for number, worker in enumerate(layout.workers):
-        fetch = 0 if num_stages == 1 else min(part, whole - number * part)
         need = bytes_per_gpu(model) if num_stages == 1 else worker.num_bytes
         stages.append(
             StageDecision(
                 node_id=worker.node_id,
                 gpu_ids=(worker.gpu_id,),
                 bytes_per_gpu=need,
-                first_byte=number * part if num_stages > 1 else 0,
-                fetch_bytes=fetch,
+                first_byte=cuts[number],
+                fetch_bytes=cuts[number + 1] - cuts[number] if num_stages > 1 else 0,
             )
         )
         if params.clear:
