@@ -18,7 +18,7 @@ CHOSEN = {
     "GLOWPLUG_POLICY_ROUTING": "preserve_load_aware",
     "GLOWPLUG_POLICY_PREWARMING": "warmserve",
     "GLOWPLUG_POLICY_RESIDENCY": "swapserve",
-    "GLOWPLUG_POLICY_CACHING": "mcache",
+    "GLOWPLUG_POLICY_CACHING": "mcache:spread=1:half_life_s=60",  # with options of its own
 }
 
 
