@@ -122,6 +122,16 @@ def test_a_load_in_the_foreground_goes_before_one_in_the_background():
     assert prewarmed.ready_at - world.began_s == pytest.approx(2.0, abs=0.01)
 
 
+def test_the_last_chunk_is_loaded_once_it_has_been_fetched():
+    """HydraServe Eq. 5 with erratum E15: 16 GB at 2 GB/s hide loading, but for 4 GB at 16 GB/s, and the warm-up."""
+    world = World(a_setup(num_servers=2, start=replace(START, chunk_bytes=4 * GB)), [], check=True)
+    model = world.setup.models[0].model
+    ask(world, FetchWeights(target="server-1", model_key="m", weights=model.weights, instance_id="i1"))
+    start(world, "i1", workers=workers_of(world.setup))
+    world.run(15.0)
+    assert ready_s(world, "i1") == pytest.approx(16 / 2 + 4 / 16 + 0.5, abs=0.02)
+
+
 def test_a_tensor_group_loads_over_all_its_lanes():
     world = World(a_setup(num_gpus=4), [Arrival(4.0, "m", 100, 5)], check=True)
     start(world, "i1", workers=workers_of(world.setup))
@@ -222,6 +232,7 @@ def test_a_pipelined_cold_start_fetches_in_parts_and_serves(reserve_compute, slo
     assert loaded == pytest.approx(max(2.0 + 4 / 16, 4 / 2 + 0.016 / 16), abs=0.02)
     assert seen == [(16 * GB, 16 * GB)]
     assert row.max_concurrency == 32 and row.kv_tokens == 32 * GB // 500_000
+    assert world.find("x").serving.limits.max_sequences == 32, "a batch for each stage"
     total = results.total()
     hops_s = 4 * START.hop_s
     step_s = COSTS.decode_base_s + COSTS.decode_s_per_sequence / 4
