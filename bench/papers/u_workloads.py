@@ -1,0 +1,174 @@
+"""U: the workload of every paper, and a mixed fleet, for any system to be laid over."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+from bench.papers import h_load, p_preserve, w_mux, w_warm
+from bench.papers.cache import ROOT
+from bench.papers.experiment import Outcome
+from bench.papers.simulated import curve, figures
+from bench.papers.u_systems import CACHES, PAPERS, ROUTERS, SYSTEMS, UNION
+from glowplug.events.envelope import Event
+from glowplug.events.facts import RequestFinished, RequestRejected
+from glowplug.simulator.results import Quantiles
+from glowplug.simulator.scenario import Scenario, load
+from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.world import World
+
+ABLE = "servers.*.abilities=[prewarm, swap, stages]"
+ASKED_EVERY_S = 120.0  # in SwapServeLLM's opening: longer than a start of its engines takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """`headline`: the figure its paper is about, and whether more of it is better."""
+
+    scenario: str
+    seconds: float
+    given: Callable[[float], list[str]]  # what is laid over the scenario, policies aside
+    headline: tuple[str, bool]
+    systems: tuple[str, ...]
+    draw: Callable[[Scenario, int], Iterable[Arrival]] = lambda found, seed: found.arrivals(seed)
+    own: Mapping[str, list[str]] = field(default_factory=dict)  # system -> what else it needs here
+    opening_s: float = 0.0  # what comes earlier does not count
+    starts_each: bool = False  # SwapServeLLM section 4: every engine has been started once before the first request
+
+
+def _bare(settings: Iterable[str]) -> list[str]:
+    """What a paper's own row lays over its scenario, its policies aside."""
+    return [setting for setting in settings if not setting.startswith("policies.")]
+
+
+def _warm(rps: float) -> Callable[[float], list[str]]:
+    return lambda seconds: _bare(w_warm.settings("SLLM-GPU pooled", rps, w_warm.CV, seconds))
+
+
+def _hydra(rps: float, cv: float, seconds: float, systems: tuple[str, ...]) -> Workload:
+    return Workload(
+        scenario="hydraserve",
+        seconds=seconds,
+        given=lambda seconds: _bare(h_load.end_to_end("HydraServe", rps, cv, seconds, "")),
+        headline=("ttft_met", True),
+        systems=systems,
+        draw=lambda found, seed: h_load.thinned(found, rps, cv, seed),
+    )
+
+
+def _scaling(seconds: float) -> list[str]:
+    settings = [p_preserve.START, "params.exact_lengths=true", "models.llama-7b.preload=true"]
+    return [*settings, f"seconds={seconds}"]
+
+
+def _routing(seconds: float) -> list[str]:
+    lengths = f"workload.lengths={p_preserve.LENGTHS}"
+    return ["workload.rps=18.5", lengths, "params.exact_lengths=true", f"seconds={seconds}"]
+
+
+def _timed(seconds: float) -> list[str]:
+    return [f"seconds={seconds}"]
+
+
+ALL = (UNION, *PAPERS, *CACHES, "Llumnix-like")
+SOME = (UNION, *PAPERS, "SLLM-GPU", "serverless vLLM")  # on a second cell of a paper
+FORECAST = ("proactive", "hybrid")
+MIXED = "mixed fleet"
+WORKLOADS = {
+    "WarmServe's": Workload(
+        scenario="warmserve",
+        seconds=900,
+        given=_warm(20),
+        headline=("ttft_p99", False),
+        systems=(*ALL, *FORECAST, "MuxServe-like"),
+        own={"MuxServe-like": w_mux.settings(w_warm.STEPS_MS)},
+    ),
+    "WarmServe's at 25/s": Workload(
+        scenario="warmserve", seconds=900, given=_warm(25), headline=("ttft_p99", False), systems=SOME
+    ),
+    "HydraServe's": _hydra(0.6, 8, 1200, ALL),
+    "HydraServe's, CV 4 at 0.7/s": _hydra(0.7, 4, 900, SOME),
+    "mCache's": Workload(scenario="mcache", seconds=1200, given=_timed, headline=("ttft_mean", False), systems=ALL),
+    "SwapServeLLM's": Workload(
+        scenario="swapserve",
+        seconds=1200,
+        given=_timed,
+        headline=("ttft_mean", False),
+        systems=ALL,
+        starts_each=True,
+    ),
+    "PreServe's": Workload(
+        scenario="preserve",
+        seconds=1200,
+        given=_scaling,
+        headline=("norm_p99", False),
+        systems=(*ALL, *FORECAST),
+    ),
+    "PreServe's routing": Workload(
+        scenario="preserve_routing",
+        seconds=600,
+        given=_routing,
+        headline=("norm_p99", False),
+        systems=(UNION, *ROUTERS),
+    ),
+    MIXED: Workload(
+        scenario="mixed_fleet",
+        seconds=1200,
+        given=_timed,
+        headline=("ttft_p99", False),
+        systems=(*ALL, *FORECAST, "round robin", "MuxServe-like"),
+        opening_s=120,
+    ),
+}
+
+
+def run(name: str, system: str, seed: int, quick: bool) -> Outcome:
+    """One system on one workload. Raises ScenarioError."""
+    workload = WORKLOADS[name]
+    given = workload.given(300 if quick else workload.seconds)
+    laid = [*given, ABLE, *SYSTEMS[system], *workload.own.get(system, ())]
+    found = load(ROOT / "scenarios" / f"{workload.scenario}.yaml", laid)
+    arrivals, from_s = workload.draw(found, seed), workload.opening_s
+    if not workload.starts_each:
+        return settled(found, arrivals, from_s, found.seconds)
+    keys = [one.model.key for one in found.setup.models]
+    first = [Arrival(ASKED_EVERY_S * number, key, 20, 4) for number, key in enumerate(keys)]
+    from_s = ASKED_EVERY_S * len(keys)
+    then = (arrival._replace(at_s=arrival.at_s + from_s) for arrival in arrivals)
+    return settled(found, chain(first, then), from_s, from_s + found.seconds)
+
+
+def settled(found: Scenario, arrivals: Iterable[Arrival], from_s: float, seconds: float) -> Outcome:
+    """A run whose requests count from `from_s` on, as far as times and objectives go. Attainment is nan where no model
+    has an objective."""
+    world = World(found.setup, arrivals)
+    slo = {one.model.key: one.model.slo for one in found.setup.models}
+    ttft, normalised, num = Quantiles(), Quantiles(), dict.fromkeys(("came", "ttft", "tpot", "both"), 0)
+
+    def count(event: Event) -> None:
+        data = event.data
+        if not isinstance(data, RequestFinished | RequestRejected):
+            return
+        at = data.arrived_at if isinstance(data, RequestFinished) else event.occurred_at
+        if at - world.began_s < from_s:
+            return
+        num["came"] += 1
+        if isinstance(data, RequestFinished) and data.status == 200:
+            ttft.add(data.ttft_s)
+            normalised.add(data.e2e_s / max(1, data.response_tokens))
+            in_time = data.ttft_s <= (slo[data.model_key].ttft_s or math.inf)
+            each_s = (data.e2e_s - data.ttft_s) / max(1, data.response_tokens - 1)
+            keeps_pace = each_s <= (slo[data.model_key].tpot_s or math.inf)
+            num["ttft"] += in_time
+            num["tpot"] += keeps_pace
+            num["both"] += in_time and keeps_pace
+
+    world.fleet.on_event.append(count)
+    outcome = figures(world.run(seconds, drain_s=found.words.drain_s))
+    has_slo = any(one.ttft_s or one.tpot_s for one in slo.values())
+    outcome |= {f"{name}_met": num[name] / num["came"] if has_slo else math.nan for name in ("ttft", "tpot", "both")}
+    outcome |= {f"ttft_p{share}": ttft.at(share / 100) for share in (50, 95, 99)}
+    outcome |= {"norm_mean": normalised.mean, "norm_p99": normalised.at(0.99)}
+    starts = {name.removeprefix("starts "): num for name, num in outcome.items() if name.startswith("starts ")}
+    outcome["not_fetched"] = 1 - starts.get("remote", 0) / sum(starts.values()) if starts else math.nan
+    return outcome | {"ttft_mean": ttft.mean, "ttft_cdf": curve(ttft), "stand_ins": list(found.notes)}
