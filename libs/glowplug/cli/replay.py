@@ -28,6 +28,7 @@ from glowplug.simulator.scenario_tree import Tree, override
 from glowplug.simulator.sweep import cases, variants
 
 RECORDED = "recorded"
+EMULATED_SHARE = "replayed: engines on one GPU share its time while both are busy, which recorded, emulated ones do not"
 
 
 def replay(
@@ -85,6 +86,7 @@ def _live(run: Path, scratch: Path) -> tuple[Tree, Path, Outcome]:
     notes = [
         note,
         f"replayed: from empty GPUs; {held} of {num_gpus} held something when the recording began",
+        *([EMULATED_SHARE] if emulated else ()),
         *([f"recorded: {at_once} requests did not stream, so their first token is their last"] if at_once else ()),
         *([f"recorded: {unknown} requests without the length of their prompt, taken as one token"] if unknown else ()),
     ]

@@ -20,6 +20,9 @@ from glowplug.simulator.scenario_errors import ScenarioError
 Row = dict[str, Any]
 _ROOM_OF = {("autoscaler", "scale"): "scaling", ("placer", "place"): "placement", ("placer", "evict"): "residency"}
 
+_TOLD = frozenset({"bytes_fetched", "gpu_seconds", "num_starts", "seconds", "starts"})
+"""Figures of a fleet that events tell; the others are unknown, not 0."""
+
 
 @dataclass(slots=True)
 class Recording:
@@ -114,7 +117,9 @@ class Recording:
             one, slo = results.of(row["model_key"]), self._slo(row["model_key"])
             one.arrived(slo.get("ttft_s", 0.0), slo.get("tpot_s", 0.0))
             one.num_refused[row["code"]] = one.num_refused.get(row["code"], 0) + 1
-        return summary(results)
+        numbers = summary(results)
+        numbers["fleet"] = {name: value if name in _TOLD else None for name, value in numbers["fleet"].items()}
+        return numbers
 
 
 def read_recording(path: Path) -> Recording:

@@ -92,6 +92,12 @@ def test_a_recording_tells_what_its_gpus_held_when_it_began(tmp_path: Path) -> N
     assert read_recording(recording(tmp_path, *rows)).held_at_first == (1, 2)
 
 
+def test_what_was_not_recorded_is_unknown_and_not_nothing(tmp_path: Path) -> None:
+    fleet = read_recording(recording(tmp_path, ("request.finished", 1010.0, request(1)))).numbers()["fleet"]
+    assert (fleet["num_starts"], fleet["gpu_seconds"]) == (1, 5.0)
+    assert (fleet["bytes_loaded"], fleet["hit_ratio"], fleet["bytes_prewarmed"]) == (None, None, None)
+
+
 def test_costs_are_read_off_streamed_requests() -> None:
     costs = costs_of([request(number) for number in range(20)])
     assert costs["prefill_ms"] == pytest.approx([10, 0.5], rel=0.01)
