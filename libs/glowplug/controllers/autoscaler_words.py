@@ -9,6 +9,8 @@ from glowplug.events.envelope import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerParams:
+    """How long things may take or stay, in seconds. Raises OutOfBounds naming the field."""
+
     repeat_s: float = 2.0  # an unanswered command is sent again after this
     drain_grace_s: float = 300.0  # longest drain: it ends hung engines, not slow answers
     backoff_s: float = 0.5  # after a failed start; doubles with each, up to max_backoff_s
