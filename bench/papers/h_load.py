@@ -223,7 +223,7 @@ READ = """
     bursts, all of which miss with their start: {unthinned} over the better baseline at 8/0.6, which meets {met}.
     (2) Starts take what the authors measured. With starts of the baselines as quick as section 8.2 lets one think
     (`quick starts`: 7.2 s beside fetch and load on either GPU, so that a 13B out of ServerlessLLM's cache meets its
-    12 s) the ratio at 8/0.6 is {quick}. What is left between ours and the paper's points is the popularity of the
+    12 s) the ratio at 8/0.6 is {quick}. What is left between ours and the points may be the popularity of the
     functions of 2021, which cannot be had.
 """
 H2 = Experiment(
@@ -240,7 +240,8 @@ H2 = Experiment(
         after it, and follows what it sees. Arrivals are Gamma at the rate of the whole trace, then sampled down to the
         requests a second, as in the authors' generator; popularity: 46,413 functions as published of Azure's 2019
         trace, dealt round robin onto the models (the 2021 trace cannot be had). Lengths of ShareGPT's quantiles
-        (chat), of HumanEval (code) and of arXiv summaries cut to 4096 tokens. ServerlessLLM and HydraServe with cache
+        (chat), of HumanEval (code) and of arXiv summaries cut to 4096 tokens. Objectives as in Table 3 (the
+        artifact's code gives summaries five times as long, not twice). ServerlessLLM and HydraServe with cache
         have 559 GB (A10) and 182 GB (V100) a server for weights, the others 120 GB for those on their way to four
         GPUs, and what stays there is a cache too."""
     ),
