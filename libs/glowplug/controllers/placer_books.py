@@ -22,8 +22,10 @@ class Books:
         self.dormant: dict[str, list[Instance]] = {}  # node_id -> replicas, coming ones too, and engines asleep
         self.parts: dict[str, dict[str, Instance]] = {}  # pipeline -> rows of its later stages, gone ones too
         self.reserved: dict[str, int] = {}  # gpu_id -> bytes claimed and not granted
+        self.num_promises = 0  # grows whenever a dormant row is promised or given back
         self.taken: dict[str, str] = {}  # dormant row -> the instance it is promised to, or that takes its place
         self._gpus: dict[str, Gpu] = {}
+        self._free: dict[str, int] = {}  # gpu_id -> bytes not granted
         self._nodes: dict[str, Node] = {}
         self._held: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes granted
         self._claims: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes claimed
@@ -47,7 +49,7 @@ class Books:
             if was is gpu or was == gpu:
                 continue
             room = -1 if was is None else self.room(gpu.gpu_id)
-            self._gpus[gpu.gpu_id] = gpu
+            self._gpus[gpu.gpu_id], self._free[gpu.gpu_id] = gpu, gpu.free_bytes
             held: dict[str, int] = {}
             for grant in gpu.grants:
                 held[grant.holder] = held.get(grant.holder, 0) + grant.num_bytes
@@ -64,13 +66,14 @@ class Books:
 
     def _drop_gpu(self, gpu_id: str) -> None:
         self._gpus.pop(gpu_id, None)
+        self._free.pop(gpu_id, None)
         self._held.pop(gpu_id, None)
         self._recount(gpu_id)
 
     def room(self, gpu_id: str) -> int:
         """Bytes neither granted nor promised; 0 on a GPU that is not known."""
-        gpu = self._gpus.get(gpu_id)
-        return gpu.free_bytes - self.reserved.get(gpu_id, 0) if gpu else 0
+        free = self._free.get(gpu_id)
+        return free - self.reserved.get(gpu_id, 0) if free is not None else 0
 
     def holders(self, gpu_id: str) -> Mapping[str, int]:
         """Who is granted how much there."""
@@ -193,6 +196,7 @@ class Books:
     def take(self, replica_id: str, taker: str) -> None:
         """A dormant row is promised: nobody else grows from it or drops it."""
         self.taken[replica_id] = taker
+        self.num_promises += 1
         row = self._rows.get(replica_id)
         if row is not None:
             self._not_dormant(row)
@@ -200,6 +204,7 @@ class Books:
     def give_back(self, replica_id: str) -> None:
         """What it was promised for did not come to be."""
         row = self._rows.get(replica_id)
+        self.num_promises += 1
         if self.taken.pop(replica_id, None) is not None and row is not None and _is_copy(row):
             self.dormant.setdefault(row.node_id, []).append(row)
             self.version += 1

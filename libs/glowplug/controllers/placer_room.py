@@ -30,7 +30,8 @@ class Room:
     min_residency_s: float
     turns: TurnParams
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
-    _residents: dict[tuple[str, int, int], list[Resident]] = field(default_factory=dict)
+    _residents: dict[tuple[str, int, int], tuple[list[Resident], int]] = field(default_factory=dict)
+    _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
     def make(
         self, model: Model, evict: Evict, *, wanting: int, only: Collection[str] = (), whole: bool = False
@@ -109,12 +110,31 @@ class Room:
         wanted = bytes_per_gpu(model)
         if gpu.total_bytes < wanted:
             return None
+        leaving, dropped, serving = self._tally(gpu.gpu_id)
+        need = max(wanted - self.books.room(gpu.gpu_id) - leaving - dropped, serving if whole else 0)
+        if need <= 0:
+            reason = "instances that drain already free enough" if leaving else _HAS_ROOM
+            return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None
+        everybody, most = self._residents_on(gpu.gpu_id, model, wanting)
+        if most < need:
+            return None
         here = self.books.by_gpu.get(gpu.gpu_id, {})
-        holders = self.books.holders(gpu.gpu_id)  # a beat may show what is free before the fact says who went
+        residents = [r for r in everybody if here[r.name].model_key != model.key]
+        if sum(r.num_bytes for r in residents if not r.held) < need:
+            return None
+        decision = evict(residents, need)
+        return decision if decision.victims else None
+
+    def _tally(self, gpu_id: str) -> tuple[int, int, int]:
+        """Bytes there of those that leave anyway, of copies that may be dropped, and of those that serve."""
+        known = self._tallies.get(gpu_id)
+        if known is not None and known[0] == self.books.num_promises:
+            return known[1:]
+        here = self.books.by_gpu.get(gpu_id, {})
         leaving = dropped = serving = 0
-        for holder, num_bytes in holders.items():
+        for holder, num_bytes in self.books.holders(gpu_id).items():
             row = here.get(holder)
-            if row is None:
+            if row is None:  # a beat may show what is free before the fact says who went
                 continue
             if row.state in _LEAVING:
                 leaving += num_bytes
@@ -122,27 +142,21 @@ class Room:
                 dropped += 0 if holder in self.books.taken else num_bytes
             else:
                 serving += num_bytes
-        need = max(wanted - self.books.room(gpu.gpu_id) - leaving - dropped, serving if whole else 0)
-        if need <= 0:
-            reason = "instances that drain already free enough" if leaving else _HAS_ROOM
-            return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None
-        residents = [r for r in self._residents_on(gpu.gpu_id, model, wanting) if here[r.name].model_key != model.key]
-        if sum(r.num_bytes for r in residents if not r.held) < need:
-            return None
-        decision = evict(residents, need)
-        return decision if decision.victims else None
+        self._tallies[gpu_id] = (self.books.num_promises, leaving, dropped, serving)
+        return leaving, dropped, serving
 
-    def _residents_on(self, gpu_id: str, model: Model, wanting: int) -> list[Resident]:
+    def _residents_on(self, gpu_id: str, model: Model, wanting: int) -> tuple[list[Resident], int]:
+        """Who serves there, and the bytes of those who may go."""
         key = (gpu_id, model.priority, wanting)
         known = self._residents.get(key)
         if known is None:
             here = self.books.by_gpu.get(gpu_id, {}).values()
-            known = [
+            residents = [
                 self._resident(i, gpu_id, model, wanting)
                 for i in here
                 if i.state is not InstanceState.DRAINING and not i.replica and not i.state.is_dormant
             ]
-            self._residents[key] = known
+            known = self._residents[key] = residents, sum(r.num_bytes for r in residents if not r.held)
         return known
 
     def _resident(self, instance: Instance, gpu_id: str, model: Model, wanting: int) -> Resident:
