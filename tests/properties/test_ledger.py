@@ -1,8 +1,6 @@
 """Bytes are conserved: what a GPU has is free or held by somebody, whatever is granted, exchanged, cut and freed."""
 
-import copy
-
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glowplug.domain.errors import OutOfMemory
@@ -10,9 +8,10 @@ from glowplug.domain.hardware import Gpu, GrantOwner
 from glowplug.memory.ledger import ByteLedger
 
 SIZES = {"n/0": 100, "n/1": 60}
-HOLDERS = st.sampled_from(["i-1", "i-2", "r-1", "r-2"])
+HOLDERS = st.sampled_from(["i-1", "r-1"])
 OWNERS = st.sampled_from([GrantOwner.WEIGHTS, GrantOwner.KV, GrantOwner.PREWARM])
-SHARES = st.dictionaries(OWNERS, st.integers(0, 70), max_size=2)
+SOME = st.sampled_from([0, 1, 20, 45, 70])
+SHARES = st.dictionaries(OWNERS, SOME, max_size=3)
 DEEDS = st.lists(
     st.one_of(
         st.tuples(st.just("grant"), st.sampled_from(sorted(SIZES)), HOLDERS, SHARES),
@@ -22,18 +21,19 @@ DEEDS = st.lists(
             HOLDERS,
             st.dictionaries(st.sampled_from(sorted(SIZES)), SHARES),
         ),
-        st.tuples(st.just("shrink"), st.sampled_from(sorted(SIZES)), HOLDERS, OWNERS, st.integers(0, 70)),
+        st.tuples(st.just("shrink"), st.sampled_from(sorted(SIZES)), HOLDERS, OWNERS, SOME),
         st.tuples(st.just("release"), HOLDERS),
     ),
     max_size=20,
 )
 
 
+@settings(max_examples=400, deadline=None)
 @given(DEEDS)
 def test_every_byte_is_free_or_somebodys_and_what_is_refused_changes_nothing(deeds):
     ledger = ByteLedger([Gpu(gpu_id=gpu_id, total_bytes=total) for gpu_id, total in SIZES.items()])
     for verb, *given_ in deeds:
-        before, held = copy.deepcopy(ledger.gpus), {h: ledger.held_bytes(h) for h in ledger.holders}
+        before, held = ledger.gpus, {h: ledger.held_bytes(h) for h in ledger.holders}
         try:
             freed = getattr(ledger, verb)(*given_)
         except (OutOfMemory, ValueError):
