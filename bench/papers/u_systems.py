@@ -22,7 +22,9 @@ SYSTEMS = {
         *KEEP,
     ],
     "HydraServe": _alone(routing="first_room", scaling="hydraserve", placement="hydraserve"),
-    "PreServe": _alone(routing="preserve_load_aware", prediction="preserve_workload", scaling="preserve"),
+    "PreServe": _alone(
+        routing="preserve_load_aware:hold_overloaded=true", prediction="preserve_workload", scaling="preserve"
+    ),
     "SwapServeLLM": [*_alone(residency="swapserve"), *SLEEP],
     "mCache": _alone(placement="serverlessllm", caching="mcache"),
     "SLLM-GPU": [*_alone(placement="serverlessllm", scaling="warmserve", prewarming="keep_last"), KEEP[0]],

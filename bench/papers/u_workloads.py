@@ -80,7 +80,7 @@ WORKLOADS = {
         seconds=900,
         given=_warm(20),
         headline=("ttft_p99", False),
-        systems=(*ALL, *FORECAST, "MuxServe-like"),
+        systems=(*ALL, "MuxServe-like"),
         own={"MuxServe-like": w_mux.settings(w_warm.STEPS_MS)},
     ),
     "WarmServe's at 25/s": Workload(
