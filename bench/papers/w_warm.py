@@ -349,5 +349,5 @@ W5 = replace(
     cases=lambda quick: (*WINDOWS_S, *(f"{window}{FAST}" for window in WINDOWS_S)),
     run=run_window,
     judge=judge_windows,
-    max_seeds=3,
+    max_seeds=2,
 )

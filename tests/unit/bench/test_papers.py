@@ -49,10 +49,10 @@ def test_a_figure_that_was_not_measured_is_not_made_up() -> None:
 def test_kept_outcomes_are_of_the_code_that_made_them(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cache, "KEPT", tmp_path)
     reads = ("bench/papers/plots.py",)
-    cache.store("X", "a case", 1, False, cache.digest(reads), {"a": 1.0})
+    cache.store("X", "a case", 1, False, cache.digest(reads), {"a": 1.0}, 2.0)
     assert cache.load("X", "a case", 1, False, reads, stale=False) == {"a": 1.0}
     assert cache.load("X", "a case", 2, False, reads, stale=False) is None
-    cache.store("X", "a case", 1, False, "of another day", {"a": 2.0})
+    cache.store("X", "a case", 1, False, "of another day", {"a": 2.0}, 2.0)
     assert cache.load("X", "a case", 1, False, reads, stale=False) is None
     assert cache.load("X", "a case", 1, False, reads, stale=True) == {"a": 2.0}
 
