@@ -2,7 +2,8 @@
 
 Everything is columns of plain numbers, names are said once. What a page cannot carry is left out by rule, never by
 chance, and counted: requests beyond `MAX_REQUESTS` keep cold, failed and slow ones first, and each n-th of the rest;
-decisions beyond `MAX_DECISIONS` keep those about requests and instances that are shown.
+decisions beyond `MAX_DECISIONS` keep those about requests and instances that are shown; spans on GPUs beyond
+`MAX_SPANS` keep the longest.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,8 @@ from glowplug.simulator.setup import Setup
 MAX_REQUESTS: Final = 12_000
 MAX_DECISIONS: Final = 6_000
 MAX_RIVALS: Final = 12
+MAX_SPANS: Final = 40_000
+MAX_STEPS: Final = 5_000
 OWNERS: Final = ("weights", "kv", "prewarm", "reservation")
 Detail = dict[str, Any]
 ReadRows = Callable[[], Iterable[Mapping[str, Any]]]  # from the beginning, each time it is called
@@ -74,7 +77,17 @@ class Spans:
         for at_s, change in self._held:
             now += change
             steps[round(at_s, 3)] = now
-        return sorted(steps.items())
+        found = sorted(steps.items())
+        return found[:: -(-len(found) // MAX_STEPS)]
+
+    def kept(self) -> tuple[dict[str, list[Any]], int]:
+        """The columns, and how many spans were left out: of too many the shortest, which a page could not draw."""
+        columns, num = self.columns, len(self.columns["gpu"])
+        if num <= MAX_SPANS:
+            return columns, 0
+        longest = sorted(range(num), key=lambda n: (columns["from"][n] - columns["to"][n], n))[:MAX_SPANS]
+        keep = sorted(longest)
+        return {name: [values[n] for n in keep] for name, values in columns.items()}, num - MAX_SPANS
 
     @property
     def holders(self) -> list[str]:
@@ -207,7 +220,7 @@ def detail_of(
     spans.finish(end_s)
     columns, num_left_out = request_columns(requests, models, setup.began_at)
     kept, decisions_left_out = decision_rows(decisions, columns, setup.began_at)
-    held = spans.columns
+    held, spans_left_out = spans.kept()
     of_holder = [numbers.get(models_of.get(holder, ""), -1) for holder in spans.holders]
     held["model"] = [of_holder[holder] for holder in held["holder"]]
     return {
@@ -217,6 +230,7 @@ def detail_of(
         "models": models,
         "holders": spans.holders,
         "spans": held,
+        "spans_left_out": spans_left_out,
         "use": spans.use(),
         "requests": columns,
         "requests_left_out": num_left_out,

@@ -94,7 +94,7 @@ function detailCards(detail) {
   const relegend = () => legend.replaceChildren(...busiest(line.legend()).slice(0, 40).map(([name, fill]) => h("span", {}, h("span.dot", { style: `background:${fill}` }), name)), line.legend().length > 40 ? h("span", {}, `and ${line.legend().length - 40} more`) : "");
   relegend();
   const gpuCard = card("gpus", "Every GPU", `who held which bytes, and when${data.variants.length > 1 || data.seeds.length > 1 ? ` (${detail.label}, seed ${detail.seed})` : ""}`, line.node, legend,
-    h("p.hint", {}, "Drag to move, ", h("kbd", {}, "Ctrl"), " and the wheel or double click to zoom, drag over the strip above to pick a part, ", h("kbd", {}, "0"), " for all. Light tints are KV cache."));
+    h("p.hint", {}, "Drag to move, ", h("kbd", {}, "Ctrl"), " and the wheel or double click to zoom, drag over the strip above to pick a part, ", h("kbd", {}, "0"), " for all. Light tints are KV cache.", detail.spans_left_out ? ` The ${count(detail.spans_left_out)} shortest stays are left out.` : ""));
   gpuCard.tools(choice([["model", "by model"], ["owner", "by owner"]], "model", (value) => { line.colours(value); relegend(); }, "Colours"),
     choice([[8, "low"], [14, "middle"], [24, "tall"], [36, "full"]], tallness, (value) => line.rowsOf(value), "Rows"),
     h("button.btn", { type: "button", "aria-label": "Zoom in", onclick: () => line.zoom(0.5) }, "+"), h("button.btn", { type: "button", "aria-label": "Zoom out", onclick: () => line.zoom(2) }, "−"), h("button.btn", { type: "button", onclick: () => line.all() }, "all"));
