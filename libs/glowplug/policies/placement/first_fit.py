@@ -32,7 +32,8 @@ def place(request: PlaceRequest, view: PlacementView, params: FirstFitParams = F
 def fit(
     model: Model, nodes: Sequence[Node], reserved: Mapping[str, int], params: FirstFitParams = FirstFitParams()
 ) -> PlaceDecision:
-    """The first GPUs by node (ids as text: node-10 before node-2) and index. `reserved`: gpu_id -> bytes promised but not yet granted."""
+    """The first GPUs by node (ids as text: node-10 before node-2) and index. `reserved`: gpu_id -> bytes promised but
+    not yet granted."""
     need, num_gpus = bytes_per_gpu(model), model.num_gpus
     rivals: list[Rival] = []
     possible = False
