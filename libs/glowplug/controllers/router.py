@@ -192,6 +192,7 @@ class RouterController:
         request = self.requests.get(s.ticket)
         if request is not None and request.instance_id:
             self.balances.first_token(request, now_s)
+            return self._pump(request.model_key, now_s)  # who was held until prompts have been read
         return []
 
     def _ended(self, s: RequestEnded, now_s: float) -> list[Effect]:

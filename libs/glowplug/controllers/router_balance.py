@@ -5,6 +5,7 @@ be reached a moment ago.
 """
 
 from collections.abc import Callable, Container
+from dataclasses import replace
 
 from glowplug.controllers.router_fleet import Fleet, is_target
 from glowplug.controllers.router_peers import Peers
@@ -73,10 +74,14 @@ class Balances:
             return
         balancer = self._balancers.get(model_key)
         if balancer is None:
-            balancer = self._balancers[model_key] = self._factory(self._params)
+            balancer = self._balancers[model_key] = self._factory(self._params_of(model_key))
         balancer.put(
             Target(instance_id, self.taken(instance), instance.max_concurrency, self._kv_tokens(instance)), now_s
         )
+
+    def _params_of(self, model_key: str) -> BalancerParams:
+        model = self._fleet.models.get(model_key)
+        return replace(self._params, tpot_slo_s=model.slo.tpot_s) if model is not None else self._params
 
     def _kv_tokens(self, instance: Instance) -> int:
         """What its cache holds; where that is not told, the longest context of everybody it runs at once."""

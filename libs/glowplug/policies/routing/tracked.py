@@ -10,10 +10,11 @@ Departure: where first tokens are not told (an answer that is no stream), a prom
 the whole time it took is taken for its steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
+from glowplug.policies.routing.pacing import Reading
 from glowplug.policies.routing.port import BalancerParams
 
 NOTHING = Outlook(peak_ratio=0.0, over_share=0.0)
@@ -32,9 +33,14 @@ class Tracked:
     at_s: float  # when `steps` was right
     steps: float = 0.0
     tpot_s: float = 0.0  # 0: no answer has told yet
-    queued_tokens: int = 0  # of prompts not yet read
+    reading: Reading = field(default_factory=Reading)
     others: Outlook = NOTHING  # what other routers see ahead
     is_open: bool = True
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts not yet read."""
+        return self.reading.num_tokens
 
     @property
     def other_kv_tokens(self) -> int:
@@ -49,6 +55,7 @@ class Sent:
     at: Tracked
     prompt_tokens: int
     at_s: float
+    to_read_tokens: int  # its own and those before it
     first_at: float = -1.0
 
 
@@ -101,9 +108,8 @@ class Tracker:
         if here is None:
             return
         self._settle(here, now_s)
-        self.requests[ticket] = Sent(here, prompt_tokens, now_s)
         here.look.add(ticket, prompt_tokens, expected_tokens)
-        here.queued_tokens += prompt_tokens
+        self.requests[ticket] = Sent(here, prompt_tokens, now_s, here.reading.sent(prompt_tokens, now_s))
         self._touched(here)
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -113,7 +119,8 @@ class Tracker:
         sent.first_at, here = now_s, sent.at
         self._settle(here, now_s)
         here.look.begin(ticket)
-        here.queued_tokens -= sent.prompt_tokens
+        here.reading.read(sent.prompt_tokens)
+        here.reading.told(now_s - sent.at_s, sent.to_read_tokens)
         self._touched(here)
 
     def ended(self, ticket: int, response_tokens: int, now_s: float) -> None:
@@ -124,7 +131,9 @@ class Tracker:
         self._settle(here, now_s)
         here.look.end(ticket)
         if sent.first_at < 0:
-            here.queued_tokens -= sent.prompt_tokens
+            here.reading.read(sent.prompt_tokens)
+        if response_tokens:
+            here.reading.answered(sent.first_at >= 0)
         if response_tokens > 1:
             began, num_steps = (
                 (sent.first_at, response_tokens - 1) if sent.first_at >= 0 else (sent.at_s, response_tokens)
@@ -174,6 +183,9 @@ class Tracker:
 
     def _has_room(self, here: Tracked) -> bool:
         if not here.is_open or here.num_in_flight >= here.max_concurrency:
+            return False
+        longest_s = self.params.stall_ratio * self.params.tpot_slo_s
+        if longest_s and here.reading.would_stall(here.at_s, longest_s):
             return False
         return not (self.params.hold_overloaded and self._is_overloaded(here))
 

@@ -56,7 +56,7 @@ def scale(
     arrivals = hydraserve.watch(st, state.arrivals, params.arrivals)
     options = [(st.needed, reactive.why(st)), (load.num_wanted, load.reason)]
     options.append((plan.num_wanted, plan.reason))  # while data is cold: what its look-ahead adds
-    if st.load.num_waiting:  # short already: what is to come of the burst comes with the same start
+    if is_short(st):  # what is to come of the burst comes with the same start
         options.append(hydraserve.target(st, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
     is_growing = (
@@ -80,6 +80,13 @@ def scale(
         inputs={"load_average": round(average, 3), "planned": -1 if plan.is_cold else plan.num_wanted},
     )
     return decision, UnionState(plan=scaler, load=load, arrivals=arrivals, spare_since=since)
+
+
+def is_short(st: Standing) -> bool:
+    """Whether requests wait that those who serve have no slot for. Who is held for the sake of what runs there (the
+    union's routing) has one."""
+    slots = sum(i.max_concurrency for i in st.running if i.state is InstanceState.READY)
+    return st.load.num_waiting > 0 and slots_used(st) > slots
 
 
 def slots_used(st: Standing) -> float:

@@ -230,3 +230,59 @@ def test_the_steps_ahead_tell_a_large_batch_from_a_long_answer() -> None:
             balancer.sent(ticket, "i-0", 0, 95 if not horizon else 100, 0.0)
         balancer.sent(9, "i-1", 0, 400, 0.0)
         assert chosen(balancer) == wanted
+
+
+def paced(**params: float) -> LoadAware:
+    """One instance that has read 100 tokens in a second and told so; an objective of 1 s, half of it for reading."""
+    balancer = load_aware(ROOMY, **({"tpot_slo_s": 1.0, "stall_ratio": 0.5} | params))
+    balancer.sent(0, "i-0", 100, 10, 0.0)
+    balancer.first_token(0, 1.0)
+    balancer.ended(0, 10, 2.0)
+    return balancer
+
+
+def test_prompts_are_sent_in_stretches_that_answers_under_way_bear() -> None:
+    """Ours: half of the objective is 50 tokens here; the rest of a burst goes once those have been read."""
+    balancer = paced()
+    balancer.sent(1, "i-0", 20, 10, 10.0)
+    assert chosen(balancer, 20, now_s=10.0) == "i-0"
+    balancer.sent(2, "i-0", 20, 10, 10.0)
+    assert chosen(balancer, 20, now_s=10.0) == "", "a third would make it 60 tokens"
+    balancer.first_token(1, 10.2)
+    assert chosen(balancer, 20, now_s=10.2) == "", "20 read and 20 left: still one stretch"
+    balancer.first_token(2, 10.4)
+    assert chosen(balancer, 20, now_s=10.4) == "i-0", "a step lies between"
+
+
+def test_a_prompt_longer_than_a_stretch_goes_alone_and_a_very_long_one_is_nobodys_pace() -> None:
+    balancer = paced()
+    assert chosen(balancer, 90, now_s=10.0) == "i-0"
+    balancer.sent(1, "i-0", 90, 10, 10.0)
+    assert chosen(balancer, 1, now_s=10.0) == ""
+    balancer = paced()
+    balancer.sent(1, "i-0", 110, 10, 10.0)
+    assert chosen(balancer, 1, now_s=10.0) == "i-0", "it alone takes more than the objective"
+
+
+@pytest.mark.parametrize("params", [{"stall_ratio": 0.0}, {"tpot_slo_s": 0.0}], ids=["not asked for", "no objective"])
+def test_prompts_go_as_they_come_where_nobody_asks_for_a_pace(params: dict[str, float]) -> None:
+    balancer = paced(**params)
+    for ticket in range(1, 9):
+        balancer.sent(ticket, "i-0", 100, 10, 10.0)
+    assert chosen(balancer, now_s=10.0) == "i-0"
+
+
+def test_nothing_is_held_where_first_tokens_are_not_told() -> None:
+    """Answers that are no streams: a prompt counts as unread until its end."""
+    balancer = paced()
+    balancer.sent(1, "i-0", 100, 10, 10.0)
+    balancer.ended(1, 10, 12.0)
+    balancer.sent(2, "i-0", 100, 10, 20.0)
+    assert chosen(balancer, now_s=20.0) == "i-0"
+
+
+def test_nobody_is_held_for_long_by_one_that_does_not_tell() -> None:
+    balancer = paced()
+    balancer.sent(1, "i-0", 100, 10, 10.0)
+    assert chosen(balancer, 100, now_s=11.0) == ""
+    assert chosen(balancer, 100, now_s=19.0) == "i-0", "four times what reading takes"

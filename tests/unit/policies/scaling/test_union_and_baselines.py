@@ -155,3 +155,17 @@ def test_every_policy_stays_within_the_models_bounds(
         assert left >= min(floor, num_running) and max(made.num_wanted, left) >= min(floor, high)
         if waiting:
             assert max(made.num_wanted, left) >= 1
+
+
+def test_who_is_held_beside_a_free_slot_is_no_burst_to_start_instances_for():
+    """Ours: the union's routing holds prompts for the sake of answers under way; they have a slot."""
+    assert wanted_after(load(waiting=3, arrived=40, i1=5)) == 1
+    assert wanted_after(load(waiting=3, arrived=40, i1=8)) > 2
+
+
+def wanted_after(burst):
+    """Of the union, on one READY instance of 8 slots, for a burst after a quiet minute."""
+    asked = Asked(union.scale)
+    for tick in range(120):
+        asked(100.0 + tick / 2, load(last_active_at=100.0, arrived=1, i1=1), ready(1))
+    return asked(160.0, burst, ready(1)).num_wanted
