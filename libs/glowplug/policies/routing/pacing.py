@@ -18,7 +18,7 @@ from dataclasses import dataclass
 WEIGHT = 0.2  # of the newest answer
 MOSTLY = 0.9
 PATIENCE = 4.0
-LONG = 2.0
+LONG = 4.0
 
 
 @dataclass(slots=True)

@@ -260,8 +260,8 @@ def test_a_prompt_longer_than_a_stretch_goes_alone_and_a_very_long_one_is_nobody
     balancer.sent(1, "i-0", 90, 10, 10.0)
     assert chosen(balancer, 1, now_s=10.0) == ""
     balancer = paced()
-    balancer.sent(1, "i-0", 110, 10, 10.0)
-    assert chosen(balancer, 1, now_s=10.0) == "i-0", "it alone takes more than the objective"
+    balancer.sent(1, "i-0", 210, 10, 10.0)
+    assert chosen(balancer, 1, now_s=10.0) == "i-0", "it alone takes more than twice the objective"
 
 
 @pytest.mark.parametrize("params", [{"stall_ratio": 0.0}, {"tpot_slo_s": 0.0}], ids=["not asked for", "no objective"])
