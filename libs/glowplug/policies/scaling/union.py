@@ -29,6 +29,7 @@ class UnionParams:
     load: warmserve.WarmserveParams = field(default_factory=warmserve.WarmserveParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
     prewarmed_keep_alive_ratio: float = 1.0  # of the model's keep-alive, while a copy lies prewarmed
+    spare_ratio_without_room: float = 0.0  # of that time, while an instance of another model finds no room
     spare_s: float = 10.0  # spare instances live this long where the model's keep-alive has no end
 
 
@@ -70,6 +71,8 @@ def scale(
     since = None if wanted >= st.num_running else st.now_s if state.spare_since is None else state.spare_since
     spare_s = 0.0 if since is None else st.now_s - since
     hold_s = keep_alive_s if keep_alive_s >= 0 else params.spare_s
+    if snapshot.num_without_room:
+        hold_s *= params.spare_ratio_without_room
     decision = settle(
         st,
         wanted,
@@ -83,8 +86,10 @@ def scale(
 
 
 def is_short(st: Standing) -> bool:
-    """Whether requests wait that those who serve have no slot for. Who is held for the sake of what runs there (the
-    union's routing) has one."""
+    """Whether requests wait that those who serve have no slot for. Where the model has an objective for its tokens the
+    union's routing holds some for the sake of what runs there: they have a slot."""
+    if not st.model.slo.tpot_s:
+        return st.load.num_waiting > 0
     slots = sum(i.max_concurrency for i in st.running if i.state is InstanceState.READY)
     return st.load.num_waiting > 0 and slots_used(st) > slots
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Slo
 from glowplug.policies.registry import ROOMS
 from glowplug.policies.scaling import llumnix_like, static, union
 from tests.fleet_builder import an_instance
@@ -161,11 +162,12 @@ def test_who_is_held_beside_a_free_slot_is_no_burst_to_start_instances_for():
     """Ours: the union's routing holds prompts for the sake of answers under way; they have a slot."""
     assert wanted_after(load(waiting=3, arrived=40, i1=5)) == 1
     assert wanted_after(load(waiting=3, arrived=40, i1=8)) > 2
+    assert wanted_after(load(waiting=3, arrived=40, i1=5), slo=Slo()) > 2, "nobody is held where there is no objective"
 
 
-def wanted_after(burst):
+def wanted_after(burst, slo=Slo(tpot_s=0.2)):
     """Of the union, on one READY instance of 8 slots, for a burst after a quiet minute."""
-    asked = Asked(union.scale)
+    asked = Asked(union.scale, slo=slo)
     for tick in range(120):
         asked(100.0 + tick / 2, load(last_active_at=100.0, arrived=1, i1=1), ready(1))
     return asked(160.0, burst, ready(1)).num_wanted
