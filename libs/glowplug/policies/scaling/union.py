@@ -29,7 +29,6 @@ class UnionParams:
     load: warmserve.WarmserveParams = field(default_factory=warmserve.WarmserveParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
     prewarmed_keep_alive_ratio: float = 1.0  # of the model's keep-alive, while a copy lies prewarmed
-    spare_ratio_without_room: float = 0.0  # of that time, while an instance of another model finds no room
     spare_s: float = 10.0  # spare instances live this long where the model's keep-alive has no end
 
 
@@ -71,8 +70,6 @@ def scale(
     since = None if wanted >= st.num_running else st.now_s if state.spare_since is None else state.spare_since
     spare_s = 0.0 if since is None else st.now_s - since
     hold_s = keep_alive_s if keep_alive_s >= 0 else params.spare_s
-    if snapshot.num_without_room:
-        hold_s *= params.spare_ratio_without_room
     decision = settle(
         st,
         wanted,
