@@ -172,6 +172,10 @@ def _share(spread: Spread, form: str = ".1%") -> str:
 
 SCENARIOS = tuple(f"scenarios/{name}.yaml" for name in sorted({w.scenario for w in WORKLOADS.values()}))
 MODULES = ("u_union", "u_workloads", "u_systems", "w_warm", "w_mux", "h_load", "h_starts", "p_preserve")
+UNION_CODE = tuple(
+    f"libs/glowplug/policies/{name}.py"
+    for name in ("placement/union", "placement/compact", "prewarming/union", "scaling/union")
+)
 
 EXPERIMENT = Experiment(
     id="U",
@@ -198,6 +202,6 @@ EXPERIMENT = Experiment(
     cases=cases,
     run=run,
     judge=judge,
-    reads=(*SIMULATOR, *SCENARIOS, *(f"bench/papers/{name}.py" for name in MODULES)),
+    reads=(*SIMULATOR, *UNION_CODE, *SCENARIOS, *(f"bench/papers/{name}.py" for name in MODULES)),
     max_seeds=10,
 )

@@ -11,7 +11,7 @@ from glowplug.controllers import operator
 from glowplug.controllers.autoscaler_consolidation import Consolidations
 from glowplug.controllers.autoscaler_forecasts import ForecastBook
 from glowplug.controllers.autoscaler_models import ModelTable
-from glowplug.controllers.autoscaler_view import Records, as_told, figures, snapshot_of, without_gone
+from glowplug.controllers.autoscaler_view import Records, as_told, figures, gpus_without_room, snapshot_of, without_gone
 from glowplug.controllers.autoscaler_words import AutoscalerParams, Pending
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
@@ -262,6 +262,7 @@ class AutoscalerController:
             as_told(mine, told),
             self.forecasts,
             num_pending=num_pending,
+            gpus_without_room=gpus_without_room(self._pending.values(), self.models, model_key, now_s),
             now_s=now_s,
             lead_s=self._params.lead_s,
         )

@@ -1,9 +1,10 @@
 """What a scaling policy gets to see of one model, and the record of what it decided."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from glowplug.controllers.autoscaler_forecasts import ForecastBook
+from glowplug.controllers.autoscaler_words import Pending
 from glowplug.controllers.naming import Ids
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState
@@ -13,6 +14,7 @@ from glowplug.events.envelope import Event
 from glowplug.policies.decisions import ScaleDecision
 
 READY, DRAINING = InstanceState.READY, InstanceState.DRAINING
+_PLACED_S = 1.0  # a placer that has room says so in milliseconds
 
 
 def without_gone(load: ModelLoad, mine: Mapping[str, Instance], unloaded: Collection[str]) -> ModelLoad:
@@ -34,6 +36,12 @@ def as_told(mine: Mapping[str, Instance], told: Mapping[str, InstanceState]) -> 
     return {**mine, **{i: replace(mine[i], state=state) for i, state in heard.items()}} if heard else mine
 
 
+def gpus_without_room(asked: Iterable[Pending], models: Mapping[str, Model], model_key: str, now_s: float) -> int:
+    """GPUs of the largest instance of another model that has no place, though the placer has been asked for a while."""
+    waiting = (one.model_key for one in asked if now_s - one.wanted_at >= _PLACED_S)
+    return max((models[key].num_gpus for key in waiting if key != model_key and key in models), default=0)
+
+
 def snapshot_of(
     model: Model,
     load: ModelLoad,
@@ -41,10 +49,11 @@ def snapshot_of(
     forecasts: ForecastBook,
     *,
     num_pending: int,
+    gpus_without_room: int,
     now_s: float,
     lead_s: float,
 ) -> FleetSnapshot:
-    """All there is of one model; nothing of the others."""
+    """All there is of one model; of the others only how many GPUs they want and do not find."""
     now, after = forecasts.at(model.key, now_s + lead_s)
     return FleetSnapshot(
         now_s=now_s,
@@ -55,6 +64,7 @@ def snapshot_of(
         forecasts={model.key: now} if now else {},
         next_forecasts={model.key: after} if after else {},
         num_pending={model.key: num_pending},
+        gpus_without_room=gpus_without_room,
     )
 
 

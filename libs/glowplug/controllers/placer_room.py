@@ -15,7 +15,7 @@ from glowplug.policies.residency.resident import Resident
 from glowplug.policies.residency.turns import Turn, TurnParams, goes_on
 
 Evict = Callable[..., EvictDecision]
-Cost = tuple[int, float, str]
+Cost = tuple[int, int, float, str]  # victims, the longest queue of theirs, the latest use, GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class Room:
         may leave. `wanting`: how many requests wait that may have busy instances drained, 0 when those must stay.
         `whole`: everybody leaves who serves there.
 
-        Order: GPUs where drains under way suffice, then fewest victims, then oldest use, then id.
+        Order: GPUs where drains under way suffice, then fewest victims, then the shortest queue, then oldest use
+        (SwapServeLLM section 3.5), then id. A queue counts where those who are waited for may be chosen at all.
         """
         best: tuple[Cost, Node, StageDecision] | None = None
         for node in self.nodes:
@@ -90,21 +91,23 @@ class Room:
         if all(decision.reason == _HAS_ROOM for _, decision in chosen):
             return None  # its policy wants something else than bytes
         victims = tuple(dict.fromkeys(v for _, decision in chosen for v in decision.victims))
-        newest = max(cost[1] for cost, _ in chosen)
+        queue, newest = max(cost[1] for cost, _ in chosen), max(cost[2] for cost, _ in chosen)
         first = chosen[0][1]
         if len(chosen) > 1:
             rivals = tuple(rival for _, decision in chosen for rival in decision.rivals)
             freed = sum(decision.freed_bytes for _, decision in chosen)
             reason = "; ".join(dict.fromkeys(decision.reason for _, decision in chosen))
             first = EvictDecision(victims=victims, freed_bytes=freed, reason=reason, rivals=rivals)
-        gpu_ids = tuple(sorted(cost[2] for cost, _ in chosen))
+        gpu_ids = tuple(sorted(cost[3] for cost, _ in chosen))
         stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
-        return (len(victims), newest, gpu_ids[0]), stage, first
+        return (len(victims), queue, newest, gpu_ids[0]), stage, first
 
     def _cost(self, gpu_id: str, decision: EvictDecision) -> Cost:
         here = self.books.by_gpu.get(gpu_id, {})
-        newest = max((self._used_at(here[v]) for v in decision.victims if v in here), default=0.0)
-        return (len(decision.victims), newest, gpu_id)
+        going = [here[v] for v in decision.victims if v in here]
+        queue = max((self._load(i.model_key).num_waiting for i in going), default=0)
+        newest = max((self._used_at(i) for i in going), default=0.0)
+        return (len(decision.victims), queue, newest, gpu_id)
 
     def _on(self, gpu: Gpu, model: Model, evict: Evict, wanting: int, whole: bool) -> EvictDecision | None:
         wanted = bytes_per_gpu(model)

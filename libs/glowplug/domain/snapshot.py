@@ -93,6 +93,7 @@ class FleetSnapshot:
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window of now; absent when none covers it
     next_forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window after
     num_pending: Mapping[str, int] = field(default_factory=dict)  # instances asked for that have no row yet
+    gpus_without_room: int = 0  # the most GPUs at once that an instance of another model needs and does not find
 
     def instances_of(self, model_key: str) -> tuple[Instance, ...]:
         """Instances of one model that serve, will or did just now, oldest first; none that is gone or dormant."""

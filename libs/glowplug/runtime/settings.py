@@ -21,7 +21,9 @@ NodeId = Annotated[str, BeforeValidator(_without_dots)]
 class ServiceSettings(BaseSettings):
     """Base of each service's settings; a service adds its own fields."""
 
-    model_config = SettingsConfigDict(env_prefix="GLOWPLUG_", extra="ignore", allow_inf_nan=False, populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="GLOWPLUG_", extra="ignore", allow_inf_nan=False, populate_by_name=True
+    )
 
     service_id: str = Field("", pattern=r"^[A-Za-z0-9_-]*$", max_length=128)  # one per process; empty: "<service>-1"
     host: str = "127.0.0.1"  # address the ports listen on

@@ -78,6 +78,31 @@ def test_a_busy_instance_has_its_turn_before_it_makes_room_for_one_that_waited_l
     assert stopped_at == [19.0], "five seconds after it was ready, though the other has waited since 10"
 
 
+def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_gives_way():
+    """SwapServeLLM: the shortest queue, then the oldest access."""
+    node = a_node(gpus_mib=(200, 200), grants={0: [("i-1", 200)], 1: [("i-2", 200)]})
+    for queues, gone in (((3, 1), "i-2"), ((1, 3), "i-1"), ((2, 2), "i-1")):
+        rows = (
+            an_instance("i-1", "a", mib=200, ready_at=1.0),
+            an_instance("i-2", "c", mib=200, ready_at=2.0, gpu_id="node-1/1"),
+        )
+        controller = placer(node, *rows)
+        loads = {
+            key: ModelLoad(num_waiting=waits, num_in_flight=1, in_flight_by_instance={row.instance_id: 1})
+            for key, waits, row in zip(("a", "c"), queues, rows, strict=True)
+        }
+        controller.handle(load_report(**loads), 9.9)
+        stopped = sent(controller.handle(asked("b", 150, "i-b"), 10.0), StopInstance)
+        for half_s in range(21, 41):
+            for heard in (
+                load_report(b=ModelLoad(num_waiting=9), **loads),
+                an_event(NodeBeat(node=replace(node, revision=half_s))),
+                Tick(),
+            ):
+                stopped += sent(controller.handle(heard, half_s / 2), StopInstance)
+        assert stopped[:1] == [gone], queues
+
+
 def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
     """WarmServe Fig. 5: a dedicated worker shares its GPU with nobody, though bytes were free."""
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 40), ("i-2", 40)]})

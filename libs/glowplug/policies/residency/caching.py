@@ -24,6 +24,7 @@ class CacheFacts:
 
 MakeOrdering = Callable[[CacheFacts], Ordering]
 
+
 def mcache(cache: CacheFacts) -> Ordering:
     """Its options are the fields of `ImportanceParams`, over what `cache` says."""
     return Importance(cache.penalty_s, cache.importance)

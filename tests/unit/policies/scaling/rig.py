@@ -61,6 +61,7 @@ class Asked:
         pending: int = 0,
         now: Forecast | None = None,
         after: Forecast | None = None,
+        gpus_without_room: int = 0,
         **params: Any,
     ) -> ScaleDecision:
         snapshot = FleetSnapshot(
@@ -72,6 +73,7 @@ class Asked:
             forecasts={"m": now} if now else {},
             next_forecasts={"m": after} if after else {},
             num_pending={"m": pending},
+            gpus_without_room=gpus_without_room,
         )
         decision, self.state = self.policy(snapshot, self.model, self.state, **params)
         assert decision.reason, "every decision says why"
