@@ -245,7 +245,8 @@ class Placing:
             return None
         runs_it = bool(self.fleet.instances.living(model.key))
         whose = model.key if runs_it else ""  # its own instances do not leave for it, but may for another model
-        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, wanting, whose)
+        is_ahead = not look.room.waiting_for(model)
+        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, wanting, is_ahead, whose)
         if key in look.no_victims and not placement.stages:
             return None
         claims = self.fleet.books.set_aside(placement.instance_id) if placement.stages else {}

@@ -12,10 +12,10 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.residency.resident import Resident
-from glowplug.policies.residency.turns import Turn, TurnParams, goes_on
+from glowplug.policies.residency.turns import Turn, TurnParams, goes_on, is_too_new
 
 Evict = Callable[..., EvictDecision]
-Cost = tuple[int, int, float, str]  # victims, the longest queue of theirs, the latest use, GPU
+Cost = tuple[int, int, float, str]  # GPUs of the victims, the longest queue of theirs, the latest use, GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Room:
     min_residency_s: float
     turns: TurnParams
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
-    _residents: dict[tuple[str, int, int], tuple[list[Resident], int]] = field(default_factory=dict)
+    _residents: dict[tuple[str, int, int, bool], tuple[list[Resident], int]] = field(default_factory=dict)
     _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
     def make(
@@ -40,8 +40,8 @@ class Room:
         may leave. `wanting`: how many requests wait that may have busy instances drained, 0 when those must stay.
         `whole`: everybody leaves who serves there.
 
-        Order: GPUs where drains under way suffice, then fewest victims, then the shortest queue, then oldest use
-        (SwapServeLLM section 3.5), then id. A queue counts where those who are waited for may be chosen at all.
+        Order: GPUs where drains under way suffice, then fewest GPUs that lose an engine, then the shortest queue, then
+        oldest use (SwapServeLLM section 3.5), then id. A queue counts where those waited for may be chosen at all.
         """
         best: tuple[Cost, Node, StageDecision] | None = None
         for node in self.nodes:
@@ -100,14 +100,16 @@ class Room:
             first = EvictDecision(victims=victims, freed_bytes=freed, reason=reason, rivals=rivals)
         gpu_ids = tuple(sorted(cost[3] for cost, _ in chosen))
         stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
-        return (len(victims), queue, newest, gpu_ids[0]), stage, first
+        going = {v: self.books.by_gpu[cost[3]][v] for cost, decision in chosen for v in decision.victims}
+        lost = sum(len(instance.workers) for instance in going.values())
+        return (lost, queue, newest, gpu_ids[0]), stage, first
 
     def _cost(self, gpu_id: str, decision: EvictDecision) -> Cost:
         here = self.books.by_gpu.get(gpu_id, {})
         going = [here[v] for v in decision.victims if v in here]
         queue = max((self._load(i.model_key).num_waiting for i in going), default=0)
         newest = max((self._used_at(i) for i in going), default=0.0)
-        return (len(decision.victims), queue, newest, gpu_id)
+        return (sum(len(i.workers) for i in going), queue, newest, gpu_id)
 
     def _on(self, gpu: Gpu, model: Model, evict: Evict, wanting: int, whole: bool) -> EvictDecision | None:
         wanted = bytes_per_gpu(model)
@@ -150,7 +152,7 @@ class Room:
 
     def _residents_on(self, gpu_id: str, model: Model, wanting: int) -> tuple[list[Resident], int]:
         """Who serves there, and the bytes of those who may go."""
-        key = (gpu_id, model.priority, wanting)
+        key = (gpu_id, model.priority, wanting, bool(self.waiting_for(model)))
         known = self._residents.get(key)
         if known is None:
             here = self.books.by_gpu.get(gpu_id, {}).values()
@@ -184,6 +186,8 @@ class Room:
             return instance.state.value
         if self.now_s - instance.ready_at < self.min_residency_s:
             return f"ready for less than {self.min_residency_s:g} s"
+        if not self.waiting_for(model) and (why := is_too_new(self.now_s - instance.ready_at, self.turns)):
+            return why
         if self._priority(instance) > model.priority:
             return f"priority {self._priority(instance)} over {model.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)

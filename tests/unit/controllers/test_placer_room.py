@@ -103,6 +103,14 @@ def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_give
         assert stopped[:1] == [gone], queues
 
 
+def test_for_one_gpu_no_engine_on_several_leaves_that_one_on_one_can_spare():
+    node = a_node(gpus_mib=(200, 200, 200), grants={0: [("i-1", 200)], 1: [("i-1", 200)], 2: [("i-2", 200)]})
+    wide, small = an_instance("i-1", "a", mib=200, ready_at=1.0), an_instance("i-2", "c", mib=200, gpu_id="node-1/2")
+    both = (*wide.workers, replace(wide.workers[0], worker_id="i-1-1", gpu_id="node-1/1", rank=1))
+    controller = placer(node, replace(wide, workers=both), replace(small, ready_at=5.0))
+    assert sent(controller.handle(asked("b", 150, "i-b"), 10.0), StopInstance) == ["i-2"], "used later, yet"
+
+
 def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
     """WarmServe Fig. 5: a dedicated worker shares its GPU with nobody, though bytes were free."""
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 40), ("i-2", 40)]})

@@ -34,6 +34,12 @@ class TurnParams:
     most_s: float = 30.0  # balanced: nobody keeps a GPU longer from those that wait
 
 
+def is_too_new(served_s: float, params: TurnParams = TurnParams()) -> str:
+    """Why an engine, idle or not, stays that is wanted out for what may come, while nobody waits. `fair` knows no such
+    reason."""
+    return "its turn has just begun" if params.rule == "balanced" and served_s < params.turn_s else ""
+
+
 def goes_on(turn: Turn, params: TurnParams = TurnParams()) -> str:
     """Why the engine keeps its GPUs for now; "" when it may be drained."""
     is_new = turn.served_s < params.turn_s

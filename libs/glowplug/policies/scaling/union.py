@@ -8,9 +8,9 @@ it lie prewarmed on GPUs and coming back costs little (WarmServe section 5).
 Ours, not a paper's: an instance counts for the scarcer of its slots and its KV cache, as the look-ahead sees it.
 Where two rules disagree the larger number holds, for a missing instance costs a request its objective and a spare one
 only GPU-seconds. On the way down all must let go (while data is cold PreServe has no say), and the spare ones go once
-they have been spare for as long as the model keeps its last one (HydraServe's 30 s for each, section 8.1): who needs
-their memory sooner takes it. An instance of several GPUs cannot, for neighbours must be free together: while one finds
-no room the spare ones of other models go at once, and who drains is not taken back.
+they have been spare for as long as the model keeps its last one (HydraServe's 30 s for each, section 8.1), or at once
+while an instance of another model finds no room. Where that one needs several GPUs, neighbours have to be free
+together: who drains is then not taken back while a prewarmed copy can be grown instead.
 """
 
 from dataclasses import dataclass, field
@@ -71,8 +71,7 @@ def scale(
     since = None if wanted >= st.num_running else st.now_s if state.spare_since is None else state.spare_since
     spare_s = 0.0 if since is None else st.now_s - since
     hold_s = keep_alive_s if keep_alive_s >= 0 else params.spare_s
-    group_waits = snapshot.gpus_without_room > 1
-    if group_waits:
+    if snapshot.gpus_without_room:
         hold_s = 0.0
     decision = settle(
         st,
@@ -82,7 +81,7 @@ def scale(
         keep_alive_s=keep_alive_s,
         group_size=params.arrivals.group_size,
         inputs={"load_average": round(average, 3), "planned": -1 if plan.is_cold else plan.num_wanted},
-        take_back=not group_waits,
+        take_back=not (snapshot.gpus_without_room > 1 and st.is_prewarmed),
     )
     return decision, UnionState(plan=scaler, load=load, arrivals=arrivals, spare_since=since)
 

@@ -107,18 +107,24 @@ def test_a_spare_instance_of_the_union_is_kept_as_long_as_the_last_one():
         assert held_s <= first / 2 <= held_s + 5.5, "and the mean of 5 s has to fall first"
 
 
-def test_spare_instances_go_at_once_and_for_good_while_a_group_of_gpus_is_looked_for():
-    """Neighbours must be free together for it: one GPU is whoever's turn it is, and nothing changes."""
-    for num_gpus, gone in ((0, ()), (1, ()), (4, ("i-1",))):
+def test_spare_instances_go_at_once_while_another_model_finds_no_room():
+    for num_gpus, gone in ((0, ()), (1, ("i-1",)), (4, ("i-1",))):
         asked = Asked(union.scale, keep_alive_s=30.0)
         asked(100.0, load(i1=8, i2=8), ready(2))
         spare = load(i1=1, i2=1, last_active_at=1e6)
         decision = [asked(105.0 + t / 2, spare, ready(2), gpus_without_room=num_gpus) for t in range(20)][-1]
         assert decision.drain == gone
+
+
+def test_a_drain_stays_one_while_a_group_of_gpus_is_looked_for_and_a_copy_can_be_grown():
+    """Neighbours must be free together for the group; one GPU is whoever's turn it is."""
     leaving = [*ready(1), an_instance("i-2", state=InstanceState.DRAINING, created_at=0.0, ready_at=0.0)]
     short = load(waiting=4, i1=8)
     assert Asked(union.scale)(100.0, short, leaving).resume == ("i-2",)
-    again = Asked(union.scale)(100.0, short, leaving, gpus_without_room=4)
+    assert Asked(union.scale)(100.0, short, leaving, gpus_without_room=4).resume == ("i-2",), "no copy: a long start"
+    with_copy = [*leaving, an_instance("p-1", state=InstanceState.PREWARMED, replica=True)]
+    assert Asked(union.scale)(100.0, short, with_copy, gpus_without_room=1).resume == ("i-2",)
+    again = Asked(union.scale)(100.0, short, with_copy, gpus_without_room=4)
     assert (again.resume, again.num_wanted) == ((), 2), "another instance is asked for, elsewhere"
 
 
