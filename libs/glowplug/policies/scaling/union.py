@@ -5,6 +5,10 @@ floor within it (section 3), what waits and runs now is the floor of both, and H
 instances with one cold start (section 6.1). The last instance goes by the model's keep-alive, sooner while weights of
 it lie prewarmed on GPUs and coming back costs little (WarmServe section 5).
 
+HydraServe's look at arrivals (section 6.1) asks for instances of requests that are still to come. Here it does so while
+a prewarmed copy makes that cheap: where weights come over the network, a second fetch delays the first, and what it
+pushes out of host memory is fetched again (mCache's workload has a fifth fewer fetches so, simulated, three seeds).
+
 Ours, not a paper's: an instance counts for the scarcer of its slots and its KV cache, as the look-ahead sees it.
 Where two rules disagree the larger number holds, for a missing instance costs a request its objective and a spare one
 only GPU-seconds. On the way down all must let go (while data is cold PreServe has no say), and the spare ones go once
@@ -57,7 +61,7 @@ def scale(
     arrivals = hydraserve.watch(st, state.arrivals, params.arrivals)
     options = [(st.needed, reactive.why(st)), (load.num_wanted, load.reason)]
     options.append((plan.num_wanted, plan.reason))  # while data is cold: what its look-ahead adds
-    if is_short(st):  # what is to come of the burst comes with the same start
+    if st.is_prewarmed and is_short(st):  # what is to come of the burst costs little
         options.append(hydraserve.target(st, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
     is_growing = (

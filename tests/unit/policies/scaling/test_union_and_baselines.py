@@ -11,6 +11,7 @@ from glowplug.policies.scaling import llumnix_like, static, union
 from tests.fleet_builder import an_instance
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
+COPY = an_instance("p-1", state=InstanceState.PREWARMED, replica=True)
 MU = {"prompt_per_s": 10.0, "response_per_s": 5.0, "total_per_s": 12.0}
 
 
@@ -84,7 +85,11 @@ def test_the_union_counts_on_arrivals_only_when_requests_wait_already():
     assert asked(101.0, load(arrived=30, i1=6), ready(1)).num_wanted == 1
     asked = Asked(union.scale)
     asked(100.0, load(arrived=10, i1=8), ready(1))
-    assert asked(101.0, load(waiting=1, arrived=30, i1=8), ready(1)).num_wanted == 1 + 3, "1 waiting + 20 expected"
+    short = load(waiting=1, arrived=30, i1=8)
+    assert asked(101.0, short, [*ready(1), COPY]).num_wanted == 1 + 3, "1 waiting + 20 expected"
+    asked = Asked(union.scale)
+    asked(100.0, load(arrived=10, i1=8), ready(1))
+    assert asked(101.0, short, ready(1)).num_wanted == 2, "no copy of it lies prewarmed: a start is a fetch"
 
 
 def test_the_union_keeps_what_was_planned_through_a_lull_and_lets_go_with_the_plan():
@@ -122,18 +127,17 @@ def test_a_drain_stays_one_while_a_group_of_gpus_is_looked_for_and_a_copy_can_be
     short = load(waiting=4, i1=8)
     assert Asked(union.scale)(100.0, short, leaving).resume == ("i-2",)
     assert Asked(union.scale)(100.0, short, leaving, gpus_without_room=4).resume == ("i-2",), "no copy: a long start"
-    with_copy = [*leaving, an_instance("p-1", state=InstanceState.PREWARMED, replica=True)]
+    with_copy = [*leaving, COPY]
     assert Asked(union.scale)(100.0, short, with_copy, gpus_without_room=1).resume == ("i-2",)
     again = Asked(union.scale)(100.0, short, with_copy, gpus_without_room=4)
     assert (again.resume, again.num_wanted) == ((), 2), "another instance is asked for, elsewhere"
 
 
 def test_the_union_may_let_the_last_one_go_sooner_while_a_copy_lies_prewarmed():
-    copy = an_instance("p-1", state=InstanceState.PREWARMED, replica=True)
     params = union.UnionParams(prewarmed_keep_alive_ratio=0.1)
     idle = load(last_active_at=95.0)
-    assert held(Asked(union.scale), idle, [*ready(1), copy], 0.0).drain == ()
-    assert held(Asked(union.scale), idle, [*ready(1), copy], 0.0, params=params).drain == ("i-1",)
+    assert held(Asked(union.scale), idle, [*ready(1), COPY], 0.0).drain == ()
+    assert held(Asked(union.scale), idle, [*ready(1), COPY], 0.0, params=params).drain == ("i-1",)
     assert held(Asked(union.scale), idle, ready(1), 0.0, params=params).drain == ()
 
 
@@ -191,4 +195,4 @@ def wanted_after(burst, slo=Slo(tpot_s=0.2)):
     asked = Asked(union.scale, slo=slo)
     for tick in range(120):
         asked(100.0 + tick / 2, load(last_active_at=100.0, arrived=1, i1=1), ready(1))
-    return asked(160.0, burst, ready(1)).num_wanted
+    return asked(160.0, burst, [*ready(1), COPY]).num_wanted
