@@ -16,7 +16,7 @@ def _alone(**names: str) -> list[str]:
 
 UNION = "union"
 SYSTEMS = {
-    UNION: ["policies=union"],  # libs/glowplug/simulator/scenario_systems.py
+    UNION: ["policies=union"],  # libs/glowplug/policies/systems.py
     "WarmServe": [
         *_alone(prediction="warmserve_csp", scaling="warmserve", placement="warmserve", prewarming="warmserve"),
         *KEEP,

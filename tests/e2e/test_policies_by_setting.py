@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from glowplug.policies.systems import SYSTEMS
 from tests.fleet_runner import EMULATED, Fleet, wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 CHOSEN = {
+    "GLOWPLUG_POLICIES": "union",  # and of its policies these are others:
     "GLOWPLUG_POLICY_SCALING": "preserve",
     "GLOWPLUG_POLICY_PREDICTION": "last_window",
     "GLOWPLUG_WINDOW_S": "3",
-    "GLOWPLUG_POLICY_PLACEMENT": "union",
     "GLOWPLUG_POLICY_ROUTING": "preserve_load_aware",
     "GLOWPLUG_POLICY_PREWARMING": "warmserve",
-    "GLOWPLUG_POLICY_RESIDENCY": "swapserve",
     "GLOWPLUG_POLICY_CACHING": "mcache:spread=1:half_life_s=60",  # with options of its own
 }
 
@@ -37,7 +37,9 @@ def test_every_service_says_which_policy_is_in_force(fleet: Fleet) -> None:
     for name in ("router", "predictor", "placer", "autoscaler", "prefetcher"):
         said |= httpx.get(fleet.process(name)["url"] + "/policies").json()
     for room in ("scaling", "prediction", "placement", "routing", "prewarming", "residency", "caching"):
-        assert said[room] == CHOSEN[f"GLOWPLUG_POLICY_{room.upper()}"], room
+        of_the_union = SYSTEMS["union"].policies[room]
+        assert said[room] == CHOSEN.get(f"GLOWPLUG_POLICY_{room.upper()}", of_the_union), room
+    assert (said["placement"], said["residency"]) == ("union", "swapserve")
 
 
 def test_a_cold_and_a_warm_request_are_answered_and_the_decision_names_the_policy(fleet: Fleet) -> None:

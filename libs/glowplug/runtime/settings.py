@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from glowplug.policies.systems import SYSTEMS, System
 
 SHORTEST_LEASE_S = 1.0  # below it a busy machine's pauses would look like deaths
 
@@ -35,6 +37,7 @@ class ServiceSettings(BaseSettings):
     state_dir: Path = Path(".glowplug")  # what the process keeps on disk
     admin_token: str = ""  # asked of every changing call of the admin port; empty: none is asked
     api_key: str = ""  # asked of every call of the data port; empty: none is asked
+    policies: str = ""  # a whole system by name, such as union (docs/policies.md); what is set by itself goes before it
     log_level: str = "INFO"
     log_json: bool = False  # one JSON object per line instead of text
     log_prompts: bool = False  # the console keeps message texts that spans bring with them
@@ -42,6 +45,27 @@ class ServiceSettings(BaseSettings):
     tick_s: float = Field(0.5, gt=0)  # how often a controller sees time pass
     resync_s: float = Field(2.0, gt=0)  # how often tables are read again
     drain_s: float = Field(10.0, ge=0)  # how long a stopping service finishes what it has
+
+    @field_validator("policies")
+    @classmethod
+    def _is_a_system(cls, given: str) -> str:
+        if given and given not in SYSTEMS:
+            raise ValueError(f"no system of that name (there are: {', '.join(sorted(SYSTEMS))})")
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_system(cls, given: dict[str, Any]) -> dict[str, Any]:
+        system = SYSTEMS.get(str(given.get("policies", "")))
+        told = settings_of_system(system) if system else {}
+        return {name: value for name, value in told.items() if name in cls.model_fields} | given
+
+
+def settings_of_system(system: System) -> dict[str, Any]:
+    """Setting -> value, of all services."""
+    params = {name: value for part in system.params.values() for name, value in part.items()}
+    params["kv_reservation"] = params.pop("reservation")
+    return params | {f"policy_{room}": name for room, name in system.policies.items()}
 
 
 class ElectedSettings(ServiceSettings):

@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from glowplug.domain.units import parse_bytes, parse_seconds
+from glowplug.policies.systems import SYSTEMS
 from glowplug.simulator.scenario_errors import ScenarioError, join, known
-from glowplug.simulator.scenario_systems import SYSTEMS, with_system
+from glowplug.simulator.scenario_systems import with_system
 
 Tree = dict[str, Any]
 MAX_BASES = 8

@@ -4,7 +4,7 @@ import pytest
 
 from bench.papers import w_mux, w_warm
 from bench.papers.experiment import Runs
-from glowplug.simulator.scenario_systems import SYSTEMS
+from glowplug.policies.systems import SYSTEMS
 
 
 def test_a_ratio_of_p99s_is_that_of_the_means_and_its_range_goes_by_seed() -> None:

@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from glowplug.cli.up import settings_of
-from glowplug.runtime.settings import ServiceSettings, explain
+from glowplug.policies.systems import SYSTEMS
+from glowplug.runtime.settings import ServiceSettings, explain, settings_of_system
 from glowplug.runtime.supervisor.errors import WrongSetting
 from glowplug.runtime.supervisor.settings import FleetSettings
 from services.agent.settings import AgentSettings
@@ -88,3 +89,33 @@ def test_a_service_process_ends_with_that_line_and_no_traceback():
     )
     assert done.returncode == 1
     assert done.stderr.startswith("glowplug: GLOWPLUG_PORT: ") and "Traceback" not in done.stderr
+
+
+def test_one_word_chooses_every_policy_and_what_goes_with_them(monkeypatch):
+    monkeypatch.setenv("GLOWPLUG_POLICIES", "union")
+    monkeypatch.setenv("GLOWPLUG_POLICY_RESIDENCY", "lru")
+    placer, autoscaler = PlacerSettings(), AutoscalerSettings()
+    assert (placer.policy_placement, placer.policy_prewarming, placer.turns) == ("union", "union", "balanced")
+    assert placer.policy_residency == "lru", "what is set by itself goes before"
+    assert (autoscaler.policy_scaling, autoscaler.stop_becomes) == ("union", "prewarmed")
+    assert (RouterSettings().policy_routing, PrefetcherSettings().policy_caching) == ("union", "mcache")
+    monkeypatch.setenv("GLOWPLUG_POLICIES", "warmserve")
+    assert AgentSettings().kv_reservation == "paper"
+    monkeypatch.setenv("GLOWPLUG_POLICIES", "unoin")
+    with pytest.raises(ValidationError) as caught:
+        PlacerSettings()
+    assert explain(caught.value).startswith("GLOWPLUG_POLICIES: no system of that name (there are: hydraserve, ")
+
+
+def test_every_setting_of_a_system_is_one_of_some_service():
+    services = (
+        RouterSettings,
+        PredictorSettings,
+        PlacerSettings,
+        AutoscalerSettings,
+        PrefetcherSettings,
+        AgentSettings,
+    )
+    known = {name for settings in services for name in settings.model_fields}
+    for system in SYSTEMS.values():
+        assert settings_of_system(system).keys() <= known

@@ -6,8 +6,8 @@ import pytest
 
 from glowplug.policies.registry import ROOMS, choose
 from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.systems import SYSTEMS
 from glowplug.simulator.scenario import ScenarioError, load
-from glowplug.simulator.scenario_systems import SYSTEMS
 from glowplug.simulator.world import World
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
