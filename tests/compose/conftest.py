@@ -25,9 +25,9 @@ def engine() -> Iterator[Engine]:
         made.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fleet(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeFleet]:
-    """The compose fleet, up and healthy."""
+    """The compose fleet, up and healthy, for one file of tests: its health checks would slow down all that follow."""
     folder: Path = tmp_path_factory.mktemp("compose")
     made = ComposeFleet(engine.compose, folder / "env")
     try:

@@ -73,7 +73,7 @@ def test_whoever_ends_the_command_ends_its_workers(tmp_path: Path, sent: signal.
             assert command.poll() is None
             time.sleep(0.1)
         (os.killpg if sent is signal.SIGINT else os.kill)(command.pid, sent)  # a terminal tells all of them
-        said, _ = command.communicate(timeout=30)  # at the end of the last of its processes: they share its output
+        said, _ = command.communicate(timeout=90)  # at the end of the last of its processes: they share its output
     assert command.returncode == code, said
     if sent is not signal.SIGKILL:
         assert (said, list((tmp_path / "runs").iterdir())) == (b"", [])
