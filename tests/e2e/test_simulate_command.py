@@ -67,7 +67,12 @@ def test_whoever_ends_the_command_ends_its_workers(tmp_path: Path, sent: signal.
     write(tmp_path, seconds=30_000_000)
     argv = [*GLOWPLUG, "simulate", "tiny.yaml", "--seeds", "0..3", "--jobs", "2"]
     with subprocess.Popen(
-        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        argv,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     ) as command:
         while len(list(tmp_path.glob("runs/.*/seed-*/events.jsonl"))) < 2:
             assert command.poll() is None
