@@ -88,9 +88,7 @@ def union(params: BalancerParams) -> Balancer:
     """`preserve_load_aware` with three changes.
 
     It counts the decode load of the steps it looks ahead: what is generated after them slows nobody who is routed now.
-    It holds what would overload everybody, a little later than where an outlook begins to call it that: held sooner,
-    requests wait that would have run. Both were found on four simulated instances, at half of what they can take and
-    beyond all of it. Where the model has an objective for its tokens it sends prompts in stretches of half of that
-    (`pacing`)."""
-    changed = replace(params, decode_horizon=params.num_steps, hold_overloaded=True, hold_ratio=0.97, stall_ratio=0.5)
+    It holds what would overload everybody. Where the model has an objective for its tokens it sends prompts in
+    stretches of half of that (`pacing`)."""
+    changed = replace(params, decode_horizon=params.num_steps, hold_overloaded=True, stall_ratio=0.5)
     return LoadAware(changed)
