@@ -93,8 +93,7 @@ def judge(runs: Runs) -> Verdict:
     )
 
 
-DRAWS = """So few seeds decide little where P99 waits for GPUs: on WarmServe's workload HydraServe's scaling alone has
-    shown 0.24 s with one draw of the arrivals and 19 s with another."""
+DRAWS = "So few seeds decide little where P99 waits for GPUs."
 
 
 def plots(runs: Runs, workload: str) -> dict[str, Lines | Bars]:
