@@ -1,17 +1,19 @@
 """`glowplug plan`: how many GPUs a trace needs for its objectives."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from glowplug.cli.again import command
 from glowplug.cli.options import CliError, Format, OutputOption
 from glowplug.cli.show import emit, table
 from glowplug.cli.simulate import (
     REPORT,
     WRONG,
+    CheckOption,
     ForceOption,
     JobsOption,
     OutOption,
@@ -36,13 +38,16 @@ class _Sweep:
     seeds: tuple[int, ...]
     server: str
     jobs: int
+    check: bool
+    again: Callable[[int, Case], str]  # the command that tries this number alone with the seed of the case
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
     impossible: dict[int, str] = field(default_factory=dict)
 
     def cases(self, num_gpus: int) -> list[Case]:
         tree = with_gpus(dict(self.scenario.tree), num_gpus, self.server)
         label = f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}"
-        return [Case(label, seed, {**tree, "seed": seed}, self.scenario.beside) for seed in self.seeds]
+        some = [Case(label, seed, {**tree, "seed": seed}, self.scenario.beside, self.check) for seed in self.seeds]
+        return [replace(case, again=self.again(num_gpus, case)) for case in some]
 
     def try_all(self, numbers: Sequence[int]) -> Mapping[int, bool]:
         todo: list[tuple[int, Case]] = []
@@ -101,6 +106,7 @@ def plan(
     out: OutOption = None,
     force: ForceOption = False,
     jobs: JobsOption = 1,
+    watch: CheckOption = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Find the fewest GPUs that meet the objectives, by simulation, with a report of all that was tried."""
@@ -112,7 +118,13 @@ def plan(
             typer.echo(f"glowplug: {note}", err=True)
         chosen = parse_seeds(seeds) if seeds else (whole.seed,)
         folder = free_folder(out or Path("runs") / f"{whole.name or 'scenario'}-plan", force)
-        sweep = _Sweep(whole, objectives, chosen, server, jobs)
+
+        def again(num_gpus: int, case: Case) -> str:
+            wanted = [word for one in slo for word in ("--slo", one)] + (["--server", server] if server else [])
+            wanted += ["--gpus", f"{num_gpus}..{num_gpus}", "--seeds", str(case.seed)]
+            return command("plan", scenario, case, settings or (), wanted)
+
+        sweep = _Sweep(whole, objectives, chosen, server, jobs, watch, again)
         answer, notes = Search(low, high).run(sweep.try_all)
         if not sweep.outcomes:
             raise CliError(f"--gpus: {next(iter(sweep.impossible.values()))}", WRONG)

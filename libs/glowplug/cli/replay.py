@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from glowplug.cli.again import command
 from glowplug.cli.options import Format, OutputOption
 from glowplug.cli.simulate import (
+    CheckOption,
     ForceOption,
     JobsOption,
     OutOption,
@@ -40,6 +42,7 @@ def replay(
     out: OutOption = None,
     force: ForceOption = False,
     jobs: JobsOption = 1,
+    watch: CheckOption = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Replay recorded requests on the recorded fleet in the simulator, and show both side by side."""
@@ -50,6 +53,8 @@ def replay(
         todo = cases(tree, beside, some, (recorded.seed,))
         if len(some) == 1:
             todo = [replace(case, variant="replayed") for case in todo]
+        todo = [replace(case, check=watch) for case in todo]
+        todo = [replace(case, again=command("replay", run, case, settings or (), ())) for case in todo]
         whole = check(todo)
         folder = free_folder(out or Path("runs") / f"{whole.name}-replay", force)
         files = {}

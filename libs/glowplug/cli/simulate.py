@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from glowplug.cli.again import command
 from glowplug.cli.options import CliError, Format, OutputOption
 from glowplug.cli.show import emit, table
 from glowplug.cli.simulate_table import comparison, per_model
@@ -33,6 +34,7 @@ SetOption = Annotated[
 ]
 JobsOption = Annotated[int, typer.Option("--jobs", "-j", min=1, max=MAX_JOBS, help="Runs at a time.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the run; runs/<name> when it is left out.")]
+CheckOption = Annotated[bool, typer.Option("--check", help="Watch the invariants after every event (slow).")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an earlier run in that folder.")]
 
 
@@ -48,7 +50,7 @@ def simulate(
     force: ForceOption = False,
     jobs: JobsOption = 1,
     no_record: Annotated[bool, typer.Option("--no-record", help="Figures and report only, no events.")] = False,
-    watch: Annotated[bool, typer.Option("--check", help="Watch the invariants after every event (slow).")] = False,
+    watch: CheckOption = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Run a scenario in the simulator: a table here, and a folder with a report to open in a browser."""
@@ -59,6 +61,10 @@ def simulate(
         chosen = parse_seeds(seeds) if seeds else (whole.seed if seed is None else seed,)
         todo = cases(dict(whole.tree), whole.beside, variants(compare or ()), chosen)
         todo = [replace(case, check=watch) for case in todo]
+        todo = [
+            replace(case, again=command("simulate", scenario, case, settings or (), ("--seed", str(case.seed))))
+            for case in todo
+        ]
         whole = check(todo)
         folder = free_folder(out or Path("runs") / (whole.name or "scenario"), force)
         outcomes = carry_out(whole, todo, folder, jobs, record=not no_record)

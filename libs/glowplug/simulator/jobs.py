@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -36,9 +37,15 @@ class Outcome:
     notes: tuple[str, ...]
 
 
+class BrokenRun(AssertionError):
+    """An invariant of a simulated run does not hold. The message names the run and its seed, says what broke, and on a
+    line of its own the command that breaks it again, where one is known."""
+
+
 def run_case(case: Case, folder: Path | None, progress: Callable[[float], None] | None = None) -> Outcome:
-    """One run; with a `folder`, everything that happened in it is recorded there. Raises AssertionError that names the
-    run when an invariant breaks and the case is checked, ScenarioError when its trace turns out not to be sound."""
+    """One run; with a `folder`, everything that happened in it is recorded there. Raises BrokenRun when an invariant
+    breaks (those of checkers.py are watched when the case is checked), ScenarioError when its trace turns out not to be
+    sound. Any other error is a mistake of ours: it gets a note with the run and the command."""
     scenario = load_tree(case.tree, case.beside)
     label = f"{scenario.name}, {case.variant}, seed {case.seed}"
     world = World(scenario.setup, scenario.arrivals(case.seed), check=case.check, label=label)
@@ -47,9 +54,27 @@ def run_case(case: Case, folder: Path | None, progress: Callable[[float], None] 
             results = world.run(scenario.seconds, drain_s=scenario.words.drain_s, progress=progress)
         except TraceError as error:
             raise ScenarioError("workload.source", str(error)) from error
+        except AssertionError as error:
+            raise BrokenRun(_told(label, _what(error), case)) from error
+        except Exception as error:
+            error.add_note(_told(label, "this run broke off", case))
+            raise
         numbers = summary(results)
         finish(results, numbers)
     return Outcome(case.variant, case.seed, numbers, scenario.notes)
+
+
+def _told(label: str, what: str, case: Case) -> str:
+    what = what if what.startswith(label) else f"{label}: {what}"
+    return f"{what}\nagain: {case.again}" if case.again else what
+
+
+def _what(error: AssertionError) -> str:
+    """The message; of an assertion without one, where it stands and what it says."""
+    if str(error):
+        return str(error)
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(at.filename).name}, line {at.lineno}: {at.line}"
 
 
 def run_cases(

@@ -31,6 +31,8 @@ class Case:
     beside: Path
     check: bool = False  # watch the invariants after every event
     kept: Path | None = None  # where the files `beside` are afterwards, when they do not stay there
+    settings: tuple[str, ...] = ()  # what its variant sets: they are in `tree` already
+    again: str = ""  # the command line that runs this case alone
 
 
 def variants(compare: Sequence[str]) -> list[Variant]:
@@ -74,7 +76,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 def cases(tree: Tree, beside: Path, some: Iterable[Variant], seeds: Sequence[int]) -> list[Case]:
     """Every variant with every seed, variants outermost."""
     return [
-        Case(variant.label, seed, override(tree, (*variant.settings, f"seed={seed}")), beside)
+        Case(
+            variant.label, seed, override(tree, (*variant.settings, f"seed={seed}")), beside, settings=variant.settings
+        )
         for variant in some
         for seed in seeds
     ]
