@@ -91,7 +91,10 @@ def _with_past(words: ScenarioWords, setup: Setup, traffic: Traffic) -> Setup:
         return replace(setup, began_at=began_at)
     window_s = words.history.window_s or _window_s(setup)
     found = {one.model.key: windows_before(words.history, traffic, one, window_s, began_at) for one in setup.models}
-    return replace(setup, began_at=began_at, history={key: windows for key, windows in found.items() if windows})
+    history = {key: windows for key, windows in found.items() if windows}
+    if not history:
+        traffic.notes.append(f"history: {words.workload.source} gives no past here: the predictor begins without one")
+    return replace(setup, began_at=began_at, history=history)
 
 
 def _window_s(setup: Setup) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from glowplug.simulator.scenario import ScenarioError, load
+from glowplug.simulator.scenario_sources import SERVEGEN_LENGTHS, TRACES
 from glowplug.simulator.setup import Params
 from tests.unit.simulator.scenarios import TINY, workload, write
 
@@ -248,6 +249,20 @@ def test_every_scenario_of_ours_is_sound_without_the_traces(
     assert arrivals == sorted(arrivals, key=lambda arrival: arrival.at_s)
     assert {arrival.model for arrival in arrivals} <= keys
     assert arrivals == list(scenario.arrivals())
+    for name in traces_of(dict(scenario.tree)):
+        assert any(note.startswith(f"no {name} in {tmp_path}: ") for note in scenario.notes), (
+            f"{name}: {scenario.notes}"
+        )
+    silent = scenario.words.history.seconds and not scenario.setup.history
+    assert not silent or any(note.startswith("history: ") for note in scenario.notes), scenario.notes
+
+
+def traces_of(value: Any) -> set[str]:
+    """The traces that a scenario names, wherever."""
+    if isinstance(value, str):
+        return {value} & {*TRACES, SERVEGEN_LENGTHS}
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return {name for one in below for name in traces_of(one)}
 
 
 def test_a_trace_that_is_not_there_is_stood_in_for_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
