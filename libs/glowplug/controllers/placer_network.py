@@ -20,16 +20,12 @@ from glowplug.domain.model import Model
 from glowplug.events.facts import RequestFinished
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds, besides_s
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, begin, finish
+from glowplug.policies.placement.links import network_rate
 from glowplug.policies.placement.shape import bytes_per_gpu
 
 WEIGHT_OF_NEWEST = 0.3
 WEIGHT_OF_REQUEST = 0.05
 WEIGHT_OF_SLOWER = 0.01
-
-
-def network_rate(node: Node, default: float) -> float:
-    """Bytes a second of its network card."""
-    return next((link.bytes_per_s for link in node.links if link.link_id.endswith("/nic")), default)
 
 
 def is_cached(node: Node, model_key: str) -> bool:

@@ -42,6 +42,13 @@ def test_a_start_is_a_fetch_on_its_nodes_link_due_by_the_objective():
     assert (fetch.left_bytes, fetch.deadline_at, net.links["node-1"].bytes_per_s) == (4000, 15.0, 1000.0)
 
 
+def test_a_card_that_is_given_no_limit_has_the_rate_of_one_that_tells_none():
+    """What prefetchers say of a live node: 0 bytes a second, no limit."""
+    net = network(network_bytes_per_s=500.0)
+    net.ordered(placed(), {"node-1": a_node(links=(Link(link_id="node-1/nic", bytes_per_s=0.0),))}, 10.0)
+    assert net.links["node-1"].bytes_per_s == 500.0
+
+
 def test_a_fetch_is_due_before_the_objective_by_what_follows_it():
     """Erratum E17: one worker has 0.5 s of prefill after it, two low-memory stages 2 x 0.5 s and a hop of 0.1 s."""
     net = network(start_stages=replace(STAGES, hop_s=0.1))

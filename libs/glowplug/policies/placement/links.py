@@ -11,13 +11,22 @@ def link_of(node: Node, view: PlacementView) -> LinkLedger:
     known = view.links.get(node.node_id)
     if known is not None:
         return known
-    rate = next((link.bytes_per_s for link in node.links if link.link_id.endswith("/nic")), view.network_bytes_per_s)
-    return LinkLedger(bytes_per_s=rate, since_s=view.now_s)
+    return LinkLedger(bytes_per_s=network_rate(node, view.network_bytes_per_s), since_s=view.now_s)
+
+
+def network_rate(node: Node, default: float) -> float:
+    """Bytes a second of its network card."""
+    return _declared(node, "/nic") or default
 
 
 def pcie_rate(node: Node, view: PlacementView) -> float:
     """Bytes a second from host memory to one GPU."""
-    return next((link.bytes_per_s for link in node.links if link.link_id.endswith("/pcie")), view.pcie_bytes_per_s)
+    return _declared(node, "/pcie") or view.pcie_bytes_per_s
+
+
+def _declared(node: Node, kind: str) -> float:
+    """0: it is not told, as on a live node that is given no limit."""
+    return next((link.bytes_per_s for link in node.links if link.link_id.endswith(kind)), 0.0)
 
 
 def has_weights(node: Node, model: Model) -> bool:

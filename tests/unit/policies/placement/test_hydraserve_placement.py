@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo, WeightsRef
@@ -46,6 +48,14 @@ def test_one_server_where_its_link_is_fast_enough():
     decision = place(hydraserve, [server("node-1"), server("node-2", gbps=64), server("node-3")])
     assert [s.node_id for s in decision.stages] == ["node-2"]
     assert decision.stages[0].fetch_bytes == 0, "all of it"
+
+
+@pytest.mark.parametrize("policy", [hydraserve, union, serverlessllm])
+def test_nodes_that_are_given_no_limit_are_reckoned_with_the_rate_of_those_that_tell_none(policy):
+    """A live node's prefetcher says 0, no limit; 12 GB at 2 GB/s are 6 s."""
+    decision = place(policy, [server("node-1", abilities=(), gbps=0)])
+    assert [s.node_id for s in decision.stages] == ["node-1"]
+    assert {round(rival.score, 1) for rival in decision.rivals} == {6.4 if policy is serverlessllm else 7.5}
 
 
 def test_a_link_whose_fetches_would_be_late_is_left_alone():
