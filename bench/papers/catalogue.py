@@ -3,6 +3,7 @@
 from bench.papers import (
     h_load,
     h_pipeline,
+    h_tensor,
     m_cache,
     p0_forecast,
     p4_router,
@@ -24,6 +25,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     h_load.H2,
     h_pipeline.H3,
     h_pipeline.H4,
+    h_tensor.EXPERIMENT,
     m_cache.M1,
     m_cache.M2,
     s_swap.S1,

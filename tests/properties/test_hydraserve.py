@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.policies.placement import hydraserve, union
-from glowplug.policies.placement.hydraserve_allocation import ColdStart, ServerOffer, StageSeconds, allocate
+from glowplug.policies.placement.hydraserve import HydraserveParams
+from glowplug.policies.placement.hydraserve_allocation import (
+    AllocationParams,
+    ColdStart,
+    ServerOffer,
+    StageSeconds,
+    allocate,
+)
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, admits, begin, settle
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from tests.fleet_builder import MIB, a_model, a_node
@@ -39,21 +46,26 @@ STARTS = st.builds(
     stages=st.just(StageSeconds(container_s=0.5, cuda_s=0.3, library_s=1, hop_s=0.001, prefill_s=0.5, decode_s=0.04)),
     waited_s=st.floats(0, 5),
     num_required=st.integers(1, 6),
+    num_gpus=st.sampled_from([1, 1, 2, 3]),
 )
 
 
 @given(STARTS, servers())
 def test_a_layout_fits_its_gpus_on_servers_of_their_own(start, offers):
+    """Of one GPU each, or of a tensor group on one server."""
     layout = allocate(start, offers, 0.0)
     free = {gpu: num for offer in offers for gpu, num in offer.gpus}
     if layout is None:
-        assert max(free.values()) < start.weight_bytes + start.kv_bytes
+        whole = start.bytes_per_gpu()
+        assert all(sum(num >= whole for _, num in offer.gpus) < start.num_gpus for offer in offers)
         return
     assert 1 <= layout.num_stages <= 4
     assert len({w.node_id for w in layout.workers}) == layout.num_stages
     for worker in layout.workers:
-        assert worker.num_bytes <= free[worker.gpu_id]
-        assert worker.gpu_id.startswith(worker.node_id)
+        assert len(set(worker.gpu_ids)) == len(worker.gpu_ids) == start.num_gpus
+        for gpu_id in worker.gpu_ids:
+            assert worker.num_bytes <= free[gpu_id]
+            assert gpu_id.startswith(f"{worker.node_id}/")
     if layout.meets_slo:
         assert start.waited_s + layout.ttft_s <= start.slo_ttft_s
         assert layout.tpot_s <= start.slo_tpot_s
@@ -95,6 +107,60 @@ def test_settling_in_two_steps_never_leaves_more(fetches, first, second):
     twice = {f.fetch_id: f.left_bytes for f in settle(settle(ledger, first), first + second).fetches}
     for name, left in twice.items():
         assert left <= once.get(name, 0.0) + 1e-3 * max(1.0, left)
+
+
+@st.composite
+def small_servers(draw):
+    """One to four GPUs of 100 MiB each, with 5 to 95 of them free."""
+    free = draw(st.lists(st.lists(st.integers(5, 95), min_size=1, max_size=4), min_size=2, max_size=6))
+    return [
+        a_node(
+            f"n{n}",
+            gpus_mib=(100,) * len(rooms),
+            grants={g: [("x", 100 - mib)] for g, mib in enumerate(rooms)},
+            abilities=("emulated:stages",),
+        )
+        for n, rooms in enumerate(free)
+    ]
+
+
+OVER_TENSOR = AllocationParams(pipeline_over_tensor=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "params"),
+    [
+        (hydraserve.place, HydraserveParams(allocation=OVER_TENSOR)),
+        (union.place, replace(union.PARAMS, allocation=OVER_TENSOR)),
+    ],
+)
+@given(nodes=small_servers(), num_gpus=st.integers(2, 4), mib=st.integers(20, 380), num_bytes=st.integers(4, 10**9))
+def test_stages_of_tensor_groups_share_out_every_byte_of_the_model_once(place, params, nodes, num_gpus, mib, num_bytes):
+    """Section 7: over stages and ranks the bytes are all there, a stage's GPUs are of one server, none is taken twice,
+    and each rank has the same part of its stage."""
+    model = a_model(weights_bytes=mib * MIB * 2 // 3, kv_bytes=mib * MIB // 3, num_gpus=num_gpus)
+    model = replace(model, weights=replace(model.weights, num_bytes=num_bytes))
+    decision = place(PlaceRequest(instance_id="i", model=model), PlacementView(now_s=0.0, nodes=nodes), params)
+    rooms = sorted((_nth(node, num_gpus) for node in nodes), reverse=True)
+    most = min(4, len(rooms))
+    fits = [num for num in range(1, most + 1) if rooms[num - 1] * num * num_gpus >= model.memory_bytes]
+    assert len(decision.stages) == min(fits, default=0)
+    free = {gpu.gpu_id: gpu.free_bytes for node in nodes for gpu in node.gpus}
+    taken = [gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids]
+    assert len(set(taken)) == len(taken) == num_gpus * len(decision.stages)
+    assert len({stage.node_id for stage in decision.stages}) == len(decision.stages)
+    for stage in decision.stages:
+        assert all(g.startswith(f"{stage.node_id}/") and stage.bytes_per_gpu <= free[g] for g in stage.gpu_ids)
+    if decision.stages:
+        assert decision.num_bytes >= model.memory_bytes
+    if len(decision.stages) > 1:
+        ends = [stage.first_byte + stage.fetch_bytes for stage in decision.stages]
+        assert [stage.first_byte for stage in decision.stages] == [0, *ends[:-1]] and ends[-1] == num_bytes
+
+
+def _nth(node, num_gpus):
+    rooms = sorted((gpu.free_bytes for gpu in node.gpus), reverse=True)
+    return rooms[num_gpus - 1] if len(rooms) >= num_gpus else 0
 
 
 @pytest.mark.parametrize("place", [hydraserve.place, union.place])

@@ -98,6 +98,38 @@ def test_eq_5_term_by_term():
     assert layout.tpot_s == pytest.approx(0.042 * 1.5 + 0.001 * 2)
 
 
+def test_section_7_a_stage_is_a_tensor_group_of_one_server():
+    """70B on four GPUs: of servers of eight, three have four that are large enough; two halves meet what one start
+    misses, with one fetch a server, and the four lanes of each carry a quarter of its half."""
+    large = replace(LLAMA_7B, weight_bytes=128 * GB, kv_bytes=64 * GB, num_gpus=4, slo_ttft_s=40.0)
+    crowded = ServerOffer(
+        node_id="n0",
+        link=LinkLedger(bytes_per_s=GBIT16),
+        pcie_bytes_per_s=12e9,
+        gpus=tuple((f"n0/{n}", (80 if n < 3 else 20) * GB) for n in range(8)),
+    )
+    servers = [crowded, *(a_server(f"n{n}", gpus=8, free=80 * GB) for n in (1, 2, 3))]
+    alone = allocate(large, servers, 0.0, replace(EVEN, max_stages=1))
+    assert not alone.meets_slo and alone.ttft_s == pytest.approx(64.0 + 1.5)
+    layout = allocate(large, servers, 0.0, EVEN)
+    assert [(w.node_id, w.gpu_ids) for w in layout.workers] == [
+        (node, tuple(f"{node}/{n}" for n in range(4))) for node in ("n1", "n2")
+    ]
+    assert [w.num_bytes for w in layout.workers] == [48 * GB, 24 * GB] and layout.num_full == 1
+    assert layout.ttft_s == pytest.approx(32.0 + 1.5 * 1.5 + 0.001)
+    fast = [replace(s, link=LinkLedger(bytes_per_s=1e12)) for s in servers]
+    assert allocate(large, fast, 0.0, EVEN).ttft_s == pytest.approx(1.0 + 128 / 4 / 12 + 1.5)
+
+
+def test_section_7_groups_of_one_server_share_its_card():
+    """Eq. 3 counts one fetch per server, whatever the GPUs of its group; a second group there gets half of the card."""
+    large = replace(LLAMA_7B, weight_bytes=32 * GB, num_gpus=4, slo_ttft_s=20.0)
+    busy = Fetch(fetch_id="other group", left_bytes=30e9, deadline_at=100.0)
+    servers = [a_server("n1", gpus=8, fetches=[busy]), a_server("n2", gpus=8)]
+    assert [w.node_id for w in allocate(large, servers, 0.0, EVEN).workers] == ["n2"]
+    assert allocate(large, servers[:1], 0.0, EVEN).ttft_s == pytest.approx(32.0 + 1.5)
+
+
 def test_full_memory_workers_compute_their_share():
     """TPOT 60 ms is met by two full workers (t_d (0 + 2/2)), not by low-memory ones (t_d 2)."""
     strict = replace(LLAMA_7B, slo_tpot_s=0.06)

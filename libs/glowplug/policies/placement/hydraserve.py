@@ -7,8 +7,9 @@ Departures: an objective for TPOT that even one warm worker misses says nothing 
 that worker does, hops apart (the paper falls back to one worker then, however late its first token); where no scheme
 fits the request waits (erratum E19); pipelines only over nodes whose engine serves stages;
 a stage lies on a GPU that could hold the whole model, where there is any, since consolidation makes it grow there;
-a model of several GPUs starts whole, on the node that is ready soonest (the paper raises pipelining on top of tensor
-parallelism for large models, and does not evaluate it).
+a model of several GPUs starts whole, on the node that is ready soonest: the paper raises pipelining on top of tensor
+parallelism for large models (section 7), which it does not evaluate, and which `allocation.pipeline_over_tensor` is:
+stages of a tensor group each, all of its GPUs on one server.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -51,7 +52,7 @@ def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams =
 
 def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
     """A start of its own."""
-    if request.model.num_gpus > 1:
+    if request.model.num_gpus > 1 and not params.allocation.pipeline_over_tensor:
         return serverlessllm.place(request, view)
     able = [n for n in view.nodes if not n.draining and request.model.engine in n.engines]
     start = _cold_start(request, view, params)
@@ -82,6 +83,7 @@ def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraservePa
         stages=stages,
         waited_s=request.waited_s,
         num_required=request.num_required,
+        num_gpus=model.num_gpus,
     )
 
 
@@ -113,9 +115,14 @@ def _fits_as_stages(
     start: ColdStart, offers: Iterable[ServerOffer], staged: Set[str], params: HydraserveParams
 ) -> bool:
     """Whether some number of equal stages has the bytes, each on a server of its own, in time or not."""
-    rooms = sorted((max(free for _, free in o.gpus) for o in offers if o.node_id in staged), reverse=True)
-    whole, most = start.weight_bytes + start.kv_bytes, min(params.allocation.max_stages, len(rooms))
-    return any(rooms[num - 1] * num >= whole for num in range(2, most + 1))
+    rooms = sorted((_room(o, start.num_gpus) for o in offers if o.node_id in staged), reverse=True)
+    most = min(params.allocation.max_stages, len(rooms))
+    return any(rooms[num - 1] * num >= start.bytes_per_gpu() for num in range(2, most + 1))
+
+
+def _room(offer: ServerOffer, num_gpus: int) -> int:
+    """Bytes on each of that server's `num_gpus` GPUs with the most."""
+    return sorted((free for _, free in offer.gpus), reverse=True)[num_gpus - 1]
 
 
 def _offers(
@@ -126,10 +133,11 @@ def _offers(
     *,
     is_cached: bool = False,
 ) -> list[ServerOffer]:
-    whole = request.model.memory_bytes
-    low = -(-whole // (1 if is_cached else params.allocation.max_stages))
+    model = request.model
+    whole = bytes_per_gpu(model)
+    low = bytes_per_gpu(model, 1 if is_cached else params.allocation.max_stages)
     nodes = list(nodes)
-    fits_somewhere = any(gpu.total_bytes >= whole for node in nodes for gpu in node.gpus)
+    fits_somewhere = any(sum(gpu.total_bytes >= whole for gpu in node.gpus) >= model.num_gpus for node in nodes)
     offers = []
     for node in nodes:
         here = view.dormant.get(node.node_id, ()) if params.clear else ()
@@ -145,7 +153,7 @@ def _offers(
                 lost[gpu.gpu_id] = sum(view.scores.get(g.holder, 0.0) for g in copies)
             if room >= low:
                 gpus.append((gpu.gpu_id, room))
-        if gpus:
+        if len(gpus) >= model.num_gpus:
             empty = frozenset(g.gpu_id for g in node.gpus if not g.grants and not view.reserved.get(g.gpu_id))
             offers.append(
                 ServerOffer(
@@ -171,14 +179,14 @@ def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, param
         stages.append(
             StageDecision(
                 node_id=worker.node_id,
-                gpu_ids=(worker.gpu_id,),
+                gpu_ids=worker.gpu_ids,
                 bytes_per_gpu=need,
                 first_byte=cuts[number],
                 fetch_bytes=cuts[number + 1] - cuts[number] if num_stages > 1 else 0,
             )
         )
-        if params.clear:
-            cleared = clear(by_id[worker.gpu_id], need, view.dormant.get(worker.node_id, ()), view)
+        for gpu_id in worker.gpu_ids if params.clear else ():
+            cleared = clear(by_id[gpu_id], need, view.dormant.get(worker.node_id, ()), view)
             drops += cleared.drops if cleared is not None else ()
     return PlaceDecision(
         stages=tuple(stages), drops=tuple(dict.fromkeys(drops)), reason=layout.reason, rivals=layout.rivals

@@ -19,6 +19,10 @@ Departures:
   model and where nobody else becomes late, else the first that holds it, and the reason says that somebody does; if
   none holds it there is no layout and the request waits (E19).
 - Stages are never equal: the largest is taken as 1/0.9 of the mean, as in the published code.
+- Section 7 raises pipelining on top of tensor parallelism for large models, and does not evaluate it. Here a worker of
+  `ColdStart.num_gpus` > 1 is a tensor group: that many GPUs of one server. They share one fetch of the stage's bytes
+  over the server's card, so that Eq. 3-4 see one fetch per server, and load side by side, M/(s g p_q) each; t_p and t_d
+  are the group's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +46,7 @@ class StageSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOffer:
-    """One server: its link, its PCIe rate, and what is free on each of its GPUs (`gpus`: gpu_id -> bytes)."""
+    """One server: its link, the PCIe rate of each GPU, and what is free on each (`gpus`: gpu_id -> bytes)."""
 
     node_id: str
     link: LinkLedger
@@ -54,7 +58,8 @@ class ServerOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdStart:
-    """What must start, and by when. `waited_s` has gone by already; `num_required` workers are wanted in the end."""
+    """What must start, and by when. `waited_s` has gone by already; `num_required` workers are wanted in the end, each
+    on `num_gpus` GPUs of one server. Bytes are of the whole model, over all of its GPUs."""
 
     model_key: str
     weight_bytes: int
@@ -64,6 +69,15 @@ class ColdStart:
     stages: StageSeconds
     waited_s: float = 0.0
     num_required: int = 1
+    num_gpus: int = 1
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+    def bytes_per_gpu(self, num_stages: int = 1) -> int:
+        """On each GPU of a worker that has an even part of the model, of all of it at 1."""
+        return -(-self.memory_bytes // (num_stages * self.num_gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +90,19 @@ class AllocationParams:
     check_contention: bool = True
     check_newcomer: bool = True  # False: Eq. 3 as printed, which asks only those that are there
     max_rivals: int = 8
+    pipeline_over_tensor: bool = False  # stages of tensor groups too; else a model of several GPUs starts whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:
-    """One worker of a layout."""
+    """One worker of a layout: one GPU, or a tensor group on one server. `num_bytes` on each, `fetch_bytes` for all."""
 
     node_id: str
-    gpu_id: str
+    gpu_ids: tuple[str, ...]
     num_bytes: int
     fetch_bytes: float
     is_full: bool
-    is_shared: bool = False  # somebody else holds bytes of that GPU
+    is_shared: bool = False  # somebody else holds bytes of one of its GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +131,9 @@ def allocate(
     """The layout of one cold start, or None when no server can hold it now."""
     fitting: list[tuple[tuple[float, ...], Layout]] = []
     rivals: list[Rival] = []
-    least = -(-(start.weight_bytes + start.kv_bytes) // params.max_stages)
-    settled = [replace(s, link=settle(s.link, now_s)) for s in servers if _holds(s, least)]
-    ordered = sorted(settled, key=_distance)
+    least = start.bytes_per_gpu(params.max_stages)
+    settled = [replace(s, link=settle(s.link, now_s)) for s in servers if _holds(s, least, start.num_gpus)]
+    ordered = sorted(settled, key=lambda server: _distance(server, start.num_gpus))
     for num_stages in range(1, params.max_stages + 1):
         for num_full in range(num_stages + 1):
             found = _scheme(start, ordered, now_s, params, num_stages, num_full)
@@ -144,13 +159,13 @@ def allocate(
     return None
 
 
-def _distance(server: ServerOffer) -> tuple[float, float, str]:
-    lost = min((server.lost.get(gpu_id, 0.0) for gpu_id, _ in server.gpus), default=0.0)
+def _distance(server: ServerOffer, num_gpus: int) -> tuple[float, float, str]:
+    lost = sum(sorted(server.lost.get(gpu_id, 0.0) for gpu_id, _ in server.gpus)[:num_gpus]) if server.lost else 0.0
     return (1 / server.link.share() + 1 / server.pcie_bytes_per_s, lost, server.node_id)
 
 
-def _holds(server: ServerOffer, num_bytes: int) -> bool:
-    return any(free >= num_bytes for _, free in server.gpus)
+def _holds(server: ServerOffer, num_bytes: int, num_gpus: int) -> bool:
+    return sum(free >= num_bytes for _, free in server.gpus) >= num_gpus
 
 
 def _scheme(
@@ -163,41 +178,40 @@ def _scheme(
 ) -> Layout | None:
     """One way to lay it out over `ordered` servers (fastest first, links as of now), or None where it does not fit."""
     part = start.weight_bytes / num_stages / (params.skew if num_stages > 1 else 1.0)
-    whole = start.weight_bytes + start.kv_bytes
-    low = -(-whole // num_stages)
+    whole, low = start.bytes_per_gpu(), start.bytes_per_gpu(num_stages)
     spare_s = now_s + start.slo_ttft_s - start.waited_s - besides_s(start.stages, num_stages, num_full)
 
     def may_join(link: LinkLedger) -> bool:
         return admits(link, part, spare_s, now_s, check_newcomer=params.check_newcomer)
 
-    def open_to(num_bytes: int) -> Iterator[tuple[ServerOffer, str]]:
+    def open_to(num_bytes: int) -> Iterator[tuple[ServerOffer, tuple[str, ...]]]:
         for server in ordered:
-            gpu = _gpu(server, num_bytes)
-            if gpu is not None and (not params.check_contention or may_join(server.link)):
-                yield server, gpu
+            gpus = _gpus(server, num_bytes, start.num_gpus)
+            if gpus and (not params.check_contention or may_join(server.link)):
+                yield server, gpus
 
     chosen: list[tuple[ServerOffer, StagePlace]] = []
     for num_bytes, wanted, is_full in ((whole, num_full, True), (low, num_stages, False)):
         if len(chosen) >= wanted:
             continue
         taken = {server.node_id for server, _ in chosen}
-        for server, gpu in open_to(num_bytes):
+        for server, gpus in open_to(num_bytes):
             if server.node_id in taken:
                 continue
             place = StagePlace(
                 node_id=server.node_id,
-                gpu_id=gpu,
+                gpu_ids=gpus,
                 num_bytes=num_bytes,
                 fetch_bytes=part,
                 is_full=is_full,
-                is_shared=gpu not in server.empty_gpus,
+                is_shared=not server.empty_gpus.issuperset(gpus),
             )
             chosen.append((server, place))
             if len(chosen) == wanted:
                 break
         if len(chosen) < wanted:
             return None
-    ttft_s = max(ready_s(start.stages, part, server, params) for server, _ in chosen)
+    ttft_s = max(ready_s(start.stages, part, server, params, start.num_gpus) for server, _ in chosen)
     ttft_s += besides_s(start.stages, num_stages, num_full)
     tpot_s = start.stages.decode_s * _slowdown(num_stages, num_full)
     tpot_s += start.stages.hop_s * num_stages if num_stages > 1 else 0.0
@@ -212,13 +226,15 @@ def _scheme(
     )
 
 
-def ready_s(stages: StageSeconds, part_bytes: float, server: ServerOffer, params: AllocationParams) -> float:
-    """Seconds until one worker has its part of the model on its GPU: Eq. 5's first term, or Eq. 1's."""
-    fetch_s, load_s = part_bytes / server.link.share(), part_bytes / server.pcie_bytes_per_s
+def ready_s(
+    stages: StageSeconds, part_bytes: float, server: ServerOffer, params: AllocationParams, num_gpus: int = 1
+) -> float:
+    """Seconds until one worker has its part of the model on its GPUs: Eq. 5's first term, or Eq. 1's."""
+    fetch_s, load_s = part_bytes / server.link.share(), part_bytes / num_gpus / server.pcie_bytes_per_s
     started_s = stages.container_s + stages.cuda_s
     if not params.overlap:
         return started_s + stages.library_s + fetch_s + load_s
-    last_chunk_s = min(params.chunk_bytes, part_bytes) / server.pcie_bytes_per_s
+    last_chunk_s = min(params.chunk_bytes, part_bytes / num_gpus) / server.pcie_bytes_per_s
     return max(started_s + max(load_s, stages.library_s), fetch_s + last_chunk_s)
 
 
@@ -232,14 +248,16 @@ def besides_s(stages: StageSeconds, num_stages: int, num_full: int) -> float:
     return stages.prefill_s * _slowdown(num_stages, num_full) + stages.hop_s * (num_stages - 1)
 
 
-def _gpu(server: ServerOffer, num_bytes: int) -> str | None:
-    """The GPU with room for that many bytes: where least is lost, an empty one before a shared one, then the fullest
-    that fits."""
+def _gpus(server: ServerOffer, num_bytes: int, num_gpus: int) -> tuple[str, ...]:
+    """GPUs with room for that many bytes each, in order of their ids: where least is lost, empty ones before shared
+    ones, then the fullest that fit. () when there are too few."""
     lost, empty = server.lost, server.empty_gpus
     fits = [
         (lost.get(gpu_id, 0.0), gpu_id not in empty, free, gpu_id) for gpu_id, free in server.gpus if free >= num_bytes
     ]
-    return min(fits)[3] if fits else None
+    if len(fits) < num_gpus:
+        return ()
+    return (min(fits)[3],) if num_gpus == 1 else tuple(sorted(one[3] for one in sorted(fits)[:num_gpus]))
 
 
 def _with_rivals(layout: Layout, rivals: list[Rival], params: AllocationParams) -> Layout:

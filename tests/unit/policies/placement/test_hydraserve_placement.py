@@ -8,9 +8,10 @@ from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo, WeightsRef
 from glowplug.policies.placement import hydraserve, serverlessllm, union
-from glowplug.policies.placement.hydraserve_allocation import StageSeconds
+from glowplug.policies.placement.hydraserve_allocation import AllocationParams, StageSeconds
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.registry import choose
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 GB = 10**9
@@ -109,6 +110,80 @@ def test_an_objective_no_worker_keeps_is_no_reason_against_a_pipeline():
     slow = replace(STAGES, decode_s=0.3)
     decision = place(hydraserve, [server(f"node-{n}") for n in range(4)], seconds={"llama": slow})
     assert len(decision.stages) > 1
+
+
+GROUPS = hydraserve.HydraserveParams(allocation=AllocationParams(pipeline_over_tensor=True))
+SEVENTY_B = replace(
+    SEVEN_B,
+    weights=WeightsRef(uri="s3://w", num_bytes=128 * GB),
+    weights_bytes=128 * GB,
+    kv_bytes=64 * GB,
+    num_gpus=4,
+    slo=Slo(ttft_s=40.0, tpot_s=0.2),
+)
+
+
+def large_servers(num, **fields):
+    return [
+        a_node(
+            f"node-{n}",
+            gpus_mib=(80 * GB // MIB,) * 8,
+            links=(Link(link_id=f"node-{n}/nic", bytes_per_s=2e9),),
+            abilities=("emulated:stages",),
+            **fields,
+        )
+        for n in range(num)
+    ]
+
+
+def place_large(nodes, params=GROUPS, policy=hydraserve.place, **fields):
+    view = PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, **fields)
+    return policy(PlaceRequest(instance_id="i", model=SEVENTY_B), view, params)
+
+
+def test_section_7_a_model_of_several_gpus_starts_in_stages_where_that_is_asked_for():
+    """128 GB at 16 Gbit/s take 64 s, halves 36 s (1/0.9 of the mean): 40 s are met by two groups of four GPUs."""
+    assert [len(s.gpu_ids) for s in place_large(large_servers(2), hydraserve.HydraserveParams()).stages] == [4]
+    decision = place_large(large_servers(2))
+    assert [(s.first_byte, s.fetch_bytes) for s in decision.stages] == [(0, 64 * GB), (64 * GB, 64 * GB)]
+    assert [s.bytes_per_gpu for s in decision.stages] == [48 * GB, 24 * GB]  # the first may grow whole
+    for stage in decision.stages:
+        assert len(set(stage.gpu_ids)) == 4 and {g.rpartition("/")[0] for g in stage.gpu_ids} == {stage.node_id}
+    assert "meets objectives" in decision.reason
+    by_union = place_large(large_servers(2), replace(union.PARAMS, allocation=GROUPS.allocation), union.place)
+    assert [s.gpu_ids for s in by_union.stages] == [s.gpu_ids for s in decision.stages]
+
+
+def test_section_7_the_option_is_written_behind_the_name():
+    policy = choose("placement", "hydraserve:allocation.pipeline_over_tensor=true")
+    view = PlacementView(now_s=0.0, nodes=large_servers(2), start_stages=STAGES)
+    assert len(policy(PlaceRequest(instance_id="i", model=SEVENTY_B), view).stages) == 2
+
+
+def test_a_group_starts_whole_where_host_memory_has_its_weights():
+    cached = (CachedWeights(digest="d", num_bytes=128 * GB, model_keys=("llama",)),)
+    nodes = [*large_servers(2), replace(large_servers(3)[2], cached=cached)]
+    assert [s.node_id for s in place_large(nodes).stages] == ["node-2"]
+
+
+def test_groups_take_the_gpus_where_replicas_are_worth_least_and_drop_them_once():
+    """The union's drops: a replica over two GPUs of a group gives way once."""
+    node = a_node(
+        "node-0",
+        gpus_mib=(80 * GB // MIB,) * 6,
+        grants={0: [("r-1", 50_000)], 1: [("r-1", 50_000)], 2: [("r-2", 50_000)], 3: [("r-2", 50_000)]},
+        links=(Link(link_id="node-0/nic", bytes_per_s=1e12),),
+    )
+    rows = [an_instance(r, "other", InstanceState.PREWARMED, gpu_id="node-0/0", replica=True) for r in ("r-1", "r-2")]
+    params = replace(union.PARAMS, allocation=GROUPS.allocation)
+    decision = hydraserve.lay_out(
+        PlaceRequest(instance_id="i", model=SEVENTY_B),
+        PlacementView(
+            now_s=0.0, nodes=[node], dormant={"node-0": rows}, scores={"r-1": 3.0, "r-2": 1.0}, start_stages=STAGES
+        ),
+        params,
+    )
+    assert decision.stages[0].gpu_ids == tuple(f"node-0/{n}" for n in (2, 3, 4, 5)) and decision.drops == ("r-2",)
 
 
 def test_w_full_workers_keep_what_shared_ones_miss():
