@@ -194,6 +194,7 @@ class EngineRoom:
                 traceparent=effect.traceparent,
                 host=self._settings.host,
                 port=port,
+                first_bytes=num_bytes if effect.replica else 0,
             )
             shutil.rmtree(run_dir, ignore_errors=True)  # what an earlier try of this instance left there
             run_dir.mkdir(parents=True, mode=0o700)

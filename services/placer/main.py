@@ -15,6 +15,7 @@ from glowplug.domain.model import Model
 from glowplug.events.subjects import commands_to, entity_facts, facts_of
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.port import wants_seconds
+from glowplug.policies.prewarming.port import reads_profile
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
@@ -36,8 +37,9 @@ WIRING = Wiring(
 
 
 def wiring_of(settings: PlacerSettings) -> Wiring:
-    """What it listens to: each request's end only for a placement that learns from it."""
-    if not wants_seconds(choose("placement", settings.policy_placement)):
+    """What it listens to: each request's end only for policies that learn from it."""
+    prewarm = choose("prewarming", settings.policy_prewarming)
+    if not (wants_seconds(choose("placement", settings.policy_placement)) or reads_profile(prewarm)):
         return WIRING
     return replace(WIRING, telemetry=[*WIRING.telemetry, facts_of("request.finished")])
 

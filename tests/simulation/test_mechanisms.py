@@ -110,6 +110,44 @@ def test_a_replica_that_is_still_loading_is_streamed_to_its_end():
     assert world.results.starts == {"prewarming": 1}
 
 
+def test_a_replica_of_the_first_layers_takes_their_bytes_and_streams_the_rest_at_its_start() -> None:
+    """WarmServe section 4 and erratum E7: 12 of 16 GB lie there, held as such; at 16 GB/s the rest comes in 250 ms,
+    less what the shortest prefill hides, and the start is a hit that holds all of its bytes from its grant on."""
+    world = World(a_setup(), [Arrival(5.0, "m", 100, 5)], check=True)
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=12 * GB))
+    seen: list[object] = []
+    world.kernel.at(world.began_s + 2.0, lambda: seen.append((state_of(world, "r1"), held(world)[0])))
+    start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
+    world.kernel.at(world.began_s + 3.05, lambda: seen.append((state_of(world, "i1"), held(world)[0])))
+    results = world.run(10.0)
+    assert seen == [(InstanceState.PREWARMED, 12 * GB), (InstanceState.LOADING, 48 * GB)]
+    early_s = 31 / 32 * COSTS.prefill_s(1, 1)
+    assert ready_s(world, "i1") == pytest.approx(3.0 + 0.25 - early_s, abs=0.004)
+    assert results.starts == {"prewarmed": 1} and results.total().num_finished == 1
+    assert results.bytes_prewarmed == 12 * GB and results.bytes_loaded == 16 * GB
+    engine = world.find("i1")
+    assert engine is not None and engine.loaded_at - world.began_s == pytest.approx(3.25, abs=0.01)
+
+
+def test_a_replica_of_the_first_layers_that_is_still_loading_goes_on_to_the_last() -> None:
+    world = World(a_setup(), [], check=True)
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=8 * GB))
+    start(world, "i1", at_s=0.2, source="r1", workers=workers_of(world.setup))
+    world.run(5.0)
+    early_s = 31 / 32 * COSTS.prefill_s(1, 1)
+    assert ready_s(world, "i1") == pytest.approx(1.0 - early_s, abs=0.004)
+    assert world.results.starts == {"prewarming": 1} and world.results.bytes_loaded == 16 * GB
+
+
+def test_a_replica_of_the_first_layers_that_is_dropped_leaves_nothing_behind() -> None:
+    world = World(a_setup(), [], check=True)
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=12 * GB))
+    ask(world, StopInstance(target="server-1", instance_id="r1", reason=""), 2.0)
+    world.run(5.0)
+    assert state_of(world, "r1") is InstanceState.STOPPED and held(world)[0] == 0
+    assert world.results.bytes_loaded == 12 * GB
+
+
 def test_a_load_in_the_foreground_goes_before_one_in_the_background():
     """One lane: the start's 16 GB take their second whole, the replica waits and then takes its own."""
     setup = a_setup(start=replace(START, launch_s=0.0, warmup_s=0.0), kv_bytes=1)

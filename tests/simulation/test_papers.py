@@ -62,6 +62,36 @@ def test_warmserve_starts_from_what_was_prewarmed(seed):
     assert results.bytes_fetched == 0 < results.bytes_prewarmed
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_warmserve_starts_from_the_first_layers_and_streams_the_rest(seed):
+    """Section 4, erratum E7: replicas hold less than their weights, instances with all of them grow from them, and a
+    start from one that has its layers takes no longer than its activation."""
+    label, part, growths = f"warmserve first layers seed {seed}", {}, []
+    setup, arrivals = fleets.warmserve(
+        seed, seconds=300.0, rate=2.0, prewarming="warmserve:first_layers=true:growth_leads=true"
+    )
+    models = tuple(replace(one, start=replace(one.start, activate_s=0.2)) for one in setup.models)
+    setup = replace(setup, models=models)
+    weights = {one.model.key: one.model.weights_bytes for one in setup.models}
+
+    def look(table, row, now_s):
+        if table != "instances" or row.state.is_gone:
+            return
+        held = sum(w.num_bytes for w in row.workers)
+        if row.replica and held < weights[row.model_key]:
+            part[row.instance_id] = row.state
+        elif row.source in part:
+            assert held > weights[row.model_key], f"{label}: {row}"
+            if row.state is InstanceState.READY and part[row.source] is InstanceState.PREWARMED:
+                growths.append(row.phases[-1].actual_s)
+
+    _, results, total = run(setup, arrivals, 300.0, label, on_save=look)
+    assert len(growths) > 10 and total.num_finished == len(arrivals), label
+    assert results.bytes_prewarmed < results.bytes_loaded, label
+    assert max(growths) < 0.21, f"{label}: {max(growths)}"
+    assert results.hit_ratio > 0.5, f"{label}: {results.starts}"
+
+
 def test_prewarming_is_what_makes_starts_warm():
     with_it, without = (run(*fleets.warmserve(3, prewarming=p), 120.0, p) for p in ("warmserve", "none"))
     assert with_it[1].hit_ratio > 0.5 and without[1].hit_ratio == 0

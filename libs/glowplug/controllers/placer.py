@@ -38,6 +38,7 @@ from glowplug.events.facts import (
     WeightsFetchFailed,
 )
 from glowplug.policies.placement.port import wants_seconds
+from glowplug.policies.prewarming.port import reads_profile
 
 __all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
 
@@ -59,7 +60,7 @@ class PlacerController:
     ) -> None:
         self.policies, self._params, self._fence = policies, params, Fence()
         self.fleet = Fleet(policies, epoch, params)
-        self.reads_ends = wants_seconds(place)  # whether it learns from how requests end
+        self.reads_ends = wants_seconds(place) or reads_profile(prewarm)  # whether it learns from how requests end
         self._placing, self._stages = Placing(self.fleet, place, evict), Stages(self.fleet)
         self._prewarming = Prewarming(self.fleet, prewarm)
         self._drains = Drains(params.repeat_s)

@@ -12,7 +12,7 @@ from glowplug.controllers.placer_params import PlacerParams
 from glowplug.controllers.views import InstanceView, LoadView, NodeView
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.policies.placement.port import PlacementView
 
@@ -73,6 +73,9 @@ class Fleet:
 
     def _took(self, instance: Instance, now_s: float) -> bool:
         self.network.saw(instance, now_s)
+        source = self.instances.by_id.get(instance.source) if instance.state is InstanceState.READY else None
+        if source is not None and source.replica:
+            self.network.grew(instance)
         if instance.state.is_gone:
             self.scores.pop(instance.instance_id, None)
         return self.books.row(instance)

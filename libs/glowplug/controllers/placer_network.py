@@ -41,6 +41,8 @@ class Network:
         self.links: dict[str, LinkLedger] = {}
         self.seconds: dict[str, StageSeconds] = {}
         self.load_s: dict[str, float] = {}
+        self.quickest_s: dict[str, float] = {}  # model_key -> the shortest prefill of a warm request
+        self.growth_s: dict[str, float] = {}  # model_key -> the quickest start from a replica
         self._started: set[str] = set()  # models whose starts have been measured
         self._served: set[str] = set()  # ... and whose requests
         self._fetching: dict[str, str] = {}  # instance or stage id -> node_id
@@ -85,7 +87,7 @@ class Network:
 
     def keep_models(self, models: Container[str]) -> None:
         """Forget what was measured of any other."""
-        for known in (self.seconds, self.load_s):
+        for known in (self.seconds, self.load_s, self.quickest_s, self.growth_s):
             for key in [k for k in known if k not in models]:
                 del known[key]
         self._started = {k for k in self._started if k in models}
@@ -120,6 +122,12 @@ class Network:
             library_s=_mean(before.library_s if before else None, library_s),
         )
 
+    def grew(self, row: Instance) -> None:
+        """A replica has become an instance. The quickest is kept: that one waited for no weights."""
+        took = [phase.actual_s for phase in row.phases if phase.name is PhaseName.LOAD and phase.actual_s >= 0]
+        if took:
+            self.growth_s[row.model_key] = min(took[-1], self.growth_s.get(row.model_key, took[-1]))
+
     def served(self, fact: RequestFinished) -> None:
         """t_p and t_d of a warm request (section 4.1: stages are learned from history)."""
         if fact.cold or fact.error_code or fact.response_tokens < 2 or not fact.ttft_s:
@@ -127,6 +135,7 @@ class Network:
         known = self.seconds.get(fact.model_key, self._params.start_stages)
         prefill_s = max(0.0, fact.ttft_s - fact.queue_s)
         decode_s = max(0.0, fact.e2e_s - fact.ttft_s) / (fact.response_tokens - 1)
+        self.quickest_s[fact.model_key] = min(prefill_s, self.quickest_s.get(fact.model_key, prefill_s))
         is_first = fact.model_key not in self._served
         self._served.add(fact.model_key)
         self.seconds[fact.model_key] = replace(

@@ -123,6 +123,8 @@ class Prewarming:
             num_active=num_active,
             forecasts=forecasts,
             load_s={key: fleet.network.load_seconds(models[key]) for key in forecasts},
+            prefill_s=fleet.network.quickest_s,
+            growth_s=fleet.network.growth_s,
             last_used_at={key: fleet.loads.of(key).last_active_at for key in with_copies},
         )
 
@@ -200,6 +202,8 @@ class Prewarming:
         forecast, on = view.forecasts.get(step.model_key), set(step.gpu_ids)
         inputs: dict[str, float | int | str] = {"score": round(step.score, 4), **plan.inputs}
         inputs["load_s"] = round(view.load_s.get(step.model_key, 0.0), 4)
+        if 0 < step.bytes_per_gpu < weights_per_gpu(view.models[step.model_key]):
+            inputs["bytes_per_gpu"] = step.bytes_per_gpu
         if forecast is not None:
             inputs["concurrency_mean"] = round(forecast.concurrency_mean, 3)
             inputs["concurrency_peak"] = round(forecast.concurrency_peak, 3)
@@ -251,7 +255,7 @@ def _replica(step: PrewarmStep, replica_id: str, model: Model, decision_id: str,
                 worker_id=f"{replica_id}-{rank}",
                 node_id=step.node_id,
                 gpu_id=gpu_id,
-                num_bytes=weights_per_gpu(model),
+                num_bytes=step.bytes_per_gpu or weights_per_gpu(model),
                 rank=rank,
             )
             for rank, gpu_id in enumerate(step.gpu_ids)

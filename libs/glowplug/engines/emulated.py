@@ -35,6 +35,7 @@ class EmulatedDriver(HostedDriver):
         for name, value in args.items():
             _check(name, value)
         spec = super().spec(request)
+        spec["first_bytes"] = request.first_bytes
         spec["time_scale"] = args.get("time_scale", self._settings.emulated_time_scale)
         return spec
 

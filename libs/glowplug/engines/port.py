@@ -46,6 +46,7 @@ class LaunchRequest:
     traceparent: str = ""
     host: str = "127.0.0.1"  # address the engine listens on
     port: int = 0  # 0: the kernel chooses, and the engine tells
+    first_bytes: int = 0  # of its weights, that a replica of the first layers loads before it is woken; 0: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

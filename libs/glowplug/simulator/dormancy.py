@@ -4,8 +4,8 @@ WarmServe sections 4 and 6: an engine that grows from a replica starts no proces
 go on in the foreground, and the first prefill begins as soon as the layers still missing come before they are needed.
 That k is "the smallest such that for every later layer the load time so far is at most the compute time so far"
 (erratum E7): with L equal layers, when at most (L-1)/L x prefill x bandwidth bytes are missing, for the shortest
-prefill there is. Departure: a replica takes room for all of its layers, and brings them all where nobody asks before
-(so does the published code); the paper prewarms the first k alone, and more replicas fit.
+prefill there is. A replica brings what it was granted: all layers (so does the published code), or the first k of
+them (`warmserve:first_layers=true`), whose rest is streamed from the moment an engine grows from it.
 SwapServeLLM section 4: a swap-in takes a fixed time and then its bytes at a rate of its own, over the same PCIe lanes.
 """
 
@@ -56,6 +56,8 @@ class Dormancy:
         if engine.transfer is not None:
             self.world.sharing.load(engine, False)
             self.world.links.hurry(engine.transfer, 0)
+        elif engine.loaded_at >= 0:
+            node.starting.load_rest(engine)
         num_pages = math.ceil(model.kv_bytes / len(engine.gpu_ids) / start.page_bytes)
         self.world.kernel.after(start.activate_s + num_pages * start.page_map_s, self._try, engine, now_s)
 
@@ -86,7 +88,7 @@ class Dormancy:
             return 0.0
         if engine.transfer is None:
             return float(engine.load_bytes)
-        return engine.transfer.left_at(self.world.kernel.now_s)
+        return engine.transfer.left_at(self.world.kernel.now_s) + engine.rest_bytes
 
     def _swap_in(self, engine: SimEngine, since_s: float) -> None:
         if not self.node.lives(engine):

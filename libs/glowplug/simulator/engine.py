@@ -44,6 +44,7 @@ class SimEngine:
     is_activating: bool = False  # it was a replica a moment ago and becomes an engine
     is_swapped: bool = False
     is_background: bool = False  # weights go in behind somebody's back
+    rest_bytes: int = 0  # over each lane: of its weights that a replica was not to hold
     num_migrations: int = 0
     transfer: Transfer | None = None
     serving: BatchEngine | None = None

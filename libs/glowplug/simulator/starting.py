@@ -93,14 +93,18 @@ class Starting:
         """Move its weights over the lanes of its GPUs: of a replica in the background."""
         now_s, start = self.world.kernel.now_s, engine.model.start
         left: float = engine.load_bytes
+        if engine.is_replica and engine.num_bytes:
+            left = min(engine.load_bytes, -(-engine.num_bytes // len(engine.gpu_ids)))
+            engine.rest_bytes = engine.load_bytes - int(left)
+        mine, moved = left, engine.weights_bytes - engine.rest_bytes * len(engine.gpu_ids)
         if start.overlap and not engine.was_cached:
             went_s = max(0.0, engine.fetched_at - engine.up_at)
             left = max(min(start.chunk_bytes, left), left - went_s * self.node.server.pcie_bytes_per_s)
-        engine.load_began_at = min(now_s, max(engine.up_at, engine.launched_at)) if left < engine.load_bytes else now_s
+        engine.load_began_at = min(now_s, max(engine.up_at, engine.launched_at)) if left < mine else now_s
         in_background = engine.is_replica and not engine.is_activating
         results = self.world.results
-        results.bytes_loaded += engine.weights_bytes
-        results.bytes_prewarmed += engine.weights_bytes if engine.is_replica else 0
+        results.bytes_loaded += moved
+        results.bytes_prewarmed += moved if engine.is_replica else 0
         engine.transfer = self.world.links.start(
             f"load {engine.instance_id}",
             left,
@@ -116,12 +120,27 @@ class Starting:
         self.world.results.load_seconds += now_s - engine.load_began_at
         self.world.sharing.load(engine, False)
         if engine.is_activating or engine.serving is not None:
+            self.load_rest(engine)
             return  # the one who activates it looks for itself
         if engine.is_replica:
             self.node.tell_agent(aw.EnginePrewarmed(engine.instance_id))
             return
         imported_at = engine.up_at + start.library_s if start.overlap else now_s
         self.world.kernel.at(max(now_s, imported_at) + start.warmup_s, self._warm, engine)
+
+    def load_rest(self, engine: SimEngine) -> None:
+        """What a replica of the first layers lacks comes once somebody grows from it, before all else on its lanes."""
+        if not engine.rest_bytes:
+            return
+        engine.load_began_at, engine.loaded_at = self.world.kernel.now_s, -1.0
+        self.world.results.bytes_loaded += engine.rest_bytes * len(engine.gpu_ids)
+        engine.transfer = self.world.links.start(
+            f"load the rest of {engine.instance_id}",
+            engine.rest_bytes,
+            self.node.lanes_of(engine),
+            lambda: self._loaded(engine),
+        )
+        engine.rest_bytes = 0
 
     def _warm(self, engine: SimEngine) -> None:
         if not self.node.lives(engine):

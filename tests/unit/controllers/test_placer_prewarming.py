@@ -16,12 +16,20 @@ from glowplug.events.facts import (
     InstanceStopped,
     InstanceSwappedOut,
     NodeBeat,
+    RequestFinished,
 )
 from glowplug.policies.registry import choose
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
 
 CAN = ("emulated:prewarm", "emulated:swap")
 MODEL = a_model("a", mib=300, weights_bytes=100 * MIB, kv_bytes=200 * MIB)
+
+
+WARM = RequestFinished(
+    model_key="a", request_id="r", router_id="router-1", instance_id="i-0", status=200, arrived_at=0.0,
+    finished_at=12.0, queue_s=1.0, ttft_s=2.0, e2e_s=12.0, prompt_tokens=5, response_tokens=101,
+    tokens_exact=True, cold=False,
+)  # fmt: skip
 
 
 def placer(*nodes, models=(MODEL,), placement="warmserve", prewarming="warmserve", residency="lru", **params):
@@ -233,3 +241,33 @@ def test_a_replica_heard_of_after_it_was_taken_stays_taken():
     controller.handle(asked(), 2.0)
     prewarmed(replica, 2.1, controller)
     assert controller.fleet.books.dormant == {} and controller.fleet.books.taken == {replica.instance_id: "x"}
+
+
+def test_with_first_layers_a_replica_is_ordered_by_its_profile_and_a_start_from_it_takes_all_bytes():
+    """Section 4, erratum E7: T_c is 100 MiB over 100 MiB/s, the quickest prefill half of that: 17 of 32 layers."""
+    controller = placer(a_node(abilities=CAN), prewarming="warmserve:first_layers=true", pcie_bytes_per_s=100.0 * MIB)
+    assert controller.reads_ends
+    controller.handle(an_event(InstanceReady(instance=an_instance("i-0", "a", gpu_id="node-2/0"))), 1.0)
+    for ttft_s in (1.5, 2.5):
+        controller.handle(an_event(replace(WARM, ttft_s=ttft_s)), 1.0)
+    controller.handle(
+        an_event(InstanceStopped(instance=an_instance("i-0", "a", InstanceState.STOPPED, revision=2))), 1.1
+    )
+    (start,) = sent(forecast(controller, 1.2), StartInstance)
+    assert [w.num_bytes for w in start.workers] == [-(-100 * MIB * 17 // 32)]
+    assert controller.fleet.books.reserved == {"node-1/0": start.workers[0].num_bytes}
+    prewarmed(start, 2.0, controller)
+    (grown,) = sent(controller.handle(asked(), 3.0), StartInstance)
+    assert grown.source == start.instance_id and [w.num_bytes for w in grown.workers] == [300 * MIB]
+
+
+def test_the_quickest_growth_of_a_replica_is_kept_and_that_of_a_sleeper_is_not():
+    controller = placer(a_node(abilities=CAN))
+    for source, is_replica in (("r-1", True), ("r-2", True), ("s-1", False)):
+        row = an_instance(source, "a", InstanceState.PREWARMED, replica=is_replica)
+        controller.handle(an_event(InstancePrewarmed(instance=row)), 1.0)
+    for n, (source, took_s) in enumerate((("r-1", 0.4), ("r-2", 0.3), ("r-1", 0.6), ("s-1", 0.1))):
+        load = Phase(name=PhaseName.LOAD, started_at=0.0, ended_at=took_s)
+        row = an_instance(f"i-{n}", "a", source=source, phases=(load,))
+        controller.handle(an_event(InstanceReady(instance=row)), 2.0)
+    assert controller.fleet.network.growth_s == {"a": 0.3}

@@ -26,6 +26,7 @@ def configuration(spec: dict[str, Any]) -> EngineConfig:
         max_running=spec["max_concurrency"],
         kv_bytes=spec["kv_bytes"],
         weights_bytes=spec["weights_bytes"],
+        first_bytes=min(spec.get("first_bytes", 0) or spec["weights_bytes"], spec["weights_bytes"]),
         load_bytes_per_s=args.get("load_bytes_per_s", ColdStart().load_bytes_per_s),
         max_step_tokens=args.get("max_num_batched_tokens", 2048),
         time_scale=spec["time_scale"],
@@ -55,7 +56,7 @@ def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults
         raise ValueError(f"the weights at {weights} are empty")
     if faults.startup_failure:
         raise RuntimeError(faults.startup_failure)
-    sleep_until(load_at + config.weights_bytes / config.load_bytes_per_s / scale)
+    sleep_until(load_at + config.first_bytes / config.load_bytes_per_s / scale)
     warmup_at = time.time()
     sleep_until(warmup_at + args.get("warmup_s", ColdStart().warmup_s) / scale)
     return [

@@ -26,6 +26,7 @@ class EngineConfig:
     kv_bytes: int
     weights_bytes: int
     load_bytes_per_s: float
+    first_bytes: int = -1  # of the weights, loaded at the start; the rest when it is woken; -1: all
     max_step_tokens: int = 2048
     time_scale: float = 1.0
     seed: int = 0
@@ -59,6 +60,7 @@ class Engine:
             max_running=config.max_running,
             max_step_tokens=config.max_step_tokens,
         )
+        self.rest_bytes = config.weights_bytes - config.first_bytes if config.first_bytes >= 0 else 0
         self.sleep_level = 0
         self.frozen = False  # paused with its requests kept
         self.chance = random.Random(config.seed)
@@ -104,11 +106,16 @@ class Engine:
         self.sleep_level = level
 
     async def wake_up(self) -> None:
-        """Bring the weights back over the modelled link, then go on."""
+        """Bring the weights back over the modelled link, then go on. Of a replica of the first layers the rest comes;
+        it goes on once the last layers come while the shortest prefill runs (WarmServe section 4)."""
+        rest_bytes, self.rest_bytes = self.rest_bytes, 0
         if self.sleep_level:
             await self.pass_time(self.config.weights_bytes / self.config.load_bytes_per_s)
             self.sleep_level = 0
             self._wake.set()
+        elif rest_bytes:
+            prefill_s = self.config.profile.step_s(tok=1, sq=1, num_decoding=0, ctx=0)
+            await self.pass_time(max(0.0, rest_bytes / self.config.load_bytes_per_s - prefill_s))
 
     def freeze(self, frozen: bool) -> None:
         self.frozen = frozen

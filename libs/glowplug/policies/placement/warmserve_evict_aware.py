@@ -44,6 +44,7 @@ class PrewarmStep:
     score: float
     drop: tuple[str, ...] = ()  # replica ids
     reason: str = ""
+    bytes_per_gpu: int = 0  # that it is to hold; 0: all of its weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +230,8 @@ def _fit(node: _Node, wish: ReplicaWish, shape: ReplicaShape, bits: int, sizes: 
         else:
             highest, lost = max(highest, replica.score), lost + replica.score
     for at in members(bits):
-        freed = sum(sizes.get(r.model_key, 0) for r in drop if node.view.gpu_ids[at] in r.gpu_ids)
+        on_it = (r for r in drop if node.view.gpu_ids[at] in r.gpu_ids)
+        freed = sum(r.bytes_per_gpu or sizes.get(r.model_key, 0) for r in on_it)
         if node.free[at] + freed < shape.bytes_per_gpu:
             return None
     return _Fit(highest < wish.score, lost, node.view.node_id, bits, tuple(r.replica_id for r in drop))
@@ -245,7 +247,7 @@ def _take(
         if replica.replica_id in gone and replica.model_key in shapes:
             for at in members(other):
                 if at < len(node.free):
-                    node.free[at] += shapes[replica.model_key].bytes_per_gpu
+                    node.free[at] += replica.bytes_per_gpu or shapes[replica.model_key].bytes_per_gpu
     node.held = [(b, r) for b, r in node.held if r.replica_id not in gone]
     for at in members(fit.bits):
         node.free[at] -= shape.bytes_per_gpu
@@ -262,6 +264,7 @@ def _take(
         score=wish.score,
         drop=fit.drop,
         reason=reason,
+        bytes_per_gpu=shape.bytes_per_gpu,
     )
 
 

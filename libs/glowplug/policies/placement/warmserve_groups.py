@@ -16,6 +16,7 @@ class Prewarmed:
     score: float = 0.0
     is_ready: bool = True
     counts: bool = True  # for a wish; False: it lies where no start can use it
+    bytes_per_gpu: int = 0  # that it holds; 0: what any replica of its model does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,9 @@
 plan(view: PrewarmView) -> PrewarmPlan
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
@@ -30,6 +31,8 @@ class PrewarmView:
     num_active: Mapping[str, int] = field(default_factory=dict)  # model_key -> instances that serve or will (K)
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # of the window now open
     load_s: Mapping[str, float] = field(default_factory=dict)
+    prefill_s: Mapping[str, float] = field(default_factory=dict)  # the quickest seen; asked for by `reads_profile`
+    growth_s: Mapping[str, float] = field(default_factory=dict)  # the quickest start from a replica, likewise
     last_used_at: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -42,6 +45,12 @@ class PrewarmPlan:
     drops: tuple[str, ...] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     inputs: Mapping[str, float | int | str] = field(default_factory=dict)
+
+
+def reads_profile(plan: Callable[..., Any] | None) -> bool:
+    """Whether a policy's options ask for the profile of its models: the placer then learns from every warm request."""
+    params = getattr(plan, "keywords", {}).get("params")
+    return bool(getattr(params, "first_layers", False))
 
 
 def outdated(view: PrewarmView) -> tuple[str, ...]:

@@ -5,6 +5,10 @@ idle or universal and, ahead of time, over those whose instances drain (section 
 those files (`usable_first=False` leaves the last one's away); a plan makes at most `max_steps` replicas, the next one
 goes on; replicas of models that changed are dropped.
 
+`first_layers` (section 4, erratum E7; off, as in the published code): a replica holds the first k layers, by the
+profile of its model (`first_layers.py`), and the rest is streamed when an instance grows from it. Until a warm request
+has shown how long a prefill takes, and for what kept its weights after a drain, a replica is whole.
+
 `literal` follows the published code where it differs from the text (errata E4, E5): bursts weigh by L_P / L_A, and the
 order is by score alone. `unplaced` is the ablation without evict-aware placement (section 7.5): the first group with
 room, overlapping as it may. `unproactive` is the one without proactive prewarming: nothing where an instance drains.
@@ -14,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from glowplug.domain.model import Model
 from glowplug.policies.placement.shape import weights_per_gpu
 from glowplug.policies.placement.warmserve_evict_aware import (
     EvictAwareParams,
@@ -24,6 +29,7 @@ from glowplug.policies.placement.warmserve_evict_aware import (
 from glowplug.policies.placement.warmserve_evict_aware import plan as place_replicas
 from glowplug.policies.placement.warmserve_groups import PrewarmNode
 from glowplug.policies.placement.warmserve_view import prewarm_nodes
+from glowplug.policies.prewarming.first_layers import LayerProfile, first_layers_bytes
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
 from glowplug.policies.prewarming.warmserve_ahead import after, draining_gpus, usable
 from glowplug.policies.prewarming.warmserve_scores import PrewarmDemand, ReplicaWish, ScoreParams, replicas
@@ -36,6 +42,9 @@ class WarmserveParams:
     proactive: bool = True
     usable_first: bool = True  # what a start can use now, then what it can use after a drain
     evict_aware: bool = True
+    first_layers: bool = False  # replicas of the first k layers (section 4); the published code loads all (E7)
+    growth_leads: bool = False  # ... what a growth takes anyhow counts as time to load, an extension (`lead_s`)
+    num_layers: int = 32  # ... of the shallowest model: more of them, finer cut, need less
 
 
 def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> PrewarmPlan:
@@ -44,7 +53,7 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
     stale = outdated(view)
     nodes = _nodes(view, stale, params)
     shapes = {
-        key: ReplicaShape(num_gpus=m.num_gpus, bytes_per_gpu=weights_per_gpu(m), engine=m.engine)
+        key: ReplicaShape(num_gpus=m.num_gpus, bytes_per_gpu=_replica_bytes(m, view, params), engine=m.engine)
         for key in {wish.model_key for wish in wishes} | {r.model_key for node in nodes for r in node.replicas}
         if (m := view.models.get(key)) is not None
     }
@@ -87,10 +96,32 @@ def _demand(key: str, view: PrewarmView) -> PrewarmDemand:
     )
 
 
+def _replica_bytes(model: Model, view: PrewarmView, params: WarmserveParams) -> int:
+    """On each GPU: all of the weights, or the first layers where the model's profile is known."""
+    weights, load_s = weights_per_gpu(model), view.load_s.get(model.key, 0.0)
+    prefill_s = view.prefill_s.get(model.key, 0.0)
+    if not params.first_layers or load_s <= 0 or prefill_s <= 0:
+        return weights
+    return first_layers_bytes(
+        LayerProfile(
+            num_layers=params.num_layers,
+            weights_bytes=weights,
+            load_bytes_per_s=weights / load_s,
+            prefill_s_per_layer=prefill_s / params.num_layers,
+            lead_s=view.growth_s.get(model.key, 0.0) if params.growth_leads else 0.0,
+        )
+    )
+
+
 def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> list[PrewarmNode]:
     gone = frozenset(stale)
     draining = view.draining if params.proactive else frozenset[str]()
     nodes = list(prewarm_nodes(view.nodes, view.dormant, view.reserved, {}, draining))
+    if params.first_layers:
+        held = {r.instance_id: r.workers[0].num_bytes for rows in view.dormant.values() for r in rows if r.workers}
+        nodes = [
+            replace(n, replicas=tuple(replace(r, bytes_per_gpu=held.get(r.replica_id, 0)) for r in n.replicas)) for n in nodes
+        ]
     if not gone:
         return nodes
     return [replace(n, replicas=tuple(r for r in n.replicas if r.replica_id not in gone)) for n in nodes]
@@ -124,6 +155,7 @@ def _first_fit(
                         gpu_ids=gpu_ids,
                         score=wish.score,
                         reason=f"{wish.kind.name.lower()} replica {wish.rank}: the first GPUs with room",
+                        bytes_per_gpu=shape.bytes_per_gpu,
                     )
                 )
                 break

@@ -29,6 +29,7 @@ async def serving(*, time_scale: float = 1000.0, **changes: Any) -> AsyncIterato
         kv_bytes=changes.pop("kv_bytes", 0),
         weights_bytes=13 << 30,
         load_bytes_per_s=10e9,
+        first_bytes=changes.pop("first_bytes", -1),
         time_scale=time_scale,
     )
     engine = Engine(config, Faults(**changes))
@@ -213,6 +214,20 @@ async def test_requests_queue_when_seats_are_taken_and_metrics_say_so() -> None:
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
             assert f"vllm:{name}{{" in text
         assert 'vllm:time_to_first_token_seconds_count{model_name="big",engine="0",emulated="true"} 3' in text
+
+
+async def test_a_replica_of_the_first_layers_brings_the_rest_when_it_is_woken_and_only_once() -> None:
+    """WarmServe section 4: half of 13 GiB at 10 GB/s, less the prefill of 17.7 ms that runs beside the last of it."""
+    waited: list[float] = []
+    async with serving(first_bytes=13 << 29) as (engine, client):
+
+        async def pass_time(seconds: float) -> None:
+            waited.append(seconds)
+
+        engine.pass_time = pass_time  # type: ignore[method-assign]
+        for _ in range(2):
+            assert (await client.post("/wake_up")).status_code == 200
+    assert waited == [pytest.approx((13 << 29) / 10e9 - 0.0177, abs=1e-3)]
 
 
 async def test_sleep_holds_requests_and_waking_takes_the_modelled_transfer() -> None:
