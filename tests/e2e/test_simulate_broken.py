@@ -77,7 +77,7 @@ def test_simulate_prints_the_command_of_the_seed_that_failed(tmp_path: Path, job
     alone = glowplug(tmp_path, again, 1)
     assert what(alone.stderr) == what(broken.stderr)
     assert again_of(alone.stderr) == again
-    assert list((tmp_path / "runs").iterdir()) == []
+    assert not (tmp_path / "runs").exists()
 
 
 def what(said: str) -> str:

@@ -4,8 +4,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -97,9 +97,11 @@ def carry_out(
     """Run all cases and write `folder` in one go: what fails or is interrupted leaves nothing behind. `around` may add
     outcomes and other parts of the page, `files` text beside it. The page shows the first case in full."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    above = [parent for parent in partial.parents if not parent.exists()]
     try:
         partial.mkdir(parents=True)
     except OSError as error:
+        _take_away(above)
         raise CliError(f"--out: {folder}: {error.strerror}", WRONG) from error
     try:
         places = [place(partial, todo, case) for case in todo]
@@ -118,7 +120,17 @@ def carry_out(
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if not folder.exists():
+            _take_away(above)
     return outcomes
+
+
+def _take_away(folders: Iterable[Path]) -> None:
+    """Those that were made for a run that came to nothing, the deepest first; not when somebody else uses them."""
+    with suppress(OSError):
+        for folder in folders:
+            if folder.exists():
+                folder.rmdir()
 
 
 def place(folder: Path, todo: Sequence[Case], case: Case) -> Path:

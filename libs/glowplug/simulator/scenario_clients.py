@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Final
 
 from glowplug.simulator.scenario_errors import ScenarioError
-from glowplug.simulator.scenario_sources import SERVEGEN_LENGTHS, LengthBook, client_lengths, find
+from glowplug.simulator.scenario_sources import SERVEGEN_LENGTHS, LengthBook, client_lengths, find, require
 from glowplug.simulator.scenario_words import ClientWords, WorkloadWords
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.formats import SERVEGEN_WINDOW_S
@@ -47,7 +47,7 @@ def _read_clients(path: Path, upto_s: float, from_s: float) -> tuple[Client, ...
         name = f"{row.text('model')}-{row.text('client')}"
         client = clients.setdefault(name, Client(name))
         num = row.count("requests")
-        client.windows.append((at_s, num, row.text("dist"), row.positive("shape")))
+        client.windows.append((at_s, num, row.one_of("dist", ("G", "W")), row.positive("shape")))
         if at_s + SERVEGEN_WINDOW_S > from_s:
             client.num_requests += num
             client.cvs.append(row.seconds("cv"))
@@ -62,6 +62,7 @@ def client_weights(path: Path, num_models: int) -> list[float]:
     weights = [0.0] * num_models
     for number, rate in enumerate(rates):
         weights[number % num_models] += rate
+    require(any(rates), path, "holds no request on its first day")
     least = min(rate for rate in rates if rate) / 2
     weights = [weight or least for weight in weights]
     Random(num_models).shuffle(weights)

@@ -19,6 +19,7 @@ from glowplug.simulator.scenario_words import LengthWords, WorkloadWords
 from glowplug.simulator.workload.arrival import TraceError
 from glowplug.simulator.workload.formats import length_pairs
 from glowplug.simulator.workload.sampling import Lengths, lognormal_pairs
+from glowplug.simulator.workload.servegen import is_folder, read_folder
 from glowplug.simulator.workload.tables import header, read_once, rows
 
 SERVEGEN: Final = "servegen_clients_10min"
@@ -59,8 +60,9 @@ def find(name: str, beside: Path, field: str) -> Path | None:
     scenario. Raises ScenarioError for a name that means nothing, or a path that leads nowhere."""
     if name.endswith((".csv", ".gz", ".jsonl")) or "/" in name:
         path = Path(name) if Path(name).is_absolute() else beside / name
-        if not path.is_file():
-            raise ScenarioError(field, f"{name!r} is no file beside the scenario")
+        if not path.is_file() and not is_folder(path):
+            problem = "is a folder without clients of ServeGen" if path.is_dir() else "is no file beside the scenario"
+            raise ScenarioError(field, f"{name!r} {problem}")
         return path
     folder = data_folder()
     path = folder / f"{name}.csv.gz"
@@ -78,15 +80,20 @@ class LengthBook:
         self._words, self._beside, self._notes = words, beside, notes
         self._made: dict[str, Lengths] = {}
 
-    def of(self, spec: str | LengthWords | None, source: str) -> Lengths:
-        """Lengths named by `spec`, or those that belong to `source`, inside the bounds of the workload."""
+    def of(self, spec: str | LengthWords | None, source: str, field: str = "workload.lengths") -> Lengths:
+        """Lengths named by `spec` in `field`, or those that belong to `source`, inside the bounds of the workload.
+        Raises ScenarioError, TraceError when the source's own cannot be read."""
         if spec is None:
+            field = "workload.source"
             spec = TRACES[source].lengths if source in TRACES else source
             if spec in DRAWN or spec == SERVEGEN_LENGTHS:
                 spec = "azure_2023_code" if spec == "generator_code" else "azure_2023_conv"
         found = self._made.get(repr(spec))
         if found is None:
-            found = self._made[repr(spec)] = self.bounded(self._pairs(spec))
+            try:
+                found = self._made[repr(spec)] = self.bounded(self._pairs(spec, field))
+            except TraceError as error:
+                raise ScenarioError(field, str(error)) from error
         return found
 
     def bounded(self, pairs: Sequence[tuple[int, int]]) -> Lengths:
@@ -99,10 +106,10 @@ class LengthBook:
             max_total=words.max_total_tokens,
         )
 
-    def _pairs(self, spec: str | LengthWords) -> list[tuple[int, int]]:
+    def _pairs(self, spec: str | LengthWords, field: str) -> list[tuple[int, int]]:
         if isinstance(spec, LengthWords):
             return drawn_pairs(spec)
-        path = find(spec, self._beside, "workload.lengths")
+        path = find(spec, self._beside, field)
         if path is None:
             self._notes.append(
                 f"no {spec} in {data_folder()}: lengths are drawn from lognormals with its means and CVs"
@@ -114,6 +121,8 @@ class LengthBook:
 
 
 def _first_pairs(path: Path) -> list[tuple[int, int]]:
+    if path.is_dir():
+        return [(one.prompt_tokens, one.response_tokens) for one in islice(read_folder(path), NUM_PAIRS)]
     return list(islice(length_pairs(path), NUM_PAIRS))
 
 
@@ -152,7 +161,7 @@ def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float
 
 def is_counted(path: Path) -> bool:
     """Whether a trace holds counts in bins (`t_s, requests`), not requests. Raises TraceError when it is empty."""
-    names = set(header(path))
+    names = set(header(path)) if path.is_file() else set()
     return {"t_s", "requests"} <= names and "dist" not in names
 
 

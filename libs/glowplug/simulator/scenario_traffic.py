@@ -28,10 +28,11 @@ from glowplug.simulator.scenario_sources import DRAWN, SERVEGEN, TRACES, LengthB
 from glowplug.simulator.scenario_tree import data_folder
 from glowplug.simulator.scenario_words import LengthWords, WorkloadWords
 from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.workload.formats import Reading, counts, read
+from glowplug.simulator.workload.formats import Reading, counts
 from glowplug.simulator.workload.generator import dealt_functions
 from glowplug.simulator.workload.length_errors import with_errors
 from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares
+from glowplug.simulator.workload.servegen import read_trace
 from glowplug.simulator.workload.tables import read_once
 
 Bin = tuple[float, float, float]  # from (s of the run; before it negative), width (s), expected requests
@@ -66,7 +67,7 @@ class Traffic:
             self.clients = Clients(words, self.keys, seconds, self.path, self._book)
         self.shares = self._shares()
         self._check_days()
-        self._lengths = {key: self._book.of(lengths.get(key, words.lengths), words.source) for key in self.keys}
+        self._lengths = {key: self._lengths_by(key) for key in self.keys}
         self.generated = self._generated() if self.path is None and words.source != "gamma" else None
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
@@ -97,7 +98,7 @@ class Traffic:
             found = any(num and self._inside(from_s - start) for from_s, _, num in self._bins for start in starts)
         else:
             lengths = self._book.of(words.lengths, words.source)
-            found = next(self._cut(read(self.path, Reading(lengths=lengths))), None) is not None
+            found = next(self._cut(read_trace(self.path, Reading(lengths=lengths))), None) is not None
         span_s = self.seconds * words.squeeze
         require(found, self.path, f"holds no request from {words.start_s:g} s on, for {span_s:g} s")
 
@@ -119,6 +120,13 @@ class Traffic:
             for from_s, width_s, num in self._bins
             if from_s < start_s and (start_s - from_s) / squeeze <= seconds
         ]
+
+    def _lengths_by(self, key: str) -> Lengths:
+        """Those that the model names, or else the workload, or else the source itself has."""
+        spec, field = self._own_lengths.get(key), f"models.{key}.lengths"
+        if spec is None:
+            spec, field = self.words.lengths, "workload.lengths"
+        return self._book.of(spec, self.words.source, field)
 
     # rates and shares
 
@@ -145,7 +153,7 @@ class Traffic:
             return
         if not self.counted:
             raise ScenarioError("workload.days", "only a counted trace (azure_2024_conv_10s, ...) has days")
-        last_s = max(from_s + width_s for from_s, width_s, _ in self._bins)
+        last_s = max((from_s + width_s for from_s, width_s, _ in self._bins), default=0.0)
         for number in range(len(self.keys)):
             if self._day_s(number) >= last_s:
                 day = self.words.days[number % len(self.words.days)]
@@ -241,13 +249,13 @@ class Traffic:
         own = words.lengths is None
         ratio = 1.0
         if words.rps:
-            there = sum(1 for _ in self._cut(read(self.path, reading)))
+            there = sum(1 for _ in self._cut(read_trace(self.path, reading)))
             require(there > 0, self.path, f"no request from {words.start_s:.0f} s on")
             ratio = words.rps * self.seconds / there
         repeats = max(1, math.ceil(ratio))
         pick, by_name = self._picker(chance), {key: key for key in self.keys}
         bounds = words.max_prompt_tokens, words.min_response_tokens, words.max_total_tokens
-        for at_s, arrival in self._cut(read(self.path, reading)):
+        for at_s, arrival in self._cut(read_trace(self.path, reading)):
             for _ in range(binomial(repeats, ratio / repeats, chance)):
                 key = by_name.get(arrival.model) or (
                     by_name.setdefault(arrival.model, self.keys[len(by_name) % len(self.keys)])

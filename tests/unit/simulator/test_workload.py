@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from glowplug.simulator.scenario import ScenarioError, load
 from glowplug.simulator.workload.arrival import Arrival, TraceError
 from glowplug.simulator.workload.formats import Reading, length_pairs, read
 from glowplug.simulator.workload.sampling import (
@@ -23,6 +24,7 @@ from glowplug.simulator.workload.sampling import (
 )
 from glowplug.simulator.workload.servegen import read_folder
 from glowplug.simulator.workload.tables import read_once
+from tests.unit.simulator.scenarios import write
 
 ONE_LENGTH = Lengths([(100, 20)])
 
@@ -137,7 +139,7 @@ BAD = {
     "t_s,prompt_tokens,response_tokens\n0,-1,5\n": r"line 2: prompt_tokens: '-1' is not a whole number from 0 up",
     "t_s,prompt_tokens,response_tokens\n0,1\n": "line 2: response_tokens: is missing",
     "t_s,prompt_tokens,response_tokens\nnan,1,1\n": "line 2: t_s: 'nan' is not seconds",
-    "t_s,prompt_tokens,response_tokens\n5,1,1\n4,1,1\n": "line 3: time: a request at -1 s comes after one at 0 s",
+    "t_s,prompt_tokens,response_tokens\n5,1,1\n4,1,1\n": "line 3: t_s: a request at -1 s comes after one at 0 s",
     "t_s,requests\n0,3\n10,-4\n": "line 3: requests: '-4'",
     "t_s,requests\n10,3\n0,4\n": "line 3: t_s: 0 s after 10 s",
     "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n": "line 2: TIMESTAMP: 'yesterday' is not a time",
@@ -145,6 +147,23 @@ BAD = {
     '{"timestamp": 0,\n': "line 1: is not JSON",
     "HashFunction,Trigger," + ",".join(map(str, range(1, 1441))) + "\nf,http,1,2\n": "line 2: 3: is missing",
     "model,client,t_s,requests,cv,dist,shape\nm,1,0,5,1,X,1\n": "line 2: dist: 'X' is neither G nor W",
+    "t_s,response_tokens\n0,1\n": "line 1: prompt_tokens: is missing among the columns t_s, response_tokens",
+    "TIMESTAMP,GeneratedTokens\n": "line 1: ContextTokens: is missing among the columns",
+    "Timestamp,Model,Response tokens\n": "line 1: Request tokens: is missing among the columns",
+    "app,func,end_timestamp\n": "line 1: duration: is missing among the columns",
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:01+00:00,1,1\n2024-05-10 00:00:00+00:00,1,1\n": (
+        "line 3: TIMESTAMP: a request at -1 s"
+    ),
+    "".join(f'{{"timestamp": {ms}, "input_length": 1, "output_length": 1}}\n' for ms in (2, 0)): (
+        "line 2: timestamp: a request at -0.002 s"
+    ),
+    '{"timestamp": 0, "input_length": NaN, "output_length": 1}\n': "line 1: input_length: 'NaN' is not a whole number",
+    "[" * 100_000: "line 1: header: no known format",
+    '{"timestamp": ' + "[" * 100_000: "line 1: is not JSON",
+    "t_s,prompt_tokens,response_tokens\n0,1,1,\n1,1,1,7\n": "line 3: has 4 cells for 3 columns",
+    "t_s,prompt_tokens,response_tokens\n0,1," + "1" * 200_000 + "\n": "line 2: is no CSV: field larger than",
+    "Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,1,nan\n": "line 2: Response tokens: 'nan' is not",
+    "app,func,end_timestamp,duration\na,f,9,-1\n": "line 2: duration: '-1' is not seconds from 0 up",
 }
 
 
@@ -164,6 +183,96 @@ def test_files_that_are_not_there_not_gzip_or_not_whole(tmp_path):
         read(broken)
     with pytest.raises(TraceError, match="no chunk"):
         read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_other_systems_write_around_a_trace_changes_nothing(tmp_path, name):
+    """A byte order mark, lines that end in CR LF, cells that are empty at the end, gzip under a plain name."""
+    text, wanted = FORMATS[name]
+    for number, data in enumerate(
+        (
+            b"\xef\xbb\xbf" + text.encode(),
+            text.replace("\n", "\r\n").encode(),
+            text.replace("\n", "\n\n").encode(),
+            text.encode() if text.startswith("{") else text.replace("\n", ",\n").encode(),
+            gzip.compress(text.encode()),
+        )
+    ):
+        path = tmp_path / f"{number}.csv"
+        path.write_bytes(data)
+        assert len(list(read(path, Reading(lengths=ONE_LENGTH)))) == len(wanted), number
+
+
+def test_bytes_that_are_no_text_or_no_gzip_are_named_with_their_line(tmp_path):
+    lines = b"t_s,prompt_tokens,response_tokens\n" + b"0,1,1\n" * 5000
+    path = tmp_path / "late.csv"
+    path.write_bytes(lines + b"\xff,1,1\n")
+    with pytest.raises(TraceError, match=r"late.csv, line 5002: is no UTF-8 text"):
+        list(read(path))
+    chance = Random(3)
+    packed = bytearray(gzip.compress("".join(f"{chance.random()},1,1\n" for _ in range(9000)).encode()))
+    packed[40:60] = bytes(20)
+    (tmp_path / "torn.csv.gz").write_bytes(packed)
+    with pytest.raises(TraceError, match=r"torn.csv.gz, line 1: cannot be read: "):
+        list(read(tmp_path / "torn.csv.gz"))
+
+
+SOUND_WINDOW = {"0": {"input_tokens": "{7: 1.0}", "output_tokens": "{9: 1.0}"}}
+BAD_CLIENTS = [
+    ("0,x,2,Gamma,1,80\n", SOUND_WINDOW, r"chunk-3-trace.csv, line 1: rate: 'x' is not a number from 0 up"),
+    ("0,1,2,Gamma,1,80\n600,-1,2,Gamma,1,80\n", SOUND_WINDOW, r"line 2: rate: '-1' is not a number from 0 up"),
+    ("0,nan,2,Gamma,1,80\n", SOUND_WINDOW, r"line 1: rate: 'nan'"),
+    ("600,1,2,Gamma,1,80\n0,1,2,Gamma,1,80\n", SOUND_WINDOW, r"line 2: start: 0 s after 600 s"),
+    ("0,1,2,Pareto,1,80\n", SOUND_WINDOW, r"line 1: distribution: 'Pareto' is neither Gamma nor Weibull"),
+    ("0,1,2,Gamma,0,80\n", SOUND_WINDOW, r"line 1: shape: '0' is not a number above 0"),
+    ("0,1,2\n", SOUND_WINDOW, r"line 1: distribution: is missing"),
+    ("", SOUND_WINDOW, "holds no request"),
+    ("0,1,2,Gamma,1,80\n", {}, r"chunk-3-dataset.json: input_tokens: holds no distribution"),
+    ("0,1,2,Gamma,1,80\n", [1], r"chunk-3-dataset.json: is no ServeGen dataset"),
+    ("0,1,2,Gamma,1,80\n", {"0": {"input_tokens": "{7: 1.0}"}}, r"dataset.json: 0.output_tokens: is missing"),
+    ("0,1,2,Gamma,1,80\n", {"x": SOUND_WINDOW["0"]}, r"dataset.json: x: is no window's start"),
+    *(
+        ("0,1,2,Gamma,1,80\n", {"0": {"input_tokens": text, "output_tokens": "{9: 1.0}"}}, f"0.input_tokens: {said}")
+        for text, said in (
+            ("{7: 1.0", "'{7: 1.0' is no distribution"),
+            ("5", "'5' is no distribution"),
+            ("{-7: 1.0}", "'-7' is not a whole number of tokens"),
+            ("{7: -1.0}", "7: '-1.0' is no probability"),
+            ("{7: 1e999}", "7: 'inf' is no probability"),
+            ("{7: 0.0}", "has no probability above 0"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("windows", "dataset", "said"), BAD_CLIENTS)
+def test_what_is_wrong_with_a_published_client_is_said_with_its_field(tmp_path, windows, dataset, said):
+    folder = tmp_path / "m-small"
+    folder.mkdir()
+    (folder / "chunk-3-trace.csv").write_text(windows)
+    (folder / "chunk-3-dataset.json").write_text(json.dumps(dataset))
+    path = write(tmp_path, workload={"source": "./m-small"})
+    with pytest.raises(ScenarioError, match=said) as caught:
+        load(path)
+    assert str(caught.value).startswith("workload.source: ")
+
+
+def test_a_folder_of_clients_is_a_source_and_each_of_them_a_model(tmp_path):
+    folder = tmp_path / "m-small"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"chunk-{number}-trace.csv").write_text(
+            "\ufeff0,0.1,1.0,Gamma,1.0,80\r\n600,0.5,1.0,Weibull,1.0,80\r\n"
+        )
+        (folder / f"chunk-{number}-dataset.json").write_text(json.dumps(SOUND_WINDOW))
+    got = list(load(write(tmp_path, seconds=600, workload={"source": "./m-small"})).arrivals())
+    assert Counter(one.model for one in got) == {"chat": 120, "code": 60}  # three clients, dealt onto two models
+    assert {(one.prompt_tokens, one.response_tokens) for one in got} == {(7, 9)}
+    with pytest.raises(ScenarioError, match=r"'\./none' is no file"):
+        load(write(tmp_path, workload={"source": "./none"}))
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(ScenarioError, match=r"'\./bare' is a folder without clients of ServeGen"):
+        load(write(tmp_path, workload={"source": "./bare"}))
 
 
 def test_a_trace_without_lengths_wants_some(tmp_path):

@@ -13,7 +13,7 @@
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -57,11 +57,22 @@ def read(path: Path, how: Reading | None = None) -> Iterator[Arrival]:
             return reader(path, how or Reading())
     if names == ("{",):
         return _mooncake_lines(path, how or Reading())
-    raise TraceError(str(path), 1, "header", f"no known format has the columns {', '.join(names)[:120]}")
+    raise _unknown(path, names)
 
 
-def _kept(path: Path, arrivals: Iterable[tuple[int, Arrival]], how: Reading) -> Iterator[Arrival]:
-    """Thinned, from the first one on; each comes with its line. Raises TraceError for one before the last."""
+def _unknown(path: Path, names: Sequence[str]) -> TraceError:
+    """What a header of no known format lacks of the format that most of its columns are of."""
+    near = max(READERS.values(), key=lambda wanted: sum(name in names for name in wanted) / len(wanted))
+    lacking = [name for name in near if name not in names]
+    there = ", ".join(names)[:120]
+    if 2 * len(lacking) > len(near):
+        return TraceError(str(path), 1, "header", f"no known format has the columns {there}")
+    return TraceError(str(path), 1, ", ".join(lacking), f"is missing among the columns {there}")
+
+
+def _kept(path: Path, arrivals: Iterable[tuple[int, Arrival]], how: Reading, field: str) -> Iterator[Arrival]:
+    """Thinned, from the first one on; each comes with its line, and `field` says when. Raises TraceError for one before
+    the last."""
     last_s, start_s = float("-inf"), None
     for line, arrival in arrivals:
         if start_s is None:
@@ -69,7 +80,7 @@ def _kept(path: Path, arrivals: Iterable[tuple[int, Arrival]], how: Reading) -> 
         at_s = arrival.at_s - start_s
         if at_s < last_s:
             problem = f"a request at {at_s:.6g} s comes after one at {last_s:.6g} s (from the first one on)"
-            raise TraceError(str(path), line, "time", problem)
+            raise TraceError(str(path), line, field, problem)
         last_s = at_s
         if how.keep >= 1 or how.chance.random() < how.keep:
             yield arrival._replace(at_s=at_s)
@@ -85,7 +96,7 @@ def _own(path: Path, how: Reading) -> Iterator[Arrival]:
             model = row.text("model") if "model" in row.values else how.model
             yield row.line, Arrival(row.seconds("t_s"), model, *_tokens(row, "prompt_tokens", "response_tokens"))
 
-    return _kept(path, each(), how)
+    return _kept(path, each(), how, "t_s")
 
 
 def _azure_llm(path: Path, how: Reading) -> Iterator[Arrival]:
@@ -96,7 +107,7 @@ def _azure_llm(path: Path, how: Reading) -> Iterator[Arrival]:
                 Arrival(row.moment("TIMESTAMP"), how.model, *_tokens(row, "ContextTokens", "GeneratedTokens")),
             )
 
-    return _kept(path, each(), how)
+    return _kept(path, each(), how, "TIMESTAMP")
 
 
 def _burstgpt(path: Path, how: Reading) -> Iterator[Arrival]:
@@ -106,7 +117,7 @@ def _burstgpt(path: Path, how: Reading) -> Iterator[Arrival]:
                 tokens = _tokens(row, "Request tokens", "Response tokens")
                 yield row.line, Arrival(row.seconds("Timestamp"), row.text("Model"), *tokens)
 
-    return _kept(path, each(), how)
+    return _kept(path, each(), how, "Timestamp")
 
 
 def _mooncake(path: Path, how: Reading) -> Iterator[Arrival]:
@@ -117,7 +128,7 @@ def _mooncake(path: Path, how: Reading) -> Iterator[Arrival]:
                 Arrival(row.seconds("t_ms") / 1e3, how.model, *_tokens(row, "prompt_tokens", "response_tokens")),
             )
 
-    return _kept(path, each(), how)
+    return _kept(path, each(), how, "t_ms")
 
 
 def _mooncake_lines(path: Path, how: Reading) -> Iterator[Arrival]:
@@ -128,7 +139,7 @@ def _mooncake_lines(path: Path, how: Reading) -> Iterator[Arrival]:
                 Arrival(row.seconds("timestamp") / 1e3, how.model, *_tokens(row, "input_length", "output_length")),
             )
 
-    return _kept(path, each(), how)
+    return _kept(path, each(), how, "timestamp")
 
 
 def counts(path: Path, how: Reading | None = None) -> Iterator[list[Count]]:
@@ -167,9 +178,7 @@ def _servegen(path: Path, how: Reading) -> Iterator[Arrival]:
     windows: dict[float, list[tuple[str, int, str, float]]] = {}
     for row in rows(path):
         name = f"{row.text('model')}-{row.text('client')}"
-        dist, num = row.text("dist"), row.count("requests")
-        if dist not in ("G", "W"):
-            raise TraceError(row.source, row.line, "dist", f"{dist[:20]!r} is neither G nor W")
+        dist, num = row.one_of("dist", ("G", "W")), row.count("requests")
         if num:
             windows.setdefault(row.seconds("t_s"), []).append((name, num, dist, row.positive("shape")))
     for from_s in sorted(windows):
@@ -199,7 +208,7 @@ def _functions_2019(path: Path, how: Reading) -> Iterator[Arrival]:
 def _functions_2021(path: Path, how: Reading) -> Iterator[Arrival]:
     lengths = how.draw(str(path))
     starts = sorted((row.seconds("end_timestamp") - row.seconds("duration"), row.text("func")) for row in rows(path))
-    return _kept(path, ((0, Arrival(at_s, func, *lengths.draw(how.chance))) for at_s, func in starts), how)
+    return _kept(path, ((0, Arrival(at_s, func, *lengths.draw(how.chance))) for at_s, func in starts), how, "")
 
 
 READERS: Final[dict[Callable[[Path, Reading], Iterator[Arrival]], tuple[str, ...]]] = {

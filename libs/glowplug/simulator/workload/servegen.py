@@ -7,20 +7,24 @@ one model.
 
 import ast
 import bisect
-import csv
 import heapq
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from random import Random
+from typing import Any, Final
 
 from glowplug.simulator.workload.arrival import Arrival, TraceError
-from glowplug.simulator.workload.formats import SERVEGEN_WINDOW_S, Reading
+from glowplug.simulator.workload.formats import SERVEGEN_WINDOW_S, Reading, read
 from glowplug.simulator.workload.sampling import binomial, renewal_times
+from glowplug.simulator.workload.tables import rows
 
-_DISTRIBUTIONS = {"Gamma": "G", "Weibull": "W"}
+_DISTRIBUTIONS: Final = {"Gamma": "G", "Weibull": "W"}
+TRACES: Final = "chunk-*-trace.csv"
+COLUMNS: Final = ("start", "rate", "cv", "distribution", "shape", "scale")
 
 
 class Histogram:
@@ -40,14 +44,10 @@ class Measured:
 
     def __init__(self, dataset: Path) -> None:
         entries: list[tuple[float, Histogram, Histogram]] = []
-        try:
-            written = json.loads(dataset.read_text(encoding="utf-8"))
-            for from_s, fields in written.items():
-                pair = (ast.literal_eval(fields["input_tokens"]), ast.literal_eval(fields["output_tokens"]))
-                if all(pair):
-                    entries.append((float(from_s), Histogram(pair[0]), Histogram(pair[1])))
-        except (OSError, ValueError, SyntaxError, KeyError, AttributeError) as error:
-            raise TraceError(str(dataset), 0, "", f"is no ServeGen dataset: {error}") from error
+        for from_s, fields in _dataset(dataset):
+            prompts, responses = (_shares(dataset, fields, from_s, name) for name in ("input_tokens", "output_tokens"))
+            if prompts and responses:
+                entries.append((_start(dataset, from_s), Histogram(prompts), Histogram(responses)))
         if not entries:
             raise TraceError(str(dataset), 0, "input_tokens", "holds no distribution")
         self._entries = sorted(entries, key=lambda entry: entry[0])
@@ -57,6 +57,48 @@ class Measured:
         """One (prompt_tokens, response_tokens) of the latest distribution up to `at_s`, or the first there is."""
         _, prompts, responses = self._entries[max(0, bisect.bisect_right(self._starts, at_s) - 1)]
         return prompts.draw(chance), responses.draw(chance)
+
+
+def _dataset(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(window start, its fields) of a dataset. Raises TraceError."""
+    try:
+        written = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TraceError(str(path), 0, "", f"is no ServeGen dataset: {error}") from error
+    if not isinstance(written, dict) or not all(isinstance(fields, dict) for fields in written.values()):
+        raise TraceError(str(path), 0, "", "is no ServeGen dataset: it maps no windows to their fields")
+    return list(written.items())
+
+
+def _start(path: Path, text: str) -> float:
+    try:
+        from_s = float(text)
+    except ValueError:
+        from_s = math.nan
+    if not 0 <= from_s < math.inf:
+        raise TraceError(str(path), 0, text[:40], "is no window's start in seconds from 0 up")
+    return from_s
+
+
+def _shares(path: Path, fields: Mapping[str, Any], from_s: str, name: str) -> dict[int, float]:
+    """One distribution of a window, written as a Python dictionary of tokens to probability; it may be empty."""
+    field = f"{from_s[:40]}.{name}"
+    if name not in fields:
+        raise TraceError(str(path), 0, field, "is missing")
+    try:
+        found = ast.literal_eval(str(fields[name]))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise TraceError(str(path), 0, field, f"{str(fields[name])[:40]!r} is no distribution") from error
+    if not isinstance(found, dict):
+        raise TraceError(str(path), 0, field, f"{str(found)[:40]!r} is no distribution")
+    for tokens, share in found.items():
+        if not isinstance(tokens, int) or tokens < 0:
+            raise TraceError(str(path), 0, field, f"{str(tokens)[:40]!r} is not a whole number of tokens from 0 up")
+        if not isinstance(share, int | float) or not 0 <= share < math.inf:
+            raise TraceError(str(path), 0, field, f"{tokens}: {str(share)[:40]!r} is no probability")
+    if found and not sum(found.values()) > 0:
+        raise TraceError(str(path), 0, field, "has no probability above 0")
+    return found
 
 
 class Client:
@@ -75,15 +117,31 @@ class Client:
                 tokens = self.measured.draw(from_s, chance) if self.measured else given.draw(chance)  # type: ignore[union-attr]
                 yield Arrival(from_s + at_s, self.name, *tokens)
 
-    def _windows(self) -> Iterator[tuple[float, float, str, float]]:
-        with self.trace.open(encoding="utf-8", newline="") as file:
-            for line, cells in enumerate(csv.reader(file), start=1):
-                try:
-                    from_s, rate = float(cells[0]), float(cells[1])
-                    if rate > 0:
-                        yield from_s, rate, _DISTRIBUTIONS[cells[3]], float(cells[4])
-                except (ValueError, IndexError, KeyError) as error:
-                    raise TraceError(str(self.trace), line, "", f"is no ServeGen window: {error}") from error
+    def _windows(self) -> list[tuple[float, float, str, float]]:
+        """(start, requests a second, distribution, shape) of the busy ones; all at once, for a published folder holds
+        more clients than a process may have files open."""
+        found: list[tuple[float, float, str, float]] = []
+        last_s = -1.0
+        for row in rows(self.trace, COLUMNS):
+            from_s, rate = row.seconds("start"), row.number("rate")
+            if from_s < last_s:
+                raise TraceError(row.source, row.line, "start", f"{from_s:.6g} s after {last_s:.6g} s")
+            last_s = from_s
+            if rate:
+                dist = row.one_of("distribution", ("Gamma", "Weibull"))
+                found.append((from_s, rate, _DISTRIBUTIONS[dist], row.positive("shape")))
+        return found
+
+
+def read_trace(path: Path, how: Reading | None = None) -> Iterator[Arrival]:
+    """The requests of a trace in order of time: a file of any public format, or a folder as ServeGen publishes it.
+    Raises TraceError."""
+    return read_folder(path, how) if path.is_dir() else read(path, how)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder holds clients as ServeGen publishes them."""
+    return path.is_dir() and any(path.glob(TRACES))
 
 
 def read_folder(folder: Path, how: Reading | None = None) -> Iterator[Arrival]:
@@ -92,9 +150,9 @@ def read_folder(folder: Path, how: Reading | None = None) -> Iterator[Arrival]:
     Raises TraceError when the folder holds no client.
     """
     how = how or Reading()
-    traces = sorted(folder.glob("chunk-*-trace.csv"), key=lambda path: int(re.findall(r"\d+", path.name)[0]))
+    traces = sorted(folder.glob(TRACES), key=lambda path: int(re.findall(r"\d+", path.name)[0]))
     if not traces:
-        raise TraceError(str(folder), 0, "", "holds no chunk-*-trace.csv")
+        raise TraceError(str(folder), 0, "", f"holds no {TRACES}")
     streams = []
     for trace in traces:
         number = trace.name.split("-")[1]

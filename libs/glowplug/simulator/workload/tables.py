@@ -4,15 +4,17 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from glowplug.simulator.workload.arrival import TraceError
 
 T = TypeVar("T")
+GZIP: Final = b"\x1f\x8b"
 
 
 class Row:
@@ -30,6 +32,13 @@ class Row:
             raise TraceError(self.source, self.line, field, "is missing")
         return value.strip()
 
+    def one_of(self, field: str, words: tuple[str, str]) -> str:
+        """One of two words."""
+        text = self.text(field)
+        if text not in words:
+            raise TraceError(self.source, self.line, field, f"{text[:20]!r} is neither {words[0]} nor {words[1]}")
+        return text
+
     def count(self, field: str) -> int:
         """A whole number from 0 up."""
         return self._read(field, int, "a whole number from 0 up", lambda n: n >= 0)
@@ -37,6 +46,10 @@ class Row:
     def seconds(self, field: str) -> float:
         """A finite number from 0 up."""
         return self._read(field, float, "seconds from 0 up", lambda s: 0 <= s < float("inf"))
+
+    def number(self, field: str) -> float:
+        """A finite number from 0 up."""
+        return self._read(field, float, "a number from 0 up", lambda x: 0 <= x < float("inf"))
 
     def positive(self, field: str) -> float:
         """A finite number above 0."""
@@ -82,11 +95,16 @@ def _kept(read: Callable[..., Any], path: Path, _: tuple[int, int], arguments: t
 
 
 def open_text(path: Path) -> io.TextIOBase:
-    """A trace file as text, unpacked when its name ends in .gz. Raises TraceError when it cannot be read."""
+    """A trace file as text, unpacked when it is gzip, whatever its name, or its name ends in .gz. Raises TraceError
+    when it cannot be read."""
+    return io.TextIOWrapper(_open(path), "utf-8-sig", newline="")
+
+
+def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
     try:
-        if path.suffix == ".gz":
-            return io.TextIOWrapper(gzip.open(path, "rb"), "utf-8-sig", newline="")
-        return path.open(encoding="utf-8-sig", newline="")
+        with path.open("rb") as file:
+            packed = file.read(len(GZIP)) == GZIP
+        return gzip.open(path, "rb") if packed or path.suffix == ".gz" else path.open("rb")
     except OSError as error:
         raise TraceError(str(path), 0, "", error.strerror or str(error)) from error
 
@@ -103,19 +121,29 @@ def header(path: Path) -> tuple[str, ...]:
     return tuple(name.strip() for name in next(csv.reader([line])))
 
 
-def rows(path: Path) -> Iterator[Row]:
-    """Every line but the first of a CSV, every line of JSON lines; blank ones are skipped."""
+def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
+    """Every line but the first of a CSV, every line of JSON lines; blank ones are skipped. A CSV that is published
+    without its header has `columns`. Raises TraceError for a row that has more cells than there are columns."""
     source = str(path)
-    names = header(path)
+    names = columns or header(path)
     with open_text(path) as file:
         if names == ("{",):
             yield from _json_rows(file, source)
             return
         reader = csv.reader(_lines(file, source, 1))
-        next(reader)
-        for cells in reader:
-            if cells:
-                yield Row(dict(zip(names, cells, strict=False)), source, reader.line_num)
+        for number, cells in enumerate(_cells(reader, source)):
+            if not cells or (number == 0 and not columns):
+                continue
+            if len(cells) > len(names) and any(cells[len(names) :]):
+                raise TraceError(source, reader.line_num, "", f"has {len(cells)} cells for {len(names)} columns")
+            yield Row(dict(zip(names, cells, strict=False)), source, reader.line_num)
+
+
+def _cells(reader: Any, source: str) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise TraceError(source, reader.line_num, "", f"is no CSV: {error}") from error
 
 
 def _json_rows(file: io.TextIOBase, source: str) -> Iterator[Row]:
@@ -124,7 +152,7 @@ def _json_rows(file: io.TextIOBase, source: str) -> Iterator[Row]:
             continue
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(source, number, "", f"is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise TraceError(source, number, "", "is not a JSON object")
@@ -137,5 +165,18 @@ def _lines(file: io.TextIOBase, source: str, first: int) -> Iterator[str]:
         for line in file:
             yield line
             number += 1
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise TraceError(source, _undecodable(Path(source)), "", f"is no UTF-8 text: {error.reason}") from error
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(source, number, "", f"cannot be read: {error}") from error
+
+
+def _undecodable(path: Path) -> int:
+    """The first line that is no text: a reader is told of it while it is at an earlier one."""
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return number
+    return 0
