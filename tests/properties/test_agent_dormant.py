@@ -32,6 +32,8 @@ PARAMS = aw.AgentParams(
     reservation="paper",
     reservation_step_bytes=1,
     swap_host_bytes=200 * MIB,
+    consolidate_deadline_s=1,
+    consolidate_retry_s=1,
 )
 ABILITIES = frozenset({"prewarm", "swap", "stages"})
 ENGINES = {"emulated": aw.EngineKind(name="emulated", emulated=True, abilities=ABILITIES)}
@@ -96,7 +98,10 @@ class Walk:
             case aw.StopEngine(instance_id=i):
                 self.forget(i)
                 self.pending["stop", i] = effect
-            case aw.AwaitWeights() | aw.LoadEngine() | aw.ServeStages() | aw.SleepEngine() | aw.ConsolidateEngine():
+            case aw.ConsolidateEngine(instance_id=i):
+                assert ("ConsolidateEngine", i) not in self.pending, "asked anew before the last time has ended"
+                self.pending["ConsolidateEngine", i] = effect
+            case aw.AwaitWeights() | aw.LoadEngine() | aw.ServeStages() | aw.SleepEngine() | aw.AbandonConsolidation():
                 self.pending[type(effect).__name__, effect.instance_id] = effect
             case Save(table="instances", value=instance):
                 before = self.last.get(instance.instance_id)
@@ -186,8 +191,10 @@ class Walk:
     # what engines and time do
 
     def answer(self) -> None:
-        if self.pending:
-            self.settle(self.random.choice(sorted(self.pending)), ok=self.random.random() < 0.93)
+        """A consolidation often takes long."""
+        keys = [k for k in sorted(self.pending) if k[0] != "ConsolidateEngine" or self.random.random() < 0.15]
+        if keys:
+            self.settle(self.random.choice(keys), ok=self.random.random() < 0.93)
 
     def settle(self, key: tuple[str, str], ok: bool) -> None:
         """One thing that was asked comes to its end, well or not."""
@@ -210,6 +217,10 @@ class Walk:
         elif kind == "ConsolidateEngine":
             broken = self.random.choice((aw.EngineExited(i, "killed"), aw.ConsolidationFailed(i, "broken")))
             self.tell(aw.EngineConsolidated(i) if ok else broken)
+        elif kind == "AbandonConsolidation":
+            self.pending.pop(("ConsolidateEngine", i), None)
+            if i in self.processes and not self.last[i].is_whole:
+                self.tell(aw.ConsolidationFailed(i, "given up"))
         elif not ok or i not in self.processes:
             self.tell(failed)
         elif kind == "LoadEngine" and self.last[i].replica:
@@ -255,7 +266,7 @@ class Walk:
             self.tell(aw.Recalled(frozenset(self.processes)))
 
     def run(self) -> None:
-        verbs = [self.start, self.stop, self.resume, self.join, self.consolidate]
+        verbs = [self.start, self.stop, self.resume, self.join, self.consolidate, self.consolidate]
         verbs += [self.answer] * 12 + [self.start] * 3 + [self.count] * 2 + [self.die, self.tick, self.kill_9]
         for _ in range(NUM_STEPS):
             self.random.choice(verbs)()
@@ -294,6 +305,10 @@ def check(walk: Walk) -> None:
             assert not state.is_gone or (state is InstanceState.FAILED and holdings[holder].is_stopping)
             assert state is not InstanceState.SWAPPED_OUT
             assert (owner is GrantOwner.PREWARM) == holdings[holder].instance.replica
+    for (kind, i), effect in walk.pending.items():
+        if kind == "ConsolidateEngine" and i in walk.processes and i in holdings:
+            held_bytes = sum(g.num_bytes for gpu in agent.ledger.gpus for g in gpu.grants if g.holder == i)
+            assert held_bytes >= effect.model.memory_bytes, "an engine that may become whole has not got the bytes"
     known = {h.engine for h in holdings.values() if h.is_granted or h.is_stopping}
     known |= {i for i, h in holdings.items() if h.instance.state is InstanceState.SWAPPED_OUT}
     assert walk.processes <= known, "an engine has neither bytes nor an end"
@@ -313,9 +328,10 @@ def test_bytes_are_conserved_whatever_comes_in_whatever_order(seed: int) -> None
 def test_the_walks_go_everywhere() -> None:
     """Else the property above would hold of nothing."""
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(80):
         walk = Walk(seed)
         walk.run()
         seen += walk.seen
-    names = ("ActivateEngine", "SleepEngine", "LimitKv", "ServeStages", "ConsolidateEngine", "prewarmed", "swapped_out")
+    names = ("ActivateEngine", "SleepEngine", "LimitKv", "ServeStages", "prewarmed", "swapped_out")
+    names += ("ConsolidateEngine", "AbandonConsolidation")
     assert not {name: seen[name] for name in names if seen[name] < 15}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.agent_words import AgentParams
+from glowplug.controllers.autoscaler_words import AutoscalerParams
 from glowplug.controllers.placer_params import PlacerParams
 from glowplug.domain.instance import InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
@@ -311,6 +312,38 @@ def test_a_pipeline_whose_consolidation_fails_serves_on_and_is_whole_when_asked_
     assert results.bytes_fetched == (16 + 2 * 12) * GB, "the rest comes twice"
     total = results.total()
     assert total.num_finished == 2 and total.response_tokens == 1900 and not total.num_refused
+
+
+@pytest.mark.parametrize("scale_up", [False, True])
+def test_a_consolidation_that_hangs_is_given_up_in_its_time_and_the_pipeline_serves_on(scale_up):
+    """The rest of the model never reports. 15 s later its engine is told to drop it, the GPU has room again, and the
+    next time is the good one: 12 GB more, which take 6 s over the network."""
+    hung = "server-2" if scale_up else "server-1"
+    setup = a_setup(num_servers=4, agent=replace(QUIET_AGENT, consolidate_deadline_s=15.0))
+    params = replace(setup.params, idle_tick_s=1.0, autoscaler=AutoscalerParams(consolidate=not scale_up))
+    faults = (Fault(at_s=1.0, node_id=hung, model="m", kind="hang"),)
+    arrivals = [Arrival(6.0, "m", 500, 1500), Arrival(45.0, "m", 100, 400)]
+    world = pipeline(replace(setup, params=params, faults=faults), arrivals)
+    for at_s in (6.5, 40.0) if scale_up else ():
+        ask(world, ConsolidateInstance(target=hung, instance_id="x.1", reason="test"), at_s)
+    name, decided, said = "x.1" if scale_up else "x", [], []
+    world.fleet.on_decision.append(lambda d: decided.append(d) if d.chosen == "unconsolidated" else None)
+    for at_s in (15.0, 24.0):
+        world.kernel.at(
+            world.began_s + at_s, lambda: said.append((world.fleet.tables["instances"][name], held(world, hung)[0]))
+        )
+    results = world.run(60.0)
+    (hangs, held_hanging), (failed, held_failed) = said
+    assert hangs.consolidating and not hangs.is_whole and held_hanging == 48 * GB
+    assert not failed.consolidating and failed.state is InstanceState.READY and held_failed == 12 * GB
+    assert "not whole after 15 s" in failed.reason
+    row, total = world.fleet.tables["instances"][name], results.total()
+    assert row.is_whole and results.num_consolidated == 1 and held(world, hung)[0] == 48 * GB
+    assert total.num_finished == 2 and total.response_tokens == 1900 and not total.num_refused
+    assert results.bytes_fetched == (16 + 2 * 12) * GB, "the rest comes twice"
+    if not scale_up:
+        (decision,) = decided
+        assert decision.reason.startswith("its pipeline serves on") and failed.reason in decision.reason
 
 
 def test_a_stage_that_goes_takes_its_pipeline_along():

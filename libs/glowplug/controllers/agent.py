@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from glowplug.controllers.agent_dormant import Dormancy
+from glowplug.controllers.agent_grants import Ledger
 from glowplug.controllers.agent_lifecycle import Lifecycle
 from glowplug.controllers.agent_phases import PhaseHistory
 from glowplug.controllers.agent_reservation import Reservation
@@ -35,7 +36,6 @@ from glowplug.controllers.agent_words import (
     HealthSeen,
     Holding,
     InFlight,
-    Ledger,
     NodeStopping,
     Recalled,
     Remember,
@@ -236,6 +236,8 @@ class AgentController:
         for instance_id, holding in list(self.holdings.items()):
             if holding.instance.state.is_coming:
                 holding = replace(holding, deadline_at=turn.now_s + self.params.start_deadline_s)
+            if instance_id in living:
+                holding = self._stages.recall(turn, holding)
             self._life.recall(turn, holding, is_living=instance_id in living)
 
     def _tick(self, turn: Turn) -> None:
@@ -256,8 +258,9 @@ class AgentController:
                 if is_due and turn.now_s - holding.health_asked_at >= self.params.health_every_s:
                     self.holdings[instance_id] = holding = replace(holding, health_asked_at=turn.now_s)
                     turn.ask(CheckHealth(instance_id))
+                self._stages.overdue(turn, holding)
                 if state is InstanceState.DRAINING:
-                    self._drain_on(turn, holding)
+                    self._drain_on(turn, self.holdings[instance_id])
         for instance_id, (when, _) in list(self._starts.overtaken.items()):
             if turn.now_s - when >= self.params.keep_gone_s:
                 del self._starts.overtaken[instance_id]

@@ -1,13 +1,40 @@
 """The bytes an instance takes on the GPUs of its node, by owner."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
-from glowplug.domain.hardware import GrantOwner
+from glowplug.domain.hardware import Gpu, GrantOwner
 from glowplug.domain.instance import Instance, Worker
 from glowplug.domain.model import Model
 from glowplug.policies.placement.shape import bytes_per_gpu, weights_per_gpu
 
 Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
+
+
+class Ledger(Protocol):
+    """The byte ledger of the node's GPUs (memory/ledger.py)."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]: ...
+
+    @property
+    def holders(self) -> frozenset[str]: ...
+
+    def grant(self, gpu_id: str, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> None:
+        """All the bytes or, raising OutOfMemory, none."""
+        ...
+
+    def release(self, holder: str) -> int: ...
+
+    def exchange(
+        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
+    ) -> None:
+        """Free and grant in one step or, raising OutOfMemory, not at all."""
+        ...
+
+    def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
+        """Keep `num_bytes`; the bytes freed."""
+        ...
 
 
 def own_workers(instance: Instance) -> tuple[Worker, ...]:

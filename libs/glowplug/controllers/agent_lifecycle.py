@@ -7,18 +7,16 @@ replica, when it is dropped. See agent_dormant.py for what lies dormant, agent_s
 from collections.abc import Iterable
 from dataclasses import replace
 
-from glowplug.controllers.agent_grants import own_workers, shares_of, total_of
+from glowplug.controllers.agent_grants import Ledger, own_workers, shares_of, total_of
 from glowplug.controllers.agent_phases import PhaseHistory, history_key
 from glowplug.controllers.agent_turn import Turn
 from glowplug.controllers.agent_words import (
     ActivateEngine,
     AgentParams,
     AwaitWeights,
-    ConsolidateEngine,
     EngineReady,
     Holding,
     LaunchEngine,
-    Ledger,
     LimitKv,
     LoadEngine,
     ReportStart,
@@ -196,7 +194,7 @@ class Lifecycle:
         if not draining or holding.is_stopping or holding.is_sleeping:
             return
         whole = shares_of(instance, holding.model, self.node_id)
-        if not holding.is_consolidating and holding.shares != whole:
+        if not (holding.is_consolidating or holding.is_abandoning) and holding.shares != whole:
             try:
                 holding = self.grant(replace(holding, shares={}), (instance.instance_id,))
             except OutOfMemory as error:
@@ -248,6 +246,7 @@ class Lifecycle:
             stop_asked_at=holding.stop_asked_at + by_s,
             health_asked_at=holding.health_asked_at + by_s,
             consolidates_at=holding.consolidates_at + by_s,
+            consolidate_by=holding.consolidate_by + by_s,
         )
 
     def _stop(self, turn: Turn, holding: Holding, grace_s: float) -> None:
@@ -276,8 +275,6 @@ class Lifecycle:
         elif not is_living:
             self.fail(turn, holding, "engine_failed", "the engine died while its agent was down")
         else:
-            if holding.is_consolidating:
-                turn.ask(ConsolidateEngine(holding.engine, holding.model))
             turn.tell(replace(holding, is_sleeping=False), reason="adopted by a restarted agent")
 
     def regrant(self, holdings: Iterable[Holding]) -> dict[str, Holding]:

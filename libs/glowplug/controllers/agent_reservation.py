@@ -34,7 +34,7 @@ class Reservation:
         """Keep what its requests may need, free the rest: never below what is used."""
         instance = holding.instance
         draining = instance.state is InstanceState.DRAINING and turn.now_s >= holding.quiet_until
-        busy = holding.is_stopping or holding.is_sleeping or holding.is_consolidating
+        busy = holding.is_stopping or holding.is_sleeping or holding.is_consolidating or holding.is_abandoning
         if not self._params.reservation or not draining or busy or seen.kv_bytes_used < 0:
             return
         whole = _kv_of(shares_of(instance, holding.model, self._life.node_id))

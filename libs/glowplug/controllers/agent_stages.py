@@ -2,8 +2,10 @@
 
 Paper: HydraServe sections 4 (pipelined cold starts), 6 (consolidation: scale down to one worker, or scale up into one
 each). A stage is an instance of its own on its node; the first one answers clients once the placer has joined them.
-Departure: a stage that finds no room for the whole model, or whose engine fails to become whole, goes on as a stage and
-says why; it is asked again, after a failure with a pause that doubles.
+Departure: a stage that finds no room for the whole model, or whose engine fails to become whole, or is not within
+`consolidate_deadline_s`, goes on as a stage and says why; it is asked again, after a failure with a pause that doubles.
+Of an engine that does not say what has become of it nothing is taken for granted: its bytes stay granted, and it is
+asked to give up until it answers.
 """
 
 from dataclasses import replace
@@ -12,6 +14,7 @@ from glowplug.controllers.agent_grants import own_workers, shares_of
 from glowplug.controllers.agent_lifecycle import Lifecycle
 from glowplug.controllers.agent_turn import Turn
 from glowplug.controllers.agent_words import (
+    AbandonConsolidation,
     ConsolidateEngine,
     ConsolidationFailed,
     EngineConsolidated,
@@ -67,6 +70,9 @@ class Stages:
             return
         if turn.now_s < holding.consolidates_at:
             return
+        if holding.is_abandoning:
+            self._abandon(turn, holding, "its engine does not say what became of the last time")
+            return
         try:
             shares = shares_of(_whole(holding), holding.model, self._life.node_id)
             holding = self._life.grant(replace(holding, shares=shares), (instance.instance_id,))
@@ -76,15 +82,34 @@ class Stages:
                 turn.tell(holding, reason=why)
             return
         turn.ask(ConsolidateEngine(instance.instance_id, holding.model))
-        turn.tell(replace(holding, is_consolidating=True), consolidating=True, reason=f"consolidates: {reason}")
+        holding = replace(holding, is_consolidating=True, consolidate_by=self._due_at(turn))
+        turn.tell(holding, consolidating=True, reason=f"consolidates: {reason}")
+
+    def overdue(self, turn: Turn, holding: Holding) -> None:
+        """It should have become whole by now: its engine is to give up, and serves on as the stage that it is."""
+        if holding.is_consolidating and turn.now_s >= holding.consolidate_by:
+            self._abandon(turn, holding, f"not whole after {self._life.params.consolidate_deadline_s:g} s")
+
+    def recall(self, turn: Turn, holding: Holding) -> Holding:
+        """Ask a living engine again for what was under way when the agent restarted."""
+        if not (_is_under_way(holding) and holding.is_granted):
+            return holding
+        if holding.is_consolidating:
+            turn.ask(ConsolidateEngine(holding.engine, holding.model))
+            return replace(holding, consolidate_by=self._due_at(turn))
+        turn.ask(AbandonConsolidation(holding.engine))
+        return holding
+
+    def _due_at(self, turn: Turn) -> float:
+        return turn.now_s + self._life.params.consolidate_deadline_s
 
     def consolidated(self, turn: Turn, holding: Holding, report: EngineConsolidated) -> None:
         """It has all of the model: an instance of its own, whatever it was part of."""
-        if not holding.is_consolidating or holding.instance.state.is_gone or holding.is_stopping:
+        if not _is_under_way(holding):
             return
         whole = _whole(holding)
         turn.tell(
-            replace(holding, is_consolidating=False, stage=0),
+            replace(holding, is_consolidating=False, is_abandoning=False, stage=0),
             workers=whole.workers,
             num_stages=1,
             part_of="",
@@ -96,17 +121,33 @@ class Stages:
 
     def unconsolidated(self, turn: Turn, holding: Holding, report: ConsolidationFailed) -> None:
         """It could not: a stage as before, with a stage's memory, which serves on."""
-        if not holding.is_consolidating or holding.instance.state.is_gone or holding.is_stopping:
+        if not _is_under_way(holding):
             return
         shares = shares_of(holding.instance, holding.model, self._life.node_id)
-        holding = self._life.grant(replace(holding, shares=shares), (holding.instance.instance_id,))
+        freed = self._life.grant(replace(holding, shares=shares), (holding.instance.instance_id,))
+        if holding.is_abandoning:  # it has been said already
+            turn.keep(replace(freed, is_abandoning=False))
+        else:
+            self._failed(turn, freed, report.reason)
+
+    def _abandon(self, turn: Turn, holding: Holding, why: str) -> None:
+        turn.ask(AbandonConsolidation(holding.engine))
+        self._failed(turn, replace(holding, is_abandoning=True), why)
+
+    def _failed(self, turn: Turn, holding: Holding, why: str) -> None:
         params, failed = self._life.params, holding.num_unconsolidated
         pause_s = min(params.consolidate_retry_s * 2.0 ** min(failed, 30), params.consolidate_retry_max_s)
         kept = replace(
             holding, is_consolidating=False, num_unconsolidated=failed + 1, consolidates_at=turn.now_s + pause_s
         )
-        why = f"failed to consolidate, again in {pause_s:g} s at the earliest: {report.reason}"
-        turn.tell(kept, consolidating=False, reason=_stays(holding, why))
+        said = f"failed to consolidate, again in {pause_s:g} s at the earliest: {why}"
+        turn.tell(kept, consolidating=False, reason=_stays(holding, said))
+
+
+def _is_under_way(holding: Holding) -> bool:
+    """Whether its engine may still become whole, or say that it will not."""
+    waits = holding.is_consolidating or holding.is_abandoning
+    return waits and not (holding.instance.state.is_gone or holding.is_stopping)
 
 
 def _stays(holding: Holding, why: str) -> str:

@@ -3,41 +3,15 @@
 Times are epoch seconds, sizes bytes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from glowplug.domain.bounds import check_bounds
-from glowplug.domain.hardware import CachedWeights, Gpu, GrantOwner, Link
+from glowplug.domain.hardware import CachedWeights, GrantOwner, Link
 from glowplug.domain.instance import Instance, Phase, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events.envelope import Event
-
-
-class Ledger(Protocol):
-    """The byte ledger of the node's GPUs (memory/ledger.py)."""
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]: ...
-
-    @property
-    def holders(self) -> frozenset[str]: ...
-
-    def grant(self, gpu_id: str, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> None:
-        """All the bytes or, raising OutOfMemory, none."""
-        ...
-
-    def release(self, holder: str) -> int: ...
-
-    def exchange(
-        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
-    ) -> None:
-        """Free and grant in one step or, raising OutOfMemory, not at all."""
-        ...
-
-    def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
-        """Keep `num_bytes`; the bytes freed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +37,7 @@ class AgentParams:
     health_misses: int = 3
     keep_gone_s: float = 180.0  # longer than a command lives on the bus
     max_tick_gap_s: float = 5.0  # a longer time between two ticks is a jump of the clock, or a machine that slept
+    consolidate_deadline_s: float = 600.0  # told to become whole -> whole, or given up
     consolidate_retry_s: float = 10.0  # a stage that failed to become whole tries no sooner; twice as long each time
     consolidate_retry_max_s: float = 300.0
     ewma_weight: float = 0.3  # of the newest start, in the predictions
@@ -295,6 +270,14 @@ class ConsolidateEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class AbandonConsolidation:
+    """A ConsolidateEngine has taken too long: stop it and drop what has come. Asked again until its outcome comes:
+    ConsolidationFailed, or EngineConsolidated where that was sooner."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServeStages:
     """Every stage is there: the first one answers for all. Outcome: EngineReady."""
 
@@ -373,6 +356,8 @@ class Holding:
     is_consolidating: bool = False  # a ConsolidateEngine is out
     num_unconsolidated: int = 0  # times that it failed
     consolidates_at: float = 0.0  # not before, after a failure
+    consolidate_by: float = 0.0  # when a ConsolidateEngine that is out has taken too long
+    is_abandoning: bool = False  # an AbandonConsolidation is out: it may hold the bytes of the whole until it answers
 
     @property
     def engine(self) -> str:

@@ -2,7 +2,8 @@
 
 A scale down is one command, to the first stage; the placer ends the others when it is whole. A scale up goes to the
 later stages first and to the first one when they are whole, because the placer takes the later ones of a pipeline that
-is none any more for ended. Departure: the paper converts all at once.
+is none any more for ended. Departures: the paper converts all at once; a stage that fails to become whole, or does
+not in time, is on record, and is told again until it is.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ class Consolidations:
         self._records, self._repeat_s = records, repeat_s
         self._decided: dict[str, ConsolidationDecision] = {}
         self._told_at: dict[str, float] = {}
+        self._growing: set[str] = set()  # stages that said that they become whole
 
     def of_model(self, mine: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
         """`mine`: every row of the model; `decision`: what its scaling policy wants now."""
@@ -35,7 +37,8 @@ class Consolidations:
         )
         if not pipelines:
             return []
-        effects = self._decide(pipelines, mine, decision, now_s)
+        effects = self._unconsolidated(mine, decision, now_s)
+        effects += self._decide(pipelines, mine, decision, now_s)
         for instance in pipelines:
             for target in self._targets(instance, mine):
                 if now_s - self._told_at.get(target.instance_id, float("-inf")) >= self._repeat_s:
@@ -49,6 +52,26 @@ class Consolidations:
         """Forget all but these instances, and of them those that are whole."""
         self._decided = {i: d for i, d in self._decided.items() if i in known and not known[i].is_whole}
         self._told_at = {i: at for i, at in self._told_at.items() if i in known and not known[i].is_whole}
+        self._growing = {i for i in self._growing if i in known and not known[i].is_whole}
+
+    def _unconsolidated(self, mine: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
+        """Stages that were to become whole and have not: their pipelines serve on."""
+        effects: list[Effect] = []
+        for instance_id, row in mine.items():
+            if row.consolidating:
+                self._growing.add(instance_id)
+            elif instance_id in self._growing:
+                self._growing.discard(instance_id)
+                if row.is_whole or row.state is not InstanceState.READY:
+                    continue
+                said = ScaleDecision(
+                    model_key=decision.model_key,
+                    num_wanted=decision.num_required,
+                    reason=f"its pipeline serves on: {row.reason}",
+                    inputs={**decision.inputs, "stages": row.num_stages},
+                )
+                effects.append(Record(self._records.of(said, instance_id, "unconsolidated", now_s, policy=POLICY)))
+        return effects
 
     def _decide(
         self, pipelines: list[Instance], mine: Mapping[str, Instance], decision: ScaleDecision, now_s: float

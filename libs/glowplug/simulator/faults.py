@@ -1,5 +1,5 @@
 """What breaks, and when: a node that falls silent with all it ran, one engine that dies, or a stage that does not
-become whole."""
+become whole, and says so or not."""
 
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ def break_down(world: "World") -> None:
 
 def _break(world: "World", fault: Fault) -> None:
     node = world.nodes[fault.node_id]
-    if fault.kind == "consolidation":
-        node.pipelines.failing.append(fault.model)
+    if fault.kind in ("consolidation", "hang"):
+        (node.pipelines.failing if fault.kind == "consolidation" else node.pipelines.hanging).append(fault.model)
         return
     if fault.model:
         for engine in list(node.engines.values()):

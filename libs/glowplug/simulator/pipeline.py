@@ -4,7 +4,7 @@ Consolidation: the rest of the model comes over the network card (or from host m
 the foreground; then the KV cache of the other stages comes over, behind that; all the while the pipeline goes on. What
 has been generated meanwhile is the last, small chunk, and is not charged. What comes to a tensor group over the network
 card is charged to the card alone: each of its lanes carries a part of it. One that is to fail (`failing`) does so once
-the rest has come, and drops it.
+the rest has come, and drops it; one that is to hang (`hanging`) says nothing more then, until it is told to give up.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,12 @@ class Pipelines:
     def __init__(self, node: "SimNode") -> None:
         self.node, self.world = node, node.world
         self.failing: list[str] = []  # models of which one consolidation fails; "": any
-        self.handlers: dict[type, Any] = {aw.ServeStages: self._serve, aw.ConsolidateEngine: self._consolidate}
+        self.hanging: list[str] = []  # ... hangs
+        self.handlers: dict[type, Any] = {
+            aw.ServeStages: self._serve,
+            aw.ConsolidateEngine: self._consolidate,
+            aw.AbandonConsolidation: self._abandon,
+        }
 
     def _serve(self, effect: aw.ServeStages) -> None:
         engine = self.node.engines.get(effect.instance_id)
@@ -61,9 +66,10 @@ class Pipelines:
     def _rest_is_here(self, engine: SimEngine) -> None:
         engine.transfer = None
         self.world.sharing.load(engine, False)
-        if (doomed := next((key for key in self.failing if key in ("", engine.model.model.key)), None)) is not None:
-            self.failing.remove(doomed)
+        if _struck(self.failing, engine):
             self.node.tell_agent(aw.ConsolidationFailed(engine.instance_id, "broken by a fault"))
+            return
+        if _struck(self.hanging, engine):
             return
         used = engine.kv_bytes_used(self.world.kernel.now_s)
         num_bytes = used * (engine.num_stages - 1) // engine.num_stages
@@ -84,3 +90,23 @@ class Pipelines:
             self.world.sharing.busy(engine)
         self.world.traffic.watch(engine)
         self.node.tell_agent(aw.EngineConsolidated(engine.instance_id, engine.kv_tokens))
+
+    def _abandon(self, effect: aw.AbandonConsolidation) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is None or engine.num_stages == 1:
+            return  # gone, or whole: that has been told
+        if engine.transfer is not None:
+            self.world.links.stop(engine.transfer)
+            engine.transfer = None
+        self.world.sharing.load(engine, False)
+        engine.num_migrations = 0  # what had come of the KV is dropped with the rest
+        self.node.answer_agent(aw.ConsolidationFailed(engine.instance_id, "given up"))
+
+
+def _struck(models: list[str], engine: SimEngine) -> bool:
+    """Whether a fault that waits for one of these models, or for any (""), is this engine's; it is over then."""
+    doomed = next((key for key in models if key in ("", engine.model.model.key)), None)
+    if doomed is None:
+        return False
+    models.remove(doomed)
+    return True

@@ -22,7 +22,7 @@ from glowplug.simulator.costs import StepCosts
 GB = 10**9
 GIB = 2**30
 MAX_GPUS: Final = 100_000
-FAULTS: Final = ("death", "consolidation")
+FAULTS: Final = ("death", "consolidation", "hang")
 ABILITIES: Final = frozenset({"prewarm", "stages", "swap"})
 QUIET_AGENT: Final = AgentParams(beat_s=4.0, health_every_s=math.inf, max_tick_gap_s=math.inf)
 
@@ -146,12 +146,13 @@ def watchful() -> Params:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Something breaks `at_s` into the traffic: a node, or one engine on it (the oldest that serves `model`); or, from
-    then on, the first consolidation of a stage there. Raises ValueError for any other `kind`."""
+    then on, the first consolidation of a stage there fails, or hangs until it is told to give up. Raises ValueError for
+    any other `kind`."""
 
     at_s: float
     node_id: str
     model: str = ""  # "": the whole node; of a consolidation: any model's
-    kind: str = "death"  # or "consolidation"
+    kind: str = "death"  # or "consolidation", "hang"
 
     def __post_init__(self) -> None:
         check_bounds(self)

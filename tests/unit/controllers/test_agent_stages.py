@@ -1,11 +1,13 @@
 """Pipelines on the agents of their nodes: stages, the join, consolidation (HydraServe sections 4 and 6)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from glowplug.controllers.agent import AgentController
 from glowplug.controllers.agent_words import (
+    AbandonConsolidation,
     AwaitWeights,
     ConsolidateEngine,
     ConsolidationFailed,
@@ -242,6 +244,70 @@ def test_the_pause_after_a_failed_consolidation_is_bounded_and_outlives_a_restar
     again.handle(Recalled(frozenset({"i-1"})), now_s + 1)
     assert not of(ConsolidateEngine, again.handle(consolidate(), now_s + PARAMS.consolidate_retry_max_s - 1))
     assert of(ConsolidateEngine, again.handle(consolidate(), now_s + PARAMS.consolidate_retry_max_s))
+
+
+def test_a_consolidation_that_says_nothing_is_given_up_after_its_time_and_the_pipeline_serves_on() -> None:
+    agent = serving(make(abilities=STAGES))
+    agent.handle(consolidate(), 20.0)
+    due_s = 20.0 + PARAMS.consolidate_deadline_s
+    assert not of(AbandonConsolidation, agent.handle(Tick(), due_s - 0.1)) and instance(agent).consolidating
+    effects = agent.handle(Tick(), due_s)
+    row = instance(agent)
+    assert of(AbandonConsolidation, effects) == [AbandonConsolidation("i-1")] and told(effects) == ["instance.ready"]
+    assert (row.state, row.num_stages, row.consolidating) == (InstanceState.READY, 2, False)
+    assert "failed to consolidate, again in 10 s" in row.reason and "not whole after 600 s" in row.reason
+    assert used(agent) == 200, "what its engine may hold stays its own"
+    assert not told(agent.handle(ConsolidationFailed("i-1", "given up"), due_s + 0.1)), "that has been said"
+    assert owned(agent) == {("i-1", "weights"): 60, ("i-1", "kv"): 40} and instance(agent).reason == row.reason
+    assert not of(ConsolidateEngine, agent.handle(consolidate(), due_s + 9.9))
+    assert of(ConsolidateEngine, agent.handle(consolidate(), due_s + 10.0)) and used(agent) == 200
+    agent.handle(EngineConsolidated("i-1"), due_s + 20.0)
+    assert instance(agent).is_whole and not of(AbandonConsolidation, agent.handle(Tick(), 2 * due_s))
+
+
+def given_up(agent: AgentController) -> float:
+    """A consolidation that has just taken too long. Returns when."""
+    agent.handle(consolidate(), 20.0)
+    agent.handle(Tick(), 20.0 + PARAMS.consolidate_deadline_s)
+    return 20.0 + PARAMS.consolidate_deadline_s
+
+
+def test_an_engine_that_does_not_answer_is_asked_to_give_up_again_and_never_to_begin_anew() -> None:
+    agent = serving(make(abilities=STAGES))
+    now_s = given_up(agent)
+    for pause_s in (10.0, 20.0, 40.0):
+        assert not of(AbandonConsolidation, agent.handle(consolidate(), now_s + pause_s - 0.1))
+        now_s += pause_s
+        effects = agent.handle(consolidate(), now_s)
+        assert of(AbandonConsolidation, effects) and not of(ConsolidateEngine, effects) and used(agent) == 200
+    assert "does not say what became of" in instance(agent).reason
+    assert instance(agent).state is InstanceState.READY
+
+
+def test_one_that_became_whole_while_it_was_given_up_is_whole() -> None:
+    agent = serving(make(abilities=STAGES))
+    now_s = given_up(agent)
+    agent.handle(EngineConsolidated("i-1", 1200), now_s + 0.1)
+    assert instance(agent).is_whole and owned(agent) == {("i-1", "weights"): 120, ("i-1", "kv"): 80}
+    assert not told(agent.handle(ConsolidationFailed("i-1", "late"), now_s + 0.2)) and instance(agent).is_whole
+
+
+def test_what_is_given_up_outlives_a_restart_and_a_drain_taken_back() -> None:
+    agent = serving(make(abilities=STAGES))
+    now_s = given_up(agent)
+    agent.handle(stop(), now_s + 1)
+    assert told(agent.handle(resume(), now_s + 2)) == ["instance.ready"] and used(agent) == 200
+    again = make(agent.memory(), abilities=STAGES)
+    assert of(AbandonConsolidation, again.handle(Recalled(frozenset({"i-1"})), now_s + 3)) and used(again) == 200
+    again.handle(ConsolidationFailed("i-1", "given up"), now_s + 4)
+    assert used(again) == 100 and instance(again).state is InstanceState.READY
+
+
+def test_a_jump_of_the_clock_is_no_time_to_become_whole_in() -> None:
+    agent = serving(make(abilities=STAGES, params=replace(PARAMS, max_tick_gap_s=5.0)))
+    agent.handle(Tick(), 19.0)
+    agent.handle(consolidate(), 20.0)
+    assert not of(AbandonConsolidation, agent.handle(Tick(), 9_000.0)) and instance(agent).consolidating
 
 
 def test_a_drain_goes_on_when_the_consolidation_under_it_fails() -> None:

@@ -65,6 +65,24 @@ def test_a_group_whose_model_needs_one_instance_scales_down():
     assert told(controller.handle(Tick(), 9.0)) == []
 
 
+def test_a_stage_that_does_not_become_whole_is_on_record_once_with_its_reason_and_told_again():
+    first, *later = a_pipeline()
+    controller = autoscaler(FEW, *later, first)
+    grows = replace(first, consolidating=True, revision=2)
+    controller.handle(an_event(InstanceReady(instance=grows)), 2.0)
+    why = "stays stage 0 of 4: not whole after 600 s"
+    failed = replace(first, reason=why, revision=3)
+    effects = controller.handle(an_event(InstanceReady(instance=failed)), 602.0)
+    (record,) = [e.decision for e in effects if isinstance(e, Record) and e.decision.chosen == "unconsolidated"]
+    assert (record.instance_id, record.inputs["stages"]) == ("x", 4) and record.reason.endswith(why)
+    assert "serves on" in record.reason and told(effects) == ["x"]
+    later_on = [*controller.handle(Tick(), 604.0), *controller.handle(Tick(), 606.0)]
+    assert not [e for e in later_on if isinstance(e, Record)] and told(later_on) == ["x"] * 2
+    whole = replace(grows, num_stages=1, consolidating=False, revision=5)
+    controller.handle(an_event(InstanceReady(instance=replace(grows, revision=4))), 610.0)
+    assert not [e for e in controller.handle(an_event(InstanceReady(instance=whole)), 620.0) if isinstance(e, Record)]
+
+
 def test_a_group_whose_model_needs_them_all_scales_up_its_head_last():
     first, *later = a_pipeline()
     controller = autoscaler(MANY, *later, first)
