@@ -93,6 +93,17 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_process_hashes(tmp_path
     assert bytes_of(tmp_path / "a")["requests.jsonl"] != bytes_of(tmp_path / "c")["requests.jsonl"]
 
 
+def test_the_union_on_the_mixed_fleet_is_the_same_in_two_processes_that_hash_differently(tmp_path: Path) -> None:
+    scenario = str(Path(__file__).parents[2] / "scenarios" / "mixed_fleet.yaml")
+    many = ("simulate", scenario, "--set", "seconds=40", "--set", "drain_s=20", "--seeds", "1..2")
+    env = {"GLOWPLUG_DATA": str(tmp_path / "none")}
+    glowplug(tmp_path, *many, "--out", "a", **env, PYTHONHASHSEED="1")
+    glowplug(tmp_path, *many, "--out", "b", "--jobs", "2", **env, PYTHONHASHSEED="77")
+    first = bytes_of(tmp_path / "a")
+    assert first == bytes_of(tmp_path / "b")
+    assert first["seed-1/decisions.jsonl"] != first["seed-2/decisions.jsonl"]
+
+
 def test_two_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
     write(tmp_path)
     many = ("simulate", "tiny.yaml", "--compare", "models.chat.max_concurrency=1,8", "--seeds", "0..1")
