@@ -1,6 +1,7 @@
 """Cold starts of models of several GPUs as pipelines of tensor groups, through the services' own controllers."""
 
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -24,7 +25,9 @@ from glowplug.simulator.setup import (
 )
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
+from tests.simulation import fleets
 
+SEEDS = range(int(os.environ.get("GLOWPLUG_SIM_SEEDS", "16")) // 8 or 1)
 OVER_TENSOR = "hydraserve:allocation.pipeline_over_tensor=true"
 COSTS = FITTED["llama-2-7b", "h800"]
 START = StartSeconds(launch_s=1.0, warmup_s=0.5)
@@ -137,3 +140,60 @@ def test_a_group_whose_server_goes_takes_its_pipeline_along_and_the_model_starts
     assert len(there) == 1 and there[0].is_whole and there[0].state is InstanceState.READY
     kept = held(world)
     assert sum(sum(kept[name]) for name in ("server-1", "server-3")) == WHOLE
+
+
+def mixed(seed, placement):
+    """Models of one, two and four GPUs on four servers of four 24 GB GPUs with thin network cards."""
+    start = StartSeconds(launch_s=1.5, library_s=1.0, warmup_s=0.1)
+    sizes = {"m1": (12.5, 4, 1, 6.0), "m2": (24.0, 10, 2, 10.0), "m4": (48.0, 20, 4, 16.0), "n1": (12.5, 4, 1, 6.0)}
+    models = tuple(
+        fleets.a_model(key, gb, kv, {"a10": fleets.A10}, start, num_gpus=num, slo=Slo(ttft_s=slo_s, tpot_s=0.2))
+        for key, (gb, kv, num, slo_s) in sizes.items()
+    )
+    server = ServerSetup(
+        num_servers=4,
+        num_gpus=4,
+        gpu_bytes=24 * GB,
+        gpu_kind="a10",
+        host_cache_bytes=100 * GB,
+        abilities=frozenset({"stages", "swap", "prewarm"}),
+    )
+    setup = Setup(
+        servers=(server,),
+        models=models,
+        policies=PolicyNames(placement=placement, scaling="hydraserve", residency="lru"),
+    )
+    shares = {"m1": 0.4, "m2": 0.3, "m4": 0.2, "n1": 0.1}
+    return setup, fleets.requests(seed, shares, 0.5, 120.0, cv=4.0)
+
+
+@pytest.mark.parametrize("placement", [OVER_TENSOR, OVER_TENSOR.replace("hydraserve", "union")])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_groups_of_all_sizes_live_together(seed, placement):
+    """With the checkers on: bytes within every GPU, links within their rate, no token lost, nobody left waiting."""
+    label, staged = f"{placement} seed {seed}", set()
+    setup, arrivals = mixed(seed, placement)
+    world = World(setup, arrivals, check=True, label=label)
+
+    def look(table, row, now_s):
+        if table != "instances":
+            return
+        gpu_ids = [w.gpu_id for w in row.workers]
+        assert len(set(gpu_ids)) == len(gpu_ids), f"{label}: {row}"
+        num_gpus = {one.model.key: one.model.num_gpus for one in setup.models}[row.model_key]
+        num_groups = row.num_stages if not (row.is_whole or row.part_of) else 1
+        assert len(gpu_ids) == num_gpus * num_groups, f"{label}: {row}"
+        groups = [row.workers[n * num_gpus : (n + 1) * num_gpus] for n in range(num_groups)]
+        nodes = [{w.node_id for w in group} for group in groups]
+        assert all(len(of_group) == 1 for of_group in nodes) and len(set.union(*nodes)) == num_groups, f"{label}: {row}"
+        if num_groups > 1:
+            staged.add(num_gpus)
+
+    world.fleet.on_save.append(look)
+    results = world.run(120.0)
+    total = results.total()
+    assert world.traffic.num_open == 0 and total.num_finished == len(arrivals), f"{label}: {total.num_refused}"
+    assert staged & {2, 4} and results.num_consolidated > 0, f"{label}: {staged}"
+    ended = [row for row in rows(world).values() if row.state.is_gone]
+    holders = set().union(*(node.agent.ledger.holders for node in world.nodes.values()))
+    assert not holders & {row.instance_id for row in ended}, label
