@@ -82,9 +82,9 @@ class PrefetcherController:
             capacity_bytes=params.capacity_bytes, penalty_s=self.seconds.expected, importance=params.importance
         )
         memory = choose("caching", params.caching)(facts)
-        self.cache = HostCache(node_id, params.capacity_bytes, params.caching, memory)
-        self.jobs: dict[str, FetchJob] = {}
         self.holds = Holds(node_id, digest_of, params.hold_s)
+        self.cache = HostCache(node_id, params.capacity_bytes, params.caching, memory, self.holds.has_copy)
+        self.jobs: dict[str, FetchJob] = {}
         self._fence = Fence()
         self._seen: deque[str] = deque(maxlen=EVENTS_REMEMBERED)
         self._failed: dict[str, None] = {}  # instances whose weights could not be had; insertion-ordered, bounded

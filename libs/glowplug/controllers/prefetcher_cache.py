@@ -1,6 +1,6 @@
 """The bytes of one node's host memory that weights may take: who has them, and how room is made."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from glowplug.controllers.effects import Effect, Publish, Record
@@ -13,6 +13,7 @@ from glowplug.policies.residency.ordering import Ordering
 from glowplug.policies.residency.resident import Resident
 
 Held = Callable[[str], str]  # digest -> why it must stay, "" when it may go
+HasCopy = Callable[[Set[str]], bool]  # model_keys -> whether a replica of one lies on a GPU of the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,11 @@ class HostCache:
     """Never promises more than `capacity_bytes`. Every entry counts, whether complete, partial or reserved.
     `memory` hears of every use and of everybody who goes, and says who goes first."""
 
-    def __init__(self, node_id: str, capacity_bytes: int, policy: str, memory: Ordering) -> None:
+    def __init__(
+        self, node_id: str, capacity_bytes: int, policy: str, memory: Ordering, has_copy: HasCopy = lambda _: False
+    ) -> None:
         self.node_id, self.capacity_bytes = node_id, capacity_bytes
-        self._policy, self._memory = policy, memory
+        self._policy, self._memory, self._has_copy = policy, memory, has_copy
         self.entries: dict[str, Cached] = {}
 
     @property
@@ -130,7 +133,13 @@ class HostCache:
 
     def _residents(self, held: Held, without: str = "") -> list[Resident]:
         return [
-            Resident(name=c.digest, num_bytes=c.num_bytes, last_used_at=c.last_used_at, held=held(c.digest))
+            Resident(
+                name=c.digest,
+                num_bytes=c.num_bytes,
+                last_used_at=c.last_used_at,
+                held=held(c.digest),
+                has_copy=self._has_copy(c.model_keys),
+            )
             for c in self.entries.values()
             if c.digest != without
         ]

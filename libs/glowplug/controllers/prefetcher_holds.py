@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from glowplug.domain.errors import InvalidModelFile
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, WeightsRef
 
 GONE_REMEMBERED = 10_000
@@ -100,6 +100,11 @@ class Holds:
             if instance.state.is_coming and instance.is_whole and instance.created_at < before_s
             if instance.model_key in self._models
         ]
+
+    def has_copy(self, model_keys: Set[str]) -> bool:
+        """Whether a replica of one of them lies on a GPU here, whole."""
+        rows = self._instances.values()
+        return any(row.state is InstanceState.PREWARMED and row.model_key in model_keys for row in rows)
 
     def expire(self, now_s: float) -> None:
         """Release what was held for instances that never showed up."""

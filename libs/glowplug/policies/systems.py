@@ -53,7 +53,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
         placement="union",
         prewarming="union",
         residency="swapserve",
-        caching="mcache",
+        caching="mcache:copied_ratio=0.1",
     ),
     "warmserve": _system(
         "WarmServe alone",

@@ -25,3 +25,15 @@ def test_an_engine_asleep_needs_no_cached_weights() -> None:
     for revision, state in enumerate((InstanceState.READY, InstanceState.SWAPPED_OUT), start=1):
         holds.set_instance(an_instance("i-1", "m", state, revision=revision), 1.0)
         assert holds.reason("digest", {"m"}, 2.0) == ("used by i-1" if state is InstanceState.READY else "")
+
+
+def test_a_replica_on_a_gpu_is_a_copy_once_it_is_whole() -> None:
+    """mCache's worth of weights in host memory may count it (`copied_ratio`); one on its way is none, nor one gone."""
+    holds = Holds("node-1", lambda weights: "digest", 120.0)
+    seen = {}
+    states = (InstanceState.LOADING, InstanceState.PREWARMED, InstanceState.STOPPED)
+    for revision, state in enumerate(states, start=1):
+        holds.set_instance(an_instance("r-1", "m", state, replica=True, revision=revision), 1.0)
+        seen[state] = holds.has_copy({"m", "n"})
+        assert not holds.has_copy({"n"})
+    assert seen == dict(zip(states, (False, True, False), strict=True))

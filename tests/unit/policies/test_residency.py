@@ -126,6 +126,17 @@ def test_utility_is_penalty_per_byte_and_rate():
     assert order(memory, ["slow", "fast"]) == ["fast", "slow"]
 
 
+def test_weights_with_a_copy_on_a_gpu_are_worth_less_where_that_is_asked_for():
+    """Ours (ADR 0015): a miss of them costs only once the replica has gone; the paper's worth knows no GPUs."""
+    for ratio, first in ((0.1, "copied"), (1.0, "alone")):
+        params = ImportanceParams(half_life_s=100.0, copied_ratio=ratio)
+        memory = Importance(lambda name, size: 2.0 if name == "copied" else 1.0, params)
+        residents = [a_resident("alone"), a_resident("copied", has_copy=True)]
+        for resident in residents:
+            memory.used(resident.name, 10, 0.0, hit=True)
+        assert evict(memory, residents, 1, 0.0).victims == (first,)
+
+
 def test_three_half_lives_keep_who_is_asked_for_now_and_who_is_asked_for_always():
     """Erratum E25: the rate is the mean of a short, a middle and a long memory."""
 

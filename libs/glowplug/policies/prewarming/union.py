@@ -5,20 +5,31 @@ it costs what cold starts need: with 384 models on 16 Gbit/s cards replicas on t
 placements that chose to grow from them, and TTFT attainment on HydraServe's workload fell from 100 % to 94 %
 (simulated). So replicas are made where host memory has the weights, which mCache's importance decides; the others come
 with the first start.
+
+A replica that no forecast asks for is worth nothing to WarmServe; of those that drained and stayed the one used longest
+ago gives way first here, as in SLLM-GPU (`keep_last`). Any that a forecast asks for is worth more.
 """
 
 from dataclasses import replace
 
 from glowplug.policies.placement.links import has_weights
 from glowplug.policies.prewarming import warmserve
+from glowplug.policies.prewarming.baselines import keep_last
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView
 
 PARAMS = warmserve.WarmserveParams()
+UNWISHED = (
+    1e-3  # what a replica nobody forecast is worth at most, beside the seconds that one saves which is wished for
+)
 
 
 def plan(view: PrewarmView, params: warmserve.WarmserveParams = PARAMS) -> PrewarmPlan:
-    """`warmserve.plan` without the steps whose weights would come over the network."""
+    """`warmserve.plan` without the steps whose weights would come over the network, and a worth for every replica."""
     found = warmserve.plan(view, params)
     nodes = {node.node_id: node for node in view.nodes}
     near = tuple(step for step in found.steps if has_weights(nodes[step.node_id], view.models[step.model_key]))
-    return replace(found, steps=near, inputs={**found.inputs, "over_network": len(found.steps) - len(near)})
+    stayed = {replica_id: UNWISHED * worth for replica_id, worth in keep_last(view).scores.items()}
+    scores = stayed | dict(found.scores)
+    return replace(
+        found, steps=near, scores=scores, inputs={**found.inputs, "over_network": len(found.steps) - len(near)}
+    )

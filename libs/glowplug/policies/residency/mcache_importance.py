@@ -16,6 +16,8 @@ Departures:
   infinity. Victims leave by (rank, utility, last use).
 - Between two renewals the paper's queue is read-only and a shadow is built; here the scores are the same few numbers,
   computed at once when they are `renew_s` old.
+- Weights that lie on a GPU of the node as well, as a replica, are only missed once that has gone: their utility is
+  taken times `copied_ratio`. 1, the default, is the paper, which has no GPUs to share the models with.
 """
 
 import math
@@ -32,6 +34,7 @@ class ImportanceParams:
     renew_s: float = 0.0  # scores may be this old; 0 computes them when they are asked for
     b0: float = 1.0
     max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
+    copied_ratio: float = 1.0  # how much of its worth a model keeps in host memory while a replica of it lies on a GPU
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class Importance:
     def utility(self, resident: Resident, now_s: float) -> float:
         """Eq. 1: seconds saved per byte and second."""
         penalty = self._penalty_s(resident.name, resident.num_bytes)
+        if resident.has_copy:
+            penalty *= self._params.copied_ratio
         return penalty / max(1, resident.num_bytes) * self.rate_per_s(resident.name, now_s)
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:

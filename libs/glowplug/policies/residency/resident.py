@@ -9,7 +9,7 @@ class Resident:
 
     `num_bytes` is what its going would free; `last_used_at` is in epoch seconds; `held` says why it must stay
     ("3 requests in flight", "pinned", "used by i-7f2") and is "" when it may go. A higher `priority` goes later.
-    `num_waiting` requests wait for its model.
+    `num_waiting` requests wait for its model. `has_copy`: its bytes lie on a GPU of the same node as well.
     """
 
     name: str
@@ -18,3 +18,4 @@ class Resident:
     priority: int = 0
     held: str = ""
     num_waiting: int = 0
+    has_copy: bool = False
