@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,47 @@ def test_a_plan_finds_the_least_and_says_what_it_tried(tmp_path: Path) -> None:
     assert (tmp_path / "runs/tiny-plan/report.html").is_file()
     said = glowplug(tmp_path, "plan", "tiny.yaml", "--slo", "ttft_p50=0.000001", "--gpus", "1..2").stdout
     assert "no number in this range meets ttft_p50 of at most 1e-06 s" in said
+
+
+def test_a_plan_for_a_trace_of_ones_own_is_the_same_in_two_processes(tmp_path: Path) -> None:
+    rows = "".join(f"{n * 0.7:.1f},{100 + n},{20 + n % 50}\n" for n in range(80))
+    (tmp_path / "own.csv").write_text(f"t_s,prompt_tokens,response_tokens\n{rows}", encoding="utf-8")
+    write(tmp_path, workload={"source": "own.csv"})
+    asked = ("plan", "tiny.yaml", "--slo", "e2e_p95=600", "--slo", "refused=1", "--seeds", "0,1", "--gpus", "2..2")
+    one = glowplug(tmp_path, *asked, "--out", "a").stdout
+    two = glowplug(tmp_path, *asked, "--out", "b", "--jobs", "2").stdout
+    assert one.replace("a/report", "b/report") == two
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+    assert json.loads((tmp_path / "a/results.json").read_text())["total"]["num_arrived"] == 80
+    assert "note: 2 is the least of this range: fewer may do, too\n\n2 GPUs meet e2e_p95" in one
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_plan_that_is_broken_off_leaves_nothing(tmp_path: Path, jobs: str) -> None:
+    write(tmp_path, seconds=30_000_000)
+    argv = [*GLOWPLUG, "plan", "tiny.yaml", "--slo", "ttft_p95=3", "--gpus", "2..9", "--jobs", jobs]
+    terminal, theirs = os.openpty()  # a bar is drawn on a terminal: the sign that it is in the middle
+    with subprocess.Popen(
+        argv,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as command:
+        os.close(theirs)
+        drawn = b""
+        while b"simulating" not in drawn:
+            drawn += os.read(terminal, 4096)
+        os.killpg(command.pid, signal.SIGINT)
+        with suppress(OSError):  # the end of a terminal
+            while os.read(terminal, 4096):
+                continue
+        said, _ = command.communicate(timeout=90)
+    os.close(terminal)
+    assert (command.returncode, said) == (130, b"")
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
 def test_a_run_replayed_as_it_was_is_the_same_run_and_differs_under_another_policy(tmp_path: Path) -> None:

@@ -23,7 +23,15 @@ from glowplug.cli.simulate import (
     progress,
     told_apart,
 )
-from glowplug.simulator.fleet_size import Objective, Search, parse_objective, parse_range, with_gpus
+from glowplug.simulator.fleet_size import (
+    Objective,
+    Search,
+    all_met,
+    check_objectives,
+    parse_objective,
+    parse_range,
+    with_gpus,
+)
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.scenario import Scenario, ScenarioError, load, load_tree
 from glowplug.simulator.sweep import Case, parse_seeds
@@ -67,7 +75,7 @@ class _Sweep:
 
     def met(self, number: int) -> bool:
         some = self.outcomes.get(number, [])
-        return bool(some) and all(o.met(one.numbers["total"]) for one in some for o in self.objectives)
+        return bool(some) and all(all_met(self.objectives, one.numbers["total"]) for one in some)
 
     def points(self) -> list[dict[str, Any]]:
         """Every number that was tried, with the worst of its seeds."""
@@ -114,6 +122,7 @@ def plan(
         objectives = tuple(parse_objective(text) for text in slo)
         low, high = parse_range(gpus)
         whole = load(scenario, settings or ())
+        check_objectives(objectives, whole.setup)
         for note in whole.notes:
             typer.echo(f"glowplug: {note}", err=True)
         chosen = parse_seeds(seeds) if seeds else (whole.seed,)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from glowplug.simulator.scenario_errors import ScenarioError, known
 from glowplug.simulator.scenario_tree import Tree
+from glowplug.simulator.setup import Setup
 
 MOST: Final = 100_000
 _TIMES: Final = tuple(f"{name}_{which}" for name in ("ttft", "tpot", "e2e", "normalised")
@@ -38,15 +39,29 @@ class Objective:
         found: float | None = total[self.name if self.name in _SHARES else f"{name}_s_{which}"]
         return found
 
-    def met(self, total: Mapping[str, Any]) -> bool:
-        """Whether a run met it; a time is met only when every request was answered."""
+    def met(self, total: Mapping[str, Any], *, may_lose: bool = False) -> bool:
+        """Whether a run met it; a time is met only when every request was answered, unless some may be lost."""
         value = self.value(total)
         if value is None:
             return False
         if self.name in _SHARES:
             return value >= self.limit
         lost = total["num_refused"] + total["num_unfinished"] if self.name != "refused" else 0
-        return value <= self.limit and not lost
+        return value <= self.limit and (may_lose or not lost)
+
+
+def all_met(objectives: Sequence[Objective], total: Mapping[str, Any]) -> bool:
+    """Whether a run met them all. Where one of them says how many may be refused, times are those of the others."""
+    may_lose = any(one.name == "refused" for one in objectives)
+    return all(one.met(total, may_lose=may_lose) for one in objectives)
+
+
+def check_objectives(objectives: Sequence[Objective], setup: Setup) -> None:
+    """Raises ScenarioError for an attainment of what no model has a limit for: no number of GPUs could give one."""
+    for one in objectives:
+        limit = f"{one.name.removesuffix('_attainment')}_s"
+        if one.name.endswith("_attainment") and not any(getattr(m.model.slo, limit) for m in setup.models):
+            raise ScenarioError("--slo", f"{one.name}: no model of the scenario has slo.{limit}")
 
 
 def parse_objective(text: str) -> Objective:
@@ -130,4 +145,7 @@ class Search:
                 break
             high = min(lower)
         odd = [n for n, met in sorted(tried.items()) if n > high and not met]
-        return high, [f"{', '.join(map(str, odd))} GPUs were tried, too, and miss it"] if odd else []
+        notes = [f"{', '.join(map(str, odd))} GPUs were tried, too, and miss it"] if odd else []
+        if high == self.low > 1:
+            notes.append(f"{high} is the least of this range: fewer may do, too")
+        return high, notes

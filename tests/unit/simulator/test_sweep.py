@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.simulator.fleet_size import Search, parse_objective, parse_range, with_gpus
+from glowplug.simulator.fleet_size import (
+    Search,
+    all_met,
+    check_objectives,
+    parse_objective,
+    parse_range,
+    with_gpus,
+)
 from glowplug.simulator.jobs import run_cases
 from glowplug.simulator.scenario import ScenarioError, load
 from glowplug.simulator.sweep import cases, parse_seeds, variants
@@ -119,6 +126,23 @@ def test_shares_are_at_least_and_refusals_at_most() -> None:
     assert not parse_objective("refused=0.1").met(total(num_unfinished=2))
 
 
+def test_who_says_how_many_may_be_refused_gets_the_times_of_the_others() -> None:
+    time, some = parse_objective("ttft_p99=0.5s"), parse_objective("refused=0.1")
+    assert all_met([time, some], total(num_refused=1))
+    assert not all_met([time, some], total(num_refused=2))
+    assert not all_met([time, some], total(num_refused=1, ttft_s_p99=0.51))
+    assert not all_met([time], total(num_refused=1))
+
+
+def test_an_attainment_of_no_objective_is_refused(tmp_path: Path) -> None:
+    setup = load(write(tmp_path)).setup
+    check_objectives([parse_objective("ttft_attainment=1"), parse_objective("tpot_attainment=1")], setup)
+    bare = load(write(tmp_path, slo={})).setup  # one model has a limit for its later tokens
+    check_objectives([parse_objective("tpot_attainment=1"), parse_objective("warm_ratio=1")], bare)
+    with pytest.raises(ScenarioError, match=r"^--slo: ttft_attainment: no model of the scenario has slo.ttft_s$"):
+        check_objectives([parse_objective("ttft_attainment=1")], bare)
+
+
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 50))
 def test_the_least_number_is_found_wherever_it_lies(low: int, width: int, least: int) -> None:
     tried: list[int] = []
@@ -129,7 +153,8 @@ def test_the_least_number_is_found_wherever_it_lies(low: int, width: int, least:
 
     answer, notes = Search(low, low + width).run(try_all)
     assert answer == (max(low, least) if least <= low + width else None)
-    assert notes == []
+    at_the_edge = answer == low and low > 1
+    assert notes == ([f"{low} is the least of this range: fewer may do, too"] if at_the_edge else [])
     assert len(tried) == len(set(tried))
     assert all(low <= number <= low + width for number in tried)
 
