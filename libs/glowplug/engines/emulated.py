@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from glowplug.domain.errors import BadRequest, EngineFailed
-from glowplug.domain.model import Model
 from glowplug.engines import probe
 from glowplug.engines.emulated_host.faults import Faults, changed
 from glowplug.engines.emulated_host.profiles import PROFILES
@@ -26,9 +25,6 @@ class EmulatedDriver(HostedDriver):
     )
     module = "glowplug.engines.emulated_host"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-
-    def host_footprint(self, model: Model) -> int:
-        return 32 << 20  # measured; its weights and its KV cache are numbers only
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         args = request.model.engine_args

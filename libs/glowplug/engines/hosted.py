@@ -10,7 +10,6 @@ from typing import Any
 from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.domain.model import Model
 from glowplug.engines import probe, process, rendezvous
 from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, Health, LaunchRequest, LoadReport
 
@@ -32,9 +31,6 @@ class HostedDriver:
 
     def unavailable(self) -> str:
         return "" if Path(self._python).exists() else f"no interpreter at {self._python}"
-
-    def host_footprint(self, model: Model) -> int:
-        return 64 << 20
 
     async def warm(self) -> None:
         """Nothing to prepare: these processes start in a fraction of a second."""

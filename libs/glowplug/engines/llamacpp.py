@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
-from glowplug.domain.model import Model
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, LaunchRequest
 
@@ -77,9 +76,6 @@ class LlamacppDriver(HostedDriver):
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"{self._python} does not answer: {error}"
         return "" if asked.returncode == 0 else f"{missing} in {self._python}"
-
-    def host_footprint(self, model: Model) -> int:
-        return 80 << 20  # interpreter, library and compute buffers of a small model, measured
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         if unknown := sorted(set(request.model.engine_args) - ENGINE_ARGS):

@@ -117,10 +117,6 @@ class EngineDriver(Protocol):
         """'' when engines of this kind can start on this node, else the reason, for a person."""
         ...
 
-    def host_footprint(self, model: Model) -> int:
-        """Bytes of host memory that one engine of this model takes beside its weights and its KV cache."""
-        ...
-
     async def warm(self) -> None:
         """Get ready to launch (a parked process, a page cache). Called at the agent's start; may do nothing."""
         ...

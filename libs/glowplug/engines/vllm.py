@@ -19,7 +19,6 @@ from typing import Any
 import structlog
 
 from glowplug.domain.errors import EngineFailed
-from glowplug.domain.model import Model
 from glowplug.engines import probe, process, rendezvous, vllm_args, vllm_env
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
@@ -70,10 +69,6 @@ class VllmDriver(HostedDriver):
 
     def unavailable(self) -> str:
         return vllm_env.missing(self._interpreter)
-
-    def host_footprint(self, model: Model) -> int:
-        parked = vllm_args.wants_parked(model, self._settings.vllm_parked)
-        return (300 if parked else 1300) << 20  # private bytes of API server and core, measured
 
     async def warm(self) -> None:
         """Begin to park vLLM and return at once. Failing is not fatal: `launch` tries again, then starts plainly."""

@@ -29,7 +29,7 @@ from glowplug.controllers.agent_words import (
 )
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import Worker
-from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.model import WeightsRef
 from glowplug.engines import process
 from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
 from services.agent.engine_room import EngineRoom
@@ -57,9 +57,6 @@ class FakeEngineDriver:
 
     def unavailable(self) -> str:
         return ""
-
-    def host_footprint(self, model: Model) -> int:
-        return 0
 
     async def warm(self) -> None: ...
 
