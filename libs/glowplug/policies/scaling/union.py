@@ -15,9 +15,13 @@ only GPU-seconds. On the way down all must let go (while data is cold PreServe h
 they have been spare for as long as the model keeps its last one (HydraServe's 30 s for each, section 8.1), or at once
 while an instance of another model finds no room. Where that one needs several GPUs, neighbours have to be free
 together: who drains is then not taken back while a prewarmed copy can be grown instead.
+
+While anything is expected one instance stays (PreServe, erratum E32), asked for or not. Where the models expected need
+more memory than there is, they then take it from each other with nobody waiting: `last_by_keep_alive=True` leaves the
+first and the last instance to requests and the model's keep-alive.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
@@ -35,6 +39,7 @@ class UnionParams:
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
     prewarmed_keep_alive_ratio: float = 1.0  # of the model's keep-alive, while a copy lies prewarmed
     spare_s: float = 10.0  # spare instances live this long where the model's keep-alive has no end
+    last_by_keep_alive: bool = False  # a plan of one neither starts the first instance nor keeps the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,8 @@ def scale(
     st = standing(snapshot, model)
     state = state or UnionState()
     plan, scaler = preserve.plan_for(st, state.plan, params.plan)
+    if params.last_by_keep_alive and not (plan.is_cold or st.demand) and plan.num_wanted == 1:
+        plan = replace(plan, num_wanted=0)
     load, average = warmserve.watch(st, state.load, params.load, slots_used(st))
     arrivals = hydraserve.watch(st, state.arrivals, params.arrivals)
     options = [(st.needed, reactive.why(st)), (load.num_wanted, load.reason)]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
-from glowplug.policies.registry import ROOMS
+from glowplug.policies.registry import ROOMS, choose
 from glowplug.policies.scaling import llumnix_like, static, union
 from tests.fleet_builder import an_instance
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
@@ -62,6 +62,18 @@ def test_muxserve_like_has_one_of_every_model_before_anybody_asks_and_lets_none_
     assert (after_a_day.num_wanted, after_a_day.drain) == (1, ())
     assert asked(86_401.0, load(waiting=100), ready(1)).num_wanted == 1
     assert Asked(static.muxserve_like, min_instances=3)(100.0, load()).num_wanted == 3
+
+
+@pytest.mark.parametrize(("name", "first", "last"), [("union", 1, ()), ("union:last_by_keep_alive=true", 0, ("i-1",))])
+def test_whether_what_is_expected_brings_the_first_instance_and_keeps_the_last(name, first, last):
+    """PreServe, erratum E32: one stays while anything is expected; or requests and keep-alive say so, above one it is
+    the plan in both."""
+    little, much = a_forecast(250, 50, **MU), a_forecast(2500, 500, **MU)
+    assert Asked(choose("scaling", name))(100.5, load(), now=little).num_wanted == first
+    assert Asked(choose("scaling", name))(129.0, load(last_active_at=100.0), ready(1), now=little).drain == ()
+    assert Asked(choose("scaling", name))(131.0, load(last_active_at=100.0), ready(1), now=little).drain == last
+    assert Asked(choose("scaling", name))(100.5, load(), now=much).num_wanted == 3
+    assert Asked(choose("scaling", name))(131.0, load(i1=1), ready(1), now=little).num_wanted == 1
 
 
 def test_the_union_is_the_largest_of_plan_load_and_demand():
