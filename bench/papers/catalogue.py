@@ -11,6 +11,8 @@ from bench.papers import (
     s_swap,
     u_union,
     w4_forecast,
+    w_layers,
+    w_stages,
     w_warm,
 )
 from bench.papers.experiment import Experiment
@@ -19,6 +21,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     w_warm.W1,
     w_warm.W2,
     w_warm.W3,
+    w_stages.EXPERIMENT,
+    w_layers.EXPERIMENT,
     w4_forecast.EXPERIMENT,
     w_warm.W5,
     h_pipeline.H1,
