@@ -1,0 +1,66 @@
+"""The union on an engine that runs real models and can neither prewarm nor swap: cold, give way, idle to zero."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fleet_runner import Fleet, wait_until
+
+pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(240)]
+MODEL = """
+name: {name}
+engine: llamacpp
+weights: sample:smollm2
+kv_bytes: 140MiB
+context_tokens: 1024
+max_concurrency: 4
+keep_alive_s: {keep_alive_s}
+slo: {{ttft_s: 5, tpot_s: 0.2}}
+"""
+CHOSEN = {
+    "GLOWPLUG_POLICIES": "union",
+    "GLOWPLUG_POLICY_SCALING": "union:last_by_keep_alive=true",
+    "GLOWPLUG_GPU_BUDGETS": "300MiB",  # one of these models at a time: 234 MiB each
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    kept = {"lasting": 600, "brief": 2}
+    models = {name: MODEL.format(name=name, keep_alive_s=seconds) for name, seconds in kept.items()}
+    made = Fleet.start(tmp_path_factory.mktemp("fleet"), models, engine="llamacpp", nodes=1, **CHOSEN)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def decisions(fleet: Fleet, model: str) -> list[dict[str, Any]]:
+    """What the placer decided for it."""
+    url = fleet.url("placer") + "/v1/decisions"
+    found: list[dict[str, Any]] = httpx.get(url, params={"model": model}).json()["data"]
+    return [row for row in found if row["service"] == "placer"]
+
+
+def test_a_cold_model_is_fetched_placed_and_answers(fleet: Fleet) -> None:
+    answer = fleet.chat("lasting")
+    assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"], answer.text
+    (placed,) = [row for row in decisions(fleet, "lasting") if row["kind"] == "place"]
+    assert placed["policy"] == "union" and "1 stages" in placed["reason"]
+
+
+def test_it_gives_way_to_another_and_what_idles_leaves_nothing_behind(fleet: Fleet) -> None:
+    (first,) = fleet.instances("lasting")
+    assert fleet.chat("brief").status_code == 200
+    (evicted,) = [row for row in decisions(fleet, "brief") if row["kind"] == "evict"]
+    assert evicted["policy"] == "swapserve" and evicted["chosen"] == first["instance_id"]
+    wait_until("idle to zero", lambda: not fleet.instances())
+
+
+def test_no_service_stumbled(fleet: Fleet) -> None:
+    """A decision that raises is tried again for ever: it shows in the log alone."""
+    for name in ("router-1", "predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1"):
+        log = fleet.logs(name, lines=10_000)
+        assert log != "(no log)" and "Traceback" not in log, log
