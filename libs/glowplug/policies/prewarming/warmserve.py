@@ -120,7 +120,8 @@ def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> 
     if params.first_layers:
         held = {r.instance_id: r.workers[0].num_bytes for rows in view.dormant.values() for r in rows if r.workers}
         nodes = [
-            replace(n, replicas=tuple(replace(r, bytes_per_gpu=held.get(r.replica_id, 0)) for r in n.replicas)) for n in nodes
+            replace(n, replicas=tuple(replace(r, bytes_per_gpu=held.get(r.replica_id, 0)) for r in n.replicas))
+            for n in nodes
         ]
     if not gone:
         return nodes
