@@ -96,6 +96,20 @@ async def test_a_replica_becomes_an_instance_in_the_same_process(live: Live) -> 
     assert not live.granted() and not live.processes
 
 
+async def test_a_replica_of_the_first_layers_holds_their_bytes_and_serves_with_all(live: Live) -> None:
+    """WarmServe section 4: a third of the weights is granted and loaded; the start that grows from it takes all."""
+    event = replica_of(live.model, "r-1")
+    workers = tuple(replace(w, num_bytes=20 * MIB) for w in event.data.workers)
+    await live.sender.publish(given(event, workers=workers))
+    await live.reaches("r-1", InstanceState.PREWARMED)
+    assert live.granted() == {"prewarm": 20}
+    spec = json.loads((live.service.room.run_dir("r-1") / "spec.json").read_bytes())
+    assert spec["first_bytes"] == 20 * MIB < spec["weights_bytes"]
+    await live.sender.publish(given(start_command(live.model, "i-1"), source="r-1"))
+    assert await live.ask(await live.reaches("i-1", InstanceState.READY))
+    assert live.granted() == {"weights": 60, "kv": 100}
+
+
 async def test_an_activation_waits_for_the_load_that_is_under_way(live: Live) -> None:
     slow = replace(live.model, engine_args={"time_scale": 1.0, "launch_s": 0.1, "load_bytes_per_s": 120 * MIB})
     await live.sender.publish(replica_of(slow, "r-1"))
