@@ -19,6 +19,7 @@ from glowplug.cli.options import CliError, Format, OutputOption
 from glowplug.cli.show import seconds, table
 from glowplug.cli.stream import Answer, chat
 from glowplug.cli.up import EngineOption, NodesOption, settings_of, wait_for_models
+from glowplug.domain.instance import InstanceState
 from glowplug.runtime.supervisor.fleet import Fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.run import run_fleet
@@ -167,13 +168,15 @@ async def ask(client: httpx.AsyncClient, step: str, model: str, engine: str) -> 
 
 
 async def idle(placer_url: str, client: httpx.AsyncClient, engine: str) -> Row:
-    """Wait until no instance is left."""
+    """Wait until no instance is left that serves, and say what lies dormant where the policies keep that."""
     started = time.monotonic()
     left: Sequence[Any] = ()
     while time.monotonic() - started < IDLE_TIMEOUT_S:
-        left = (await client.get(f"{placer_url}/v1/instances")).json()["data"]
+        rows = (await client.get(f"{placer_url}/v1/instances")).json()["data"]
+        left = [row for row in rows if not InstanceState(row["state"]).is_dormant]
         if not left:
-            return Row("idle to zero", "all", engine, whole_s=time.monotonic() - started)
+            which = f"all, {len(rows)} dormant" if rows else "all"
+            return Row("idle to zero", which, engine, whole_s=time.monotonic() - started)
         await asyncio.sleep(0.2)
     names = ", ".join(row["instance_id"] for row in left)
     return Row("idle to zero", "all", engine, error=f"after {IDLE_TIMEOUT_S:g} s still there: {names}")

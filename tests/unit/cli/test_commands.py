@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from glowplug.cli import logs, tap, up, why
 from glowplug.cli.client import connect
-from glowplug.cli.demo import HEADERS, Row, write_models
+from glowplug.cli.demo import HEADERS, Row, idle, write_models
 from glowplug.cli.options import NoFleet
 from glowplug.cli.stream import Answer
 from glowplug.events.filters import EventFilter
@@ -112,6 +113,17 @@ def test_a_demo_row_says_where_the_time_went_and_that_an_engine_is_emulated() ->
     assert (cells["queue"], cells["load"], cells["fetch"], cells["result"]) == ("2.000 s", "1.000 s", "-", "ok")
     assert "EMULATED" in Row.of("cold", "m", "emulated", answer).engine
     assert Row.of("cold", "m", "llamacpp", Answer()).error
+
+
+async def test_the_demo_is_idle_when_nobody_serves_and_says_what_lies_dormant() -> None:
+    seen = [["ready", "prewarmed"], ["draining", "prewarmed"], ["prewarmed", "swapped_out"]]
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"data": [{"instance_id": "i", "state": state} for state in seen.pop(0)]})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        row = await idle("http://placer", client, "emulated")
+    assert (seen, row.model, row.error) == ([], "all, 2 dormant", "")
 
 
 def test_demo_models_are_valid_and_fall_asleep_soon(tmp_path: Path) -> None:
