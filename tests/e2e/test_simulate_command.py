@@ -268,7 +268,15 @@ def test_a_replayed_recording_can_be_moved_and_replayed_again(tmp_path: Path) ->
         ("", "holds no request"),
         ("{}\n", "line 1: is no event of ours"),
         ("not json\n", "line 1: is no JSON"),
-        ('{"type": "request.rejected", "occurred_at": 1, "data": {"model_key": "m"}}\n', "holds no model.deployed"),
+        (
+            '{"type": "request.rejected", "occurred_at": 1, "data": {"model_key": "m"}}\n',
+            "line 1: data: object missing",
+        ),
+        (
+            '{"type": "request.rejected", "occurred_at": 1, "data": {"model_key": "m", "request_id": "r",'
+            ' "router_id": "a", "status": 429, "code": "queue_full"}}\n',
+            "holds no model.deployed",
+        ),
     ],
 )
 def test_a_recording_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -77,6 +77,18 @@ def decode(raw: bytes) -> Event:
     )
 
 
+def wrong_with(kind: str, data: object) -> str:
+    """What is wrong with a payload as JSON gave it, as 'field: problem'; '' when it is one of this type. Fields that
+    are not known are left alone. Raises KeyError for a type that is none of ours."""
+    try:
+        msgspec.convert(data, PAYLOADS[kind])
+    except (msgspec.ValidationError, RecursionError) as error:
+        problem, _, place = str(error).partition(" - at `$")
+        problem = problem[:1].lower() + problem[1:].replace("`", "")
+        return f"data{place.rstrip('`')}: {problem}"
+    return ""
+
+
 def to_json(value: object) -> bytes:
     """JSON of any domain value, for the store and REST."""
     return _encoder.encode(value)

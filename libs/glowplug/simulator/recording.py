@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
+from glowplug.events.envelope import wrong_with
 from glowplug.policies.options import base_name
 from glowplug.policies.registry import ROOMS
 from glowplug.simulator.report.summary import summary
@@ -18,6 +19,10 @@ from glowplug.simulator.run_folder import read_rows
 from glowplug.simulator.scenario_errors import ScenarioError
 
 Row = dict[str, Any]
+READ: Final = frozenset({"request.finished", "request.rejected", "model.deployed", "node.beat", "node.joined",
+                         "instance.ready", "weights.fetched", "decision.made"})  # fmt: skip
+MOST: Final = 1e12  # seconds or tokens: what is above is a mistake
+_MEASURED: Final = ("arrived_at", "queue_s", "ttft_s", "e2e_s", "prompt_tokens", "response_tokens")
 _ROOM_OF = {("autoscaler", "scale"): "scaling", ("placer", "place"): "placement", ("placer", "evict"): "residency"}
 
 _TOLD = frozenset({"bytes_fetched", "gpu_seconds", "num_starts", "seconds", "starts"})
@@ -126,10 +131,10 @@ def read_recording(path: Path) -> Recording:
     """The recording in a file of JSON lines. Raises ScenarioError when it holds no request, model or node."""
     recording = Recording(str(path))
     for number, row in enumerate(read_rows(path), start=1):
-        try:
-            _take(recording, row)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ScenarioError("", f"{path}, line {number}: is no event of ours ({error!r})") from error
+        problem = _wrong_with(row)
+        if problem:
+            raise ScenarioError("", f"{path}, line {number}: {problem}")
+        _take(recording, row)
     if not recording.finished and not recording.rejected:
         raise ScenarioError("", f"{path}: holds no request (request.finished is telemetry: tap it with -p tel)")
     if not recording.models:
@@ -137,6 +142,29 @@ def read_recording(path: Path) -> Recording:
     if not recording.nodes:
         raise ScenarioError("", f"{path}: holds no node.beat, so nothing is known of the GPUs")
     return recording
+
+
+def _wrong_with(row: Row) -> str:
+    """'field: problem' of a row that is read; '' when it is sound, or of a type that is not read."""
+    if not isinstance(row.get("type"), str):
+        return "is no event of ours: type: is missing" if "type" not in row else "type: is no text"
+    if row["type"] not in READ:
+        return ""
+    wrong = wrong_with(row["type"], row.get("data"))
+    if wrong:
+        return wrong
+    data = row["data"]
+    numbers = [("occurred_at", row.get("occurred_at"))]
+    if row["type"] == "request.finished":
+        numbers += [(f"data.{name}", data[name]) for name in _MEASURED]
+    for phase in (data["instance"].get("phases") or ()) if row["type"] == "instance.ready" else ():
+        numbers += [
+            (f"data.instance.phases.{phase['name']}.{name}", phase[name]) for name in ("started_at", "ended_at")
+        ]
+    for field_name, number in numbers:
+        if not isinstance(number, int | float) or not 0 <= number <= MOST:
+            return f"{field_name}: {str(number)[:40]!r} is no number from 0 to {MOST:g}"
+    return ""
 
 
 def _take(recording: Recording, row: Mapping[str, Any]) -> None:

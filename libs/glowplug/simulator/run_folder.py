@@ -144,7 +144,7 @@ def read_lines(folder: Path, name: str, begins: str = "") -> Iterator[dict[str, 
 def read_rows(path: Path, begins: str = "") -> Iterator[dict[str, Any]]:
     """JSON objects, one a line. Raises ScenarioError naming file and line."""
     try:
-        file = path.open(encoding="utf-8")
+        file = path.open(encoding="utf-8-sig")
     except OSError as error:
         raise ScenarioError("", f"{path}: {error.strerror}") from error
     with file:

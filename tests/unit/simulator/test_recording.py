@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.simulator.recording import read_recording
 from glowplug.simulator.recording_scenario import costs_of, scenario_of, write_arrivals
-from glowplug.simulator.scenario import load_tree
+from glowplug.simulator.scenario import ScenarioError, load_tree
 
 MODEL = {
     "name": "Chat 7B",
@@ -22,6 +22,10 @@ MODEL = {
     "max_instances": 2,
     "slo": {"ttft_s": 2.0},
 }
+
+
+NODE = {"node_id": "node-1", "engines": ["vllm"], "agent_url": "http://node-1"}
+INSTANCE = {"instance_id": "i-1", "model_key": "chat-7b", "engine": "vllm", "state": "ready", "workers": []}
 
 
 def request(number: int, **fields: Any) -> dict[str, Any]:
@@ -47,8 +51,14 @@ def request(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def recording(folder: Path, *rows: tuple[str, float, dict[str, Any]]) -> Path:
-    gpus = [{"gpu_id": "node-1/0", "total_bytes": 24 * 10**9, "grants": [{"holder": "i-1"}]}]
-    node = {"node_id": "node-1", "gpus": gpus, "host_cache_bytes": 10**9, "links": [], "abilities": ["vllm:prewarm"]}
+    gpus = [
+        {
+            "gpu_id": "node-1/0",
+            "total_bytes": 24 * 10**9,
+            "grants": [{"holder": "i-1", "owner": "weights", "num_bytes": 1}],
+        }
+    ]
+    node = {**NODE, "gpus": gpus, "host_cache_bytes": 10**9, "links": [], "abilities": ["vllm:prewarm"]}
     phases = [
         {"name": "launch", "started_at": 1.0, "ended_at": 3.0},
         {"name": "load", "started_at": 3.0, "ended_at": 8.0},
@@ -57,7 +67,7 @@ def recording(folder: Path, *rows: tuple[str, float, dict[str, Any]]) -> Path:
         ("model.deployed", 990.0, {"model": MODEL}),
         ("node.beat", 990.0, {"node": node}),
         ("node.beat", 995.0, {"node": node}),
-        ("instance.ready", 996.0, {"instance": {"instance_id": "i-1", "model_key": "chat-7b", "phases": phases}}),
+        ("instance.ready", 996.0, {"instance": {**INSTANCE, "phases": phases}}),
         *rows,
     ]
     path = folder / "r.jsonl"
@@ -87,7 +97,7 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
 
 def test_a_recording_tells_what_its_gpus_held_when_it_began(tmp_path: Path) -> None:
     """A replay begins with empty GPUs, and says what the fleet had the advantage of."""
-    empty = {"node_id": "node-2", "gpus": [{"gpu_id": "node-2/0", "total_bytes": 24 * 10**9, "grants": []}]}
+    empty = {**NODE, "node_id": "node-2", "gpus": [{"gpu_id": "node-2/0", "total_bytes": 24 * 10**9, "grants": []}]}
     rows = [("node.beat", 991.0, {"node": empty}), ("request.finished", 1010.0, request(1))]
     assert read_recording(recording(tmp_path, *rows)).held_at_first == (1, 2)
 
@@ -96,6 +106,51 @@ def test_what_was_not_recorded_is_unknown_and_not_nothing(tmp_path: Path) -> Non
     fleet = read_recording(recording(tmp_path, ("request.finished", 1010.0, request(1)))).numbers()["fleet"]
     assert (fleet["num_starts"], fleet["gpu_seconds"]) == (1, 5.0)
     assert (fleet["bytes_loaded"], fleet["hit_ratio"], fleet["bytes_prewarmed"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("prompt_tokens", -1, "data.prompt_tokens: '-1' is no number from 0 to 1e+12"),
+        ("response_tokens", "x", "data.response_tokens: expected int, got str"),
+        ("e2e_s", float("nan"), "data.e2e_s: 'nan' is no number"),
+        ("arrived_at", float("inf"), "data.arrived_at: 'inf' is no number"),
+        ("arrived_at", None, "data.arrived_at: expected float, got null"),
+        ("queue_s", 1e300, "data.queue_s: '1e+300' is no number"),
+        ("model_key", 7, "data.model_key: expected str, got int"),
+        ("cold", ..., "data: object missing required field cold"),
+    ],
+)
+def test_what_is_wrong_with_a_recorded_request_is_one_line_with_its_field(
+    tmp_path: Path, field: str, value: Any, said: str
+) -> None:
+    row = request(1, **{field: value})
+    if value is ...:
+        del row[field]
+    path = recording(tmp_path, ("request.finished", 1010.0, request(0)), ("request.finished", 1011.0, row))
+    with pytest.raises(ScenarioError) as caught:
+        read_recording(path)
+    assert str(caught.value).startswith(f"{path}, line 6: {said}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        ("model.deployed", {"model": {**MODEL, "weights_bytes": -5}}, "data.model"),
+        ("model.deployed", {"model": {**MODEL, "max_concurrency": None}}, "data.model.max_concurrency: expected int"),
+        ("model.deployed", None, "data: expected object, got null"),
+        ("node.beat", {"node": {"node_id": "n", "gpus": 5}}, "data.node.gpus: expected array, got int"),
+        ("decision.made", {}, "data: object missing required field decision"),
+    ],
+)
+def test_what_is_wrong_with_a_recorded_fleet_is_one_line_with_its_field(
+    tmp_path: Path, kind: str, data: Any, said: str
+) -> None:
+    path = recording(tmp_path, (kind, 1010.0, data))
+    with pytest.raises(ScenarioError) as caught:
+        read_recording(path)
+    assert str(caught.value).startswith(f"{path}, line 5: {said}")
 
 
 def test_costs_are_read_off_streamed_requests() -> None:
