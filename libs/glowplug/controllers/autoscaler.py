@@ -166,6 +166,7 @@ class AutoscalerController:
             return [*lifted, *self._balance(model.key, now_s)]
         if isinstance(request, operator.Unload):
             self._asked.pop(model.key, None)
+            self._states.pop(model.key, None)  # the load of the last seconds is no demand either
             self._unloaded |= {i for i, row in self.instances.of(model.key).items() if not row.state.is_gone}
             return self._stop_all(model.key, "unloaded by its operator", "unload", now_s)
         if isinstance(request, operator.Suspend):

@@ -17,9 +17,11 @@ from glowplug.events.facts import (
     InstanceFailed,
     InstanceReady,
     InstanceStarting,
+    InstanceStopped,
     ModelUndeployed,
     RequestWaiting,
 )
+from glowplug.policies.registry import choose
 from glowplug.policies.scaling.reactive import scale
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
@@ -180,6 +182,23 @@ def test_what_an_unloaded_instance_still_streams_brings_nothing_back_but_a_new_r
     assert published(effects, ResumeInstance) == published(effects, PlaceInstance) == []
     effects = controller.handle(waiting(), 2.6)
     assert published(effects, ResumeInstance) == [] and len(published(effects, PlaceInstance)) == 1
+
+
+@pytest.mark.parametrize("policy", ["reactive", "warmserve", "hydraserve", "preserve", "union"])
+def test_the_load_of_the_last_seconds_brings_nothing_back_that_was_unloaded(policy):
+    controller = AutoscalerController(choose("scaling", policy), policy, 7)
+    controller.handle(operator.Deploy(model=a_model(keep_alive_s=60)), 0.0)
+    controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 1.0)
+    for n in range(8):
+        busy = ModelLoad(num_in_flight=1, last_active_at=2.0 + n / 2, in_flight_by_instance={"i-1": 1})
+        controller.handle(load_report(m=busy), 2.0 + n / 2)
+        controller.handle(Tick(), 2.0 + n / 2)
+    controller.handle(load_report(m=ModelLoad(last_active_at=6.0)), 6.0)
+    assert published(controller.handle(operator.Unload("m"), 6.1), StopInstance)
+    stopped = an_instance("i-1", state=InstanceState.STOPPED, revision=2)
+    effects = controller.handle(an_event(InstanceStopped(instance=stopped)), 6.2)
+    effects += [e for n in range(20) for e in controller.handle(Tick(), 6.5 + n / 2)]
+    assert published(effects, PlaceInstance) == []
 
 
 def test_a_drained_model_starts_nothing_until_loaded():
