@@ -21,7 +21,6 @@ slo: {{ttft_s: 5, tpot_s: 0.2}}
 """
 CHOSEN = {
     "GLOWPLUG_POLICIES": "union",
-    "GLOWPLUG_POLICY_SCALING": "union:last_by_keep_alive=true",
     "GLOWPLUG_GPU_BUDGETS": "300MiB",  # one of these models at a time: 234 MiB each
 }
 
