@@ -147,5 +147,4 @@ EXPERIMENT = Experiment(
         "bench/papers/p0_forecast.py",
         "bench/papers/data.py",
     ),
-    max_seeds=3,
 )

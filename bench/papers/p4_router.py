@@ -82,5 +82,4 @@ EXPERIMENT = Experiment(
     run=run,
     judge=judge,
     reads=("libs/glowplug/policies/routing", "libs/glowplug/policies/prediction", "bench/papers/p4_router.py"),
-    max_seeds=3,
 )

@@ -141,7 +141,6 @@ P1 = Experiment(
     run=run_scaling,
     judge=judge_peak,
     reads=(*SIMULATOR, "scenarios/preserve.yaml", "bench/papers/p_preserve.py", "bench/papers/p_serve.py"),
-    max_seeds=3,
 )
 P2 = replace(
     P1,
@@ -170,5 +169,4 @@ P3 = replace(
     run=run_routing,
     judge=p_preserve.judge_routing,
     reads=(*P1.reads, "scenarios/preserve_routing.yaml"),
-    max_seeds=5,
 )

@@ -136,5 +136,4 @@ EXPERIMENT = Experiment(
         "bench/papers/w4_forecast.py",
         "bench/papers/data.py",
     ),
-    max_seeds=3,
 )

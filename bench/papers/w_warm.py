@@ -313,7 +313,6 @@ W1 = Experiment(
     run=run,
     judge=judge_baseline,
     reads=READS,
-    max_seeds=5,
 )
 W2 = replace(
     W1,
@@ -349,5 +348,5 @@ W5 = replace(
     cases=lambda quick: (*WINDOWS_S, *(f"{window}{FAST}" for window in WINDOWS_S)),
     run=run_window,
     judge=judge_windows,
-    max_seeds=2,
+    max_seeds=5,
 )
