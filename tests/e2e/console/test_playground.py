@@ -189,7 +189,7 @@ async def test_no_router_address_is_said_at_once(page: Page, complaints: list[st
         await at.tell(*story.fleet_events(at.clock.stop()))
         await page.goto(f"{at.url}/#/playground")
         await expect(page.get_by_text("no router address known: set GLOWPLUG_ROUTER_URL")).to_be_visible()
-    await expected(page, complaints)
+        await expected(page, complaints)
 
 
 async def test_text_of_a_talk_stays_out_of_logs_and_memory(

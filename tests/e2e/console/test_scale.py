@@ -41,6 +41,7 @@ async def test_two_hundred_nodes_and_five_hundred_models(page: Page) -> None:
         await expect(page.locator(".node .gpu")).to_have_count(8)
         await page.goto(f"{at.url}/#/models")
         await until(page, "document.querySelector('main').innerText.includes('500')")
+        await page.close()  # before its console stops, or it says that it lost it
 
 
 async def test_a_page_that_read_too_slowly_is_told_and_is_whole_again(page: Page) -> None:
@@ -60,6 +61,7 @@ async def test_a_page_that_read_too_slowly_is_told_and_is_whole_again(page: Page
         whole = len(at.console.view.models)
         assert whole == 407
         await expect(page.locator(".figures dd").nth(3)).to_have_text(f"3 of {whole}")
+        await page.close()
 
 
 def deployed(number: int, revision: int) -> object:

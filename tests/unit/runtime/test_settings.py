@@ -98,7 +98,8 @@ def test_one_word_chooses_every_policy_and_what_goes_with_them(monkeypatch):
     assert (placer.policy_placement, placer.policy_prewarming, placer.turns) == ("union", "union", "balanced")
     assert placer.policy_residency == "lru", "what is set by itself goes before"
     assert (autoscaler.policy_scaling, autoscaler.stop_becomes) == ("union", "prewarmed")
-    assert (RouterSettings().policy_routing, PrefetcherSettings().policy_caching) == ("union", "mcache")
+    assert RouterSettings().policy_routing == "union"
+    assert PrefetcherSettings().policy_caching == "mcache:copied_ratio=0.1"
     monkeypatch.setenv("GLOWPLUG_POLICIES", "warmserve")
     assert AgentSettings().kv_reservation == "paper"
     monkeypatch.setenv("GLOWPLUG_POLICIES", "unoin")
