@@ -5,7 +5,7 @@
  warmserve    scenarios/warmserve.yaml at RPS 25, every mechanism on, against the mode that visits each engine step
  length       the same fleet over a trace four times as long: peak memory, requests a second
  hydraserve   384 models on 24 GPUs, one hour
- scale        200 servers of 8 GPUs, 500 models: that it completes, and what its decisions take
+ scale        200 servers of 8 GPUs, 500 models: that it completes, and what its decisions take, forecasts among them
 Every case runs in a process of its own. CPU is the process's own (user and system); memory is the peak of its resident
 set. A decision's time is the CPU time of one `handle` that gave any effect, over the decisions it recorded (a tick of
 the autoscaler settles every model that has something to settle); placements are those of the placer that recorded one.
@@ -34,7 +34,8 @@ CASES: dict[str, tuple[str, tuple[str, ...], float]] = {  # name -> scenario, se
     "warmserve, every step": ("warmserve", (*WARM, "params.stepping=true"), 0.25),
     "warmserve, four times as long": ("warmserve", WARM, 4.0),
     "hydraserve, an hour": ("hydraserve", (), 0.0),
-    "scale, a minute": ("scale", ("seconds=60",), 0.0),
+    "scale, a minute, baselines": ("scale", ("seconds=60", "policies=serverless_vllm"), 0.0),
+    "scale, 15 minutes, union": ("scale", ("seconds=15m", "policies=union"), 0.0),
 }
 
 

@@ -8,15 +8,15 @@ from glowplug.runtime.settings import ElectedSettings
 
 
 class PlacerSettings(ElectedSettings):
-    policy_placement: str = "first_fit"
-    policy_residency: str = "lru"
-    policy_prewarming: str = "none"
+    policy_placement: str = "union"
+    policy_residency: str = "swapserve"
+    policy_prewarming: str = "union"
     node_lease_s: float = Field(8.0, gt=0)  # a node silent for this long has left
     min_residency_s: float = Field(1.0, ge=0)  # a READY instance is not evicted before
     fair_wait_s: float = Field(5.0, ge=0)  # a placement that waited this long may have a busy instance drained
     evict_grace_s: float = Field(300.0, ge=0)  # longest drain of a victim: it ends hung engines, not slow answers
-    turns: Turns = "fair"  # when a busy instance gives way; `balanced` weighs its arrivals against who waits
-    evict_becomes: Becomes = "stopped"  # what a victim turns into where its engine can
+    turns: Turns = "balanced"  # when a busy instance gives way; `balanced` weighs its arrivals against who waits
+    evict_becomes: Becomes = "swapped_out"  # what a victim turns into where its engine can
     prewarm_every_s: float = Field(2.0, gt=0)  # between two plans of what to prewarm, when nothing happens
     network_bytes_per_s: float = Field(2e9, gt=0)  # of a node's network card that tells no rate
     pcie_bytes_per_s: float = Field(32e9, gt=0)  # host memory to GPU, likewise

@@ -36,7 +36,7 @@ class PrefetcherSettings(ServiceSettings):
     recheck_s: float = Field(3.0, gt=0)  # how often files that no checksum pins are compared with their source
     s3_endpoint: str = ""
     s3_region: str = ""
-    policy_caching: str = "lru"  # who leaves host memory first: lru, lfu, arc, srrip or mcache
+    policy_caching: str = "mcache:copied_ratio=0.1"  # who leaves host memory first
     caching_half_life_s: float = Field(300.0, gt=0)  # of mcache's memory of uses, beside a tenth and ten times of it
     caching_renew_s: float = Field(10.0, ge=0)  # how old mcache's scores may be
 

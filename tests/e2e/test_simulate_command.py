@@ -296,7 +296,7 @@ def test_tap_and_why_read_a_run(tmp_path: Path) -> None:
     )
     why = glowplug(tmp_path, "why", event["data"]["request_id"], "--run", "a").stdout
     assert why.startswith("simulated, from a\n")
-    assert "decided to place by first_fit" in why
+    assert "decided to place by union" in why
     assert "nothing is known of 'x'" in glowplug(tmp_path, "why", "x", "--run", "a", code=1).stderr
     assert "is no folder of a run" in glowplug(tmp_path, "why", "x", "--run", "none", code=2).stderr
 
@@ -306,6 +306,7 @@ def test_tap_and_why_read_a_run(tmp_path: Path) -> None:
 def test_the_report_opens_without_a_complaint_and_explains_a_request(tmp_path: Path, scheme: str) -> None:
     path = write(tmp_path)
     scenario = yaml.safe_load(path.read_text())
+    scenario["policies"] = "serverless_vllm"  # whose rivals are GPUs, with their bytes
     scenario["models"].append({"name": "idle"})
     scenario["workload"]["alpha"] = 12  # of three models nobody asks for the last
     path.write_text(yaml.safe_dump(scenario))

@@ -79,7 +79,7 @@ async def fleet():
     await made.add(
         "predictor",
         PredictorController(),
-        lambda service: predictor_app.make(service, PredictorSettings(service_id="predictor-1")),
+        lambda s: predictor_app.make(s, PredictorSettings(service_id="predictor-1", policy_prediction="none")),
     )
     yield made
     for shell in made.shells:

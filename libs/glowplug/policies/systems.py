@@ -1,8 +1,8 @@
 """Whole systems by name: a policy for every room with the settings that go with them. `union` joins the five papers;
 the other names are each paper alone, and the baselines they were compared with.
 
-`GLOWPLUG_POLICIES=union` is one for a fleet, `policies: union` (or `--set policies=union`) for a scenario. What is set
-by itself goes before what its system says.
+`GLOWPLUG_POLICIES=warmserve` is one for a fleet, `policies: warmserve` (or `--set policies=warmserve`) for a scenario.
+What is set by itself goes before what its system says.
 """
 
 from collections.abc import Mapping
@@ -42,6 +42,9 @@ _KEEPS = {"agent": {"reservation": "paper"}, "autoscaler": {"stop_becomes": "pre
 _STAYS = {"autoscaler": {"stop_becomes": "prewarmed"}}
 _SWAPS = {"placer": {"evict_becomes": "swapped_out"}}
 _TAKES_TURNS = {"placer": {"evict_becomes": "swapped_out", "turns": "balanced"}}
+
+DEFAULT: Final = "union"
+"""What a fleet runs that is told nothing: the defaults of the services' settings are its values."""
 
 SYSTEMS: Final[Mapping[str, System]] = {
     "union": _system(

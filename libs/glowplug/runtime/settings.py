@@ -37,7 +37,7 @@ class ServiceSettings(BaseSettings):
     state_dir: Path = Path(".glowplug")  # what the process keeps on disk
     admin_token: str = ""  # asked of every changing call of the admin port; empty: none is asked
     api_key: str = ""  # asked of every call of the data port; empty: none is asked
-    policies: str = ""  # a whole system by name, such as union (docs/policies.md); what is set by itself goes before it
+    policies: str = ""  # another system than the union (docs/policies.md); what is set by itself goes before it
     log_level: str = "INFO"
     log_json: bool = False  # one JSON object per line instead of text
     log_prompts: bool = False  # the console keeps message texts that spans bring with them

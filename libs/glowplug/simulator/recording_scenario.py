@@ -12,7 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.simulator.recording import Recording, Row
+from glowplug.simulator.scenario_systems import with_system
 from glowplug.simulator.scenario_tree import Tree
 from glowplug.simulator.setup import ABILITIES
 
@@ -26,15 +28,21 @@ _KEPT = (
 
 def scenario_of(recording: Recording) -> Tree:
     """The tree of a scenario whose workload is `arrivals.csv` beside it."""
-    return {
+    tree = {
         "name": "replay",
         "title": f"Replay of {Path(recording.source).name}",
         "seconds": recording.seconds,
         "servers": _servers(recording),
         "models": [_model(recording, key, model) for key, model in sorted(recording.models.items())],
-        "policies": recording.policy_names(),
+        "policies": _policies(recording.policy_names()),
         "workload": {"source": ARRIVALS},
     }
+    return with_system(tree)
+
+
+def _policies(named: Mapping[str, str]) -> str | Mapping[str, str]:
+    """Those that decided, or the default system where they are its own: rooms that decided nothing are then its too."""
+    return DEFAULT if named.items() <= SYSTEMS[DEFAULT].policies.items() else named
 
 
 def write_arrivals(recording: Recording, path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from glowplug.domain.units import parse_bytes, parse_seconds
-from glowplug.policies.systems import SYSTEMS
+from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.simulator.scenario_errors import ScenarioError, join, known
 from glowplug.simulator.scenario_systems import with_system
 
@@ -20,8 +20,10 @@ REST = "rest"  # the word of kv_bytes that is no size
 
 
 def read_tree(path: Path) -> Tree:
-    """The mapping in `path`, laid over that of its `base` (a path beside it), and so on. Raises ScenarioError."""
-    return _read(path, ())
+    """The mapping in `path`, laid over that of its `base` (a path beside it), and so on. One that names no
+    policies runs what a fleet told nothing runs. Raises ScenarioError."""
+    tree = _read(path, ())
+    return tree if "policies" in tree else with_system({**tree, "policies": DEFAULT})
 
 
 def _read(path: Path, below: tuple[Path, ...]) -> Tree:

@@ -178,6 +178,14 @@ def test_who_is_late_anyway_goes_where_nobody_else_becomes_late_and_says_so_wher
     assert layout.workers[0].node_id == "n0" and "makes another start late" in layout.reason
 
 
+def test_who_is_late_everywhere_is_told_what_each_server_would_have_taken():
+    """Alone on a link 6.25 s and the prefill; beside one fetch the link is half."""
+    busy = a_server("n1", fetches=(Fetch(fetch_id="a", left_bytes=1e9, deadline_at=50.0),))
+    full = a_server("n2", free=GB)
+    layout = allocate(replace(LLAMA_7B, waited_s=7.4), [busy, a_server("n0"), full], 0.0, replace(EVEN, max_stages=1))
+    assert [(r.name, pytest.approx(r.score)) for r in layout.rivals] == [("n0", 6.25 + 1.5), ("n1", 12.5 + 1.5)]
+
+
 def test_memory_of_full_and_low_workers():
     layout = allocate(replace(LLAMA_7B, slo_tpot_s=0.07), FOUR, 0.0, EVEN)
     assert (layout.num_stages, layout.num_full) == (2, 1)

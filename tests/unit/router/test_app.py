@@ -45,6 +45,6 @@ async def test_a_bad_limit_is_400_naming_it(client: httpx.AsyncClient) -> None:
 
 
 async def test_policy_health_and_openapi(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/policies")).json() == {"routing": "least_loaded"}
+    assert (await client.get("/policies")).json() == {"routing": "union"}
     assert (await client.get("/ready")).status_code == 200
     assert {"/v1/queue", "/v1/requests"} <= set((await client.get("/openapi.json")).json()["paths"])

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from glowplug.cli.up import settings_of
-from glowplug.policies.systems import SYSTEMS
+from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.runtime.settings import ServiceSettings, explain, settings_of_system
 from glowplug.runtime.supervisor.errors import WrongSetting
 from glowplug.runtime.supervisor.settings import FleetSettings
@@ -108,15 +108,16 @@ def test_one_word_chooses_every_policy_and_what_goes_with_them(monkeypatch):
     assert explain(caught.value).startswith("GLOWPLUG_POLICIES: no system of that name (there are: hydraserve, ")
 
 
+DECIDING = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSettings, PrefetcherSettings, AgentSettings)
+
+
 def test_every_setting_of_a_system_is_one_of_some_service():
-    services = (
-        RouterSettings,
-        PredictorSettings,
-        PlacerSettings,
-        AutoscalerSettings,
-        PrefetcherSettings,
-        AgentSettings,
-    )
-    known = {name for settings in services for name in settings.model_fields}
+    known = {name for settings in DECIDING for name in settings.model_fields}
     for system in SYSTEMS.values():
         assert settings_of_system(system).keys() <= known
+
+
+def test_a_fleet_told_nothing_runs_the_default_system():
+    told = settings_of_system(SYSTEMS[DEFAULT])
+    defaults = [(n, f.default) for settings in DECIDING for n, f in settings.model_fields.items() if n in told]
+    assert dict(defaults) == told and len(defaults) == len(told)

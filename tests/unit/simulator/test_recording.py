@@ -95,6 +95,19 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
     assert numbers["fleet"]["gpu_seconds"] == 5.0
 
 
+@pytest.mark.parametrize(("placed_by", "predicts"), [("union", "warmserve_csp"), ("first_fit", "none")])
+def test_rooms_that_decided_nothing_are_those_of_the_default_where_the_others_are(
+    tmp_path: Path, placed_by: str, predicts: str
+) -> None:
+    told = {"decision_id": "d", "reason": "there is room", "made_at": 1003.0}
+    decision = {"service": "placer-1", "kind": "place", "policy": placed_by, **told}
+    rows = [("decision.made", 1003.0, {"decision": decision}), ("request.finished", 1010.0, request(1))]
+    found = read_recording(recording(tmp_path, *rows))
+    write_arrivals(found, tmp_path / "arrivals.csv")
+    policies = load_tree(scenario_of(found), tmp_path).setup.policies
+    assert (policies.placement, policies.prediction) == (placed_by, predicts)
+
+
 def test_a_recording_tells_what_its_gpus_held_when_it_began(tmp_path: Path) -> None:
     """A replay begins with empty GPUs, and says what the fleet had the advantage of."""
     empty = {**NODE, "node_id": "node-2", "gpus": [{"gpu_id": "node-2/0", "total_bytes": 24 * 10**9, "grants": []}]}

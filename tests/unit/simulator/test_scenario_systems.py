@@ -6,7 +6,7 @@ import pytest
 
 from glowplug.policies.registry import ROOMS, choose
 from glowplug.policies.routing.port import BalancerParams
-from glowplug.policies.systems import SYSTEMS
+from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.simulator.scenario import ScenarioError, load
 from glowplug.simulator.world import World
 
@@ -52,6 +52,14 @@ def test_a_file_that_names_a_system_keeps_its_own_settings(tmp_path: Path) -> No
 
     assert (params.autoscaler.stop_becomes, params.autoscaler.rest_s) == ("stopped", 7.0)
     assert params.placer.evict_becomes == "swapped_out"
+
+
+def test_a_scenario_that_names_no_policies_runs_the_default_system_and_of_some_the_rest_are_baselines() -> None:
+    told_nothing, of_some = load(SCENARIOS / "small.yaml").setup, load(SCENARIOS / "mcache.yaml").setup
+
+    assert told_nothing == load(SCENARIOS / "small.yaml", [f"policies={DEFAULT}"]).setup
+    assert told_nothing.policies.scaling == SYSTEMS[DEFAULT].policies["scaling"]
+    assert (of_some.policies.caching, of_some.policies.scaling) == ("mcache", "reactive")
 
 
 def test_a_system_that_does_not_exist_is_named() -> None:

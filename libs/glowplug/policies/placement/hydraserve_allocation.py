@@ -25,6 +25,7 @@ Departures:
   are the group's.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -155,8 +156,17 @@ def allocate(
         if single is not None:
             if params.check_contention and not checks.check_contention:
                 single = replace(single, reason=f"{single.reason}; on every link it makes another start late")
-            return _with_rivals(single, rivals, params)
+            return _with_rivals(single, [*rivals, *_alone(start, ordered, params)], params)
     return None
+
+
+def _alone(start: ColdStart, ordered: Sequence[ServerOffer], params: AllocationParams) -> Iterator[Rival]:
+    """One worker on each of the servers that could hold it: late on all of them."""
+    able = (server for server in ordered if _gpus(server, start.bytes_per_gpu(), start.num_gpus))
+    for server in itertools.islice(able, params.max_rivals):
+        ttft_s = ready_s(start.stages, start.weight_bytes, server, params, start.num_gpus)
+        ttft_s += besides_s(start.stages, 1, 1)
+        yield Rival(name=server.node_id, score=ttft_s, why=f"one worker, first token after {ttft_s:.2f} s")
 
 
 def _distance(server: ServerOffer, num_gpus: int) -> tuple[float, float, str]:

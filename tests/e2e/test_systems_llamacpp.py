@@ -1,4 +1,5 @@
-"""The union on an engine that runs real models and can neither prewarm nor swap: cold, give way, idle to zero."""
+"""The union and the baselines on an engine that runs real models and can neither prewarm nor swap: cold, give way, idle
+to zero."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from glowplug.policies.systems import SYSTEMS, System
 from tests.fleet_runner import Fleet, wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(240)]
@@ -19,21 +21,26 @@ max_concurrency: 4
 keep_alive_s: {keep_alive_s}
 slo: {{ttft_s: 5, tpot_s: 0.2}}
 """
-CHOSEN = {
-    "GLOWPLUG_POLICIES": "union",
-    "GLOWPLUG_GPU_BUDGETS": "300MiB",  # one of these models at a time: 234 MiB each
-}
+CHOSEN = {"GLOWPLUG_GPU_BUDGETS": "300MiB"}  # one of these models at a time: 234 MiB each
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+@pytest.fixture(scope="module", params=["union", "serverless_vllm"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     kept = {"lasting": 600, "brief": 2}
     models = {name: MODEL.format(name=name, keep_alive_s=seconds) for name, seconds in kept.items()}
-    made = Fleet.start(tmp_path_factory.mktemp("fleet"), models, engine="llamacpp", nodes=1, **CHOSEN)
+    made = Fleet.start(
+        tmp_path_factory.mktemp("fleet"), models, engine="llamacpp", nodes=1, GLOWPLUG_POLICIES=request.param, **CHOSEN
+    )
     try:
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture
+def system(request: pytest.FixtureRequest, fleet: Fleet) -> System:
+    """That the fleet was told to run."""
+    return SYSTEMS[request.node.callspec.params["fleet"]]
 
 
 def decisions(fleet: Fleet, model: str) -> list[dict[str, Any]]:
@@ -43,18 +50,18 @@ def decisions(fleet: Fleet, model: str) -> list[dict[str, Any]]:
     return [row for row in found if row["service"] == "placer"]
 
 
-def test_a_cold_model_is_fetched_placed_and_answers(fleet: Fleet) -> None:
+def test_a_cold_model_is_fetched_placed_and_answers(fleet: Fleet, system: System) -> None:
     answer = fleet.chat("lasting")
     assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"], answer.text
     (placed,) = [row for row in decisions(fleet, "lasting") if row["kind"] == "place"]
-    assert placed["policy"] == "union" and "1 stages" in placed["reason"]
+    assert placed["policy"] == system.policies["placement"] and placed["reason"]
 
 
-def test_it_gives_way_to_another_and_what_idles_leaves_nothing_behind(fleet: Fleet) -> None:
+def test_it_gives_way_to_another_and_what_idles_leaves_nothing_behind(fleet: Fleet, system: System) -> None:
     (first,) = fleet.instances("lasting")
     assert fleet.chat("brief").status_code == 200
     (evicted,) = [row for row in decisions(fleet, "brief") if row["kind"] == "evict"]
-    assert evicted["policy"] == "swapserve" and evicted["chosen"] == first["instance_id"]
+    assert evicted["policy"] == system.policies["residency"] and evicted["chosen"] == first["instance_id"]
     wait_until("idle to zero", lambda: not fleet.instances())
 
 
