@@ -113,6 +113,5 @@ EXPERIMENT: Experiment = replace(
     run=run,
     judge=judge,
     reads=(*w_warm.READS, "bench/papers/w_layers.py"),
-    max_seeds=2,
     kept_with="",
 )

@@ -254,8 +254,8 @@ def judge_windows(runs: Runs) -> Verdict:
     base = {fast: runs.of(f"5 min{fast}", "under_100ms").mean for fast in ("", FAST)}
     relative = {c: runs.of(c, "under_100ms").mean / base[FAST if c.endswith(FAST) else ""] for c in runs.cases}
     printed = {"3 min": 0.46, "5 min": 1.0, "10 min": 1.02, "40 min": 0.30}
-    best = min(relative["5 min"], relative["10 min"])
-    passed = relative["3 min"] < best and relative["40 min"] < best and relative["40 min"] <= relative["3 min"]
+    least = min(relative["5 min"], relative["10 min"]) - CLEARLY
+    passed = max(relative["3 min"], relative["40 min"]) < least and relative["40 min"] <= relative["3 min"]
     findings = [
         Finding(
             f"windows of {case}: requests under 100 ms, relative", f"{relative[case]:.3f}", f"{printed.get(case, '')}"
@@ -280,6 +280,7 @@ def _by_window(runs: Runs, plain: list[str], figure: str, form: str, unit: str, 
     return ", ".join(f"{runs.of(case + fast, figure).mean:{form}}{unit} at {case}" for case in plain)
 
 
+CLEARLY = 0.02  # more than twice the range of the seeds
 WIDE = """
     Requests under 100 ms are those of 7B and 13B that find a running instance at once (70B's prefill alone takes 100
     ms, and what waits for a start waits 150 ms at least, hit or miss). They are {under} here: {cold} of the requests
@@ -340,7 +341,7 @@ W5 = replace(
     id="W5",
     title="Requests under 100 ms with windows of 3/5/10/40 min",
     paper="0.46 / 1 / 1.02 / 0.30",
-    band="order kept",
+    band="order kept, 3 and 40 min 0.02 below at least",
     setup=prose(
         """As W1 for 40 minutes at 25 requests/s, where starts miss (the paper does not say at which rate it measured
         this). `12x`: a trace, with its past, that runs twelve times as fast, so that a day lasts two hours."""
@@ -348,5 +349,4 @@ W5 = replace(
     cases=lambda quick: (*WINDOWS_S, *(f"{window}{FAST}" for window in WINDOWS_S)),
     run=run_window,
     judge=judge_windows,
-    max_seeds=5,
 )
