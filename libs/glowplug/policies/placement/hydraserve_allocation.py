@@ -140,8 +140,8 @@ def allocate(
             found = _scheme(start, ordered, now_s, params, num_stages, num_full)
             if found is None:
                 continue
-            name = f"{num_stages} stages, {num_full} full"
-            rivals.append(Rival(name=name, score=found.ttft_s, why=f"TPOT {found.tpot_s:.3f} s"))
+            why = f"first token after {found.ttft_s:.2f} s{_per_token(found.tpot_s)}"
+            rivals.append(Rival(name=_named(num_stages, num_full), score=found.ttft_s, why=why))
             wanted = min(start.num_required, params.max_stages)
             if found.meets_slo and num_stages >= wanted:
                 shared = sum(worker.is_shared for worker in found.workers)
@@ -232,8 +232,19 @@ def _scheme(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         meets_slo=meets,
-        reason=f"{num_stages} stages, {num_full} full: TTFT {ttft_s:.2f} s, TPOT {tpot_s:.3f} s, {verdict} objectives",
+        reason=f"{_named(num_stages, num_full)}: TTFT {ttft_s:.2f} s{_per_token(tpot_s)}, {verdict} objectives",
     )
+
+
+def _named(num_stages: int, num_full: int) -> str:
+    if num_stages == 1:
+        return "one worker" if num_full else "one worker, low memory"
+    return f"{num_stages} stages, {num_full} with full memory"
+
+
+def _per_token(tpot_s: float) -> str:
+    """Nothing where no request has shown it yet."""
+    return f", TPOT {tpot_s:.3f} s" if tpot_s else ""
 
 
 def ready_s(
