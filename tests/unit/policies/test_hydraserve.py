@@ -183,7 +183,10 @@ def test_who_is_late_everywhere_is_told_what_each_server_would_have_taken():
     busy = a_server("n1", fetches=(Fetch(fetch_id="a", left_bytes=1e9, deadline_at=50.0),))
     full = a_server("n2", free=GB)
     layout = allocate(replace(LLAMA_7B, waited_s=7.4), [busy, a_server("n0"), full], 0.0, replace(EVEN, max_stages=1))
-    assert [(r.name, pytest.approx(r.score)) for r in layout.rivals] == [("n0", 6.25 + 1.5), ("n1", 12.5 + 1.5)]
+    assert [(r.name, pytest.approx(r.score)) for r in layout.rivals] == [
+        ("one worker on n0", 6.25 + 1.5),
+        ("one worker on n1", 12.5 + 1.5),
+    ]
 
 
 def test_memory_of_full_and_low_workers():

@@ -140,8 +140,7 @@ def allocate(
             found = _scheme(start, ordered, now_s, params, num_stages, num_full)
             if found is None:
                 continue
-            why = f"first token after {found.ttft_s:.2f} s{_per_token(found.tpot_s)}"
-            rivals.append(Rival(name=_named(num_stages, num_full), score=found.ttft_s, why=why))
+            rivals.append(_rival(_named(num_stages, num_full), found))
             wanted = min(start.num_required, params.max_stages)
             if found.meets_slo and num_stages >= wanted:
                 shared = sum(worker.is_shared for worker in found.workers)
@@ -156,17 +155,16 @@ def allocate(
         if single is not None:
             if params.check_contention and not checks.check_contention:
                 single = replace(single, reason=f"{single.reason}; on every link it makes another start late")
-            return _with_rivals(single, [*rivals, *_alone(start, ordered, params)], params)
+            return _with_rivals(single, [*rivals, *_alone(start, ordered, now_s, params)], params)
     return None
 
 
-def _alone(start: ColdStart, ordered: Sequence[ServerOffer], params: AllocationParams) -> Iterator[Rival]:
+def _alone(start: ColdStart, ordered: Sequence[ServerOffer], now_s: float, params: AllocationParams) -> Iterator[Rival]:
     """One worker on each of the servers that could hold it: late on all of them."""
-    able = (server for server in ordered if _gpus(server, start.bytes_per_gpu(), start.num_gpus))
-    for server in itertools.islice(able, params.max_rivals):
-        ttft_s = ready_s(start.stages, start.weight_bytes, server, params, start.num_gpus)
-        ttft_s += besides_s(start.stages, 1, 1)
-        yield Rival(name=server.node_id, score=ttft_s, why=f"one worker, first token after {ttft_s:.2f} s")
+    anywhere = replace(params, check_contention=False)
+    found = ((s.node_id, _scheme(start, [s], now_s, anywhere, 1, 1)) for s in ordered)
+    able = (_rival(f"one worker on {node_id}", layout) for node_id, layout in found if layout is not None)
+    return itertools.islice(able, params.max_rivals)
 
 
 def _distance(server: ServerOffer, num_gpus: int) -> tuple[float, float, str]:
@@ -240,6 +238,11 @@ def _named(num_stages: int, num_full: int) -> str:
     if num_stages == 1:
         return "one worker" if num_full else "one worker, low memory"
     return f"{num_stages} stages, {num_full} with full memory"
+
+
+def _rival(name: str, layout: Layout) -> Rival:
+    why = f"first token after {layout.ttft_s:.2f} s{_per_token(layout.tpot_s)}"
+    return Rival(name=name, score=layout.ttft_s, why=why)
 
 
 def _per_token(tpot_s: float) -> str:
