@@ -9,6 +9,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, Phase, settings
 
+from tests import lanes
 from tests.servers import Infra, NatsProcess, ValkeyProcess
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -59,9 +60,43 @@ def own_valkey() -> Iterator[ValkeyProcess]:
             server.kill()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lane", choices=(lanes.FAST, lanes.SYSTEM), help="run the tests of one lane (tests/lanes.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of the other lane is not even read."""
+    path = _relative(collection_path, config)
+    if collection_path.suffix != ".py" or path in lanes.BOTH:
+        return None
+    return True if config.option.lane not in (None, lanes.lane(path)) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each test gets its group; what takes longest comes first; in files of both lanes the marker `vllm` decides."""
+    ranks, others = {}, []
+    for item in items:
+        path = _relative(item.path, config)
+        is_vllm = item.get_closest_marker("vllm") is not None
+        if config.option.lane not in (None, lanes.lane(path, is_vllm=is_vllm)):
+            others.append(item)
+        item.add_marker(pytest.mark.xdist_group(lanes.group(path, item.nodeid, is_vllm=is_vllm)))
+        ranks[item] = lanes.rank(path, is_vllm=is_vllm)
+    if others:
+        config.hook.pytest_deselected(items=others)
+    left_out = set(others)
+    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: ranks[item])
+
+
+def _relative(path: Path, config: pytest.Config) -> str:
+    return path.relative_to(config.rootpath).as_posix() if path.is_relative_to(config.rootpath) else path.as_posix()
+
+
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
-    """Tests run on asyncio's own loop; the data port is held to the same on uvloop too."""
-    factories: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
-    if item.path.name.startswith("test_data_port"):
-        factories["uvloop"] = uvloop.new_event_loop
+    """Tests run on asyncio's own loop; the data port runs on uvloop, as in production, and its answers on both."""
+    if not item.path.name.startswith("test_data_port"):
+        return {"asyncio": asyncio.new_event_loop}
+    factories: dict[str, LoopFactory] = {"uvloop": uvloop.new_event_loop}
+    if item.path.name == "test_data_port_answers.py":
+        factories["asyncio"] = asyncio.new_event_loop
     return factories

@@ -12,6 +12,9 @@ from typing import Any
 
 import httpx
 
+from glowplug.runtime.supervisor.plan import num_ports
+from tests.ports import free_ports
+
 EMULATED = """
 name: {name}
 engine: emulated
@@ -63,7 +66,8 @@ class Fleet:
             models_dir,
             inherited | {"GLOWPLUG_MODELS_DIR": str(models_dir), "GLOWPLUG_READY_TIMEOUT_S": "120"} | env,
         )
-        done = fleet.cli("up", "-d", "-q", "--engine", engine, "--nodes", str(nodes), "--port-base", "0")
+        base = free_ports(num_ports(nodes))
+        done = fleet.cli("up", "-d", "-q", "--engine", engine, "--nodes", str(nodes), "--port-base", str(base))
         assert done.returncode == 0, done.stdout + done.stderr
         wait_until("models registered", lambda: len(fleet.models()) == len(models))
         return fleet

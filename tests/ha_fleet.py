@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,16 +12,11 @@ from typing import Any
 import httpx
 
 from tests.fleet_runner import EMULATED, wait_until
+from tests.ports import free_port
 from tests.servers import Infra
 
 START_S = 240.0  # ten processes at once on a machine that is busy with other things
 ADMIN = {"Authorization": "Bearer secret"}
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass

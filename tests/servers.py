@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -117,13 +116,6 @@ class Infra:
     def env(self) -> dict[str, str]:
         """What a service process needs in its environment to find them."""
         return {"GLOWPLUG_NATS_URL": self.nats.url, "GLOWPLUG_REDIS_URL": self.valkey.url}
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def until_answers(url: str, process: subprocess.Popen[bytes], log: Path, within_s: float = 40.0) -> None:

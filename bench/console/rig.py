@@ -26,7 +26,8 @@ from glowplug.events.subjects import subject
 from glowplug.state.port import Store
 from glowplug.state.redis_store import RedisStore
 from tests.browser import new_page
-from tests.servers import NatsProcess, ValkeyProcess, free_port, until_answers
+from tests.ports import free_port
+from tests.servers import NatsProcess, ValkeyProcess, until_answers
 
 METERS = """
 (() => {

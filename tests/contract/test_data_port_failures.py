@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 
 import pytest
 
@@ -16,12 +15,7 @@ from tests.contract.data_port_rig import (
     an_instance,
     chat,
 )
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+from tests.ports import free_port
 
 
 def data_events(body: bytes) -> list[bytes]:

@@ -10,6 +10,7 @@ import pytest
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineHandle
 from tests.contract.engine_rig import ENGINES, EngineCase
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -35,14 +36,14 @@ async def answers(url: str) -> bool:
 
 async def test_two_addresses_have_the_same_port_and_loopback_has_nothing(case: EngineCase) -> None:
     """As on two nodes: the same range is open on both."""
-    case.port = 21100
+    case.port = free_port()
     for host in ("127.0.0.2", "127.0.0.3"):
         case.host = host
         report = await case.start()
-        assert report.handle.url == f"http://{host}:21100"
+        assert report.handle.url == f"http://{host}:{case.port}"
         assert EngineHandle.from_json(report.handle.to_json()) == report.handle
         assert (await case.driver.health(report.handle)).ok and await answers(report.handle.url)
-    assert not await answers("http://127.0.0.1:21100")
+    assert not await answers(f"http://127.0.0.1:{case.port}")
 
 
 async def test_every_address_is_asked_over_loopback(case: EngineCase) -> None:
@@ -55,7 +56,7 @@ async def test_every_address_is_asked_over_loopback(case: EngineCase) -> None:
 
 async def test_a_port_that_is_taken_fails_the_start_and_is_never_shared(case: EngineCase) -> None:
     """Shared (SO_REUSEPORT), each engine would get half of the other's requests."""
-    case.host, case.port = "127.0.0.5", 21101
+    case.host, case.port = "127.0.0.5", free_port()
     first = await case.start()
     with pytest.raises(EngineFailed):
         await case.start()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -17,14 +16,9 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events.envelope import to_json
 from glowplug.state.redis_store import RedisStore
+from tests.ports import free_port
 
 START_S = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass

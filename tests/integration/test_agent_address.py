@@ -16,9 +16,10 @@ import pytest
 from glowplug.domain.instance import InstanceState
 from glowplug.engines.process import started_at
 from tests.integration.test_agent_process import AgentProcess, eventually, serves
+from tests.ports import free_ports
 from tests.servers import Infra
 
-PORTS = "21200-21201"
+PORTS = free_ports(4)  # two for each agent: every address is the first one's too, on one machine
 
 
 @pytest.fixture
@@ -27,10 +28,10 @@ async def nodes(tmp_path: Path, infra: Infra) -> AsyncIterator[list[AgentProcess
     for k, host in ((1, "127.0.0.2"), (2, "127.0.0.3")):
         folder = tmp_path / host
         folder.mkdir()
-        env = {"GLOWPLUG_HOST": host, "GLOWPLUG_ENGINE_PORTS": PORTS}
+        env = {"GLOWPLUG_HOST": host, "GLOWPLUG_ENGINE_PORTS": f"{PORTS}-{PORTS + 1}"}
         agents.append(AgentProcess(folder, infra, f"address-{k}", **env))
     agents[1].env |= {"GLOWPLUG_HOST": "0.0.0.0", "GLOWPLUG_ADVERTISE_HOST": "127.0.0.3"}
-    agents[1].env |= {"GLOWPLUG_ENGINE_PORTS": "21202-21203"}  # every address is the first one's too, on one machine
+    agents[1].env |= {"GLOWPLUG_ENGINE_PORTS": f"{PORTS + 2}-{PORTS + 3}"}
     for agent in agents:
         await agent.listen()
         await agent.up()
@@ -46,7 +47,7 @@ async def test_nodes_and_engines_are_told_by_the_name_others_reach_them_by(nodes
         node = await agent.node()
         assert node is not None and node.agent_url.rpartition(":")[0] == url
         instance = await agent.run_model(f"i-{agent.node_id}")
-        first = 21200 if url.endswith("2") else 21202
+        first = PORTS if url.endswith("2") else PORTS + 2
         assert instance.url == f"{url}:{first}" and await serves(instance)
 
 
@@ -59,7 +60,7 @@ async def test_an_engine_keeps_its_port_over_a_restart_of_its_agent(nodes: list[
     await agent.up()
     after = await agent.reaches("i-kept", InstanceState.READY, above=before.revision)
     second = await agent.run_model("i-second")
-    assert (after.url, second.url) == ("http://127.0.0.3:21202", "http://127.0.0.3:21203")
+    assert (after.url, second.url) == (f"http://127.0.0.3:{PORTS + 2}", f"http://127.0.0.3:{PORTS + 3}")
     assert await serves(after) and await serves(second)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.servers import Infra, free_port, until_answers
+from tests.ports import free_port
+from tests.servers import Infra, until_answers
 
 TOKEN = "an-admin-token"
 EXAMPLES = "8"  # per operation and phase

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, Served, a_model, an_instance
-from tests.integration.router_process import RouterProcess, chat_body, free_port, write_rows
+from tests.integration.router_process import RouterProcess, chat_body, write_rows
+from tests.ports import free_port
 from tests.servers import Infra
 
 DELAY_S = 1.0

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from tests.fleet_runner import EMULATED, Fleet, wait_until
 from tests.observability.promql import known
 from tests.observability.promtool import HERE
 from tests.observability.test_dashboards import asked
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.fleet,
@@ -58,12 +58,6 @@ class Prometheus:
     def alerts(self) -> dict[str, str]:
         """Alert -> pending or firing."""
         return {alert["labels"]["alertname"]: alert["state"] for alert in self.get("alerts")["alerts"]}
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def configuration(fleet: Fleet) -> dict[str, Any]:

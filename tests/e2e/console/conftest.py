@@ -1,12 +1,15 @@
 """What every test of the page needs: a console to look at, and a tab whose complaints fail the test.
 
-`at` is a console fed by a made-up fleet (`at.tell` and `at.export` tell it more events and spans), `page` a fresh tab
-of playwright's async API; `tests/browser.py` has `until` for what `expect` cannot say.
+One browser serves the session; each test has a context of its own in it, with cookies and storage of its own. All of it
+lives in one event loop, the session's. `at` is a console fed by a made-up fleet (`at.tell` and `at.export` tell it more
+events and spans), `page` a fresh tab of playwright's async API; `tests/browser.py` has `until` for what `expect` cannot
+say.
 """
 
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from tests import browser as chromium
@@ -16,7 +19,7 @@ from tests.console_server import ConsoleUnderTest, serving
 expect.set_options(timeout=chromium.PATIENCE_S * 1000)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def at() -> AsyncIterator[ConsoleUnderTest]:
     """A console that has heard `console_story.fleet_events`. Its clock stands still, so that nothing told goes stale
     while a slow browser looks; `at.clock.forward(seconds)` lets time pass."""
@@ -25,9 +28,9 @@ async def at() -> AsyncIterator[ConsoleUnderTest]:
         yield console
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
-    """One headless browser of this test's own; without chromium the test is skipped."""
+    """One headless browser for all tests; without chromium they are skipped."""
     if chromium.CHROMIUM is None:
         pytest.skip(chromium.MISSING)
     async with chromium.browsing() as started:
@@ -41,10 +44,10 @@ def complaints() -> list[str]:
     return []
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def page(browser: Browser, complaints: list[str]) -> AsyncIterator[Page]:
     """A fresh tab, 1440 by 900, dark. Complaints left at the end fail the test."""
     tab = await chromium.new_page(browser, complaints)
     yield tab
-    await tab.close()
+    await tab.context.close()
     assert complaints == [], "the page complained"

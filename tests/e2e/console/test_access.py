@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
 from tests import console_story as story
 from tests.browser import until
 from tests.console_server import ConsoleUnderTest
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 VIEWS = ("fleet", "models", "requests", "traces", "decisions", "forecasts", "events", "playground")
 INSIDE = (f"trace/{story.trace_id(0)}", "model/smol-chat", "decision/d-3")
@@ -37,7 +40,7 @@ TABBABLE = """[...document.querySelectorAll("a[href], button, input, select, tex
     && !at.closest("dialog:not([open])") && !(at.type === "radio" && !at.checked)).length"""
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def shown(at: ConsoleUnderTest, page: Page, complaints: list[str]) -> AsyncIterator[ConsoleUnderTest]:
     """A console that also has a trace, open in the page. It knows no router: the playground's question gets a 503."""
     await at.export(story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 
+import pytest
 from playwright.async_api import Page, expect
 
 from glowplug.controllers.placer import CORDONS, Cordon
@@ -22,6 +23,8 @@ from glowplug.events.facts import (
 from tests import console_story as story
 from tests.browser import until
 from tests.console_server import ConsoleUnderTest
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MIB = story.MIB
 DIGEST = "a" * 64

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from glowplug.events.facts import ModelDeployed
@@ -13,17 +14,19 @@ from tests.browser import expected, until
 from tests.console_owner import ADMIN_TOKEN, FakeOwner, addresses, owning
 from tests.console_server import ConsoleUnderTest, serving
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 LINES = "document.querySelectorAll('.models-grid .model-line[data-key]')"
 NAMES = f"[...{LINES}].map((line) => line.querySelector('a').textContent)"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def owner() -> AsyncIterator[FakeOwner]:
     async with owning() as far_side:
         yield far_side
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def at(owner: FakeOwner) -> AsyncIterator[ConsoleUnderTest]:
     async with serving(**addresses(owner)) as console:
         await console.tell(*story.fleet_events(console.clock.stop()))

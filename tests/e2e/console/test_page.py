@@ -3,6 +3,7 @@
 import dataclasses
 import time
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from playwright.async_api import Page
 
@@ -11,6 +12,8 @@ from glowplug.events.facts import InstanceReady, ModelDeployed, RequestFinished
 from tests import console_story as story
 from tests.browser import until
 from tests.console_server import ConsoleUnderTest, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 EVIL = "<img src=x onerror=document.title='owned'><b>bold</b>"
 NODES = "document.querySelectorAll('.node')"

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from glowplug.domain.instance import InstanceState
@@ -13,17 +14,19 @@ from tests.browser import expected
 from tests.console_owner import API_KEY, DONE, FakeOwner, addresses, event, owning, piece
 from tests.console_server import ConsoleUnderTest, serving
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 ANSWER = ".turn.model .text:not(.thought)"
 FOOT = ".turn.model .foot"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def owner() -> AsyncIterator[FakeOwner]:
     async with owning() as far_side:
         yield far_side
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def at(owner: FakeOwner) -> AsyncIterator[ConsoleUnderTest]:
     async with serving(**addresses(owner)) as console:
         await console.tell(*story.fleet_events(console.clock.stop()))

@@ -9,7 +9,7 @@ from playwright.async_api import Page, expect
 from tests.browser import expected
 from tests.fleet_runner import EMULATED, Fleet
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.fleet, pytest.mark.timeout(300)]
 PATIENCE_MS = 60_000
 NAME = "emulated-e2e"
 

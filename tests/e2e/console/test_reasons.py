@@ -19,6 +19,8 @@ from tests import console_story as story
 from tests.browser import until
 from tests.console_server import ConsoleUnderTest
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 EVIL = "<img src=x onerror=document.title='owned'>"
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 ROWS = "[...document.querySelectorAll('.event-row')]"

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from playwright.async_api import Page, expect
 
 from glowplug.domain.snapshot import LiveRequest
@@ -9,6 +10,8 @@ from glowplug.events.facts import RequestFinished, RequestRejected, RouterReques
 from tests import console_story as story
 from tests.browser import until
 from tests.console_server import ConsoleUnderTest
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ROWS = "document.querySelectorAll('.requests-view tbody tr')"
 

@@ -17,6 +17,8 @@ from tests.browser import until
 from tests.console_server import ConsoleUnderTest, serving
 from tests.slow_link import slow_link
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 CARDS = "document.querySelectorAll('.node').length"
 
 

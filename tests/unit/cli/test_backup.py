@@ -84,7 +84,7 @@ def linked() -> bytes:
     [
         (b"", "is no backup"),
         (b"PK\x03\x04 something else", "is no backup"),
-        (gzip.compress(b"not a tar"), "is no backup"),
+        (gzip.compress(b"not a tar", mtime=0), "is no backup"),
         (pack(KEPT)[:-40], "cut short"),
         (pack(KEPT)[:200], "cut short"),
         (repacked(lambda m: m.pop(MANIFEST) and None), "no manifest"),
