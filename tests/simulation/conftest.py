@@ -1,23 +1,22 @@
 """A simulation that fails prints the command that runs its seed alone."""
 
-import os
 import shlex
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 
 import pytest
 
-SEEDS = "GLOWPLUG_SIM_SEEDS"
+from tests.simulation.seeds import VARIABLE
 
 
-def again(nodeid: str, env: Mapping[str, str]) -> str:
-    """The command for one test: a seed beyond the usual ones is there only under the same number of seeds."""
-    told = env.get(SEEDS, "")
-    return (f"{SEEDS}={shlex.quote(told)} " if told else "") + shlex.join(["python", "-m", "pytest", nodeid])
+def again(item: pytest.Item) -> str:
+    """The command for one test: its seed is named, since another commit chooses others."""
+    seed = item.callspec.params.get("seed") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    return ("" if seed is None else f"{VARIABLE}={seed} ") + shlex.join(["python", "-m", "pytest", item.nodeid])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        report.sections.append(("again", again(item.nodeid, os.environ)))
+        report.sections.append(("again", again(item)))
     return report

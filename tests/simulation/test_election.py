@@ -5,7 +5,6 @@ What must hold at every moment: at most one may act, and each term has a higher 
 
 import heapq
 import itertools
-import os
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -16,8 +15,9 @@ import pytest
 from glowplug.controllers.election import Ask, Change, Election
 from glowplug.domain.lease import Lease
 from glowplug.state.memory_store import MemoryStore
+from tests.simulation.seeds import seeds
 
-SEEDS = range(int(os.environ.get("GLOWPLUG_SIM_SEEDS", "40")))
+SEEDS = seeds()
 LEASE_S = 3.0
 
 

@@ -1,6 +1,5 @@
 """The control plane against a hostile world, over many seeds. The failing seed is the bug report."""
 
-import os
 from collections import Counter
 
 import pytest
@@ -9,9 +8,10 @@ from glowplug.controllers import operator
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.region import region_digest
 from tests.fleet_builder import a_model
+from tests.simulation.seeds import seeds
 from tests.simulation.world import Chances, World
 
-SEEDS = range(int(os.environ.get("GLOWPLUG_SIM_SEEDS", "40")))
+SEEDS = seeds()
 KEEP_ALIVE_S = 3.0
 
 

@@ -13,7 +13,7 @@ from glowplug.simulator.world import World
 from tests.simulation import fleets
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(int(os.environ.get("GLOWPLUG_SIM_SEEDS", "16")) // 8 or 1)
+SEEDS = range(2)  # what a paper says holds on the mean; a single seed may differ
 
 
 def run(setup, arrivals, seconds, label, **fields):

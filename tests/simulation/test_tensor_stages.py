@@ -1,7 +1,6 @@
 """Cold starts of models of several GPUs as pipelines of tensor groups, through the services' own controllers."""
 
 import math
-import os
 from dataclasses import replace
 
 import pytest
@@ -26,8 +25,9 @@ from glowplug.simulator.setup import (
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 from tests.simulation import fleets
+from tests.simulation.seeds import seeds
 
-SEEDS = range(int(os.environ.get("GLOWPLUG_SIM_SEEDS", "16")) // 8 or 1)
+SEEDS = seeds(1)
 OVER_TENSOR = "hydraserve:allocation.pipeline_over_tensor=true"
 COSTS = FITTED["llama-2-7b", "h800"]
 START = StartSeconds(launch_s=1.0, warmup_s=0.5)

@@ -1,7 +1,6 @@
 """The services' own controllers in virtual time: everybody is answered, nothing oversubscribed, a seed is a run."""
 
 import hashlib
-import os
 from dataclasses import replace
 from random import Random
 
@@ -14,8 +13,9 @@ from glowplug.simulator.setup import GB, ModelSetup, ServerSetup, Setup, StartSe
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.sampling import gamma_times, merge, power_law_shares
 from glowplug.simulator.world import World
+from tests.simulation.seeds import seeds
 
-SEEDS = range(int(os.environ.get("GLOWPLUG_SIM_SEEDS", "40")) // 8 or 1)
+SEEDS = seeds(2)
 COSTS = {"h800": FITTED["llama-2-7b", "h800"]}
 
 

@@ -1,40 +1,32 @@
-"""The simulations of tests/simulation print the command of the seed that failed."""
+"""The simulations of tests/simulation run with seeds of their own and of the commit, and print the one that failed."""
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[3]
-
-FAILS = """
-import os
 import pytest
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("GLOWPLUG_SIM_SEEDS", "2"))))
-def test_it(seed):
-    assert seed != 3, "three"
-"""
+from tests.simulation.conftest import again
+from tests.simulation.seeds import EACH, VARIABLE, read, seeds
 
 
-def test_a_seed_beyond_the_usual_ones_is_run_again_by_what_is_printed(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "tests/simulation/conftest.py", tmp_path)
-    (tmp_path / "test_fails.py").write_text(FAILS, encoding="utf-8")
-    clean = {k: v for k, v in os.environ.items() if k != "GLOWPLUG_SIM_SEEDS"}
-    python = {"PATH": f"{Path(sys.executable).parent}:{clean['PATH']}"}
+@pytest.mark.parametrize("seed", [3])
+def test_the_printed_command_names_the_seed(seed: int, request: pytest.FixtureRequest) -> None:
+    command = again(request.node)
+    assert command.startswith(f"{VARIABLE}=3 python -m pytest ")
+    assert command.endswith("test_the_printed_command_names_the_seed[3]'")
 
-    def run(line: str) -> str:
-        ended = subprocess.run(
-            ["sh", "-c", line], cwd=tmp_path, env={**clean, **python}, text=True, capture_output=True
-        )
-        assert ended.returncode == 1, ended.stdout + ended.stderr
-        return ended.stdout
 
-    said = run("GLOWPLUG_SIM_SEEDS=5 python -m pytest -p no:cacheprovider .")
-    assert "1 failed, 4 passed" in said
-    [again] = [line for line in said.splitlines() if line.startswith("GLOWPLUG_SIM_SEEDS=")]
-    assert again == "GLOWPLUG_SIM_SEEDS=5 python -m pytest 'test_fails.py::test_it[3]'"
-    alone = run(again)
-    assert "1 failed" in alone and "passed" not in alone
-    assert again in alone
+def test_without_a_seed_the_command_is_the_test_alone(request: pytest.FixtureRequest) -> None:
+    assert again(request.node).startswith("python -m pytest ")
+
+
+def test_half_of_the_seeds_stay_and_half_follow_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    found = seeds()
+    assert found[:EACH] == tuple(range(EACH)) and len(set(found)) == 2 * EACH
+    assert seeds() == found and seeds(1) == (0, found[EACH])
+    monkeypatch.setenv(VARIABLE, "5,7..9")
+    assert seeds() == (5, 7, 8, 9)
+
+
+def test_seeds_are_read() -> None:
+    assert read("17") == (17,) and read("0..2,8") == (0, 1, 2, 8)
+    with pytest.raises(ValueError):
+        read("x")
