@@ -13,9 +13,14 @@ OVERLAY ?= sim
 KUSTOMIZE_VERSION := 4.5.4
 LOCAL_STAMP := $(VENV)/.local-installed
 DEV_STAMP := $(VENV)/.dev-installed
+# Tests wait more than they work, so that two for each core are none too many. With ARGS only what ARGS names is run.
+WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
+RESULTS := build/tests
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=10
+LANE = $(if $(ARGS),$(ARGS),--lane $(1) $(SIDE_BY_SIDE) --junitxml=$(RESULTS)/$(1).xml)
 TYPED := libs/glowplug libs/glowplug_vllm services
 
-.PHONY: help install up down status demo test check lint format types proto sim bench bench-papers vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down screenshots clean dashboards
+.PHONY: help install up down status demo test test-system test-times check lint format types proto sim bench bench-papers vllm-env k8s-tools k8s-render k8s-check images sbom env compose-up compose-down screenshots clean dashboards
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,8 +47,14 @@ status: $(LOCAL_STAMP) ## every process of the local fleet, with its memory
 demo: $(LOCAL_STAMP) ## the whole story without a person: cold, warm, burst, idle; prints where the time went
 	@$(BIN)/glowplug demo --engine $(ENGINE) $(ARGS)
 
-test: $(DEV_STAMP) ## every test; the vLLM lane too with VLLM=1 (make vllm-env first)
-	@$(PYTEST) $(if $(VLLM),,-m "not vllm") $(ARGS)
+test: $(DEV_STAMP) ## the fast lane, minutes: everything but whole fleets (ARGS=tests/unit/... runs only that)
+	@$(PYTEST) $(call LANE,fast)
+
+test-system: $(DEV_STAMP) ## the system lane: fleets, containers, namespaces, every page's commands, a real vLLM (make vllm-env)
+	@$(PYTEST) $(call LANE,system)
+
+test-times: $(DEV_STAMP) ## write docs/test_times.md from the last runs of both lanes
+	@$(BIN)/python -m tests.times $(RESULTS)/fast.xml $(RESULTS)/system.xml >docs/test_times.md
 
 check: $(DEV_STAMP) lint types ## what must hold before a commit: format, lint, types, floors, house, unit, golden
 	@$(PYTEST) -m "not fleet and not vllm and not llamacpp" $(wildcard tests/house tests/unit tests/golden)

@@ -41,10 +41,28 @@ SHARED: dict[str, str] = {
 VLLM = "vllm"  # one engine takes both cores of a small machine
 
 # Every test of these files starts what it needs itself, and takes long: each runs wherever there is room.
-SPREAD = frozenset({"tests/howto/test_pages.py"})
+SPREAD = frozenset(
+    {
+        "tests/e2e/test_simulate_broken.py",
+        "tests/e2e/test_simulate_command.py",
+        "tests/howto/test_pages.py",
+        "tests/observability/test_alerts.py",
+    }
+)
 
 # What takes longest (docs/test_times.md) starts first, so that nothing is left alone at the end.
-FIRST: tuple[str, ...] = ()
+FIRST: tuple[str, ...] = (
+    "tests/compose/test_lane.py",
+    "tests/compose/test_images.py",
+    VLLM,
+    "tests/chaos/test_kill_services.py",
+    "tests/howto/test_pages.py",
+    "tests/e2e/test_smoke.py",
+    "tests/e2e/test_simulate_command.py",
+    "tests/e2e/test_simulate_broken.py",
+    "tests/e2e/console/test_reasons.py",
+    "tests/e2e/console/test_access.py",
+)
 
 
 def nearest(path: str, table: dict[str, str]) -> str:

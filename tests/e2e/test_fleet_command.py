@@ -1,100 +1,33 @@
-"""One command from nothing to streamed tokens: the real fleet, real llama.cpp, the official client."""
+"""Every verb of the command line against a running fleet, and a fleet whose processes are killed."""
 
 import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import psutil
 import pytest
 
 from glowplug.runtime.supervisor.sweep import processes_of
+from tests.commands import as_json, document, glowplug, running, until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(300)]
-GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
-WAIT_S = 60.0
-
-
-def glowplug(state: Path, *argv: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """One command against the fleet of `state`."""
-    full = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")} | env
-    ended = subprocess.run(
-        [*GLOWPLUG, argv[0], "--state-dir", str(state), *argv[1:]],
-        capture_output=True,
-        text=True,
-        env=full,
-        timeout=240,
-    )
-    assert not check or ended.returncode == 0, ended.stdout + ended.stderr
-    return ended
-
-
-def as_json(state: Path, *argv: str) -> Any:
-    return json.loads(glowplug(state, *argv, "--output", "json").stdout)
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
 def state() -> Iterator[Path]:
-    """A running fleet's state directory."""
-    with tempfile.TemporaryDirectory(prefix="gp-e2e-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "s"
-        try:
-            said = glowplug(path, "up", "--detach", "--port-base", "0").stdout
-            assert "curl -N http://127.0.0.1:" in said
-            yield path
-        finally:
-            glowplug(path, "down", check=False)
-            assert not processes_of(path)
+    with running() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")
 def fleet(state: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((state / "fleet.json").read_text())
-    return document
-
-
-def test_everything_is_ready_within_its_memory(state: Path) -> None:
-    value = as_json(state, "status")
-    assert {p["state"] for p in value["processes"]} == {"ready"}
-    services = [p["service"] for p in value["processes"]]
-    assert sorted(set(services)) == sorted(
-        ["nats", "valkey", "router", "predictor", "placer", "autoscaler", "console", "agent", "prefetcher"]
-    )
-    assert services.count("agent") == services.count("prefetcher") == 3
-    assert 0 < value["memory_bytes"] < 1.2e9
-
-
-def test_cold_then_warm_through_the_official_client(state: Path, fleet: dict[str, Any]) -> None:
-    client = openai.OpenAI(base_url=f"{fleet['urls']['data']}/v1", api_key="none on loopback", max_retries=0)
-    assert {"smol-chat", "smol-poet"} <= {model.id for model in client.models.list()}
-    for _ in ("cold", "warm"):
-        stream = client.chat.completions.create(
-            model="smol-chat",
-            messages=[{"role": "user", "content": "Why is the sky blue?"}],
-            max_tokens=12,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        chunks = list(stream)
-        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-        assert chunks[-1].usage and chunks[-1].usage.completion_tokens > 0
-    assert any(row["model_key"] == "smol-chat" for row in as_json(state, "ps"))
+    return document(state)
 
 
 def test_a_request_is_explained_and_traced(state: Path, fleet: dict[str, Any]) -> None:
