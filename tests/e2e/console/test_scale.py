@@ -93,7 +93,7 @@ async def test_the_bench_runs_from_the_bus_to_the_pixels() -> None:
     """Small, and without its bounds: real NATS and Valkey, a console process, a fleet that lives, a browser."""
     if chromium.CHROMIUM is None:
         pytest.skip(chromium.MISSING)
-    small = ["--nodes", "6", "--gpus", "2", "--models", "12", "--loads", "1", "--marks", "5", "--minutes", "0.5"]
+    small = ["--nodes", "6", "--gpus", "2", "--models", "12", "--loads", "1", "--marks", "5", "--minutes", "0.1"]
     args: argparse.Namespace = parsed(small)
     rows = await measure(args)
     seen = {row.what.strip(): row for row in rows}
