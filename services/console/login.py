@@ -4,7 +4,7 @@ Browsers come with the cookie of their session, programs with the key itself: as
 `X-Glowplug-Console-Key` where the former is for the service that the console passes a call on to.
 """
 
-from contextlib import suppress
+import asyncio
 from typing import Annotated, Final
 
 import msgspec
@@ -31,10 +31,6 @@ class Login(msgspec.Struct):
     """What the login page sends."""
 
     key: Annotated[str, msgspec.Meta(max_length=1024)]
-
-
-class SessionOver(Exception):
-    """A session ended while its stream was open."""
 
 
 def cookie_name(port: int) -> str:
@@ -81,16 +77,27 @@ class Locked:
         return None
 
     async def _while_open(self, token: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Streams end with their session, in good order."""
+        """A stream ends with its session, at its next message: to the app it is as if the reader had left."""
+        over = asyncio.Event()
 
         async def send_while_open(message: Message) -> None:
+            if over.is_set():
+                return
             if message.get("more_body") and not self._access.is_open(token):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                raise SessionOver
+                over.set()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
             await send(message)
 
-        with suppress(SessionOver):
-            await self._app(scope, receive, send_while_open)
+        async def receive_until_over() -> Message:
+            asked, ended = asyncio.ensure_future(receive()), asyncio.ensure_future(over.wait())
+            try:
+                await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
+                return {"type": "http.disconnect"} if over.is_set() else asked.result()
+            finally:
+                asked.cancel()
+                ended.cancel()
+
+        await self._app(scope, receive_until_over, send_while_open)
 
 
 def routes(access: Access, cookie: str) -> APIRouter:
