@@ -35,7 +35,7 @@ class Login(msgspec.Struct):
 
 def cookie_name(port: int) -> str:
     """Cookies know no ports: each console of a machine has its own."""
-    return f"glowplug_console_{port}"
+    return f"glowplug-console-{port}"
 
 
 class Locked:

@@ -166,8 +166,9 @@ class DataPort:
     def take(self, client: ClientConnection, parsed: Parsed) -> bool:
         """One complete request, none other being answered on its connection. True when an exchange now has it, and
         its body counts as buffered until that is over."""
-        if (error := self.web.refusal(parsed)) is not None:
-            self._refuse(client, parsed, error.status, error.message, error.code, error.type, param=error.param)
+        if (refusal := self.web.refusal(parsed)) is not None:
+            status, message = refusal.status, refusal.message
+            self._refuse(client, parsed, status, message, refusal.code, refusal.type, param=refusal.param)
             return False
         if parsed.path not in READERS or parsed.method != b"POST":
             self._local(client, parsed)
