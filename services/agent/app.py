@@ -55,7 +55,12 @@ def _instances(app: FastAPI, service: AgentService) -> None:
         """One instance with the phases of its start."""
         return msgspec.to_builtins(_known(controller, instance_id))
 
-    @app.get("/v1/instances/{instance_id}/logs", tags=["instances"], response_class=PlainTextResponse)
+    @app.get(
+        "/v1/instances/{instance_id}/logs",
+        tags=["instances"],
+        dependencies=[Depends(admin(settings.admin_token))],
+        response_class=PlainTextResponse,
+    )
     async def logs(instance_id: str, tail: int = Query(100, ge=1, le=10_000)) -> PlainTextResponse:
         """The last lines of the engine's log, kept until the instance is forgotten."""
         _known(controller, instance_id)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -53,6 +54,10 @@ class AgentSettings(ServiceSettings):
     def _is_range(cls, given: str) -> str:
         PortRange.parse(given)
         return given
+
+    def own_names(self) -> tuple[str, ...]:
+        """Hosts by which others reach this process."""
+        return (*super().own_names(), urlsplit(self.agent_url).hostname or "")
 
     @property
     def port_range(self) -> PortRange | None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.middleware import Middleware
 
 from glowplug.runtime.rest import make_app
 from services.console import (
@@ -19,10 +20,12 @@ from services.console import (
     fleet_api,
     forecasts,
     jaeger_v3,
+    login,
     playground,
     receiver,
     trace_api,
 )
+from services.console.access import Access
 from services.console.decisions import DecisionLog
 from services.console.events import EventLog
 from services.console.fleet_view import FleetView
@@ -48,6 +51,7 @@ PAGE_HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+_PATHS: Final = {"index.html": "/", "login.html": "/login"}
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 
 
@@ -66,10 +70,12 @@ class Console:
     upstream: Upstream = field(init=False)
     events: EventLog = field(init=False)
     decisions: DecisionLog = field(init=False)
+    access: Access = field(init=False)
     disk: TraceDisk | None = None
 
     def __post_init__(self) -> None:
         told = self.settings
+        self.access = Access(told.console_key or told.api_key, told.console_session_s, self.clock)
         self.traces = TraceStore(
             max_traces=told.trace_max_traces, max_bytes=told.trace_max_bytes, max_spans_per_trace=told.trace_max_spans
         )
@@ -131,9 +137,14 @@ def build_app(console: Console) -> FastAPI:
             max_body_bytes=told.chat_max_body_bytes,
             max_chats=told.chat_max_streams,
             silence_s=told.chat_silence_s,
+            router_key="" if told.console_key else told.api_key,
         )
     )
+    cookie = login.cookie_name(told.port)
+    app.include_router(login.routes(console.access, cookie))
     _page(app)
+    if console.access.is_asked:  # innermost: a refusal gets its request id from outside
+        app.user_middleware.append(Middleware(login.Locked, access=console.access, cookie=cookie))
     return app
 
 
@@ -142,12 +153,16 @@ def _page(app: FastAPI) -> None:
     a browser asks for all of them at once and not as it comes upon each import."""
     found = {entry.name: entry for entry in (files("services.console") / "page").iterdir() if entry.is_file()}
     assets = {name: found[name] for name in sorted(found) if _suffix(name) in _TYPES}
-    hints = "".join(f'<link rel="modulepreload" href="/page/{name}">\n' for name in assets if _suffix(name) == ".js")
+    hints = "".join(
+        f'<link rel="modulepreload" href="/page/{name}">\n'
+        for name in assets
+        if _suffix(name) == ".js" and name != "login.js"
+    )
     for name, asset in assets.items():
         body = asset.read_bytes()
         if name == "index.html":
             body = body.replace(b"</head>", hints.encode() + b"</head>", 1)
-        path = "/" if name == "index.html" else f"/page/{name}"
+        path = _PATHS.get(name, f"/page/{name}")
         app.add_api_route(path, _static(body, _TYPES[_suffix(name)]), include_in_schema=False, methods=["GET", "HEAD"])
 
 

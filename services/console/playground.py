@@ -14,9 +14,11 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from glowplug.domain.errors import Contended, GlowplugError
+from glowplug.domain.errors import Contended
 from glowplug.runtime.rest import error_body
-from services.console.upstream import ClientGone, Upstream, own_page_only, read_answer, read_body, unless_gone
+from glowplug.runtime.web import UnsupportedMediaType
+from services.console.login import BY_SESSION
+from services.console.upstream import ClientGone, Upstream, read_answer, read_body, unless_gone
 
 CHAT: Final = "/v1/chat/completions"
 MODELS_LIMIT_BYTES: Final = 8 << 20
@@ -26,12 +28,6 @@ _RETURNED: Final = ("content-type", "retry-after", "server-timing", "traceparent
 _OWN_PREFIX: Final = "x-glowplug-"
 _NOT_KEPT: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
 CLIENT_LEFT: Final = 499
-
-
-class NotJson(GlowplugError):
-    """A chat is asked for in JSON (415)."""
-
-    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
 class Passing(StreamingResponse):
@@ -49,10 +45,19 @@ class Passing(StreamingResponse):
             await self._answer.aclose()
 
 
-def routes(upstream: Upstream, *, max_body_bytes: int, max_chats: int, silence_s: float) -> APIRouter:
-    """`silence_s`: how long the router may send nothing at all, held streams get comments meanwhile."""
+def routes(
+    upstream: Upstream, *, max_body_bytes: int, max_chats: int, silence_s: float, router_key: str = ""
+) -> APIRouter:
+    """`silence_s`: how long the router may send nothing at all, held streams get comments meanwhile. `router_key` is
+    the router's API key where readers log in with that very key: they need not give it again."""
     router = APIRouter(prefix="/playground", tags=["playground"])
     under_way: set[object] = set()
+
+    def chosen(request: Request) -> dict[str, str]:
+        headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
+        if router_key and BY_SESSION in request.scope:
+            headers.setdefault("authorization", f"Bearer {router_key}")
+        return headers | {"accept-encoding": "identity"}
 
     @router.get("/router")
     async def where() -> dict[str, str]:
@@ -62,8 +67,7 @@ def routes(upstream: Upstream, *, max_body_bytes: int, max_chats: int, silence_s
     @router.get("/v1/models", response_class=Response)
     async def models(request: Request) -> Response:
         """The router's models."""
-        own_page_only(request)
-        headers = _chosen(request)
+        headers = chosen(request)
         answer = await upstream.open("router", "GET", "/v1/models", headers=headers, silence_s=MODELS_SILENCE_S)
         body = await read_answer(answer, MODELS_LIMIT_BYTES)
         return Response(body, answer.status_code, _returned(answer.headers))
@@ -71,16 +75,15 @@ def routes(upstream: Upstream, *, max_body_bytes: int, max_chats: int, silence_s
     @router.post("/v1/chat/completions", response_class=Response)
     async def chat(request: Request) -> Response:
         """One chat completion, whole or as a stream, exactly as the router gives it."""
-        own_page_only(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise NotJson("a chat is application/json")
+            raise UnsupportedMediaType("a chat is application/json", param="Content-Type")
         if len(under_way) >= max_chats:
             raise Contended("too many chats through this console at once", retry_after_s=2.0)
         ticket = object()
         under_way.add(ticket)
         try:
             body = await read_body(request, max_body_bytes)
-            headers = _chosen(request)
+            headers = chosen(request)
             asked = upstream.open("router", "POST", CHAT, headers=headers, content=body, silence_s=silence_s)
             answer = await unless_gone(request, asked)
         except (ClientGone, ClientDisconnect):
@@ -92,12 +95,6 @@ def routes(upstream: Upstream, *, max_body_bytes: int, max_chats: int, silence_s
         return Passing(answer, lambda: under_way.discard(ticket))
 
     return router
-
-
-def _chosen(request: Request) -> dict[str, str]:
-    return {name: request.headers[name] for name in _PASSED if name in request.headers} | {
-        "accept-encoding": "identity"
-    }
 
 
 def _returned(headers: httpx.Headers) -> dict[str, str]:

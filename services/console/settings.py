@@ -8,6 +8,8 @@ from glowplug.runtime.settings import ServiceSettings
 class ConsoleSettings(ServiceSettings):
     """Every bound of the trace store, the receiver and the stream has its name here."""
 
+    console_key: str = ""  # asked of every reader; empty: the API key; both empty: none is asked
+    console_session_s: float = Field(12 * 3600.0, gt=0)  # how long a login lasts
     trace_max_traces: int = Field(2000, ge=1)
     trace_max_bytes: int = Field(32 << 20, ge=1 << 16)
     trace_max_spans: int = Field(2000, ge=1)  # of one trace

@@ -7,12 +7,11 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from typing import Final, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 from fastapi import Request
 
-from glowplug.domain.errors import BadRequest, GlowplugError, NoCapacity, TooLarge
+from glowplug.domain.errors import GlowplugError, NoCapacity, TooLarge
 
 CONNECT_S: Final = 5.0
 KEEP_IDLE_S: Final = 4.0  # below the 5 s at which servers close idle connections
@@ -35,12 +34,6 @@ class TimedOut(GlowplugError):
     """The service took the request and did not answer in time (504)."""
 
     status, type, code = 504, "server_error", "upstream_timeout"
-
-
-class ForeignPage(GlowplugError):
-    """A page of another origin tried to use this console (403)."""
-
-    status, type, code = 403, "invalid_request_error", "foreign_origin"
 
 
 class ClientGone(Exception):
@@ -160,21 +153,3 @@ async def unless_gone(request: Request, asked: Awaitable[T]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         continue
-
-
-def own_page_only(request: Request) -> None:
-    """Refuse what a page of another site sends with its reader's browser. Programs send neither header and may pass.
-
-    Raises ForeignPage; BadRequest when the Origin cannot be read.
-    """
-    site = request.headers.get("sec-fetch-site", "")
-    if site in ("same-origin", "none"):
-        return
-    origin = request.headers.get("origin", "")
-    try:
-        host = urlsplit(origin).netloc
-    except ValueError as error:
-        raise BadRequest("the Origin is no address") from error
-    own = {request.headers.get("host", ""), request.headers.get("x-forwarded-host", "")} - {""}
-    if site == "cross-site" or (origin and host not in own):
-        raise ForeignPage("only the console's own page may do this")

@@ -39,6 +39,7 @@ async def serve(stopping: asyncio.Event) -> None:
         metrics,
         settings.limits(),
         api_key=settings.api_key,
+        rules=settings.web_rules(),
         tracing=world.tracing,
         sampler=settings.sampler(),
         on_finished=ledger.finished,

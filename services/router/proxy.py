@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.instance import Instance
+from glowplug.runtime.web import WebRules
 from glowplug.telemetry.tracing import Tracing
 from services.router import http_text, ids, proxy_local
 from services.router.desk import Desk
@@ -25,6 +26,7 @@ from services.router.proxy_engine import Pool
 from services.router.proxy_exchange import Exchange
 from services.router.request_body import READERS, read_body, sizes
 from services.router.spans import RequestTrace
+from services.router.web_access import WebAccess
 
 log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
@@ -40,6 +42,7 @@ class DataPort:
         limits: Limits | None = None,
         *,
         api_key: str = "",
+        rules: WebRules | None = None,
         tracing: Tracing | None = None,
         sampler: ids.Sampler | None = None,
         on_finished: Callable[[Exchange], None] = lambda exchange: None,
@@ -51,6 +54,7 @@ class DataPort:
         self.buffered_bytes = 0
         self.connections: set[ClientConnection] = set()
         self._expected = b"Bearer " + api_key.encode() if api_key else b""
+        self.web = WebAccess(rules)
         self._tracing, self._sampler = tracing, sampler or ids.Sampler()
         self._on_finished = on_finished
         self._tickets = itertools.count(1)
@@ -162,6 +166,10 @@ class DataPort:
     def take(self, client: ClientConnection, parsed: Parsed) -> bool:
         """One complete request, none other being answered on its connection. True when an exchange now has it, and
         its body counts as buffered until that is over."""
+        if (refusal := self.web.refusal(parsed)) is not None:
+            status, message = refusal.status, refusal.message
+            self._refuse(client, parsed, status, message, refusal.code, refusal.type, param=refusal.param)
+            return False
         if parsed.path not in READERS or parsed.method != b"POST":
             self._local(client, parsed)
             return False
@@ -210,7 +218,9 @@ class DataPort:
     def _local(self, client: ClientConnection, parsed: Parsed) -> None:
         """Everything that is not a POST to an engine."""
         path = parsed.path
-        if path in READERS:
+        if headers := self.web.preflight(parsed):
+            client.respond(parsed, 200, b"", headers=headers)
+        elif path in READERS:
             self._not_allowed(client, parsed, b"POST")
         elif not proxy_local.is_local(path):
             message = f"There is nothing at {path[:200].decode('ascii', 'replace')}."

@@ -37,6 +37,7 @@ _NOT_PASSED = frozenset(
         b"x-request-id",
         b"traceparent",
         b"cookie",
+        b"origin",
     )
 )
 IDLE, HEAD, BODY, LINGER = range(4)
@@ -241,7 +242,7 @@ class ClientConnection(asyncio.Protocol):
         traceparent: str = "",
     ) -> None:
         """A whole answer of the router's own."""
-        headers += b"x-request-id: %b\r\n" % parsed.request_id.encode()
+        headers += b"x-request-id: %b\r\n" % parsed.request_id.encode() + self.port.web.cors(parsed)
         if traceparent:
             headers += b"traceparent: %b\r\n" % traceparent.encode()
         if retry_after_s:

@@ -36,6 +36,8 @@ _DROPPED = frozenset(
         b"server-timing",
         b"x-glowplug-instance",
         b"x-glowplug-emulated",
+        b"access-control-allow-origin",  # which pages may read an answer is for the data port to say
+        b"access-control-allow-credentials",
     )
 )
 

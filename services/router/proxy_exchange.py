@@ -366,6 +366,7 @@ class Exchange:
 
     def _own_headers(self) -> bytes:
         own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (self.request_id.encode(), self.traceparent.encode())
+        own += self.port.web.cors(self.request)
         instance = self.instance
         if instance is not None:
             own += b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()

@@ -16,11 +16,12 @@ UP_S = 900.0  # every container, on cores that others use too
 WAIT_S = 180.0  # anything the fleet does by itself
 SERVICES = ("router", "predictor", "placer", "autoscaler", "console")
 NODES = ("node-1", "node-2", "node-3")
-ADMIN, KEY = "the-admin-token", "the-api-key"
+ADMIN, KEY, CONSOLE_KEY = "the-admin-token", "the-api-key", "the-console-key"
 SETTINGS = {
     "COMPOSE_PROJECT_NAME": PROJECT,
     "GLOWPLUG_ADMIN_TOKEN": ADMIN,
     "GLOWPLUG_API_KEY": KEY,
+    "GLOWPLUG_CONSOLE_KEY": CONSOLE_KEY,
     "NATS_TOKEN": "the-nats-token",
     "VALKEY_PASSWORD": "the-valkey-password",
     "S3_ACCESS_KEY": "the-access-key",
@@ -40,7 +41,11 @@ class ComposeFleet:
     env_file: Path
     router: str = ""
     console: str = ""
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=300.0, trust_env=False))
+    client: httpx.Client = field(
+        default_factory=lambda: httpx.Client(
+            timeout=300.0, trust_env=False, headers={"X-Glowplug-Console-Key": CONSOLE_KEY}
+        )
+    )
 
     def __post_init__(self) -> None:
         self.env_file.write_text("".join(f"{name}={value}\n" for name, value in SETTINGS.items()))

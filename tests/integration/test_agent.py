@@ -268,13 +268,14 @@ async def test_rest(rig: AgentRig) -> None:
         rows = (await client.get("/v1/instances")).json()["data"]
         assert [row["instance_id"] for row in rows] == ["i-1"] and rows[0]["emulated"]
         assert (await client.get("/v1/instances/none")).json()["error"]["code"] == "not_found"
-        assert (await client.get("/v1/instances/i-1/logs?tail=5")).status_code == 200
-        assert (await client.get("/v1/instances/i-1/logs?tail=x")).status_code == 400
+        assert (await client.get("/v1/instances/i-1/logs?tail=5")).status_code == 401
+        given = {"Authorization": "Bearer secret"}
+        assert (await client.get("/v1/instances/i-1/logs?tail=5", headers=given)).status_code == 200
+        assert (await client.get("/v1/instances/i-1/logs?tail=x", headers=given)).status_code == 400
         (gpu,) = (await client.get("/v1/gpus")).json()["data"]
         assert gpu["bytes_by_owner"] == {"weights": 100 * MIB} and gpu["free_bytes"] == 200 * MIB
         assert (await client.get("/ready")).status_code == 200
         assert (await client.post("/v1/instances/i-1/stop")).status_code == 401
-        given = {"Authorization": "Bearer secret"}
         stopped = await client.post("/v1/instances/i-1/stop?grace_s=1", headers=given)
         assert stopped.status_code == 202 and stopped.json()["state"] == "draining"
     await rig.reaches("i-1", InstanceState.STOPPED)

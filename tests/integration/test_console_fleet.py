@@ -119,7 +119,7 @@ async def test_the_console_changes_nothing_itself() -> None:
         document = (await client.get(f"{at.url}/openapi.json")).json()
         mutating = {path for path, item in document["paths"].items() if set(item) & {"post", "put", "patch", "delete"}}
         passed_on = {"/api/v1/models/{key}/{verb}", "/api/v1/nodes/{node_id}/{verb}", "/playground/v1/chat/completions"}
-        assert mutating == {"/v1/traces", *passed_on}
+        assert mutating == {"/v1/traces", "/login", "/logout", *passed_on}
 
 
 async def test_it_lives_without_bus_and_store_and_says_since_when() -> None:

@@ -80,8 +80,8 @@ def test_changing_calls_want_the_admin_token(service: Running) -> None:
     paths = httpx.get(f"{service.url}/openapi.json").json()["paths"]
     changing = [(verb, path) for path, verbs in paths.items() for verb in verbs if verb not in ("get", "head")]
     for verb, path in changing:
-        if path == "/v1/traces":
-            continue  # OTLP: services export spans, and nothing of the fleet changes
+        if path in ("/v1/traces", "/login", "/logout"):
+            continue  # services export spans, readers of the console come and go: nothing of the fleet changes
         answer = httpx.request(verb.upper(), service.url + path.replace("{", "").replace("}", ""), json={})
         if re.search(PASSED_ON, path):
             assert answer.is_error, (verb, path)  # who may is for the owner to say

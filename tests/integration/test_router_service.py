@@ -152,3 +152,17 @@ async def test_a_taken_port_is_one_clear_line(infra: Infra, tmp_path: Path) -> N
         assert other.process is not None
         assert await asyncio.wait_for(other.process.wait(), 20) != 0
         assert f"cannot listen on 127.0.0.1:{router.data_port}" in other.log()
+
+
+async def test_both_ports_of_the_process_obey_the_settings(infra: Infra, tmp_path: Path) -> None:
+    env = {"GLOWPLUG_ALLOWED_HOSTS": "known.example", "GLOWPLUG_ALLOWED_ORIGINS": "https://app.example"}
+    async with a_router(infra.nats.url, infra.valkey.url, tmp_path, **env) as router, httpx.AsyncClient() as client:
+        for url in (f"{router.url}/v1/models", f"{router.admin_url}/policies"):
+
+            async def status(url: str = url, **headers: str) -> int:
+                return (await client.get(url, headers=headers)).status_code
+
+            assert await status(Host="known.example") == 200
+            assert await status(Host="other.example") == 421
+            assert await status(Origin="https://app.example") == 200
+            assert await status(Origin="https://other.example") == 403

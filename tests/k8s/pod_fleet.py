@@ -25,6 +25,7 @@ from tests.servers import nats_binary, valkey_binary
 SECRETS = {
     "GLOWPLUG_ADMIN_TOKEN": "admin-of-the-test",
     "GLOWPLUG_API_KEY": "key-of-the-test",
+    "GLOWPLUG_CONSOLE_KEY": "console-key-of-the-test",
     "NATS_TOKEN": "0bus0of0the0test",
     "VALKEY_PASSWORD": "1store1of1the1test",
 }

@@ -24,8 +24,9 @@ pytestmark = [
 REPLICAS = {"nats": 3, "placer": 2, "autoscaler": 2, "node": 2}
 SPEEDUP = {"GLOWPLUG_EMULATED_TIME_SCALE": "20"}  # a modelled start of 40 s passes in 2
 MODELS = ["emulated-chat-7b", "emulated-code-7b", "emulated-story-7b", "emulated-brief-7b"]
+READER = {"X-Glowplug-Console-Key": SECRETS["GLOWPLUG_CONSOLE_KEY"]}
 KEY = {"Authorization": f"Bearer {SECRETS['GLOWPLUG_API_KEY']}", "Content-Type": "application/json"}
-ADMIN = {"Authorization": f"Bearer {SECRETS['GLOWPLUG_ADMIN_TOKEN']}"}
+ADMIN = READER | {"Authorization": f"Bearer {SECRETS['GLOWPLUG_ADMIN_TOKEN']}"}
 IDLE = {("predictor", "predictor"), ("predictor", "console")}  # one predictor here, and it makes no span yet
 
 
@@ -77,7 +78,7 @@ def chat(fleet: PodFleet, model: str) -> tuple[str, str]:
 
 
 def get(fleet: PodFleet, source: str, pod: str, port: int, path: str) -> Any:
-    status, _, body = fleet.ask(source, address(fleet, pod), port, path)
+    status, _, body = fleet.ask(source, address(fleet, pod), port, path, headers=READER)
     assert status == 200, (pod, path, body)
     return json.loads(body)
 
@@ -116,7 +117,7 @@ def test_a_cold_request_works_and_its_trace_arrives(fleet: PodFleet) -> None:
     missing = set(wanted)
 
     def is_whole() -> bool:
-        status, _, body = fleet.ask("operators", address(fleet, "console-0"), 8080, path)
+        status, _, body = fleet.ask("operators", address(fleet, "console-0"), 8080, path, headers=READER)
         missing.difference_update(json.loads(body)["services"] if status == 200 else ())
         return not missing
 
@@ -150,7 +151,9 @@ def test_an_operator_acts_through_the_console(fleet: PodFleet) -> None:
     for path in ("models/emulated-chat-7b/pin", "models/emulated-chat-7b/unpin", "nodes/node-1/drain"):
         said = fleet.ask("operators", console, 8080, f"/api/v1/{path}", method="POST", headers=ADMIN)
         assert said[0] == 202, (path, said[2])
-    assert fleet.ask("operators", console, 8080, "/api/v1/nodes/node-1/undrain", method="POST")[0] == 401
+    assert (
+        fleet.ask("operators", console, 8080, "/api/v1/nodes/node-1/undrain", method="POST", headers=READER)[0] == 401
+    )
     back = fleet.ask("operators", console, 8080, "/api/v1/nodes/node-1/undrain", method="POST", headers=ADMIN)
     assert back[0] == 202
 
@@ -175,7 +178,7 @@ def test_no_service_wants_what_is_not_drawn_and_none_is_drawn_in_vain(fleet: Pod
         "/playground/v1/chat/completions",
         method="POST",
         body=json.dumps(playground).encode(),
-        headers=KEY,
+        headers=READER | KEY,
     )
     assert status == 200, body
     get(fleet, "operators", "console-0", 8080, f"/api/v1/forecasts?model={MODELS[0]}")

@@ -35,7 +35,7 @@ OTHERS_READ = {
     "NVIDIA_DRIVER_CAPABILITIES",
     "FAIL_ON_INIT_ERROR",
 }
-SECRET_WORDS = re.compile(r"TOKEN|PASSWORD|API_KEY|SECRET|_AUTH$")
+SECRET_WORDS = re.compile(r"TOKEN|PASSWORD|API_KEY|CONSOLE_KEY|SECRET|_AUTH$")
 TOKENS, WEIGHTS = "glowplug-tokens", "glowplug-weights"
 UNIT = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
@@ -198,6 +198,7 @@ def test_each_pod_gets_only_the_secrets_it_needs(overlay: str) -> None:
             if (source := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
                 holders.setdefault(source["key"], set()).add(where.rpartition("/")[2])
     assert holders["GLOWPLUG_API_KEY"] == {"router"}
+    assert holders["GLOWPLUG_CONSOLE_KEY"] == {"console"}
     assert "console" not in holders["GLOWPLUG_ADMIN_TOKEN"]
     services = {"router", "predictor", "placer", "autoscaler", "console", "agent", "prefetcher"}
     assert holders["NATS_TOKEN"] == services | {"nats"}

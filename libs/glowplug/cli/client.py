@@ -22,6 +22,7 @@ class FleetClient:
     urls: dict[str, str]
     admin_token: str = ""
     api_key: str = ""
+    console_key: str = ""
     nats_url: str = ""
     document: dict[str, Any] = field(default_factory=dict)
 
@@ -41,8 +42,7 @@ class FleetClient:
             raise CliError(f"{service} answered {path} with something that is no JSON") from error
 
     def _ask(self, method: str, service: str, path: str, **kwargs: Any) -> httpx.Response:
-        """With the admin token."""
-        headers = {"Authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
+        headers = self.headers(service)
         url = f"{self.url(service)}{path}"
         try:
             response = httpx.request(method, url, headers=headers, timeout=TIMEOUT_S, trust_env=False, **kwargs)
@@ -56,6 +56,11 @@ class FleetClient:
         if service not in self.urls:
             raise CliError(f"this fleet has no address for {service}: set GLOWPLUG_{service.upper()}_URL")
         return self.urls[service]
+
+    def headers(self, service: str) -> dict[str, str]:
+        """What a service asks for: the console its key, the others the admin token."""
+        token = (self.console_key or self.api_key) if service == "console" else self.admin_token
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
     def data_headers(self) -> dict[str, str]:
         """Headers of the OpenAI API."""
@@ -86,6 +91,7 @@ def connect(state_dir: Path) -> FleetClient:
             urls=document["urls"],
             admin_token=document["admin_token"],
             api_key=document["api_key"],
+            console_key=document.get("console_key", ""),
             nats_url=document["nats_url"],
             document=document,
         )
@@ -96,5 +102,6 @@ def connect(state_dir: Path) -> FleetClient:
         urls={name: url.rstrip("/") for name, url in urls.items()},
         admin_token=os.environ.get("GLOWPLUG_ADMIN_TOKEN", ""),
         api_key=os.environ.get("GLOWPLUG_API_KEY", ""),
+        console_key=os.environ.get("GLOWPLUG_CONSOLE_KEY", ""),
         nats_url=os.environ.get("GLOWPLUG_NATS_URL", ""),
     )

@@ -11,11 +11,11 @@ from typing import Final
 
 import httpx
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from glowplug.domain.errors import NotLeader, TooLarge
 from glowplug.runtime.leader import Candidate
-from glowplug.runtime.rest import error_body
+from glowplug.runtime.rest import refused
 
 log = logging.getLogger(__name__)
 API: Final = "/v1/"
@@ -23,9 +23,10 @@ PASSED_ON: Final = "x-glowplug-passed-on"  # by whom: a call is passed on once
 MAX_BODY_BYTES: Final = 8 << 20
 TIMEOUT_S: Final = 10.0
 READS: Final = ("GET", "HEAD")
-# Of one connection, or written anew by whoever sends.
+# Of one connection, written anew by whoever sends, or of the page that sent it: that was judged here, by our own name.
 _HOP: Final = frozenset(
     {"connection", "content-length", "date", "host", "keep-alive", "server", "te", "trailer", "transfer-encoding"}
+    | {"origin", "sec-fetch-site", "x-forwarded-host"}
 )
 
 
@@ -50,14 +51,14 @@ class ToLeader:
         if request.method in READS:
             return await call_next(request)
         who = f"{candidate.leader_id} at {elsewhere} does, and does not answer" if elsewhere else "nobody does"
-        return _refusal(NotLeader(f"this {candidate.service} does not lead now: {who}", retry_after_s=1))
+        return refused(NotLeader(f"this {candidate.service} does not lead now: {who}", retry_after_s=1))
 
     async def _pass_on(self, request: Request, url: str, by: str) -> Response:
         body = b""
         async for part in request.stream():
             body += part
             if len(body) > MAX_BODY_BYTES:
-                return _refusal(TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes"))
+                return refused(TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes"))
         headers = [(k, v) for k, v in request.headers.items() if k not in _HOP]
         self._client = self._client or httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
         answer = await self._client.request(
@@ -80,8 +81,3 @@ def _target(request: Request) -> bytes:
     path: bytes = request.scope.get("raw_path") or request.url.path.encode()
     query: bytes = request.scope.get("query_string", b"")
     return path + (b"?" + query if query else b"")
-
-
-def _refusal(error: NotLeader | TooLarge) -> JSONResponse:
-    headers = {"Retry-After": "1"} if error.retry_after_s else {}
-    return JSONResponse(error_body(error.message, error.type, error.code), error.status, headers=headers)

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from glowplug import __version__
 from glowplug.domain.errors import GlowplugError, Unauthorized
+from glowplug.runtime import api_page
 from glowplug.runtime.identity import PROCESS
 from glowplug.telemetry.logs import of_request
 from glowplug.telemetry.tally import exposition
@@ -49,7 +50,8 @@ def make_app(
 ) -> FastAPI:
     """An app with the routes every service has. `ready()` returns "" or why the service is not ready;
     `policies()` maps room to the policy in force."""
-    app = FastAPI(title=f"glowplug {service}", version=__version__, description=description)
+    title = f"glowplug {service}"
+    app = FastAPI(title=title, version=__version__, description=description, docs_url=None, redoc_url=None)
 
     app.state.about = dict  # what else this process says of itself: its role, where processes elect a leader
 
@@ -81,8 +83,19 @@ def make_app(
         """Room -> name of the policy in force."""
         return policies()
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(api_page.render(app.openapi()), media_type="text/html", headers=api_page.HEADERS)
+
     _errors(app)
     return app
+
+
+def refused(error: GlowplugError) -> JSONResponse:
+    """An error as an answer."""
+    headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))} if error.retry_after_s is not None else {}
+    body = error_body(error.message, error.type, error.code, error.param)
+    return JSONResponse(body, status_code=error.status, headers=headers)
 
 
 def _errors(app: FastAPI) -> None:
@@ -101,11 +114,7 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(GlowplugError)
     async def typed(_: Request, error: GlowplugError) -> JSONResponse:
-        headers = (
-            {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))} if error.retry_after_s is not None else {}
-        )
-        body = error_body(error.message, error.type, error.code, error.param)
-        return JSONResponse(body, status_code=error.status, headers=headers)
+        return refused(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

@@ -18,6 +18,7 @@ from glowplug.bus.nats_bus import NatsBus
 from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import BadRequest
 from glowplug.events.facts import ServiceStarted
+from glowplug.runtime.guard import Guarded
 from glowplug.runtime.identity import ServiceIdTaken
 from glowplug.runtime.settings import ServiceSettings, explain
 from glowplug.runtime.shell import Shell
@@ -114,7 +115,8 @@ async def serve_rest(app: FastAPI, settings: ServiceSettings) -> tuple[asyncio.T
     """Serve `app` in this loop. Returns the running task and the base URL that others use."""
     sock = listen(settings.host, settings.port)
     port = sock.getsockname()[1]
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    guarded = Guarded(app, settings.web_rules())
+    config = uvicorn.Config(guarded, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(_run_server(server, sock))

@@ -1,5 +1,6 @@
 """Settings every service shares. Precedence: environment `GLOWPLUG_*`, then default."""
 
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from glowplug.policies.systems import SYSTEMS, System
+from glowplug.runtime.web import AllowedHosts, WebRules, parse_origins
 
 SHORTEST_LEASE_S = 1.0  # below it a busy machine's pauses would look like deaths
 
@@ -37,6 +39,8 @@ class ServiceSettings(BaseSettings):
     state_dir: Path = Path(".glowplug")  # what the process keeps on disk
     admin_token: str = ""  # asked of every changing call of the admin port; empty: none is asked
     api_key: str = ""  # asked of every call of the data port; empty: none is asked
+    allowed_hosts: str = ""  # names its ports answer to beside its own: a.example,*.example.org; `*` is any name
+    allowed_origins: str = ""  # other sites whose pages may use its ports: https://a.example; `*` is any site
     policies: str = ""  # another system than the union (docs/policies.md); what is set by itself goes before it
     log_level: str = "INFO"
     log_json: bool = False  # one JSON object per line instead of text
@@ -45,6 +49,26 @@ class ServiceSettings(BaseSettings):
     tick_s: float = Field(0.5, gt=0)  # how often a controller sees time pass
     resync_s: float = Field(2.0, gt=0)  # how often tables are read again
     drain_s: float = Field(10.0, ge=0)  # how long a stopping service finishes what it has
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, given: str) -> str:
+        AllowedHosts.parse(given)
+        return given
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, given: str) -> str:
+        parse_origins(given)
+        return given
+
+    def own_names(self) -> tuple[str, ...]:
+        """Hosts by which others reach this process."""
+        return (self.host, self.advertise_host, socket.gethostname())
+
+    def web_rules(self) -> WebRules:
+        """Which requests its ports answer."""
+        return WebRules(AllowedHosts.parse(self.allowed_hosts, self.own_names()), parse_origins(self.allowed_origins))
 
     @field_validator("policies")
     @classmethod

@@ -3,6 +3,7 @@
 
 import { h, say } from "/page/dom.js";
 import { clock } from "/page/format.js";
+import { isOpen } from "/page/session.js";
 
 const TOKEN = "glowplug.admin-token"; // of this tab alone, gone when it closes
 const NOTES_KEPT = 8;
@@ -110,6 +111,7 @@ async function send(path) {
   let token = sessionStorage.getItem(TOKEN);
   let answer = await post(token);
   while (answer.status === 401) {
+    if (!(await isOpen())) return null; // it was the console that asked, not the owner
     const wrong = Boolean(token);
     sessionStorage.removeItem(TOKEN);
     token = await askToken(wrong ? "That is not this fleet's admin token." : "");

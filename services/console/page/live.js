@@ -1,6 +1,8 @@
 // The fleet as the server streams it. One object for the whole page; views listen for "change" (once per frame, with
 // what changed), "models" (a name is new), "traces" (spans came in), "status".
 
+import { isOpen } from "/page/session.js";
+
 const TABLES = { models: "key", instances: "instance_id", nodes: "node_id" };
 const LOGS = { decisions: 200, requests: 200 };
 const compare = new Intl.Collator(undefined, { numeric: true }).compare;
@@ -35,12 +37,17 @@ class Live extends EventTarget {
     source.onopen = () => this.link(true);
     source.onerror = () => {
       this.link(false);
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.open(), 2000); // refused: 429 or a proxy
+      if (source.readyState === EventSource.CLOSED) this.refused();
     };
     source.addEventListener("fleet", (event) => this.replace(JSON.parse(event.data)));
     source.addEventListener("patch", (event) => this.patch(JSON.parse(event.data)));
     source.addEventListener("traces", (event) => this.tell("traces", JSON.parse(event.data).traces));
     source.addEventListener("dropped", (event) => this.resync(JSON.parse(event.data).num));
+  }
+
+  /** The session is over, or it is a 429 or a proxy, and time helps. */
+  async refused() {
+    if (await isOpen()) setTimeout(() => this.open(), 2000);
   }
 
   link(up) {

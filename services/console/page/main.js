@@ -3,6 +3,7 @@
 import { h } from "/page/dom.js";
 import { clock } from "/page/format.js";
 import { live } from "/page/live.js";
+import { offerLogout } from "/page/session.js";
 import { decisionView } from "/page/decision.js";
 import { decisionsView } from "/page/decisions.js";
 import { eventView } from "/page/event.js";
@@ -131,3 +132,4 @@ live.addEventListener("status", showStatus);
 showStatus();
 route();
 live.open();
+offerLogout(document.getElementById("logout"));

@@ -35,6 +35,7 @@ def an_app(name: str, candidate: Standing | None) -> tuple[FastAPI, ToLeader]:
             "path": request.scope["raw_path"].decode() if request.scope.get("raw_path") else path,
             "query": request.url.query,
             "token": request.headers.get("authorization", ""),
+            "origin": request.headers.get("origin", ""),
             "passed_on": request.headers.get(PASSED_ON, ""),
             "body": (await request.body()).decode(),
         }
@@ -56,10 +57,13 @@ async def test_a_call_is_passed_on_whole_and_its_answer_comes_back() -> None:
     forward._client = client(leader)
     async with client(standby) as asked:
         answer = await asked.post(
-            "/v1/models/a%2Fb/load?x=1&y=%20", content=b"body", headers={"authorization": "Bearer t"}
+            "/v1/models/a%2Fb/load?x=1&y=%20",
+            content=b"body",
+            headers={"authorization": "Bearer t", "origin": "http://standby"},
         )
         told = answer.json()
         assert (told["by"], told["query"], told["token"], told["body"]) == ("leader", "x=1&y=%20", "Bearer t", "body")
+        assert told["origin"] == "", "the standby has judged the page; to the leader it would be of another site"
         assert told["passed_on"] == "placer-b" and "%2F" in told["path"]
         assert (await asked.get("/health")).json() == "standby", "health is each process's own"
     await forward.close()

@@ -82,7 +82,7 @@ async def _machine_and_fleet(state_dir: Path, urls: tuple[str, ...], deep: bool)
 def _secrets(fleet: FleetClient, redis_url: str) -> tuple[str, ...]:
     """What no line may show, whatever an error message says."""
     parts = [part for url in (fleet.nats_url, redis_url) if (part := urlsplit(url))]
-    return (fleet.admin_token, fleet.api_key, *(p.password or p.username or "" for p in parts))
+    return (fleet.admin_token, fleet.api_key, fleet.console_key, *(p.password or p.username or "" for p in parts))
 
 
 async def _named(urls: tuple[str, ...]) -> FleetClient:
@@ -97,6 +97,7 @@ async def _named(urls: tuple[str, ...]) -> FleetClient:
         urls=found,
         admin_token=os.environ.get("GLOWPLUG_ADMIN_TOKEN", ""),
         api_key=os.environ.get("GLOWPLUG_API_KEY", ""),
+        console_key=os.environ.get("GLOWPLUG_CONSOLE_KEY", ""),
         nats_url=os.environ.get("GLOWPLUG_NATS_URL", ""),
     )
 

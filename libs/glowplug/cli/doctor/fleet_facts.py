@@ -110,17 +110,16 @@ class _Asker:
 
     def __init__(self, fleet: FleetClient) -> None:
         self.fleet = fleet
-        headers = {"Authorization": f"Bearer {fleet.admin_token}"} if fleet.admin_token else {}
-        self.http = httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, headers=headers)
+        self.http = httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, headers=fleet.headers(""))
 
     async def get(self, service: str, path: str, **params: Any) -> Any:
         """Decoded JSON, None when there is no address, no answer or an error."""
         url = self.fleet.urls.get(service, "")
-        return await self._json(f"{url}{path}", **params) if url else None
+        return await self._json(f"{url}{path}", self.fleet.headers(service), **params) if url else None
 
-    async def _json(self, url: str, **params: Any) -> Any:
+    async def _json(self, url: str, headers: Mapping[str, str] | None = None, **params: Any) -> Any:
         try:
-            response = await self.http.get(url, params=params)
+            response = await self.http.get(url, params=params, headers=headers)
             return response.json() if response.is_success else None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError):
             return None

@@ -134,6 +134,7 @@ class Fleet:
             "nats_url": self._nats.url if self._nats and self._nats.known else self.settings.nats_url,
             "redis_url": self._valkey.url if self._valkey else self.settings.redis_url,
             "admin_token": self.secrets.admin_token,
+            "console_key": self.settings.console_key,
             "api_key": plan.enforced_api_key(self.settings, self.secrets),
             "processes": [
                 {

@@ -115,6 +115,7 @@ def service_environment(
         "GLOWPLUG_HOST": settings.host,
         "GLOWPLUG_ADMIN_TOKEN": secrets.admin_token,
         "GLOWPLUG_API_KEY": enforced_api_key(settings, secrets),
+        "GLOWPLUG_CONSOLE_KEY": settings.console_key,
         "GLOWPLUG_MODELS_DIR": str(models_dir),
         "GLOWPLUG_SHM_DIR": str(shm_dir),
         "OTEL_EXPORTER_OTLP_ENDPOINT": settings.otlp_endpoint or plan.url(CONSOLE),

@@ -21,6 +21,7 @@ class FleetSettings(BaseSettings):
     nats_url: str = ""  # empty: an embedded NATS server
     redis_url: str = ""  # empty: an embedded Valkey server
     api_key: str = ""  # empty: generated, and enforced only when `host` is not loopback
+    console_key: str = ""  # asked of the console's readers; empty: the API key where that is enforced
     admin_token: str = ""  # empty: generated
     models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, filled with the samples at first start
     shm_dir: Path | None = None  # empty: /dev/shm when it has room, else <state_dir>/shm

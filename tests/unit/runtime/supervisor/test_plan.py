@@ -75,6 +75,12 @@ def test_the_api_key_is_asked_for_beyond_loopback_or_when_set(
     made = make(tmp_path, host=host, api_key=given)
     assert environment(made)["GLOWPLUG_API_KEY"] == enforced
     assert environment(made)["GLOWPLUG_ADMIN_TOKEN"] == "admin"
+    assert environment(made)["GLOWPLUG_CONSOLE_KEY"] == "", "the console asks for the API key, then"
+
+
+def test_the_console_may_have_a_key_of_its_own(tmp_path: Path) -> None:
+    made = make(tmp_path, console_key="own")
+    assert (environment(made)["GLOWPLUG_CONSOLE_KEY"], environment(made)["GLOWPLUG_API_KEY"]) == ("own", "")
 
 
 def test_a_wildcard_host_is_reached_over_loopback(tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""The login page in a real browser: the way in, the way out, and what another site's page gets."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from services.console import access
+from tests import browser as chromium
+from tests import console_story as story
+from tests.browser import expected, until
+from tests.console_owner import addresses, owning
+from tests.console_server import ConsoleUnderTest, serving
+
+KEY = "key-of-this-console"
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[ConsoleUnderTest]:
+    async with serving(console_key=KEY, allowed_hosts="glowplug.example") as console:
+        await console.tell(*story.fleet_events(console.clock.stop()))
+        yield console
+
+
+async def log_in(page: Page, key: str = KEY) -> None:
+    await page.get_by_label("Console key").fill(key)
+    await page.get_by_role("button", name="Log in").click()
+
+
+async def test_the_way_in_leads_to_the_view_that_was_asked_for(
+    at: ConsoleUnderTest, page: Page, complaints: list[str]
+) -> None:
+    await page.goto(f"{at.url}/#/models")
+    await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+    await expect(page.get_by_label("Console key")).to_be_focused()
+    await log_in(page, "wrong")
+    await expect(page.get_by_role("alert")).to_have_text("That is not this console's key.")
+    complaints.clear()  # the browser notes every 401
+    await page.keyboard.type(KEY)  # what was wrong is selected: typing replaces it
+    await page.keyboard.press("Enter")
+    await until(page, "document.querySelectorAll('.model-line').length > 1")
+    assert page.url == f"{at.url}/#/models"
+    [cookie] = await page.context.cookies()
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
+    assert await page.evaluate("document.cookie") == ""
+
+
+async def test_the_way_out(at: ConsoleUnderTest, page: Page) -> None:
+    await page.goto(at.url)
+    await log_in(page)
+    await until(page, "document.querySelectorAll('.node').length > 1")
+    await page.evaluate("sessionStorage.setItem('glowplug.admin-token', 'kept')")
+    await page.get_by_role("button", name="Log out").click()
+    await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+    assert await page.evaluate("sessionStorage.length") == 0
+    await page.goto(f"{at.url}/")
+    await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+
+
+async def test_where_no_key_is_set_nobody_is_asked(page: Page) -> None:
+    async with serving() as console:
+        await console.tell(*story.fleet_events(console.clock.stop()))
+        await page.goto(console.url)
+        await until(page, "document.querySelectorAll('.node').length > 1")
+        await expect(page.get_by_role("button", name="Log out")).to_be_hidden()
+        await page.goto("about:blank")
+
+
+async def test_a_page_whose_session_ends_shows_the_login_page(
+    at: ConsoleUnderTest, page: Page, complaints: list[str]
+) -> None:
+    await page.goto(f"{at.url}/#/decisions")
+    await log_in(page)
+    await expect(page.get_by_text("live", exact=True)).to_be_visible()
+    await at.tell(*story.fleet_events(at.clock.forward(13 * 3600)))
+    await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+    assert page.url.endswith("#/decisions")
+    await expected(page, complaints)
+
+
+async def test_too_many_wrong_keys_are_told_to_wait(at: ConsoleUnderTest, page: Page, complaints: list[str]) -> None:
+    for k in range(access.MAX_WRONG):
+        with contextlib.suppress(access.WrongKey):
+            at.console.access.check(f"guess {k}", "127.0.0.1")
+    await page.goto(at.url)
+    await log_in(page)
+    await expect(page.get_by_role("alert")).to_contain_text("Wrong keys came too often. Try again in ")
+    await expected(page, complaints)
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+async def test_nothing_is_wider_than_a_small_screen(at: ConsoleUnderTest, browser: Browser, scheme: str) -> None:
+    complaints: list[str] = []
+    tab = await chromium.new_page(browser, complaints, viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    await tab.goto(at.url)
+    await expect(tab.get_by_role("button", name="Log in")).to_be_visible()
+    assert await tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert await tab.evaluate("document.querySelector('.login button').getBoundingClientRect().height") >= 34
+    await tab.close()
+    assert complaints == []
+
+
+EVIL = """
+<img src="%s/api/v1/stream">
+<script>
+const asked = (type) => ({ method: "POST", mode: "no-cors", body: "{}", headers: { "Content-Type": type } });
+const post = (type) => fetch("%s/api/v1/models/m/load", asked(type));
+window.done = Promise.allSettled([post("text/plain"), post("application/x-www-form-urlencoded"), fetch("%s/session")]);
+</script>
+"""
+
+
+async def test_a_page_of_another_site_does_nothing(browser: Browser) -> None:
+    """A real browser, another origin on loopback: nothing it sends is passed on, and it holds no stream open."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n")
+        writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    async with owning() as owner, serving(**addresses(owner)) as console:
+        body = EVIL.replace("%s", console.url).encode()
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        tab = await browser.new_page()
+        await tab.goto(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        said = await tab.evaluate("window.done.then((all) => all.map((one) => one.status))")
+        assert said == ["rejected"] * 3
+        assert owner.asked == [] and not console.console.hub.clients
+        await tab.close()
+        server.close()
+
+
+async def test_a_name_that_was_rebound_to_this_machine_shows_nothing() -> None:
+    if chromium.CHROMIUM is None:
+        pytest.skip(chromium.MISSING)
+    async with serving(allowed_hosts="glowplug.example") as console:
+        port = console.url.rpartition(":")[2]
+        rules = "--host-resolver-rules=MAP evil.example 127.0.0.1, MAP glowplug.example 127.0.0.1"
+        async with chromium.browsing(rules) as browser:
+            tab = await browser.new_page()
+            rebound = await tab.goto(f"http://evil.example:{port}/api/v1/fleet")
+            assert rebound is not None and "GLOWPLUG_ALLOWED_HOSTS" in await rebound.text()
+            known = await tab.goto(f"http://glowplug.example:{port}/api/v1/fleet")
+            assert known is not None and (rebound.status, known.status) == (421, 200)
+            await tab.close()

@@ -1,0 +1,81 @@
+"""The console's key, its sessions and how often it may be guessed, under a clock of the test's own."""
+
+import pytest
+
+from services.console import access
+from services.console.access import Access, TooManyWrongKeys, WrongKey
+
+SOMEBODY, ANOTHER = "10.0.0.1", "10.0.0.2"
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def made(clock: Clock) -> Access:
+    return Access("the key", 3600.0, clock)
+
+
+def guess(made: Access, address: str = SOMEBODY, key: str = "wrong") -> type[Exception] | None:
+    try:
+        made.check(key, address)
+    except (WrongKey, TooManyWrongKeys) as error:
+        return type(error)
+    return None
+
+
+def test_a_session_lasts_its_time_or_until_the_logout(made: Access, clock: Clock) -> None:
+    first, second = made.log_in("the key", SOMEBODY), made.log_in("the key", SOMEBODY)
+    assert first != second and len(first) >= 43
+    clock.now_s += 3599
+    assert made.is_open(first) and made.is_open(second)
+    made.log_out(first)
+    assert not made.is_open(first) and made.is_open(second)
+    clock.now_s += 1
+    assert not made.is_open(second)
+    assert not made.is_open("") and not made.is_open("\ud800")
+
+
+@pytest.mark.parametrize("key", ["", "the kex", "the key ", "\ud800", "é"])
+def test_another_key_opens_nothing(made: Access, key: str) -> None:
+    with pytest.raises(WrongKey):
+        made.log_in(key, SOMEBODY)
+
+
+def test_wrong_keys_are_bounded_by_address_and_time(made: Access, clock: Clock) -> None:
+    assert [guess(made) for _ in range(access.MAX_WRONG)] == [WrongKey] * access.MAX_WRONG
+    assert guess(made) is TooManyWrongKeys
+    assert guess(made, key="the key") is TooManyWrongKeys, "else a guess could still be told right from wrong"
+    assert guess(made, ANOTHER, "the key") is None, "others still log in"
+    clock.now_s += access.WINDOW_S
+    assert guess(made, key="the key") is None
+
+
+def test_right_keys_are_not_counted(made: Access) -> None:
+    assert {guess(made, key="the key") for _ in range(100)} == {None}
+
+
+def test_many_addresses_guess_no_more_than_so_often(made: Access) -> None:
+    tried = [guess(made, f"10.0.{k // 256}.{k % 256}") for k in range(2 * access.MAX_WRONG_IN_ALL)]
+    assert tried.count(WrongKey) == access.MAX_WRONG_IN_ALL
+
+
+def test_the_addresses_of_one_ipv6_network_are_one(made: Access) -> None:
+    tried = [guess(made, f"2001:db8::{k:x}") for k in range(20)]
+    assert tried.count(WrongKey) == access.MAX_WRONG
+    assert guess(made, "2001:db8:0:1::1") is WrongKey
+
+
+def test_sessions_are_bounded_and_the_oldest_leaves(made: Access) -> None:
+    first = made.log_in("the key", SOMEBODY)
+    tokens = [made.log_in("the key", SOMEBODY) for _ in range(access.MAX_SESSIONS)]
+    assert not made.is_open(first) and all(made.is_open(token) for token in tokens)
