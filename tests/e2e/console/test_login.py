@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from services.console import access
@@ -14,10 +15,11 @@ from tests.browser import expected, until
 from tests.console_owner import addresses, owning
 from tests.console_server import ConsoleUnderTest, serving
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 KEY = "key-of-this-console"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def at() -> AsyncIterator[ConsoleUnderTest]:
     async with serving(console_key=KEY, allowed_hosts="glowplug.example") as console:
         await console.tell(*story.fleet_events(console.clock.stop()))
