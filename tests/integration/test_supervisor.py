@@ -15,12 +15,14 @@ import nats
 import psutil
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from glowplug.runtime.supervisor import embedded
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.sweep import MARK, processes_of, sweep
+from tests.small_disk import small_disk
 
 WAIT_S = 30.0
 
@@ -40,7 +42,7 @@ def spec(*argv: str, is_ready: Callable[[int], Awaitable[bool]] = ready_at_once,
 
 
 def child(of: ChildSpec, tmp_path: Path, states: list[ChildState] | None = None) -> Child:
-    output = Output(tmp_path / "logs", max_bytes=100_000, stream=io.StringIO())
+    output = Output(tmp_path / "logs", max_bytes=1_000_000, stream=io.StringIO())
     seen = states if states is not None else []
     return Child(of, output, lambda c: seen.append(c.state), longest_wait_s=0.2)
 
@@ -105,7 +107,8 @@ async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_ag
     assert process.num_restarts == 0, "one that answers is left alone"
     os.kill(first, signal.SIGSTOP)
     await eventually(lambda: process.num_restarts == 1 and process.ready.is_set())
-    assert process.pid != first and process.exit_reason == "killed by SIGKILL"
+    assert process.pid != first
+    assert process.exit_reason == "killed by SIGKILL (it hangs: 4 questions in a row without an answer)"
     stream = process.output._stream
     assert isinstance(stream, io.StringIO) and "hangs: 4 questions in a row" in stream.getvalue()
     await process.stop(grace_s=5)
@@ -162,6 +165,92 @@ async def test_long_lines_and_halves_reach_the_log(tmp_path: Path) -> None:
     await eventually(lambda: sum(map(len, process.tail)) >= 200_000)
     await process.stop(grace_s=5)
     assert process.tail[-1] == "half"
+
+
+async def test_a_start_that_never_answers_is_ended_and_made_again_with_the_reason_told(tmp_path: Path) -> None:
+    async def never(_pid: int) -> bool:
+        return False
+
+    process = child(spec(sys.executable, "-c", "import time; time.sleep(600)", is_ready=never), tmp_path)
+    process.start_timeout_s = 0.2
+    process.start()
+    await eventually(lambda: process.num_restarts >= 2)
+    assert process.exit_reason == "killed by SIGKILL (no answer within 0.2 s of its start)"
+    stream = process.output._stream
+    await eventually(lambda: "ended and started again: no answer within 0.2 s" in stream.getvalue())  # type: ignore[attr-defined]
+    await process.stop(grace_s=5)
+
+
+async def test_a_start_that_answers_and_is_not_ready_is_left_to_wait(tmp_path: Path) -> None:
+    asked = 0
+
+    async def never(_pid: int) -> bool:
+        return False
+
+    async def is_live() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    made = replace(spec(sys.executable, "-c", "import time; time.sleep(600)", is_ready=never), is_live=is_live)
+    process = child(made, tmp_path)
+    process.start_timeout_s, process.live_poll_s = 0.5, 0.01
+    process.start()
+    await eventually(lambda: asked > 30)
+    assert process.num_restarts == 0 and process.state is ChildState.STARTING
+    await process.stop(grace_s=5)
+
+
+async def test_a_process_that_cannot_work_is_started_again_once_that_helps(tmp_path: Path) -> None:
+    problems, helps = {"now": ""}, {"now": False}
+
+    async def problem() -> str:
+        return problems["now"]
+
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); time.sleep(600)"
+    made = replace(
+        spec(sys.executable, "-c", code),
+        problem=problem,
+        restart_helps=lambda: helps["now"],
+    )
+    process = child(made, tmp_path)
+    process.live_poll_s = 0.02
+    process.start()
+    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    problems["now"] = "no space left on device"
+    await eventually(lambda: process.state is ChildState.FAILING)
+    assert process.problem == "no space left on device" and process.num_restarts == 0
+    problems["now"] = ""
+    await eventually(lambda: process.state is ChildState.READY)
+    assert process.num_restarts == 0, "it works again by itself"
+    problems["now"] = "no space left on device"
+    await eventually(lambda: process.state is ChildState.FAILING)
+    helps["now"] = True
+    await eventually(lambda: process.num_restarts == 1)
+    assert "no space left on device" in process.exit_reason
+    problems["now"] = ""
+    await eventually(lambda: process.ready.is_set() and not process.problem)
+    await process.stop(grace_s=5)
+
+
+async def test_a_process_goes_on_writing_while_nobody_reads_its_lines(tmp_path: Path) -> None:
+    """The supervisor's event loop stands still here, as all of it does under SIGSTOP: with a pipe the process would
+    wait after 64 KiB."""
+    code = (
+        "import pathlib, sys, time\n"
+        "for i in range(4000): print(f'{i:06d} ' + 'x' * 100)\n"
+        "pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+    )
+    done = tmp_path / "done"
+    process = child(spec(sys.executable, "-c", code, str(done)), tmp_path)
+    process.start()
+    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    deadline = time.monotonic() + WAIT_S
+    while not done.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)  # not asyncio.sleep: nothing of ours runs
+    assert done.exists()
+    await eventually(lambda: bool(process.tail) and process.tail[-1].startswith("003999 "))
+    await process.stop(grace_s=5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
@@ -258,3 +347,69 @@ async def test_valkey_keeps_what_it_took_over_kill_9(tmp_path: Path, folder: str
 def test_valkey_listens_on_no_port(tmp_path: Path) -> None:
     argv = list(embedded.EmbeddedValkey(Path("valkey-server"), tmp_path).argv())
     assert argv[argv.index("--port") + 1] == "0"
+
+
+async def _stored(context: nats.js.JetStreamContext) -> bool:
+    """Whether the stream takes an event now."""
+    try:
+        await context.publish("s.1", b"x" * 1000, timeout=0.5)
+    except (nats.errors.Error, TimeoutError):
+        return False
+    return True
+
+
+async def test_nats_stores_again_once_a_full_disk_has_space_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 16) as disk:
+        server = embedded.EmbeddedNats(embedded.find_nats(), disk.path, "token-of-this-test")
+        process = child(server.spec(os.environ), tmp_path)
+        process.live_poll_s = 0.05
+        process.start()
+        await asyncio.wait_for(process.ready.wait(), WAIT_S)
+        client = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)
+        context = client.jetstream()
+        await context.add_stream(name="S", subjects=["s.>"])
+        disk.fill()
+        async with asyncio.timeout(WAIT_S):
+            while await _stored(context):
+                pass
+        await eventually(lambda: process.state is ChildState.FAILING)
+        assert "no space left on device" in process.problem
+        assert process.num_restarts == 0, "a start on a full disk would not help"
+        disk.free()
+        await eventually(lambda: process.num_restarts == 1 and process.ready.is_set())
+        async with asyncio.timeout(WAIT_S):
+            while not await _stored(context):
+                await asyncio.sleep(0.05)
+        assert not process.problem and process.state is ChildState.READY
+        await client.close()
+        await process.stop(grace_s=5)
+
+
+async def test_valkey_says_that_its_disk_is_full_and_writes_again_by_itself(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as disk:
+        server = embedded.EmbeddedValkey(embedded.find_valkey(), disk.path)
+        process = child(server.spec(os.environ), tmp_path)
+        process.live_poll_s = 0.05
+        process.start()
+        await asyncio.wait_for(process.ready.wait(), WAIT_S)
+        redis = Redis.from_url(server.url)
+        disk.fill()
+
+        async def refuses() -> bool:
+            try:
+                await redis.set("k", b"x" * 10_000)
+            except ResponseError as error:
+                return "MISCONF" in str(error)
+            return False
+
+        async with asyncio.timeout(WAIT_S):
+            while not await refuses():
+                await asyncio.sleep(0.01)
+        await eventually(lambda: process.state is ChildState.FAILING)
+        assert "append-only file" in process.problem
+        disk.free()
+        await eventually(lambda: process.state is ChildState.READY)
+        assert not await refuses() and process.num_restarts == 0
+        await redis.aclose()
+        await process.stop(grace_s=5)
+        server.remove()
