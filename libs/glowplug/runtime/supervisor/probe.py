@@ -67,13 +67,16 @@ async def append_only_problem(socket_path: Path) -> str:
 
 
 async def redis_answers(socket_path: Path) -> bool:
-    """Whether the server behind a unix socket answers PING (it does not while it reads its files)."""
+    """Whether the server behind a unix socket answers PING (it does not while it reads its files).
+
+    A server whose disk is full answers PING with MISCONF: it is alive, and `append_only_problem` says the rest.
+    """
     writer = None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(str(socket_path))
             writer.write(b"PING\r\n")
-            return (await reader.readline()).startswith(b"+PONG")
+            return (await reader.readline()).startswith((b"+PONG", b"-MISCONF"))
     except (OSError, TimeoutError):
         return False
     finally:
