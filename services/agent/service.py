@@ -145,6 +145,7 @@ class AgentService:
                 host_cache_bytes=self.settings.host_cache_bytes,
                 prefetcher_url=self.settings.prefetcher_url,
             )
+            self._state.retry()
             if around != before:
                 before = around
                 await self.shell.put(around)

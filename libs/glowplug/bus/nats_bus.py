@@ -306,7 +306,11 @@ class NatsBus:
             await msg.ack()
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *self._pings, *(reader.task for reader in self._readers.values() if reader.task is not None)]
+        tasks = [
+            *self._tasks,
+            *self._pings,
+            *(reader.task for reader in self._readers.values() if reader.task is not None),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

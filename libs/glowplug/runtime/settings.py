@@ -1,11 +1,14 @@
 """Settings every service shares. Precedence: environment `GLOWPLUG_*`, then default."""
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from glowplug.domain.errors import BadRequest
+from glowplug.policies.registry import choose
 from glowplug.policies.systems import SYSTEMS, System
 
 SHORTEST_LEASE_S = 1.0  # below it a busy machine's pauses would look like deaths
@@ -45,6 +48,25 @@ class ServiceSettings(BaseSettings):
     tick_s: float = Field(0.5, gt=0)  # how often a controller sees time pass
     resync_s: float = Field(2.0, gt=0)  # how often tables are read again
     drain_s: float = Field(10.0, ge=0)  # how long a stopping service finishes what it has
+
+    @field_validator("log_level")
+    @classmethod
+    def _is_a_level(cls, given: str) -> str:
+        levels = logging.getLevelNamesMapping()
+        if given not in levels:
+            raise ValueError(f"no level of that name (there are: {', '.join(levels)})")
+        return given
+
+    @field_validator("*")
+    @classmethod
+    def _is_a_policy(cls, given: Any, info: ValidationInfo) -> Any:
+        room = str(info.field_name).removeprefix("policy_")
+        if room != info.field_name:
+            try:
+                choose(room, given)
+            except BadRequest as error:
+                raise ValueError(error.message) from error
+        return given
 
     @field_validator("policies")
     @classmethod

@@ -145,7 +145,9 @@ def _numbers(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]:
             )
         if metrics.get(semconv.STORE_WRITABLE, 1) == 0:
             yield _F.fail(
-                service.name, "its store answers and takes no writes", "look at the disk and the memory of Valkey (Redis)"
+                service.name,
+                "its store answers and takes no writes",
+                "look at the disk and the memory of Valkey (Redis)",
             )
         if dropped := metrics.get(semconv.SPANS_DROPPED_TOTAL, 0):
             yield _F.warn(

@@ -17,6 +17,7 @@ from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import place_samples, prepare
+from glowplug.runtime.supervisor.service_settings import check_services
 from glowplug.runtime.supervisor.settings import FleetSettings
 from glowplug.runtime.supervisor.statedir import Secrets, StateDir
 from glowplug.runtime.supervisor.sweep import sweep
@@ -47,6 +48,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Raises FleetError when anything cannot start; call `stop` then too."""
+        check_services()
         probe.check_ports(self.settings.host, self.plan.ports())
         if self.settings.models_dir is None:
             await asyncio.to_thread(prepare, self.settings.engine)
