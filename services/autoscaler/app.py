@@ -13,9 +13,9 @@ from glowplug.domain.errors import BadRequest, InvalidModelFile, ModelNotFound
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
 from glowplug.runtime.control import ControlService
-from glowplug.weights.files import NoAnswer
 from glowplug.runtime.model_files import ModelFile, json_schema
 from glowplug.runtime.rest import admin, make_app
+from glowplug.weights.files import NoAnswer
 from services.autoscaler.model_watch import ModelWatch
 from services.autoscaler.settings import AutoscalerSettings
 

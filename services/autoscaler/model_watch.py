@@ -9,8 +9,8 @@ from glowplug.controllers.autoscaler import AutoscalerController
 from glowplug.controllers.operator import Deploy, Undeploy
 from glowplug.domain.errors import GlowplugError
 from glowplug.runtime import model_files
-from glowplug.weights.files import NoAnswer, PatientReader
 from glowplug.runtime.shell import Shell
+from glowplug.weights.files import NoAnswer, PatientReader
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,11 @@ class Storing:
         answers: Callable[[], Awaitable[bool]],
         refused: tuple[type[BaseException], ...],
         watched: tuple[str, ...] = (),
+        *,
+        check_every_s: float = CHECK_EVERY_S,
+        quiet_s: float = CHECK_QUIET_S,
     ) -> None:
+        self._check_every_s, self._quiet_s = check_every_s, quiet_s
         self._store, self._answers, self._refused = store, answers, refused
         self._stored_at: dict[str, float] = dict.fromkeys(watched, 0.0)
         self._watched = watched
@@ -69,8 +73,8 @@ class Storing:
         """For ever: ask those that refuse, and those that are watched and quiet."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(CHECK_EVERY_S)
-            quiet_since = loop.time() - CHECK_QUIET_S
+            await asyncio.sleep(self._check_every_s)
+            quiet_since = loop.time() - self._quiet_s
             quiet = {stream for stream in self._watched if self._stored_at[stream] < quiet_since}
             for stream in sorted(quiet | self._refusals.keys()):
                 if connected():

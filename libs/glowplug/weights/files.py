@@ -1,4 +1,4 @@
-"""Reading files that a person names, without trusting what is there: pipes, devices, dead network mounts, huge files."""
+"""Reading files that a person names, whatever is there: pipes, devices, dead network mounts, huge files."""
 
 import asyncio
 import os

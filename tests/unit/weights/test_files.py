@@ -43,7 +43,7 @@ async def test_what_does_not_answer_is_given_up_and_holds_one_thread() -> None:
         answer.wait()
         return "late"
 
-    with pytest.raises(NoAnswer, match="not answered within 0.05 s"):
+    with pytest.raises(NoAnswer, match=r"not answered within 0\.05 s"):
         await reader.run("mount", work)
     with pytest.raises(NoAnswer, match="still does not answer"):
         await reader.run("mount", work)

@@ -64,7 +64,7 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusFacts:
-    """NATS. `sync` is JetStream's sync_interval where it can be read, "" where not; `storing` says likewise why it stores
+    """NATS. `sync` is JetStream's sync_interval where it can be read, "" where not; `storing` likewise is why it stores
     nothing."""
 
     unknown: str = ""
