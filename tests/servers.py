@@ -79,7 +79,7 @@ class NatsProcess(_Server):
             shutil.rmtree(store, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "nats.conf"
-        config.write_text(f'jetstream {{ store_dir: "{store}", sync_interval: always }}\n')
+        config.write_text(f'jetstream {{ store_dir: "{store}", sync_interval: always, max_file_store: 1GB }}\n')
         argv = [nats_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(self.port)]
         pid = self._spawn([*argv, "--ports_file_dir", str(self.folder)])
         ports = self.folder / f"nats-server_{pid}.ports"

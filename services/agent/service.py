@@ -95,7 +95,7 @@ class AgentService:
             return "connecting to the store"
         if not self._is_joined or not self._bus.connected:
             return "connecting to the bus"
-        return ""
+        return self._bus.refusal or self.shell.store.refusal
 
     async def start(self, url: str = "") -> None:
         """Take back what lives, then serve. Returns at once; store and bus are waited for in the background."""
@@ -145,6 +145,7 @@ class AgentService:
                 host_cache_bytes=self.settings.host_cache_bytes,
                 prefetcher_url=self.settings.prefetcher_url,
             )
+            self._state.retry()
             if around != before:
                 before = around
                 await self.shell.put(around)

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from glowplug.controllers.agent_words import AgentParams
 from glowplug.domain.address import PortRange
+from glowplug.domain.units import parse_bytes
 from glowplug.engines.port import EngineSettings
 from glowplug.runtime.settings import NodeId, ServiceSettings
 
@@ -48,6 +49,13 @@ class AgentSettings(ServiceSettings):
     inventory_s: float = Field(1.0, gt=0)
     launch_timeout_s: float = Field(120.0, gt=0)
     load_timeout_s: float = Field(600.0, gt=0)
+
+    @field_validator("gpu_budgets")
+    @classmethod
+    def _are_sizes(cls, given: str) -> str:
+        for part in given.split(",") if given else ():
+            parse_bytes(part.strip())
+        return given
 
     @field_validator("engine_ports")
     @classmethod

@@ -89,8 +89,14 @@ class StateFile:
         if self._contents.handles.pop(instance_id, None) is not None:
             self._write()
 
+    def retry(self) -> None:
+        """Write again what the disk did not take, if anything."""
+        if self.failure:
+            self._write()
+
     def _write(self) -> None:
-        """A full disk loses the memory of a restart, never an engine: it is said and tried again at the next change."""
+        """A full disk loses the memory of a restart, never an engine, and leaves the file as it was: it is said once,
+        and tried again at each change and `retry`."""
         scratch = self._path.with_suffix(".tmp")
         try:
             scratch.write_bytes(msgspec.json.encode(self._contents))

@@ -15,6 +15,7 @@ from glowplug.domain.model import Model
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.model_files import ModelFile, json_schema
 from glowplug.runtime.rest import admin, make_app
+from glowplug.weights.files import NoAnswer
 from services.autoscaler.model_watch import ModelWatch
 from services.autoscaler.settings import AutoscalerSettings
 
@@ -98,6 +99,13 @@ def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
 def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
     router = APIRouter(tags=["models"])
 
+    async def modelled(body: ModelFile) -> Model:
+        """The size of weights may be asked of a file system, which may not answer."""
+        try:
+            return await watch.reader.run(f"weights of {body.name}", lambda: body.to_model("api", Path.cwd()))
+        except NoAnswer as error:
+            raise InvalidModelFile(f"weights: cannot be read: {error.strerror}", param="weights") from error
+
     async def tell(request: Any) -> None:
         assert service.shell is not None
         await service.shell.ask(request)
@@ -109,7 +117,7 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
     async def create(body: ModelFile) -> dict[str, Any]:
         """Deploy a new model; 409 when its name is taken."""
         controller = service.controller(AutoscalerController)
-        model = body.to_model("api", Path.cwd())
+        model = await modelled(body)
         await tell(operator.Deploy(model=model, create=True))
         return described(controller, model.key)
 
@@ -117,7 +125,7 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
     async def update(name: str, body: ModelFile) -> dict[str, Any]:
         """Create or change a model. Running instances keep what they were started with."""
         controller = service.controller(AutoscalerController)
-        model = body.to_model("api", Path.cwd())
+        model = await modelled(body)
         if name not in (model.key, *model.names):
             raise InvalidModelFile(f"name: the address says {name!r}, the body {model.name!r}", param="name")
         await tell(operator.Deploy(model=model))

@@ -35,7 +35,7 @@ async def serve(stopping: asyncio.Event) -> None:
     REGISTRY.register(ModelCollector(lambda: service.controller(AutoscalerController) if service.shell else None))
     scale = choose("scaling", settings.policy_scaling)
     params = AutoscalerParams(stop_becomes=settings.stop_becomes, lead_s=settings.forecast_lead_s)
-    watch = ModelWatch(settings.models_dir, settings.models_poll_s)
+    watch = ModelWatch(settings.models_dir, settings.models_poll_s, settings.models_read_s)
 
     def controller(epoch: int) -> AutoscalerController:
         return AutoscalerController(scale, settings.policy_scaling, epoch, params)

@@ -10,16 +10,25 @@ from glowplug.controllers.operator import Deploy, Undeploy
 from glowplug.domain.errors import GlowplugError
 from glowplug.runtime import model_files
 from glowplug.runtime.shell import Shell
+from glowplug.weights.files import NoAnswer, PatientReader
 
 log = logging.getLogger(__name__)
 
+READ_S = 5.0  # a healthy disk answers in milliseconds, a network mount that is up within a second or two
+
 
 class ModelWatch:
-    """`errors`: file -> why it is not in force (shown by REST and on the models it declares)."""
+    """`errors`: file -> why it is not in force (shown by REST and on the models it declares).
 
-    def __init__(self, directory: Path | None, poll_s: float) -> None:
+    Files are read beside the event loop: a pipe, or a network mount that has died, keeps out what it holds and nothing
+    else. `timeout_s` bounds each reading.
+    """
+
+    def __init__(self, directory: Path | None, poll_s: float, timeout_s: float = READ_S) -> None:
         self._directory, self._poll_s = directory, poll_s
+        self.reader = PatientReader(timeout_s)
         self._seen: dict[str, tuple[int, int]] = {}  # file -> (mtime_ns, size)
+        self._unanswered: dict[str, str] = {}  # file -> the reading of the directory that waits for it
         self.errors: dict[str, str] = {}
 
     async def run(self, shell: Shell) -> None:
@@ -33,17 +42,20 @@ class ModelWatch:
         assert self._directory is not None
         controller = shell.controller
         assert isinstance(controller, AutoscalerController)
+        directory = self._directory
         try:
-            files = {str(p): p for p in sorted(self._directory.iterdir()) if p.suffix in (".yaml", ".yml")}
-            stamps = {name: (p.stat().st_mtime_ns, p.stat().st_size) for name, p in files.items()}
+            stamps = await self._stamps(directory)
         except OSError as error:
-            self.errors[str(self._directory)] = f"cannot read the directory: {error.strerror}"
+            reason = f"cannot read the directory: {error.strerror}"
+            if self.errors.get(str(directory)) != reason:
+                log.error("%s: %s", directory, reason)
+            self.errors[str(directory)] = reason
             return
-        self.errors.pop(str(self._directory), None)
+        self.errors.pop(str(directory), None)
         for name, stamp in stamps.items():
             if self._seen.get(name) != stamp:
                 self._seen[name] = stamp
-                if not await self._take(shell, controller, files[name], stamps):
+                if not await self._take(shell, controller, Path(name), stamps):
                     del self._seen[name]  # asked again: what stands in its way may change or go
         for key, model in list(controller.models.items()):
             if self._is_ours(model.source) and model.source not in stamps:
@@ -52,16 +64,40 @@ class ModelWatch:
             self._seen.pop(name, None)
             self.errors.pop(name, None)
 
+    async def _stamps(self, directory: Path) -> dict[str, tuple[int, int]]:
+        """Model file -> (mtime_ns, size), in the order of their names. One whose file system does not answer counts as
+        unchanged, and is named. Raises OSError when the directory cannot be read."""
+        for name, asked in list(self._unanswered.items()):
+            if not self.reader.is_waiting(asked):
+                del self._unanswered[name]
+                self._seen.pop(name, None)  # it answers again: read it anew
+        listing = _Listing(directory, frozenset(self._unanswered))
+        name = f"{directory} without {len(self._unanswered)}"
+        try:
+            found = await self.reader.run(name, listing.read)
+        except NoAnswer as error:
+            if not listing.asking:
+                raise
+            self._unanswered[listing.asking] = name
+            self._keep_out(Path(listing.asking), f"cannot be read: {error.strerror}")
+            return await self._stamps(directory)
+        silent = {name: self._seen.setdefault(name, (0, 0)) for name in self._unanswered}
+        return dict(sorted((found | silent).items()))
+
     def _is_ours(self, source: str) -> bool:
         return bool(source) and Path(source).parent == self._directory
 
     async def _take(self, shell: Shell, controller: AutoscalerController, path: Path, present: Collection[str]) -> bool:
-        """Put a file in force. False when a name in it belongs to another model or file."""
+        """Put a file in force. False when a name in it belongs to another model or file, or when its file system does
+        not answer: it is asked again."""
         try:
-            models = model_files.load(path)
+            models = await self.reader.run(str(path), lambda: model_files.load(path))
         except GlowplugError as error:
             self._keep_out(path, error.message)
             return True
+        except NoAnswer as error:
+            self._keep_out(path, f"cannot be read (it, or the weights it names): {error.strerror}")
+            return False
         for model in models:
             known = controller.models.get(model.key)
             if known is not None and known.source != str(path) and known.source in present:
@@ -87,3 +123,22 @@ class ModelWatch:
             self._keep_out(Path(source), error.message)
             return False
         return True
+
+
+class _Listing:
+    """One reading of the directory, in a thread; `asking` is the file that is being asked about."""
+
+    def __init__(self, directory: Path, without: frozenset[str]) -> None:
+        self._directory, self._without = directory, without
+        self.asking = ""
+
+    def read(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        for path in sorted(self._directory.iterdir()):
+            if path.suffix not in (".yaml", ".yml") or str(path) in self._without:
+                continue
+            self.asking = str(path)
+            stat = path.stat()
+            found[str(path)] = (stat.st_mtime_ns, stat.st_size)
+        self.asking = ""
+        return found

@@ -4,7 +4,8 @@ import asyncio
 import logging
 from typing import Any
 
-from glowplug.controllers.effects import Effect
+from glowplug.controllers.effects import Effect, Tick
+from glowplug.controllers.router_words import BusRefuses
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
@@ -41,11 +42,18 @@ class RouterShell(Shell):
         self._desk = desk
         self._copy = TablesCopy(settings.state_dir / settings.service_id / "tables.json")
         self._from_copy = False
+        self._refusal = ""  # of the bus, as the controller was told last
 
     async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
         self._desk.do(effects)
         if effects:
             self._desk.changed()
+
+    async def _handle(self, stimulus: Any) -> None:
+        if isinstance(stimulus, Tick) and self.bus.refusal != self._refusal:
+            self._refusal = self.bus.refusal
+            self._desk.take(BusRefuses(self._refusal))
+        await super()._handle(stimulus)
 
     def take_copy(self) -> None:
         """Start from the tables as this router last saw them."""

@@ -33,6 +33,7 @@ class RouterSettings(ServiceSettings):
     waiting_every_s: float = Field(0.5, gt=0)
     quarantine_s: float = Field(1.0, ge=0)
     failure_memory_s: float = Field(5.0, ge=0)
+    bus_grace_s: float = Field(5.0, ge=0)  # how long held requests wait for a bus that stores nothing
     default_start_s: float = Field(5.0, gt=0)  # a cold start of a model never started before
     trace_ratio: float = Field(1.0, ge=0, le=1)  # of requests that bring no trace of their own
     trace_per_s: float = Field(20.0, ge=0)  # at most
@@ -66,6 +67,7 @@ class RouterSettings(ServiceSettings):
             waiting_every_s=self.waiting_every_s,
             quarantine_s=self.quarantine_s,
             failure_memory_s=self.failure_memory_s,
+            bus_grace_s=self.bus_grace_s,
             default_start_s=self.default_start_s,
             balancer=BalancerParams(hold_overloaded=self.routing_hold_overloaded),
         )

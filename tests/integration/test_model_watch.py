@@ -1,5 +1,8 @@
 """Model files in force: hot reload, a bad file keeps the old models and says why, a removed file undeploys."""
 
+import asyncio
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -132,3 +135,45 @@ async def test_an_unreadable_directory_changes_nothing(shell, tmp_path):
     await watch.poll(shell)
     assert set(models(shell)) == {"one"}
     assert "cannot read" in watch.errors[str(folder)]
+
+
+async def test_a_pipe_among_the_model_files_is_named_and_the_others_are_in_force(shell, tmp_path):
+    watch = ModelWatch(tmp_path, 1.0)
+    os.mkfifo(tmp_path / "a.yaml")
+    write(tmp_path / "b.yaml", ONE.format(keep=5))
+    async with asyncio.timeout(20):
+        await watch.poll(shell)
+    assert set(models(shell)) == {"one"}
+    assert watch.errors == {str(tmp_path / "a.yaml"): "cannot be read: it is no regular file"}
+
+
+class DeadMount(type(Path())):  # type: ignore[misc]
+    """A directory whose file a.yaml is on a mount that does not answer while `dead` is clear."""
+
+    answers = threading.Event()
+
+    def stat(self, **options):
+        if self.name == "a.yaml":
+            self.answers.wait()
+        return super().stat(**options)
+
+
+async def test_a_mount_that_dies_keeps_its_models_in_force_and_holds_up_nothing_else(shell, tmp_path):
+    folder = DeadMount(tmp_path)
+    folder.answers.set()
+    watch = ModelWatch(folder, 1.0, timeout_s=0.05)
+    write(tmp_path / "a.yaml", ONE.format(keep=5))
+    await watch.poll(shell)
+    assert set(models(shell)) == {"one"}
+    folder.answers.clear()
+    write(tmp_path / "b.yaml", TWO)
+    for _ in range(3):
+        await watch.poll(shell)
+    assert set(models(shell)) == {"one", "two"}
+    assert "the file system has not answered" in watch.errors[str(tmp_path / "a.yaml")]
+    folder.answers.set()
+    write(tmp_path / "a.yaml", ONE.format(keep=77))
+    async with asyncio.timeout(20):
+        while watch.errors:
+            await watch.poll(shell)
+    assert models(shell)["one"].keep_alive_s == 77

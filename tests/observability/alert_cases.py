@@ -209,6 +209,16 @@ CASES = (
     ),
     Case("StoreDown", {STORE: "1x60 0x20"}, ({STORE: "1x80"},)),
     Case(
+        "BusStoresNothing",
+        {'glowplug_bus_stores{job="router"}': "1x60 0x20"},
+        ({'glowplug_bus_stores{job="router"}': "1x80"},),
+    ),
+    Case(
+        "StoreTakesNoWrites",
+        {'glowplug_store_writable{job="placer"}': "1x60 0x20"},
+        ({'glowplug_store_writable{job="placer"}': "1x80"},),
+    ),
+    Case(
         "CommandsRefused",
         {'glowplug_stale_commands_total{service="agent"}': "0+2x80"},
         (

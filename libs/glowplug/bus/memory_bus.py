@@ -42,7 +42,8 @@ class _Subscription:
 class MemoryBroker:
     """What several MemoryBus clients share. `kept` holds every durable event; `published` every event, decoded.
 
-    Set `down = True` to make every publish raise BusUnavailable.
+    Set `down = True` to make every publish raise BusUnavailable, `refusal` to make the broker store nothing and say
+    why.
     """
 
     subscriptions: list[_Subscription] = field(default_factory=list)
@@ -50,6 +51,7 @@ class MemoryBroker:
     published: list[Event] = field(default_factory=list)
     acknowledged: dict[str, int] = field(default_factory=dict)
     down: bool = False
+    refusal: str = ""
     _ids: set[str] = field(default_factory=set)
 
     def of_type(self, event_type: str) -> list[Event]:
@@ -87,9 +89,15 @@ class MemoryBus:
     def connected(self) -> bool:
         return not self.broker.down
 
+    @property
+    def refusal(self) -> str:
+        return self.broker.refusal
+
     async def publish(self, event: Event) -> None:
         if self.broker.down:
             raise BusUnavailable("memory broker is down")
+        if self.broker.refusal and is_kept(subject(event.data)):
+            raise BusUnavailable(self.broker.refusal)
         self.broker.take(event)
         await asyncio.sleep(0)
 

@@ -11,8 +11,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.errors import BadRequestError, NoStreamResponseError
+from nats.js.errors import BadRequestError, NoStreamResponseError, ServiceUnavailableError
 
+from glowplug.bus.nats_storing import CHECK_HEADER, Storing
 from glowplug.bus.port import BusCounts, BusUnavailable, Handler
 from glowplug.bus.streams import consumer_config, stream_configs, stream_of
 from glowplug.events import Event, decode, encode
@@ -25,7 +26,10 @@ FETCH_WAIT_S = 5.0
 PUBLISH_TIMEOUT_S = 3.0
 RETRY_S = 0.25
 CLOSE_S = 2.0
+ANSWER_S = 1.0  # a server that lives answers a ping, and stores a message, within it
+PING_LEFT_S = 60  # by then the connection of a ping without an answer has been given up
 REFUSED = (NatsError, OSError, TimeoutError)
+NOT_STORED = (TimeoutError, ServiceUnavailableError)  # what a stream that stores nothing answers, or does not
 
 
 @dataclass(eq=False)
@@ -45,10 +49,11 @@ class NatsBus:
     """A client that reconnects for ever and whose subscriptions outlive the server's restarts, emptied or not.
 
     After each reconnect the streams are made again where they are missing, then every durable reader is bound anew:
-    a pull that was waiting on the old connection would wait in vain.
+    a pull that was waiting on the old connection would wait in vain. A stream that stores nothing is told by `refusal`
+    and asked again until it does (nats_storing.py); with `asks_first` also before anything has been refused.
     """
 
-    def __init__(self, url: str, name: str, *, replicas: int = 1) -> None:
+    def __init__(self, url: str, name: str, *, replicas: int = 1, asks_first: bool = False) -> None:
         self._url, self._name, self._replicas = url, name, replicas
         self._nc: Client = Client()
         self._js: JetStreamContext = self._nc.jetstream()
@@ -56,7 +61,15 @@ class NatsBus:
         self._in_flight: set[asyncio.Timeout] = set()
         self._back = asyncio.Event()  # the server is back, or a stream of it is gone
         self._readers: dict[str, _Reader] = {}  # by durable name
+        self._pings: set[asyncio.Task[None]] = set()
+        self._storing = Storing(
+            self._store_check, self._answers, REFUSED, (names.COMMANDS_STREAM,) if asks_first else ()
+        )
         self.counts = BusCounts()
+
+    @property
+    def refusal(self) -> str:
+        return self._storing.refusal
 
     @property
     def connected(self) -> bool:
@@ -84,7 +97,8 @@ class NatsBus:
                 await asyncio.sleep(RETRY_S)
         self._js = self._nc.jetstream(timeout=PUBLISH_TIMEOUT_S)
         await self._ensure_streams()
-        self._tasks.append(asyncio.create_task(self._repair()))
+        watching = self._storing.watch(lambda: self.connected)
+        self._tasks += [asyncio.create_task(self._repair()), asyncio.create_task(watching)]
 
     async def _on_lost(self) -> None:
         """Publishes that wait for an answer of the lost connection fail now instead of at their timeout."""
@@ -94,6 +108,7 @@ class NatsBus:
 
     async def _on_back(self) -> None:
         self.counts.num_reconnects += 1
+        self._storing.reset()
         self._back.set()
 
     async def _repair(self) -> None:
@@ -128,21 +143,50 @@ class NatsBus:
             headers["traceparent"] = event.traceparent
         if not self.connected:
             raise BusUnavailable("not connected")
+        stream = "" if names.is_telemetry(event.type) else stream_of([subject])
+        if refusal := self._storing.of(stream):
+            raise BusUnavailable(f"{subject}: {refusal}")
         try:
-            async with asyncio.timeout(PUBLISH_TIMEOUT_S) as scope:
-                self._in_flight.add(scope)
-                try:
-                    if names.is_telemetry(event.type):
-                        await self._nc.publish(subject, raw)
-                    else:
-                        await self._js.publish(subject, raw, headers=headers, timeout=PUBLISH_TIMEOUT_S)
-                finally:
-                    self._in_flight.discard(scope)
+            if stream:
+                await self._store(stream, subject, raw, headers)
+            else:
+                await self._nc.publish(subject, raw)
         except NoStreamResponseError as error:
             self._back.set()  # the stream is gone though the server is not: make it again
             raise BusUnavailable(f"{subject}: no stream takes it") from error
         except REFUSED as error:
+            if stream and isinstance(error, NOT_STORED):
+                await self._storing.refused(stream, error)
             raise BusUnavailable(f"{subject}: {error!r}") from error
+
+    async def _store(
+        self, stream: str, subject: str, raw: bytes, headers: dict[str, str], timeout_s: float = PUBLISH_TIMEOUT_S
+    ) -> None:
+        """Publish to a stream and wait until it has stored the message. Raises what REFUSED names."""
+        async with asyncio.timeout(timeout_s) as scope:
+            self._in_flight.add(scope)
+            try:
+                await self._js.publish(subject, raw, headers=headers, timeout=timeout_s)
+            finally:
+                self._in_flight.discard(scope)
+        self._storing.stored(stream, asyncio.get_running_loop().time())
+
+    async def _store_check(self, stream: str) -> None:
+        await self._store(stream, names.check(stream, self._name), b"", {CHECK_HEADER: "1"}, ANSWER_S)
+
+    async def _answers(self) -> bool:
+        """Whether the server, of which nothing has been heard for a while, answers a ping in time."""
+        # A flush that is given up would break the client when its answer comes after all: this one is left to end.
+        ping = asyncio.create_task(self._nc.flush(timeout=PING_LEFT_S))
+        self._pings.add(ping)
+        ping.add_done_callback(self._pinged)
+        await asyncio.wait({ping}, timeout=ANSWER_S)
+        return self.connected and ping.done() and not ping.cancelled() and ping.exception() is None
+
+    def _pinged(self, ping: asyncio.Task[None]) -> None:
+        self._pings.discard(ping)
+        if not ping.cancelled() and (error := ping.exception()) is not None:
+            log.debug("a ping had no answer: %r", error)
 
     async def subscribe(self, filters: Sequence[str], handler: Handler, *, durable: str = "") -> None:
         if not durable:
@@ -174,7 +218,7 @@ class NatsBus:
         one_at_a_time = asyncio.Lock()
 
         async def on_message(msg: Msg) -> None:
-            event = self._decode(msg)
+            event = None if _is_check(msg) else self._decode(msg)
             if event is None:
                 return
             async with one_at_a_time:
@@ -249,7 +293,7 @@ class NatsBus:
         self.counts.num_redelivered += delivery.num_delivered > 1
 
     async def _handle(self, msg: Msg, handler: Handler) -> None:
-        event = self._decode(msg)
+        event = None if _is_check(msg) else self._decode(msg)
         try:
             if event is not None:
                 await handler(event)
@@ -262,7 +306,11 @@ class NatsBus:
             await msg.ack()
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *(reader.task for reader in self._readers.values() if reader.task is not None)]
+        tasks = [
+            *self._tasks,
+            *self._pings,
+            *(reader.task for reader in self._readers.values() if reader.task is not None),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -270,6 +318,10 @@ class NatsBus:
             return  # never connected: there is nothing to close
         with contextlib.suppress(*REFUSED):
             await asyncio.wait_for(self._nc.drain() if self.connected else self._nc.close(), CLOSE_S)
+
+
+def _is_check(msg: Msg) -> bool:
+    return bool(msg.headers) and CHECK_HEADER in (msg.headers or {})
 
 
 async def _log_error(error: Exception) -> None:

@@ -9,6 +9,7 @@ import nats
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from glowplug.bus.nats_storing import CHECK_HEADER
 from glowplug.cli.client import FleetClient
 from glowplug.cli.options import CliError
 from glowplug.domain.errors import GlowplugError
@@ -34,7 +35,7 @@ async def _listen(url: str, name: str, planes: Sequence[str], hear: Hear, second
 
     async def on_message(msg: Msg) -> None:
         try:
-            if not over.is_set() and hear(msg.subject, msg.data):
+            if not over.is_set() and CHECK_HEADER not in (msg.headers or {}) and hear(msg.subject, msg.data):
                 over.set()
         except OSError as error:  # the client would only log it: `glowplug tap | head`, a full disk
             failed.append(error)

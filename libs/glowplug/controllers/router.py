@@ -5,7 +5,7 @@ Rules, in the order they are asked:
  2. an instance is ready, has room and nobody waits: dispatch, by the routing policy.
  3. cold and drained by its operator: 503.
  4. the weights could not be had, or no GPU can hold them, a moment ago, and nothing else runs: 503 with that reason.
- 5. cold and the model refuses to hold: 503, and nothing is asked of the fleet.
+ 5. cold, and the bus stores nothing, or the model refuses to hold: 503, and nothing is asked of the fleet.
  6. the queue is full: 429. Otherwise: held in order of arrival, and request.waiting is published.
 A held request leaves by dispatch, by its client leaving, by its time running out (503) or with its model (404).
 """
@@ -17,12 +17,14 @@ from typing import Any
 from glowplug.controllers import router_facts
 from glowplug.controllers.effects import Effect, Tick
 from glowplug.controllers.router_balance import Balances, Factory
+from glowplug.controllers.router_bus import Starts
 from glowplug.controllers.router_eta import Estimates
 from glowplug.controllers.router_failures import Failures, coded, rejection, suspended
 from glowplug.controllers.router_fleet import Fleet
 from glowplug.controllers.router_peers import Peers
 from glowplug.controllers.router_queue import ModelQueue, Request
 from glowplug.controllers.router_words import (
+    BusRefuses,
     ClientLeft,
     Dispatch,
     DispatchFailed,
@@ -54,6 +56,7 @@ class RouterParams:
     max_dispatches: int = 2  # engines one request may bring down before it is blamed: one retry
     quarantine_s: float = 1.0
     failure_memory_s: float = 5.0  # how long a hopeless failure answers new requests at once
+    bus_grace_s: float = 5.0  # how long held requests wait for a bus that stores nothing
     default_start_s: float = 5.0
     balancer: BalancerParams = field(default_factory=BalancerParams)
     lengths: LengthParams = field(default_factory=LengthParams)
@@ -83,6 +86,7 @@ class RouterController:
         self.in_flight = self.balances.in_flight  # by instance_id
         self.tracks_tokens = self.balances.tracks_tokens  # whether anybody wants to be told of tokens and first tokens
         self._failures = Failures(params.failure_memory_s, self.estimates)
+        self._starts = Starts(params.bus_grace_s)
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             RequestArrived: self._arrived,
             FirstToken: self._first_token,
@@ -92,6 +96,7 @@ class RouterController:
             Event: self._event,
             Tick: self._tick,
             DrainStarted: self._drain_started,
+            BusRefuses: self._starts.bus_says,
         }
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
@@ -145,8 +150,9 @@ class RouterController:
         is_cold = not self.fleet.ready(model.key)
         if is_cold and model.suspended:
             return suspended(model)
-        if is_cold and not self.fleet.coming(model.key) and (error := self._failures.refusal(model.key, now_s)):
-            return error
+        known = self._failures.refusal(model.key, now_s) or self._starts.refusal(model)
+        if is_cold and known is not None and not self.fleet.coming(model.key):
+            return known
         if is_cold and model.on_cold is OnCold.REFUSE:
             retry_s = self.estimates.retry_after_s(self.eta_s(model.key, now_s))
             text = f"The model `{model.name}` is not running and is set to refuse rather than hold (on_cold: refuse)."
@@ -322,6 +328,8 @@ class RouterController:
                 continue
             effects += self._pump(key, now_s)
             effects += self._expire(model, queue, now_s)
+            if not (self.fleet.ready(key) or self.fleet.coming(key)) and (e := self._starts.overdue(model, now_s)):
+                effects += self._empty(queue, e)
             effects += self._say_waiting(model, queue, now_s)
         return effects
 

@@ -59,6 +59,13 @@ class DrainStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class BusRefuses:
+    """The bus answers and stores nothing, so that no start can be asked for; an empty reason: it stores again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """Send the request to `instance` now. `cold` says it was held for a start; `held_s` how long it was held."""
 

@@ -63,6 +63,13 @@ def _address(payload: Any) -> tuple[str, str]:
     return model_key, model_key
 
 
+def check(stream: str, service_id: str) -> str:
+    """The subject of a message that only asks whether `stream` stores what it is sent."""
+    if stream == COMMANDS_STREAM:
+        return f"{ROOT}.cmd.bus.check.{_token(service_id)}"
+    return f"{ROOT}.evt.bus.check.{_NONE}.{_token(service_id)}"
+
+
 def facts_of(event_type: str, model_key: str = "*") -> str:
     """The filter for one type of fact or telemetry: `facts_of("instance.ready")`."""
     plane = "tel" if is_telemetry(event_type) else "evt"

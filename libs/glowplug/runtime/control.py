@@ -54,7 +54,7 @@ class ControlService:
             return "connecting to the bus and the store"
         if not self.world.bus.connected:
             return "the bus does not answer"
-        return ""
+        return self.world.bus.refusal or self.world.store.refusal
 
     def controller(self, kind: type[C]) -> C:
         """The controller, for REST. Raises NoCapacity (503) while the service connects."""

@@ -16,6 +16,7 @@ from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.engines import vllm_sample
 from glowplug.engines.samples import sample_weights_path
+from glowplug.weights.files import read_regular
 
 DEFAULT_KV_BYTES = 64 * 1024**2
 MAX_FILE_BYTES = 1024**2
@@ -164,9 +165,8 @@ def load(path: Path) -> list[Model]:
     """Every model of one YAML file (documents separated by ---). Raises InvalidModelFile, whose message leaves the
     name of the file to whoever reports it."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidModelFile(f"larger than {MAX_FILE_BYTES} bytes")
-        documents = [d for d in yaml.safe_load_all(path.read_text("utf-8")) if d is not None]
+        text = read_regular(path, MAX_FILE_BYTES).decode("utf-8")
+        documents = [d for d in yaml.safe_load_all(text) if d is not None]
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InvalidModelFile(f"{line}{error.problem or error.context}") from error

@@ -30,6 +30,7 @@ from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
+ASKS_FIRST = ("router", "autoscaler", "placer")  # without their commands and request.waiting nothing cold starts
 
 
 class PortTaken(RuntimeError):
@@ -74,7 +75,9 @@ class World:
         return cls(
             settings=settings,
             service=service,
-            bus=NatsBus(settings.nats_url, service_id, replicas=settings.nats_replicas),
+            bus=NatsBus(
+                settings.nats_url, service_id, replicas=settings.nats_replicas, asks_first=service in ASKS_FIRST
+            ),
             store=RedisStore(settings.redis_url),
             tracing=Tracing(service, service_id, settings.otlp_endpoint),
             metrics=metrics,

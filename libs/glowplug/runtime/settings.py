@@ -1,12 +1,15 @@
 """Settings every service shares. Precedence: environment `GLOWPLUG_*`, then default."""
 
+import logging
 import socket
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from glowplug.domain.errors import BadRequest
+from glowplug.policies.registry import choose
 from glowplug.policies.systems import SYSTEMS, System
 from glowplug.runtime.web import AllowedHosts, WebRules, parse_origins
 
@@ -69,6 +72,25 @@ class ServiceSettings(BaseSettings):
     def web_rules(self) -> WebRules:
         """Which requests its ports answer."""
         return WebRules(AllowedHosts.parse(self.allowed_hosts, self.own_names()), parse_origins(self.allowed_origins))
+
+    @field_validator("log_level")
+    @classmethod
+    def _is_a_level(cls, given: str) -> str:
+        levels = logging.getLevelNamesMapping()
+        if given not in levels:
+            raise ValueError(f"no level of that name (there are: {', '.join(levels)})")
+        return given
+
+    @field_validator("*")
+    @classmethod
+    def _is_a_policy(cls, given: Any, info: ValidationInfo) -> Any:
+        room = str(info.field_name).removeprefix("policy_")
+        if room != info.field_name:
+            try:
+                choose(room, given)
+            except BadRequest as error:
+                raise ValueError(error.message) from error
+        return given
 
     @field_validator("policies")
     @classmethod

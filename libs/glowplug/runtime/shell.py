@@ -193,6 +193,8 @@ class Shell:
             due = loop.time() + self._tick_s
             await asyncio.sleep(self._tick_s)
             self.metrics.bus_connected.set(self.bus.connected)
+            self.metrics.bus_stores.set(not self.bus.refusal)
+            self.metrics.store_writable.set(not self.store.refusal)
             self.metrics.ticked(loop.time() - due, self._inbox.qsize(), self.bus.counts, self.tracing.counts)
             try:
                 await self.ask(Tick())  # one at a time: a slow world does not pile up ticks

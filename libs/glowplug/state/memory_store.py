@@ -22,6 +22,7 @@ class MemoryStore:
         self.logs: dict[str, list[bytes]] = defaultdict(list)
         self.epochs: dict[str, int] = defaultdict(int)
         self.down = False
+        self.refusal = ""  # why every write raises StoreUnavailable though reads are answered
 
     def _check(self) -> None:
         if self.down:
@@ -92,6 +93,8 @@ class MemoryStore:
         self._fence = (service, epoch) if epoch else None
 
     def _check_fence(self) -> None:
+        if self.refusal:
+            raise StoreUnavailable(self.refusal)
         self._check()
         if self._fence is not None and self.epochs[self._fence[0]] > self._fence[1]:
             raise Fenced(f"{self._fence[0]} has a newer epoch than {self._fence[1]}")

@@ -56,6 +56,11 @@ class Store(Protocol):
         """Lead no more, if it is `holder` who does: the next may begin at once."""
         ...
 
+    @property
+    def refusal(self) -> str:
+        """Why the store takes no writes though it answers, or ""."""
+        ...
+
     def fence(self, service: str, epoch: int) -> None:
         """From now on refuse this client's writes (Fenced) once a newer epoch of `service` has been given; with
         epoch 0, no more."""

@@ -18,6 +18,7 @@ from glowplug.state.port import Fenced, StoreUnavailable
 T = TypeVar("T")
 PREFIX = "glowplug:v1"
 TIMEOUT_S = 2.0
+READ_ONLY = ("MISCONF", "OOM command", "READONLY")  # a full disk, full memory, a replica: reads are answered
 
 
 class RedisStore:
@@ -33,6 +34,7 @@ class RedisStore:
             health_check_interval=0,
         )
         self._fence: tuple[str, int] | None = None
+        self.refusal = ""  # why the server takes no writes though it answers, or ""
 
     async def _ask(self, call: Any) -> Any:
         try:
@@ -40,15 +42,19 @@ class RedisStore:
         except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             if scripts.FENCED in str(error):
                 raise Fenced(f"{self._fence}: another leads with a newer epoch") from error
-            raise StoreUnavailable(repr(error)) from error
+            if any(word in str(error) for word in READ_ONLY):
+                self.refusal = f"the store takes no writes: {error}"
+            raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
 
     async def _write(self, command: str, key: str, *words: Any) -> None:
         """One write, refused as Fenced when this client is fenced off."""
         if self._fence is None:
             await self._ask(cast(Any, self._redis).execute_command(command, key, *words))
-            return
-        service, epoch = self._fence
-        await self._ask(self._redis.eval(scripts.FENCED_WRITE, 2, _epoch(service), key, str(epoch), command, *words))
+        else:
+            service, epoch = self._fence
+            fenced = (_epoch(service), key, str(epoch), command, *words)
+            await self._ask(self._redis.eval(scripts.FENCED_WRITE, 2, *fenced))
+        self.refusal = ""
 
     async def put(self, table: str, key: str, row: bytes) -> None:
         await self._write("HSET", f"{PREFIX}:{table}", key, row)

@@ -52,6 +52,21 @@ def test_disk_that_takes_nothing_is_said_once_and_harms_nobody(
     assert not state.failure and StateFile(tmp_path / "agent.json").handles == {"i-1": HANDLE}
 
 
+def test_a_full_disk_leaves_the_file_as_it_was_and_gets_it_once_there_is_space(tmp_path: Path) -> None:
+    path = tmp_path / "agent.json"
+    StateFile(path).put_handle(HANDLE)
+    state = StateFile(path)
+    (tmp_path / "agent.tmp").symlink_to("/dev/full")  # every write fails with ENOSPC
+    state.drop_handle("i-1")
+    assert "No space left" in state.failure
+    assert StateFile(path).handles == {"i-1": HANDLE}, "the old memory is whole"
+    state.retry()
+    assert state.failure
+    (tmp_path / "agent.tmp").unlink()
+    state.retry()
+    assert not state.failure and StateFile(path).handles == {}
+
+
 def test_lock_names_its_owner_and_is_free_after(tmp_path: Path) -> None:
     lock = NodeLock(tmp_path, "node-1")
     with pytest.raises(NodeTaken, match=f"node node-1 has an agent already \\(pid {os.getpid()}"):

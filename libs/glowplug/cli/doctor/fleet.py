@@ -64,13 +64,15 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusFacts:
-    """NATS. `sync` is JetStream's sync_interval where it can be read, "" where not."""
+    """NATS. `sync` is JetStream's sync_interval where it can be read, "" where not; `storing` likewise is why it stores
+    nothing."""
 
     unknown: str = ""
     error: str = ""
     version: str = ""
     cluster_size: int = 1
     sync: str = ""
+    storing: str = ""
     streams: tuple[StreamFacts, ...] = ()
     backlog: Mapping[str, int] = field(default_factory=dict)  # durable reader -> events it has not taken
 

@@ -23,7 +23,8 @@ from glowplug.cli.doctor.machine import GpuFacts, MachineFacts, Program, TakenPo
 from glowplug.engines import vllm_env
 from glowplug.runtime.settings import explain
 from glowplug.runtime.supervisor import embedded, plan, probe
-from glowplug.runtime.supervisor.errors import NotInstalled
+from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
+from glowplug.runtime.supervisor.service_settings import check_services
 from glowplug.runtime.supervisor.settings import FleetSettings
 
 PROGRAM_S, VLLM_S = 20.0, 90.0  # importing vLLM takes 15 s on two idle cores
@@ -36,8 +37,11 @@ def gather(state_dir: Path, *, fleet_runs: bool, deep: bool = False) -> MachineF
     wrong, settings = "", FleetSettings.model_construct(state_dir=state_dir.absolute())
     try:
         settings = FleetSettings(state_dir=state_dir)
+        check_services()
     except ValidationError as error:
         wrong = explain(error)
+    except WrongSetting as error:
+        wrong = str(error)
     with ThreadPoolExecutor(max_workers=6) as pool:
         nats, valkey = pool.submit(_nats, settings.nats_url), pool.submit(_valkey, settings.redis_url)
         llamacpp, vllm = pool.submit(_llamacpp), pool.submit(_vllm, deep or settings.engine == "vllm")

@@ -110,7 +110,7 @@ async def ask_bus(url: str, state_dir: str) -> BusFacts:
             client = await nats.connect(
                 url, name="doctor", connect_timeout=3, allow_reconnect=False, error_cb=_quiet, max_reconnect_attempts=0
             )
-            return await _bus(client, await _sync(state_dir))
+            return await _bus(client, *await _monitor(state_dir))
     except LOST as error:
         return BusFacts(error=str(error) or "it took the connection and said nothing")
     finally:
@@ -122,7 +122,7 @@ async def _quiet(_: Exception) -> None:
     """What it would print is returned as a finding."""
 
 
-async def _bus(client: Client, sync: str) -> BusFacts:
+async def _bus(client: Client, sync: str, storing: str) -> BusFacts:
     context = client.jetstream(timeout=ANSWER_S)
     streams = [await _stream(context, wanted) for wanted in stream_configs(1)]
     backlog: dict[str, int] = {}
@@ -135,6 +135,7 @@ async def _bus(client: Client, sync: str) -> BusFacts:
         version=f"{version.major}.{version.minor}.{version.patch}",
         cluster_size=max(len(client.servers), *(stream.replicas for stream in streams)),
         sync=sync,
+        storing=storing,
         streams=tuple(streams),
         backlog=backlog,
     )
@@ -159,14 +160,17 @@ async def _stream(context: JetStreamContext, wanted: StreamConfig) -> StreamFact
     )
 
 
-async def _sync(state_dir: str) -> str:
-    """sync_interval of the server a local fleet brought along, from its monitoring port; "" elsewhere."""
+async def _monitor(state_dir: str) -> tuple[str, str]:
+    """(sync_interval, why it stores nothing) of the server a local fleet brought along, from its monitoring port; two
+    "" elsewhere."""
     for file in sorted((Path(state_dir) / "nats").glob("nats-server_*.ports")) if state_dir else ():
         try:
-            ports = json.loads(file.read_text())
+            url = json.loads(file.read_text())["monitoring"][0]
             async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
-                config = (await http.get(f"{ports['monitoring'][0]}/varz")).json()["jetstream"]["config"]
-            return "always" if config.get("sync_always") else f"{config.get('sync_interval', 0) / 1e9:g} s"
-        except (OSError, ValueError, LookupError, TypeError, httpx.HTTPError):
+                config = (await http.get(f"{url}/varz")).json()["jetstream"]["config"]
+                health = (await http.get(f"{url}/healthz")).json()
+            sync = "always" if config.get("sync_always") else f"{config.get('sync_interval', 0) / 1e9:g} s"
+            return sync, str(health.get("error", ""))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, httpx.HTTPError):
             continue
-    return ""
+    return "", ""

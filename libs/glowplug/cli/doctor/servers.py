@@ -80,6 +80,9 @@ def _bus(bus: BusFacts) -> Iterator[Finding]:
     else:
         says = f"sync_interval is {bus.sync}: a power cut loses what was acknowledged since"
         yield _F.warn("bus on disk", says, "set jetstream { sync_interval: always }")
+    if bus.storing:
+        do = "free space on its disk; then it must be started again, which `glowplug up` does by itself"
+        yield _F.fail("bus storage", f"NATS answers and stores no events: {bus.storing}", do)
     for stream in bus.streams:
         yield _stream(stream, bus)
     late = {name: num for name, num in bus.backlog.items() if num > MANY_EVENTS}

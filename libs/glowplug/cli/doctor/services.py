@@ -37,6 +37,8 @@ def _processes(facts: FleetFacts) -> Iterator[Finding]:
         name, state = process["name"], process["state"]
         if state == "crash-loop":
             yield _F.fail(name, f"keeps ending: {process['exit_reason']}", LOGS.format(name=name))
+        elif problem := process.get("problem"):
+            yield _F.fail(name, problem, "free space on the disk of the state directory; it goes on by itself then")
         elif state != "ready":
             yield _F.fail(
                 name, f"is {state}" + (f" ({r})" if (r := process["exit_reason"]) else ""), LOGS.format(name=name)
@@ -134,6 +136,18 @@ def _numbers(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]:
         if synced_at and (age_s := facts.now_s - synced_at) > MAX_SYNC_AGE_S:
             yield _F.warn(
                 service.name, f"has not read its tables for {age_s:.0f} s", "does the store answer it? its log says"
+            )
+        if metrics.get(semconv.BUS_STORES, 1) == 0:
+            yield _F.fail(
+                service.name,
+                "its bus answers and stores no events: cold models cannot be started",
+                "look at the disk of NATS, and at its /healthz",
+            )
+        if metrics.get(semconv.STORE_WRITABLE, 1) == 0:
+            yield _F.fail(
+                service.name,
+                "its store answers and takes no writes",
+                "look at the disk and the memory of Valkey (Redis)",
             )
         if dropped := metrics.get(semconv.SPANS_DROPPED_TOTAL, 0):
             yield _F.warn(

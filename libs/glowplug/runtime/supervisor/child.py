@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from glowplug.runtime.supervisor.logfile import LogFile
 from glowplug.runtime.supervisor.output import Output
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,10 @@ FIRST_WAIT_S = 0.05
 CRASH_LOOP_STARTS, CRASH_LOOP_WINDOW_S = 4, 60.0
 READY_POLL_S = 0.05
 LIVE_POLL_S = 2.0
+FOLLOW_S = 0.1  # how often what the process has written is read for the terminal
+FAILING_POLLS = 2  # in a row that a process which answers says it cannot work, before it is told and started again
+RESTART_GRACE_S = 5.0  # SIGTERM to SIGKILL, for a process that is started again though it answers
 TAIL_LINES = 12
-_READ_BYTES, _LONGEST_LINE = 65536, 65536
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -31,6 +34,7 @@ class ChildState(StrEnum):
     WAITING = "waiting"  # not started yet, or between two starts
     STARTING = "starting"
     READY = "ready"
+    FAILING = "failing"  # it answers and does not do its work; `problem` says why
     CRASH_LOOP = "crash-loop"  # died again and again; still retried at the longest wait
     STOPPED = "stopped"
 
@@ -38,6 +42,9 @@ class ChildState(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
     """How to run one process. `argv` is asked before each start, `is_ready(pid)` polled until it says yes.
+
+    `problem` is asked while it runs: why it does not do its work though it answers, or "". A start mends that where
+    `restart_helps` says so at that moment.
 
     `tier` orders the start: a tier starts when the one below is ready, and stops before it.
     """
@@ -50,6 +57,8 @@ class ChildSpec:
     service: str = ""  # kind of process, e.g. "agent"
     url: str = ""  # its REST address, when it has one
     is_live: Callable[[], Awaitable[bool]] | None = None  # asked while it runs; a process may live and hang
+    problem: Callable[[], Awaitable[str]] | None = None
+    restart_helps: Callable[[], bool] | None = None
 
 
 def backoff_s(num_crashes: int, longest_s: float) -> float:
@@ -79,22 +88,40 @@ class Child:
     longest_wait_s: float = 10.0
     hang_misses: int = 8  # unanswered questions in a row after which a process that hangs is killed; 0: it is left
     live_poll_s: float = LIVE_POLL_S
+    start_timeout_s: float = 60.0  # without an answer after which a start is given up and made again; 0: never
     state: ChildState = ChildState.WAITING
     pid: int = 0
     num_restarts: int = 0
     ready_at: float = 0.0  # epoch seconds
     exit_reason: str = ""
+    problem: str = ""  # why it does not do its work though it answers, or ""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     crash_looping: asyncio.Event = field(default_factory=asyncio.Event)
+    _log: LogFile = field(init=False)
     _stopping: bool = False
+    _ended_for: str = ""  # why we ended its process
     _process: asyncio.subprocess.Process | None = None
     _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._log = self.output.log_file(self.spec.name)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"child-{self.spec.name}")
 
     async def _run(self) -> None:
+        following = asyncio.create_task(self._follow())
+        try:
+            await self._live_on()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            self._read_log()
+        self._set(ChildState.STOPPED)
+
+    async def _live_on(self) -> None:
+        """Start after start, until it is stopped."""
         crashes: deque[float] = deque(maxlen=CRASH_LOOP_STARTS)
         num_in_a_row = 0
         while not self._stopping:
@@ -112,74 +139,128 @@ class Child:
                 self._report_crash_loop()
             self._set(ChildState.CRASH_LOOP if looping else ChildState.WAITING)
             await asyncio.sleep(backoff_s(num_in_a_row, self.longest_wait_s))
-        self._set(ChildState.STOPPED)
 
     async def _once(self) -> None:
-        """One life of the process, from start to exit."""
+        """One life of the process, from start to exit. It writes to its log file and waits for no reader of it."""
+        log_fd = self._log.open()
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.spec.argv(),
                 env=dict(self.spec.env),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=log_fd,
+                stderr=log_fd,
                 start_new_session=True,
                 preexec_fn=_die_with_parent(os.getpid()),
             )
         except OSError as error:
             self.exit_reason = f"cannot start: {error}"
-            self._line(self.exit_reason)
+            self._say(self.exit_reason)
             return
+        finally:
+            os.close(log_fd)
         self._process, self.pid = process, process.pid
+        self._ended_for = ""
         self._set(ChildState.STARTING)
-        watch = asyncio.create_task(self._watch_ready(process.pid))
-        assert process.stdout is not None
-        pump = asyncio.create_task(self._pump(process.stdout))
+        watch = asyncio.create_task(self._watch(process.pid))
         code = await process.wait()
         watch.cancel()
-        # A grandchild may hold the pipe open; what was written is read, what may come is not waited for.
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-            await asyncio.wait_for(pump, 0.5)
-        self.exit_reason = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        self._read_log()
+        ended = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        self.exit_reason = f"{ended} ({self._ended_for})" if self._ended_for else ended
+        self.problem = ""
         if not self._stopping:
-            self.output.line(self.spec.name, f"[supervisor] ended: {self.exit_reason}; starting it again")
+            self._say(f"[supervisor] ended: {self.exit_reason}; starting it again")
 
-    async def _watch_ready(self, pid: int) -> None:
-        while not await self.spec.is_ready(pid):
-            await asyncio.sleep(READY_POLL_S)
+    async def _watch(self, pid: int) -> None:
+        """What one life of the process is asked: is it ready, does it still answer, does it do its work?"""
+        if not await self._becomes_ready(pid):
+            await self._end(f"no answer within {self.start_timeout_s:g} s of its start")
+            return
         self.ready_at = time.time()
         self.crash_looping.clear()
         self.ready.set()
         self._set(ChildState.READY)
-        if self.spec.is_live is not None and self.hang_misses:
-            await self._watch_live(self.spec.is_live)
+        await self._end(await self._until_it_fails())
 
-    async def _watch_live(self, is_live: Callable[[], Awaitable[bool]]) -> None:
-        """Kill a process that has stopped answering: it is started again like one that died."""
-        misses = 0
-        while misses < self.hang_misses:
+    async def _becomes_ready(self, pid: int) -> bool:
+        """False when nothing has answered for `start_timeout_s`. A process that answers and is not ready says itself
+        what it waits for, and a new start of it would not bring that."""
+        answered_at = asked_at = time.monotonic()
+        while not await self.spec.is_ready(pid):
+            now = time.monotonic()
+            if self.spec.is_live is not None and now - asked_at >= self.live_poll_s:
+                asked_at = now
+                answered_at = now if await self.spec.is_live() else answered_at
+            if self.start_timeout_s and now - answered_at > self.start_timeout_s:
+                return False
+            await asyncio.sleep(READY_POLL_S)
+        return True
+
+    async def _until_it_fails(self) -> str:
+        """Why a process that was ready must be ended and started again; waits until there is a reason."""
+        misses = failing = 0
+        while True:
             await asyncio.sleep(self.live_poll_s)
-            misses = 0 if await is_live() else misses + 1
-        if self._stopping:
+            if self.spec.is_live is not None:
+                misses = 0 if await self.spec.is_live() else misses + 1
+            if misses:
+                if misses == self.hang_misses:
+                    return f"it hangs: {misses} questions in a row without an answer"
+                continue
+            problem = await self.spec.problem() if self.spec.problem is not None else ""
+            failing = failing + 1 if problem else 0
+            if problem and failing < FAILING_POLLS:
+                continue
+            self._tell(problem)
+            if problem and self.spec.restart_helps is not None and self.spec.restart_helps():
+                return problem
+
+    def _tell(self, problem: str) -> None:
+        """Say it when the process begins to fail, and when it works again."""
+        if bool(problem) != bool(self.problem):
+            self.output.notice(f"{self.spec.name}: {problem}" if problem else f"{self.spec.name} does its work again")
+            self.problem = problem
+            self._set(ChildState.FAILING if problem else ChildState.READY)
+        self.problem = problem
+
+    async def _end(self, reason: str) -> None:
+        """End the process because of `reason`: it is started again like one that died."""
+        process = self._process
+        if self._stopping or process is None:
             return  # it ends, in its own time
-        self.output.notice(f"{self.spec.name} hangs: {misses} questions in a row without an answer; killed")
+        self._ended_for = reason
+        self.output.notice(f"{self.spec.name} is ended and started again: {reason}")
+        if self.problem:  # it answers, and may want to close its files
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await asyncio.sleep(RESTART_GRACE_S)
         self.kill()
 
-    async def _pump(self, stream: asyncio.StreamReader) -> None:
-        rest = b""
-        while chunk := await stream.read(_READ_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._line(line.decode("utf-8", "replace"))
-            if len(rest) > _LONGEST_LINE:
-                self._line(rest.decode("utf-8", "replace"))
-                rest = b""
-        if rest:
-            self._line(rest.decode("utf-8", "replace"))
+    async def _follow(self) -> None:
+        while True:
+            self._read_log(ended=False)
+            await asyncio.sleep(FOLLOW_S)
 
-    def _line(self, line: str) -> None:
-        self.tail.append(line)
-        self.output.line(self.spec.name, line)
+    def _read_log(self, *, ended: bool = True) -> None:
+        """What the process has written since. A log that cannot be read is no reason to harm the process."""
+        try:
+            while lines := self._log.poll():
+                self._shown(lines)
+        except OSError as error:
+            log.debug("the log of %s cannot be read: %s", self.spec.name, error)
+        if ended:
+            self._shown(self._log.rest())
+
+    def _shown(self, lines: list[str]) -> None:
+        for line in lines:
+            self.tail.append(line)
+            self.output.line(self.spec.name, line)
+
+    def _say(self, line: str) -> None:
+        """A line of ours among those of the process."""
+        self.output.write(self._log, line)
+        self._read_log()
 
     def _report_crash_loop(self) -> None:
         self.crash_looping.set()

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 from glowplug.runtime.supervisor.child import ChildSpec
 from glowplug.runtime.supervisor.errors import NotInstalled
-from glowplug.runtime.supervisor.probe import http_status, redis_answers
+from glowplug.runtime.supervisor.probe import append_only_problem, http_answer, http_status, redis_answers
 
 NATS_OLDEST = (2, 12)
 JETSTREAM_BYTES = 1 << 30
+RESUME_FREE_BYTES = 4 << 20  # a start of NATS needs less; with less than this it would soon fail again
 SOCKET_PATH_LIMIT = 100  # the kernel's is 108 with the final zero; Darwin's 104
 
 
@@ -109,6 +110,25 @@ class EmbeddedNats:
         """Its monitor answers anything at all."""
         return await http_status(f"http://127.0.0.1:{self._monitor}/healthz") > 0
 
+    async def problem(self) -> str:
+        """Why JetStream takes no more writes, or "". Once a write has failed NATS refuses those after it until it is
+        started again, whatever the disk has become meanwhile."""
+        status, body = await http_answer(f"http://127.0.0.1:{self._monitor}/healthz")
+        if status in (0, 200):
+            return ""
+        try:
+            why = str(json.loads(body)["error"])
+        except (ValueError, LookupError, TypeError):
+            why = f"/healthz says {status}"
+        return f"it stores no events: {why}"
+
+    def has_space(self) -> bool:
+        """Whether its disk has space for it to start again and go on."""
+        try:
+            return shutil.disk_usage(self._dir).free >= RESUME_FREE_BYTES
+        except OSError:
+            return False
+
     def spec(self, env: Mapping[str, str]) -> ChildSpec:
         return ChildSpec(
             name="nats",
@@ -118,6 +138,8 @@ class EmbeddedNats:
             tier=0,
             service="nats",
             is_live=self.is_live,
+            problem=self.problem,
+            restart_helps=self.has_space,
         )
 
 
@@ -158,6 +180,10 @@ class EmbeddedValkey:
         """It answers PING."""
         return await redis_answers(self.socket)
 
+    async def problem(self) -> str:
+        """Why it refuses writes, or "". It tries again each second by itself, so that no start of it is needed."""
+        return await append_only_problem(self.socket)
+
     def spec(self, env: Mapping[str, str]) -> ChildSpec:
         return ChildSpec(
             name="valkey",
@@ -167,6 +193,7 @@ class EmbeddedValkey:
             tier=0,
             service="valkey",
             is_live=self.is_live,
+            problem=self.problem,
         )
 
     def remove(self) -> None:

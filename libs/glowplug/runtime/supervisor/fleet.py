@@ -17,6 +17,7 @@ from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import place_samples, prepare
+from glowplug.runtime.supervisor.service_settings import check_services
 from glowplug.runtime.supervisor.settings import FleetSettings
 from glowplug.runtime.supervisor.statedir import Secrets, StateDir
 from glowplug.runtime.supervisor.sweep import sweep
@@ -41,11 +42,13 @@ class Fleet:
         self._valkey: embedded.EmbeddedValkey | None = None
         self._changed = asyncio.Event()
         self._saver: asyncio.Task[None] | None = None
+        self._unsaved = False
         self.shm_dir = settings.shm_dir or default_shm_dir(state.path)
         self.models_dir = settings.models_dir or state.path / "models" / settings.engine
 
     async def start(self) -> None:
         """Raises FleetError when anything cannot start; call `stop` then too."""
+        check_services()
         probe.check_ports(self.settings.host, self.plan.ports())
         if self.settings.models_dir is None:
             await asyncio.to_thread(prepare, self.settings.engine)
@@ -89,6 +92,7 @@ class Fleet:
                 lambda _child: self._changed.set(),
                 longest_wait_s=self.settings.restart_max_s,
                 hang_misses=self.settings.hang_misses,
+                start_timeout_s=self.settings.start_timeout_s,
             )
             for spec in specs
         ]
@@ -144,25 +148,30 @@ class Fleet:
                     "state": child.state.value,
                     "restarts": child.num_restarts,
                     "exit_reason": child.exit_reason,
+                    "problem": child.problem,
                     "url": child.spec.url,
                 }
                 for child in self.children
             ],
         }
 
-    def save(self) -> None:
-        """Write fleet.json. A full disk is told once and does not take a running fleet down."""
+    def save(self) -> bool:
+        """Write fleet.json. False when the disk takes it not, which is told once and takes no running fleet down."""
         try:
             self.state.write_fleet(self.document())
         except FleetError as error:
-            self.output.notice(str(error))
+            if not self._unsaved:
+                self.output.notice(str(error))
+            self._unsaved = True
+            return False
+        self._unsaved = False
+        return True
 
     async def _save_loop(self) -> None:
         last: dict[str, Any] = {}
         while True:
             document = self.document()
-            if document != last:
-                self.save()
+            if document != last and self.save():
                 last = document
             await asyncio.sleep(SAVE_EVERY_S)
 

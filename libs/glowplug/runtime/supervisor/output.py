@@ -7,12 +7,15 @@ import threading
 from pathlib import Path
 from typing import TextIO
 
+from glowplug.runtime.supervisor.logfile import LogFile
+
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 _QUEUE_LINES = 5000
 
 
 class Output:
-    """Writes never block the fleet: a paused terminal loses lines (they are counted), a full disk loses files."""
+    """Writes never block the fleet: a paused terminal loses lines (they are counted), a full disk loses those that
+    were written while it was full."""
 
     def __init__(
         self, log_dir: Path, *, max_bytes: int, stream: TextIO | None = None, show_logs: bool = True, width: int = 12
@@ -21,7 +24,7 @@ class Output:
         self._stream = stream or sys.stdout
         self._colour = self._stream.isatty()
         self.show_logs = show_logs
-        self._files: dict[str, TextIO] = {}
+        self._supervisor = LogFile(log_dir / "supervisor.log", max_bytes)
         self._names: list[str] = []
         self._disk_failed = False
         self.num_dropped = 0
@@ -30,9 +33,12 @@ class Output:
         self._writer.start()
         log_dir.mkdir(parents=True, exist_ok=True)
 
+    def log_file(self, name: str) -> LogFile:
+        """The file that one process writes its lines to."""
+        return LogFile(self._dir / f"{name}.log", self._max_bytes)
+
     def line(self, name: str, line: str) -> None:
-        """One line of one process."""
-        self._to_file(name, line)
+        """Show one line that a process has written to its file."""
         if self.show_logs:
             self._to_terminal(f"{self._prefix(name)}{line}")
 
@@ -42,7 +48,7 @@ class Output:
 
     def notice(self, text: str) -> None:
         """Something a person should act on; also kept in supervisor.log."""
-        self._to_file("supervisor", text)
+        self.write(self._supervisor, text)
         self._to_terminal(f"\x1b[1;31mglowplug: {text}\x1b[0m" if self._colour else f"glowplug: {text}")
 
     def progress(self, text: str) -> None:
@@ -57,26 +63,18 @@ class Output:
             return text
         return f"\x1b[{_COLOURS[self._names.index(name) % len(_COLOURS)]}m{text}\x1b[0m"
 
-    def _to_file(self, name: str, line: str) -> None:
-        if self._disk_failed:
-            return
+    def write(self, file: LogFile, line: str) -> None:
+        """Add a line of the supervisor's to a file. A disk that takes none is told once, and tried again each time."""
         try:
-            file = self._files.get(name) or self._open(name)
-            file.write(f"{line}\n")
-            if file.tell() > self._max_bytes:
-                self._rotate(name)
+            file.append(line)
+            if file is self._supervisor:
+                file.poll()  # nobody follows it; this keeps it small
         except OSError as error:
+            if not self._disk_failed:
+                self._to_terminal(f"glowplug: logs are not written to {self._dir}: {error.strerror}")
             self._disk_failed = True
-            self._to_terminal(f"glowplug: logs are no longer written to {self._dir}: {error.strerror}")
-
-    def _open(self, name: str) -> TextIO:
-        self._files[name] = (self._dir / f"{name}.log").open("a", encoding="utf-8", buffering=1)
-        return self._files[name]
-
-    def _rotate(self, name: str) -> None:
-        self._files.pop(name).close()
-        path = self._dir / f"{name}.log"
-        path.replace(path.with_suffix(".log.1"))
+        else:
+            self._disk_failed = False
 
     def _to_terminal(self, text: str, end: str = "\n") -> None:
         try:
@@ -94,13 +92,9 @@ class Output:
                 self.show_logs = False
 
     def close(self) -> None:
-        """Write what is queued (briefly) and close the files."""
+        """Write what is queued (briefly)."""
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
         self._writer.join(timeout=1)
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
-        for file in self._files.values():
-            with contextlib.suppress(OSError):
-                file.close()
-        self._files.clear()

@@ -12,36 +12,71 @@ import psutil
 from glowplug.runtime.supervisor.errors import PortInUse
 
 PROBE_TIMEOUT_S = 2.0
+_BODY_BYTES = 64 << 10  # of an answer; what is asked here is short
 _FREE_FROM, _FREE_TO = 10000, 32000  # below the ports that Linux gives to outgoing connections
 
 
 async def http_status(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> int:
     """The status of one GET, 0 when nobody answers in time."""
+    return (await http_answer(url, timeout_s, max_body_bytes=0))[0]
+
+
+async def http_answer(
+    url: str, timeout_s: float = PROBE_TIMEOUT_S, *, max_body_bytes: int = _BODY_BYTES
+) -> tuple[int, bytes]:
+    """Status and beginning of the body of one GET; (0, b"") when nobody answers in time."""
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    request = f"GET {parts.path or '/'} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+    request = f"GET {parts.path or '/'} HTTP/1.0\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
     writer = None
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(request.encode())
             line = await reader.readline()
-        return int(line.split()[1]) if line.startswith(b"HTTP/") else 0
-    except (OSError, TimeoutError, ValueError, IndexError):
-        return 0
+            if not line.startswith(b"HTTP/"):
+                return 0, b""
+            if max_body_bytes:
+                await reader.readuntil(b"\r\n\r\n")
+            body = b""
+            while len(body) < max_body_bytes and (chunk := await reader.read(max_body_bytes - len(body))):
+                body += chunk
+        return int(line.split()[1]), body
+    except (OSError, TimeoutError, ValueError, IndexError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return 0, b""
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+async def append_only_problem(socket_path: Path) -> str:
+    """Why the server behind a unix socket refuses writes, by its own word, or ""."""
+    writer = None
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(str(socket_path))
+            writer.write(b"INFO persistence\r\n")
+            said = await reader.readuntil(b"aof_last_write_status:")
+            status = (await reader.readline()).strip().decode() if said else ""
+            return "" if status == "ok" else f"it cannot write its append-only file ({status}) and refuses all writes"
+    except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return ""  # whether it answers at all is another question
     finally:
         if writer is not None:
             writer.close()
 
 
 async def redis_answers(socket_path: Path) -> bool:
-    """Whether the server behind a unix socket answers PING (it does not while it reads its files)."""
+    """Whether the server behind a unix socket answers PING (it does not while it reads its files).
+
+    A server whose disk is full answers PING with MISCONF: it is alive, and `append_only_problem` says the rest.
+    """
     writer = None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(str(socket_path))
             writer.write(b"PING\r\n")
-            return (await reader.readline()).startswith(b"+PONG")
+            return (await reader.readline()).startswith((b"+PONG", b"-MISCONF"))
     except (OSError, TimeoutError):
         return False
     finally:

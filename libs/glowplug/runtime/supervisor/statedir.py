@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
 
 FLEET_FILE, LOCK_FILE, SECRETS_FILE = "fleet.json", "lock", "secrets.json"
 _TOKEN_BYTES = 24
+OTHERS = 0o077  # the bits of a mode that let anybody but the owner in
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class StateDir:
         """Take the directory. Raises AlreadyRunning naming the holder, FleetError when it cannot be used."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_private()
             fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise FleetError(f"cannot use state directory {self.path}: {error.strerror}") from error
@@ -57,6 +60,24 @@ class StateDir:
         with disk_errors(self.path):
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
+
+    def _make_private(self) -> None:
+        """Only its owner may read the directory and the secrets in it, however it was made. Raises FleetError where it
+        is not ours to change: another user's, or one that holds other things too."""
+        found = self.path.stat()
+        if found.st_uid != os.geteuid():
+            raise FleetError(f"{self.path} belongs to another user: choose another place with --state-dir")
+        if stat.S_IMODE(found.st_mode) & OTHERS:
+            names = {entry.name for entry in os.scandir(self.path)}
+            if names and LOCK_FILE not in names:
+                raise FleetError(
+                    f"{self.path} can be read by others and holds what is not of a fleet: "
+                    f"chmod 700 {self.path}, or choose another place with --state-dir (GLOWPLUG_STATE_DIR)"
+                )
+            self.path.chmod(0o700)
+        for name in (SECRETS_FILE, FLEET_FILE):
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / name).chmod(0o600)
 
     def _holder(self) -> str:
         pid = "?"
@@ -82,6 +103,7 @@ class StateDir:
         path = self.path / name
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.chmod(0o700)
         return path
 
     def secrets(self, *, admin_token: str = "", api_key: str = "") -> Secrets:

@@ -7,7 +7,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from glowplug.domain.errors import WeightsUnavailable
+from glowplug.weights.files import NoAnswer, PatientReader
 from glowplug.weights.source import SourceFile, SourceInfo, SourceInterrupted, SourceOptions, checked_relative
+
+_READER = PatientReader(SourceOptions().stall_timeout_s)  # of all sources: a dead mount holds one thread per path
 
 
 class FileSource:
@@ -20,10 +23,13 @@ class FileSource:
         if parts.scheme and parts.netloc not in ("", "localhost"):
             raise WeightsUnavailable(f"{uri}: a file address names no host (file:///path)", param="weights.uri")
         self._path = Path(unquote(parts.path) if parts.scheme else uri)
-        self._chunk_bytes = options.chunk_bytes
+        self._chunk_bytes, self._stall_s = options.chunk_bytes, options.stall_timeout_s
 
     async def probe(self) -> SourceInfo:
-        return await asyncio.to_thread(self._probe)
+        try:
+            return await _READER.run(f"{self._path}", self._probe, self._stall_s)
+        except NoAnswer as error:
+            raise SourceInterrupted(f"{self._path}: {error.strerror}") from error
 
     def _probe(self) -> SourceInfo:
         try:
@@ -41,7 +47,9 @@ class FileSource:
     async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[bytes, None]:
         path = self._path / file.path if file.path else self._path
         try:
-            handle = await asyncio.to_thread(path.open, "rb", buffering=0)
+            handle = await _READER.run(f"open {path}", lambda: path.open("rb", buffering=0), self._stall_s)
+        except NoAnswer as error:
+            raise SourceInterrupted(f"{path}: {error.strerror}") from error
         except OSError as error:
             raise _readable(path, error) from error
         with handle:
@@ -49,7 +57,10 @@ class FileSource:
             while position < end:
                 num_bytes = min(self._chunk_bytes, end - position)
                 try:
-                    chunk = await asyncio.to_thread(os.pread, handle.fileno(), num_bytes, position)
+                    async with asyncio.timeout(self._stall_s):
+                        chunk = await asyncio.to_thread(os.pread, handle.fileno(), num_bytes, position)
+                except TimeoutError as error:
+                    raise SourceInterrupted(f"{path}: no byte within {self._stall_s:g} s") from error
                 except OSError as error:
                     raise SourceInterrupted(f"{path}: {error.strerror}") from error
                 if not chunk:

@@ -77,3 +77,30 @@ def test_private_files_are_whole_or_not_there(tmp_path: Path) -> None:
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match=r"disk is full.*--state-dir"), disk_errors(tmp_path):
         raise OSError(28, "No space left on device")
+
+
+def test_a_directory_that_others_could_read_is_made_private(tmp_path: Path) -> None:
+    made = tmp_path / "s"
+    made.mkdir(mode=0o755)
+    state = StateDir(made)
+    state.lock()
+    state.secrets()
+    state.unlock()
+    made.chmod(0o755)
+    (made / "secrets.json").chmod(0o644)
+    again = StateDir(made)
+    again.lock()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert stat.S_IMODE((made / "secrets.json").stat().st_mode) == 0o600
+    again.unlock()
+
+
+def test_a_directory_of_other_things_that_others_can_read_is_refused_and_left_alone(tmp_path: Path) -> None:
+    made = tmp_path / "home"
+    made.mkdir(mode=0o755)
+    (made / "letter.txt").write_text("")
+    with pytest.raises(FleetError, match="chmod 700"):
+        StateDir(made).lock()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o755
+    made.chmod(0o700)
+    StateDir(made).lock()

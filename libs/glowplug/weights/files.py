@@ -1,0 +1,90 @@
+"""Reading files that a person names, whatever is there: pipes, devices, dead network mounts, huge files."""
+
+import asyncio
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class NoAnswer(OSError):
+    """The file system has not answered in time; the thread that asked it waits on, and ends with the process."""
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """The content of a regular file. Raises OSError, with the reason in `strerror`: no such file, no regular file (a
+    pipe would wait for its writer, a device never end), larger than `max_bytes`."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(0, "it is no regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(0, f"larger than {max_bytes} bytes")
+    return content
+
+
+class PatientReader:
+    """Runs what touches a file system in threads that nobody has to wait for: one at a time per name, so that a mount
+    which does not answer holds one thread and not one more at each try."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._stuck: dict[str, threading.Thread] = {}
+
+    def is_waiting(self, name: str) -> bool:
+        """Whether a call of that name has been given up and still has no answer."""
+        thread = self._stuck.get(name)
+        return thread is not None and thread.is_alive()
+
+    async def run(self, name: str, work: Callable[[], T], timeout_s: float = 0.0) -> T:
+        """What `work` returns or raises. Raises NoAnswer after the time limit (`timeout_s`, where it is given), and at
+        once while an earlier call of that name has not ended."""
+        timeout_s = timeout_s or self._timeout_s
+        if self.is_waiting(name):
+            raise NoAnswer(0, "the file system still does not answer")
+        self._stuck.pop(name, None)
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
+
+        def body() -> None:
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - it is raised again where the caller waits
+                _hand_over(loop, outcome, None, error)
+            else:
+                _hand_over(loop, outcome, result, None)
+
+        # No pool: a process that ends waits for the threads of a pool, and these may never return.
+        thread = threading.Thread(target=body, name=f"file {name}", daemon=True)
+        thread.start()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(outcome)
+        except TimeoutError as error:
+            if outcome.done():
+                raise
+            self._stuck[name] = thread
+            outcome.add_done_callback(lambda late: late.cancelled() or late.exception())
+            raise NoAnswer(0, f"the file system has not answered within {timeout_s:g} s") from error
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, outcome: "asyncio.Future[T]", result: T | None, error: BaseException | None
+) -> None:
+    def settle() -> None:
+        if outcome.cancelled():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]
+
+    try:
+        loop.call_soon_threadsafe(settle)
+    except RuntimeError:  # the loop has ended meanwhile: nobody waits
+        return

@@ -1,0 +1,87 @@
+"""The disk of a whole fleet is full for a while: every request is accounted for, warm ones are served, what cannot be
+started says so, and all is well again once there is space. Emulated engine: the text is not real, the processes are.
+"""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from tests.chaos.test_kill_services import Ledger, under_load
+from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.small_disk import small_disk
+
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
+COLD = [f"cold-{i}" for i in range(6)]
+TOLD_S = 30.0  # idle streams are asked every 5 s, an answer is waited for 3 s, the supervisor asks every 2 s
+BACK_S = 40.0
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory):
+    with small_disk(tmp_path_factory.mktemp("full") / "disk", 96) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(disk):
+    models = {"warm": EMULATED.format(name="warm", keep_alive_s=-1)}
+    models |= {name: EMULATED.format(name=name, keep_alive_s=1) for name in COLD}
+    started = Fleet.start(disk.path, models, GLOWPLUG_EMULATED_TIME_SCALE="4", GLOWPLUG_MIN_FREE_BYTES="0")
+    assert started.chat("warm").status_code == 200
+    yield started
+    disk.free()
+    started.stop()
+
+
+def traffic(fleet: Fleet, models: list[str], seconds: float, per_second: float) -> Ledger:
+    return asyncio.run(under_load(fleet.url("data"), models, seconds, per_second, lambda: None))
+
+
+def ready_reason(fleet: Fleet, service: str) -> str:
+    return str(httpx.get(f"{fleet.process(service)['url']}/ready", timeout=5).json()["reason"])
+
+
+def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
+    disk.fill()
+    during = traffic(fleet, ["warm", *COLD], 12.0, 10)
+    assert not during.open
+    assert during.ends["done"] >= sum(during.ends.values()) / 7 - 2, during.ends  # the warm ones, all of them
+    assert set(during.ends) <= {"done", "503", "error event"}, (during.ends, during.broken[:3])
+    assert during.ends["503"] > during.ends["error event"], during.ends  # only who was held already had to wait
+
+    for service in ("autoscaler", "placer"):
+        wait_until(f"{service} says so", lambda s=service: "stores no events" in ready_reason(fleet, s), TOLD_S)
+    nats = wait_until("the supervisor says so", lambda: _problem_of(fleet), TOLD_S)
+    assert "no space left on device" in nats, nats
+    doctor = fleet.cli("doctor")
+    assert doctor.returncode == 1 and "no space left on device" in doctor.stdout, doctor.stdout
+    started = asyncio.run(_one(fleet, "cold-0"))
+    assert started.status_code == 503 and "cannot be started now" in started.json()["error"]["message"], started.text
+    assert started.elapsed.total_seconds() < 2.0
+    assert fleet.chat("warm").status_code == 200
+
+    size_when_full = (fleet.state_dir / "logs" / "nats.log").stat().st_size
+    disk.free()
+    wait_until("every process is ready again", fleet.ready, BACK_S)
+    after = traffic(fleet, ["warm", *COLD], 8.0, 10)
+    assert set(after.ends) == {"done"}, (after.ends, after.broken[:3])
+    logs = fleet.state_dir / "logs"
+    assert "nats is ended and started again: it stores no events" in (logs / "supervisor.log").read_text()
+    assert (logs / "nats.log").stat().st_size > size_when_full, "logs are written again"
+
+
+def _problem_of(fleet: Fleet) -> str:
+    """Of NATS, by its own /healthz: fleet.json cannot be written now."""
+    (ports,) = (fleet.state_dir / "nats").glob("nats-server_*.ports")
+
+    monitor = json.loads(ports.read_text())["monitoring"][0]
+    answer = httpx.get(f"{monitor}/healthz", timeout=5)
+    return str(answer.json().get("error", ""))
+
+
+async def _one(fleet: Fleet, model: str) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=90) as client:
+        body = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}
+        return await client.post(fleet.url("data") + "/v1/chat/completions", json=body)

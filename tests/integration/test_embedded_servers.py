@@ -1,0 +1,140 @@
+"""NATS and Valkey as the supervisor runs them: killed, on a full disk, with their secrets."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import nats
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from glowplug.runtime.supervisor import embedded
+from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
+from tests.integration.test_supervisor import WAIT_S, child, eventually
+from tests.small_disk import small_disk
+
+
+async def _up(of: ChildSpec, tmp_path: Path) -> Child:
+    process = child(of, tmp_path)
+    process.start()
+    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    return process
+
+
+async def _killed(process: Child) -> None:
+    num = process.num_restarts
+    os.kill(process.pid, signal.SIGKILL)
+    await eventually(lambda: process.num_restarts > num and process.ready.is_set())
+
+
+async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_for_its_token(tmp_path: Path) -> None:
+    server = embedded.EmbeddedNats(embedded.find_nats(), tmp_path, "token-of-this-test")
+    process = await _up(server.spec(os.environ), tmp_path)
+    url = server.url
+    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)
+    await client.jetstream().add_stream(name="S", subjects=["s.>"])
+    await client.jetstream().publish("s.1", b"kept")
+    await _killed(process)
+    assert server.url == url
+    await eventually(lambda: client.is_connected)
+    message = await client.jetstream().get_last_msg("S", "s.1")
+    assert message.data == b"kept"
+    await client.close()
+    with pytest.raises(Exception, match=r"(?i)authorization|no servers"):
+        await nats.connect(url.replace("token-of-this-test@", ""), allow_reconnect=False, connect_timeout=2)
+    assert (tmp_path / "nats.conf").stat().st_mode & 0o077 == 0
+    await process.stop(grace_s=5)
+
+
+@pytest.mark.parametrize("folder", ["short", "x" * 120])
+async def test_valkey_keeps_what_it_took_over_kill_9(tmp_path: Path, folder: str) -> None:
+    place = tmp_path / folder
+    place.mkdir()
+    server = embedded.EmbeddedValkey(embedded.find_valkey(), place)
+    assert len(str(server.socket)) <= embedded.SOCKET_PATH_LIMIT
+    process = await _up(server.spec(os.environ), tmp_path)
+    redis = Redis.from_url(server.url)
+    await redis.set("k", "v")
+    aof = place / "appendonlydir"
+    await eventually(lambda: any(b"\r\nk\r\n" in f.read_bytes() for f in aof.glob("*.aof")))
+    await redis.aclose()
+    await _killed(process)
+    redis = Redis.from_url(server.url)
+    assert await redis.get("k") == b"v"
+    await redis.aclose()
+    await process.stop(grace_s=5)
+    server.remove()
+    assert not server.socket.exists()
+
+
+def test_valkey_listens_on_no_port(tmp_path: Path) -> None:
+    argv = list(embedded.EmbeddedValkey(Path("valkey-server"), tmp_path).argv())
+    assert argv[argv.index("--port") + 1] == "0"
+
+
+async def _stored(context: nats.js.JetStreamContext) -> bool:
+    """Whether the stream takes an event now."""
+    try:
+        await context.publish("s.1", b"x" * 1000, timeout=0.5)
+    except (nats.errors.Error, TimeoutError):
+        return False
+    return True
+
+
+async def test_nats_stores_again_once_a_full_disk_has_space_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 16) as disk:
+        server = embedded.EmbeddedNats(embedded.find_nats(), disk.path, "token-of-this-test")
+        process = child(server.spec(os.environ), tmp_path)
+        process.live_poll_s = 0.05
+        process.start()
+        await asyncio.wait_for(process.ready.wait(), WAIT_S)
+        client = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)
+        context = client.jetstream()
+        await context.add_stream(name="S", subjects=["s.>"])
+        disk.fill()
+        async with asyncio.timeout(WAIT_S):
+            while await _stored(context):
+                pass
+        await eventually(lambda: process.state is ChildState.FAILING)
+        assert "no space left on device" in process.problem
+        assert process.num_restarts == 0, "a start on a full disk would not help"
+        disk.free()
+        await eventually(lambda: process.num_restarts == 1 and process.ready.is_set())
+        async with asyncio.timeout(WAIT_S):
+            while not await _stored(context):
+                await asyncio.sleep(0.05)
+        assert not process.problem and process.state is ChildState.READY
+        await client.close()
+        await process.stop(grace_s=5)
+
+
+async def test_valkey_says_that_its_disk_is_full_and_writes_again_by_itself(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as disk:
+        server = embedded.EmbeddedValkey(embedded.find_valkey(), disk.path)
+        process = child(server.spec(os.environ), tmp_path)
+        process.live_poll_s = 0.05
+        process.start()
+        await asyncio.wait_for(process.ready.wait(), WAIT_S)
+        redis = Redis.from_url(server.url)
+        disk.fill()
+
+        async def refuses() -> bool:
+            try:
+                await redis.set("k", b"x" * 10_000)
+            except ResponseError as error:
+                return "MISCONF" in str(error)
+            return False
+
+        async with asyncio.timeout(WAIT_S):
+            while not await refuses():
+                await asyncio.sleep(0.01)
+        await eventually(lambda: process.state is ChildState.FAILING)
+        assert "append-only file" in process.problem
+        disk.free()
+        await eventually(lambda: process.state is ChildState.READY)
+        assert not await refuses() and process.num_restarts == 0
+        await redis.aclose()
+        await process.stop(grace_s=5)
+        server.remove()
