@@ -16,6 +16,8 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
+from glowplug.bus.streams import stream_configs
+from glowplug.runtime.privileges import USERS, inbox_of
 from glowplug.runtime.supervisor import embedded
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.output import Output
@@ -215,21 +217,30 @@ async def _killed(process: Child) -> None:
     await eventually(lambda: process.num_restarts > num and process.ready.is_set())
 
 
-async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_for_its_token(tmp_path: Path) -> None:
-    server = embedded.EmbeddedNats(embedded.find_nats(), tmp_path, "token-of-this-test")
+PASSWORDS = {user: f"secret-of-{user}" for user in USERS}
+
+
+async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_who_comes(tmp_path: Path) -> None:
+    server = embedded.EmbeddedNats(embedded.find_nats(), tmp_path, PASSWORDS)
     process = await _up(server.spec(os.environ), tmp_path)
-    url = server.url
-    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)
-    await client.jetstream().add_stream(name="S", subjects=["s.>"])
-    await client.jetstream().publish("s.1", b"kept")
+    url = server.url("placer")
+    client = await nats.connect(
+        url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url)
+    )
+    stream = stream_configs(1)[0]
+    await client.jetstream().add_stream(stream)
+    subject = "glowplug.v1.evt.node.left._.node-1"
+    await client.jetstream().publish(subject, b"kept")
     await _killed(process)
-    assert server.url == url
+    assert server.url("placer") == url
     await eventually(lambda: client.is_connected)
-    message = await client.jetstream().get_last_msg("S", "s.1")
-    assert message.data == b"kept"
+    assert (await client.jetstream().stream_info(str(stream.name))).state.messages == 1
     await client.close()
-    with pytest.raises(Exception, match=r"(?i)authorization|no servers"):
-        await nats.connect(url.replace("token-of-this-test@", ""), allow_reconnect=False, connect_timeout=2)
+    for wrong in ("", "placer:wrong@", f"placer:{PASSWORDS['router']}@"):
+        with pytest.raises(Exception, match=r"(?i)authorization|no servers"):
+            await nats.connect(
+                url.replace(f"placer:{PASSWORDS['placer']}@", wrong), allow_reconnect=False, connect_timeout=2
+            )
     assert (tmp_path / "nats.conf").stat().st_mode & 0o077 == 0
     await process.stop(grace_s=5)
 
@@ -238,17 +249,17 @@ async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_for_its_tok
 async def test_valkey_keeps_what_it_took_over_kill_9(tmp_path: Path, folder: str) -> None:
     place = tmp_path / folder
     place.mkdir()
-    server = embedded.EmbeddedValkey(embedded.find_valkey(), place)
+    server = embedded.EmbeddedValkey(embedded.find_valkey(), place, PASSWORDS)
     assert len(str(server.socket)) <= embedded.SOCKET_PATH_LIMIT
     process = await _up(server.spec(os.environ), tmp_path)
-    redis = Redis.from_url(server.url)
-    await redis.set("k", "v")
+    redis = Redis.from_url(server.url("agent"))
+    await redis.hset("glowplug:v1:nodes", "k", "v")
     aof = place / "appendonlydir"
     await eventually(lambda: any(b"\r\nk\r\n" in f.read_bytes() for f in aof.glob("*.aof")))
     await redis.aclose()
     await _killed(process)
-    redis = Redis.from_url(server.url)
-    assert await redis.get("k") == b"v"
+    redis = Redis.from_url(server.url("agent"))
+    assert await redis.hget("glowplug:v1:nodes", "k") == b"v"
     await redis.aclose()
     await process.stop(grace_s=5)
     server.remove()
@@ -256,5 +267,17 @@ async def test_valkey_keeps_what_it_took_over_kill_9(tmp_path: Path, folder: str
 
 
 def test_valkey_listens_on_no_port(tmp_path: Path) -> None:
-    argv = list(embedded.EmbeddedValkey(Path("valkey-server"), tmp_path).argv())
+    argv = list(embedded.EmbeddedValkey(Path("valkey-server"), tmp_path, PASSWORDS).argv())
     assert argv[argv.index("--port") + 1] == "0"
+
+
+def test_no_password_stands_on_a_command_line_and_its_file_is_its_owners(tmp_path: Path) -> None:
+    nats_server = embedded.EmbeddedNats(Path("nats-server"), tmp_path, PASSWORDS)
+    (tmp_path / "users.acl").write_text("of an earlier run")
+    (tmp_path / "users.acl").chmod(0o644)
+    lines = [*nats_server.argv(), *embedded.EmbeddedValkey(Path("valkey-server"), tmp_path, PASSWORDS).argv()]
+    assert not [word for word in lines for password in PASSWORDS.values() if password in word]
+    for name in ("nats.conf", "users.acl"):
+        text = (tmp_path / name).read_text()
+        assert all(password in text for password in PASSWORDS.values())
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600

@@ -13,6 +13,7 @@ from glowplug.cli.client import FleetClient
 from glowplug.cli.options import CliError
 from glowplug.domain.errors import GlowplugError
 from glowplug.events.subjects import ROOT
+from glowplug.runtime.privileges import inbox_of
 
 Hear = Callable[[str, bytes], bool]  # subject and bytes of an event; whether that was enough
 CONNECT_TIMEOUT_S = 3
@@ -47,7 +48,12 @@ async def _listen(url: str, name: str, planes: Sequence[str], hear: Hear, second
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     try:
         client = await nats.connect(
-            url, name=name, connect_timeout=CONNECT_TIMEOUT_S, allow_reconnect=False, closed_cb=gone
+            url,
+            name=name,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            allow_reconnect=False,
+            closed_cb=gone,
+            inbox_prefix=inbox_of(url),
         )
     except (OSError, NatsError, TimeoutError) as error:
         raise CliError("the bus does not answer") from error

@@ -79,6 +79,29 @@ def commands_to(service: str, target: str = "any") -> str:
     return f"{ROOT}.cmd.{service}.*.{_token(target)}"
 
 
+def of_event(event_type: str) -> str:
+    """The pattern of every subject that events of this type, commands too, are published on."""
+    return f"{ROOT}.cmd.{event_type}.*" if event_type in COMMANDS else facts_of(event_type)
+
+
+def to_service(service: str) -> str:
+    """The pattern of every subject with commands to this service, whoever takes them."""
+    return f"{ROOT}.cmd.{service}.>"
+
+
+def is_subject_of(text: str, payload: Any) -> bool:
+    """Whether a payload of this kind (a command: to this very target) belongs on this subject. Who may publish what is
+    decided by subjects, so an event that came on another one is not believed."""
+    try:
+        come = parse(text)
+    except ValueError:
+        return False
+    if payload.TYPE in COMMANDS:
+        return text == subject(payload)
+    plane = "tel" if is_telemetry(payload.TYPE) else "evt"
+    return come.plane == plane and f"{come.entity}.{come.verb}" == payload.TYPE
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """A subject taken apart. `model_key` and `entity_id` are "" where there are none."""

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from glowplug.runtime.privileges import nats_users, valkey_users
 from glowplug.runtime.supervisor.child import ChildSpec
 from glowplug.runtime.supervisor.errors import NotInstalled
 from glowplug.runtime.supervisor.probe import http_status, redis_answers
 
 NATS_OLDEST = (2, 12)
 JETSTREAM_BYTES = 1 << 30
+ACL_FILE, FSYNC = "users.acl", "everysec"  # of Valkey
 SOCKET_PATH_LIMIT = 100  # the kernel's is 108 with the final zero; Darwin's 104
 
 
@@ -53,11 +55,20 @@ def find_valkey() -> Path:
     return Path(found)
 
 
+def _write_private(path: Path, text: str) -> None:
+    """Readable by its owner alone, also where an earlier version left it otherwise."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        os.fchmod(fd, 0o600)
+        file.write(text)
+
+
 class EmbeddedNats:
     """NATS on a free port of loopback; the same port for every later start, so that clients find it again."""
 
-    def __init__(self, binary: Path, directory: Path, token: str) -> None:
-        self._binary, self._dir, self._token = binary, directory, token
+    def __init__(self, binary: Path, directory: Path, passwords: Mapping[str, str]) -> None:
+        """`passwords`: by user of runtime/privileges.py."""
+        self._binary, self._dir, self._passwords = binary, directory, passwords
         self._port = self._monitor = -1
         self._conf = directory / "nats.conf"
 
@@ -66,12 +77,11 @@ class EmbeddedNats:
         """Whether it has told its port."""
         return self._port > 0
 
-    @property
-    def url(self) -> str:
-        """Known once it was ready. Raises RuntimeError before."""
+    def url(self, user: str) -> str:
+        """Where this user reaches it. Known once it was ready; raises RuntimeError before."""
         if not self.known:
             raise RuntimeError("the embedded NATS has not started yet")
-        return f"nats://{self._token}@127.0.0.1:{self._port}"
+        return f"nats://{user}:{self._passwords[user]}@127.0.0.1:{self._port}"
 
     def argv(self) -> Sequence[str]:
         """Writes the configuration (a superset of JSON) and forgets the ports file of earlier runs."""
@@ -81,7 +91,7 @@ class EmbeddedNats:
             "host": "127.0.0.1",
             "port": self._port,
             "http": f"127.0.0.1:{self._monitor}",
-            "authorization": {"token": self._token},
+            "authorization": {"users": nats_users(self._passwords)},
             "max_payload": 4 << 20,
             "jetstream": {
                 "store_dir": str(self._dir),
@@ -90,9 +100,7 @@ class EmbeddedNats:
                 "max_file_store": JETSTREAM_BYTES,
             },
         }
-        fd = os.open(self._conf, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(config, file, indent=1)
+        _write_private(self._conf, json.dumps(config, indent=1))
         return (str(self._binary), "-c", str(self._conf), "--ports_file_dir", str(self._dir))
 
     async def is_ready(self, pid: int) -> bool:
@@ -124,20 +132,24 @@ class EmbeddedNats:
 class EmbeddedValkey:
     """Valkey on a unix socket only, every write in its append-only file."""
 
-    def __init__(self, binary: Path, directory: Path) -> None:
-        self._binary, self._dir = binary, directory
+    def __init__(self, binary: Path, directory: Path, passwords: Mapping[str, str]) -> None:
+        """`passwords`: by user of runtime/privileges.py."""
+        self._binary, self._dir, self._passwords = binary, directory, passwords
+        self._acl = directory / ACL_FILE
         self._short: Path | None = None
         self.socket = directory / "valkey.sock"
         if len(str(self.socket)) > SOCKET_PATH_LIMIT:
             self._short = Path(tempfile.mkdtemp(prefix="gp-"))
             self.socket = self._short / "s"
 
-    @property
-    def url(self) -> str:
-        return f"unix://{self.socket}"
+    def url(self, user: str) -> str:
+        """Where this user reaches it."""
+        return f"unix://{user}:{self._passwords[user]}@{self.socket}"
 
     def argv(self) -> Sequence[str]:
+        """Writes the users, whose passwords stand on no command line."""
         self.socket.unlink(missing_ok=True)
+        _write_private(self._acl, "\n".join(valkey_users(self._passwords)) + "\n")
         pairs = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -145,9 +157,10 @@ class EmbeddedValkey:
             "dir": str(self._dir),
             "save": "",
             "appendonly": "yes",
-            "appendfsync": "everysec",
+            "appendfsync": FSYNC,
             "loglevel": "warning",
             "maxmemory": "256mb",
+            "aclfile": str(self._acl),
         }
         return (str(self._binary), *(word for key, value in pairs.items() for word in (f"--{key}", value)))
 
