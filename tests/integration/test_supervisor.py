@@ -224,9 +224,7 @@ async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_who_comes(t
     server = embedded.EmbeddedNats(embedded.find_nats(), tmp_path, PASSWORDS)
     process = await _up(server.spec(os.environ), tmp_path)
     url = server.url("placer")
-    client = await nats.connect(
-        url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url)
-    )
+    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url))
     stream = stream_configs(1)[0]
     await client.jetstream().add_stream(stream)
     subject = "glowplug.v1.evt.node.left._.node-1"

@@ -205,7 +205,9 @@ class NatsBus:
             return None
         if not names.is_subject_of(msg.subject, event.data):
             self.counts.num_malformed += 1
-            log.warning("an event of %s came on %s, where it does not belong: %s", event.issuer, msg.subject, event.type)
+            log.warning(
+                "an event of %s came on %s, where it does not belong: %s", event.issuer, msg.subject, event.type
+            )
             return None
         return event
 

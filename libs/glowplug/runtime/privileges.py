@@ -222,9 +222,7 @@ def nats_users(passwords: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def valkey_users(passwords: Mapping[str, str]) -> list[str]:
     """The lines of an ACL file of Valkey. `passwords`: by user."""
-    named = [
-        " ".join(["user", user, "on", f">{passwords[user]}", *store.rules(store_access(user))]) for user in USERS
-    ]
+    named = [" ".join(["user", user, "on", f">{passwords[user]}", *store.rules(store_access(user))]) for user in USERS]
     return [store.NOBODY, *named]
 
 
@@ -233,7 +231,9 @@ def variable(user: str) -> str:
     return f"{user.upper()}_PASSWORD"
 
 
-_MADE = "# Made by python -m glowplug.runtime.privileges {}; do not edit. What it says: libs/glowplug/runtime/privileges.py"
+_MADE = (
+    "# Made by python -m glowplug.runtime.privileges {}; do not edit. What it says: libs/glowplug/runtime/privileges.py"
+)
 
 
 def nats_document() -> str:

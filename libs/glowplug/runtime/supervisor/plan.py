@@ -102,9 +102,7 @@ def base_environment(settings: FleetSettings, environ: Mapping[str, str]) -> dic
     }
 
 
-def service_environment(
-    plan: Plan, secrets: Secrets, *, models_dir: Path, shm_dir: Path
-) -> dict[str, str]:
+def service_environment(plan: Plan, secrets: Secrets, *, models_dir: Path, shm_dir: Path) -> dict[str, str]:
     """What every service gets. Who it is at the bus and the store is its own: `services`."""
     settings = plan.settings
     env = base_environment(settings, os.environ)
