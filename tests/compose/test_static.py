@@ -1,6 +1,7 @@
 """What the compose file, the Dockerfile and .env must be, read without any container engine."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,17 +17,22 @@ import pytest
 import yaml
 
 from glowplug.runtime.model_files import load
+from glowplug.runtime.privileges import READER, USERS
+from glowplug.runtime.privileges import variable as password_of
 from tests.compose.engine import ROOT
 from tests.compose.fleet import FILES, SETTINGS, root_file
 from tests.house.tree import SERVICES as OURS
 
 COMPOSE = FILES[0]
-JOBS = {"directories", "weights", "gpu-models"}
+JOBS = {"directories", "weights", "gpu-models", "cli"}
 DOCKERFILES = ("deploy/docker/Dockerfile", "tests/compose/servers.Dockerfile")
 SCRIPTS = (
     "deploy/docker/images.sh",
     "deploy/docker/env.sh",
     "deploy/docker/libraries.sh",
+    "deploy/docker/compose.sh",
+    "deploy/docker/valkey-users.sh",
+    "deploy/docker/alertmanager.sh",
     "tests/compose/base_image.sh",
 )
 VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)(:?[-?][^}]*)?\}")
@@ -91,7 +97,9 @@ def test_without_an_env_file_compose_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_everybody_is_there() -> None:
-    wanted = {"nats", "valkey", "s3", "prometheus", "grafana", "jaeger"} | (set(OURS) - {"agent", "prefetcher"})
+    wanted = {"nats", "valkey", "s3", "prometheus", "alertmanager", "grafana", "jaeger"} | (
+        set(OURS) - {"agent", "prefetcher"}
+    )
     nodes = {f"node-{k}" for k in (1, 2, 3, "gpu")}
     assert wanted | nodes | {f"{node}-prefetcher" for node in nodes} | JOBS == services().keys()
     assert {name for name, told in services().items() if told.get("profiles") == ["gpu"]} == {
@@ -118,7 +126,7 @@ def test_a_service_waits_for_what_it_needs(name: str) -> None:
     for other, how in needed.items():
         ended = "service_completed_successfully"
         assert how["condition"] == (ended if other in JOBS else "service_healthy"), other
-    if services()[name]["image"].startswith("glowplug/") and name not in JOBS:
+    if filled(services()[name]["image"]).startswith("glowplug/") and name not in JOBS:
         assert {"nats", "valkey"} <= needed.keys()
 
 
@@ -141,7 +149,7 @@ def test_what_is_built_is_what_make_images_builds() -> None:
         rows[name] = tuple(rest)
     built = {}
     for told in services().values():
-        image = told["image"].partition(":")[0].removeprefix("glowplug/")
+        image = filled(told["image"]).partition(":")[0].removeprefix("glowplug/")
         if "build" in told and image != "agent-vllm":
             given = told["build"]["args"]
             words = tuple(given.get(key, "") for key in ("SERVICE", "EXTRAS", "PACKAGES", "LIBRARIES"))
@@ -175,7 +183,7 @@ def test_every_variable_of_a_service_is_documented() -> None:
     page = set(NAMES.findall(root_file("docs/configuration.md")))
     addresses = {f"GLOWPLUG_{name.upper()}_URL" for name in (*OURS, "data")}
     for name, told in services().items():
-        if told["image"].startswith("glowplug/"):
+        if filled(told["image"]).startswith("glowplug/"):
             assert set(told.get("environment") or {}) <= page | addresses, name
 
 
@@ -194,6 +202,108 @@ def test_ports_are_bound_to_this_machine() -> None:
     for name, told in services().items():
         for port in told.get("ports", ()):
             assert filled(port).startswith("127.0.0.1:"), name
+
+
+def test_opening_one_port_opens_no_other() -> None:
+    opened: dict[str, set[str]] = {}
+    for name, told in services().items():
+        for port in told.get("ports", ()):
+            opened.setdefault(str(VARIABLE.findall(port)[0][0]), set()).add(name)
+    assert opened == {
+        "API_BIND_ADDRESS": {"router"},
+        "CONSOLE_BIND_ADDRESS": {"console"},
+        "OBSERVABILITY_BIND_ADDRESS": {"prometheus", "alertmanager", "grafana", "jaeger"},
+    }
+
+
+def test_each_service_is_itself_at_the_bus_and_the_store() -> None:
+    """And holds no password but its own; the servers hold all."""
+    for name, told in services().items():
+        env, text = told.get("environment") or {}, json.dumps(told.get("environment") or {})
+        held = {user for user in USERS if password_of(user) in text}
+        if name in ("nats", "valkey"):
+            assert held == set(USERS)
+        elif "GLOWPLUG_NATS_URL" in env:
+            service = {"cli": READER}.get(name, filled(told["image"]).partition(":")[0].removeprefix("glowplug/"))
+            service = service.partition("-")[0]
+            assert held == {service}, name
+            for variable_name in ("GLOWPLUG_NATS_URL", "GLOWPLUG_REDIS_URL"):
+                assert f"//{service}:" in env[variable_name], name
+        else:
+            assert not held, name
+
+
+def test_no_secret_stands_on_a_command_line() -> None:
+    secrets = [name for name, value in example().items() if value == ""]
+    for name, told in services().items():
+        line = json.dumps([told.get(key) for key in ("command", "entrypoint", "healthcheck")])
+        assert not [secret for secret in secrets if secret in line], name
+
+
+def test_images_are_named_in_one_place() -> None:
+    for name, told in services().items():
+        if "glowplug" in told["image"]:
+            assert re.match(r"\$\{IMAGE_PREFIX:-glowplug\}/[a-z-]+:\$\{IMAGE_TAG:-", told["image"]), name
+
+
+@pytest.mark.parametrize("url", ["", "none", "https://alerts.example/hook?token=s3cret"])
+def test_alerts_go_where_the_setting_says(url: str, tmp_path: Path) -> None:
+    program = tmp_path / "alertmanager"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o700)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ALERT_WEBHOOK_URL": url}
+    argv = ["sh", str(ROOT / "deploy/docker/alertmanager.sh"), str(tmp_path)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    told = yaml.safe_load((tmp_path / "alertmanager.yml").read_text())
+    receivers = {receiver["name"]: receiver for receiver in told["receivers"]}
+    is_sent = url.startswith("https")
+    assert receivers[told["route"]["receiver"]].get("webhook_configs", []) == (
+        [{"url_file": f"{tmp_path}/webhook-url", "send_resolved": True}] if is_sent else []
+    )
+    assert not is_sent or (tmp_path / "webhook-url").read_text() == url
+    assert "s3cret" not in done.stdout and (tmp_path / "webhook-url").stat().st_mode & 0o077 == 0
+    (manager,) = yaml.safe_load(root_file("deploy/observability/prometheus.yml"))["alerting"]["alertmanagers"]
+    assert manager["static_configs"] == [{"targets": ["alertmanager:9093"]}]
+
+
+def test_jaeger_refuses_spans_before_its_container_is_full() -> None:
+    told = yaml.safe_load(root_file("deploy/docker/jaeger.yaml"))
+    (pipeline,) = told["service"]["pipelines"].values()
+    assert pipeline["processors"][0] == "memory_limiter"
+    assert set(pipeline["processors"]) == set(told["processors"])
+    limit = told["processors"]["memory_limiter"]
+    assert limit["spike_limit_mib"] < limit["limit_mib"] < int(services()["jaeger"]["mem_limit"].removesuffix("m"))
+
+
+@pytest.mark.parametrize("running", [["router", "console"], ["console", "grafana"], [*services()]])
+def test_compose_up_prints_what_runs(running: list[str], tmp_path: Path) -> None:
+    """The script of `make compose-up` beside stand-ins for docker and its compose."""
+    checkout = tmp_path / "checkout/deploy/docker"
+    checkout.mkdir(parents=True)
+    shutil.copy(ROOT / "deploy/docker/compose.sh", checkout)
+    (tmp_path / "checkout/.env").write_text(root_file(".env.example"))
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\ncase " $* " in *" ps "*) printf "%s\\n" ' + " ".join(running) + " ;; esac\n")
+    docker.chmod(0o700)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["sh", str(checkout / "compose.sh"), "up"], env=env, capture_output=True, text=True, check=True
+    )
+    printed = {
+        line.split("  ")[0].strip() for line in done.stdout.splitlines() if re.search(r" http://127.0.0.1:\d+", line)
+    }
+    lines = {
+        "router": "OpenAI API",
+        "console": "console",
+        "grafana": "Grafana",
+        "jaeger": "Jaeger",
+        "prometheus": "Prometheus",
+        "alertmanager": "Alertmanager",
+    }
+    assert printed - {". ./.env; curl -N http://127.0.0.1:8000/v1/chat/completions \\"} == {
+        lines[name] for name in running if name in lines
+    }
+    assert ("curl" in done.stdout) == ("router" in running)
 
 
 def test_a_node_s_halves_share_its_memory_and_its_name() -> None:
@@ -221,9 +331,21 @@ def test_traces_go_to_jaeger_and_from_there_to_the_console() -> None:
 
 def test_the_override_changes_only_what_no_registry_gives() -> None:
     changed = compose(FILES[1])["services"]
-    assert changed.keys() == {"nats", "valkey", "s3", "node-1", "node-2", "prometheus", "grafana", "jaeger"}
+    assert changed.keys() == {
+        "nats",
+        "valkey",
+        "s3",
+        "node-1",
+        "node-2",
+        "prometheus",
+        "alertmanager",
+        "grafana",
+        "jaeger",
+    }
     assert all(set(changed[node]["environment"]) == {"GLOWPLUG_EMULATED_TIME_SCALE"} for node in ("node-1", "node-2"))
-    assert all(changed[name] == {"profiles": ["observability"]} for name in ("prometheus", "grafana", "jaeger"))
+    assert all(
+        changed[name] == {"profiles": ["observability"]} for name in ("prometheus", "alertmanager", "grafana", "jaeger")
+    )
 
 
 def test_models_of_the_fleet_can_be_read_and_served() -> None:

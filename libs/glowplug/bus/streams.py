@@ -60,7 +60,7 @@ def consumer_config(durable: str, filters: Sequence[str]) -> ConsumerConfig:
     return ConsumerConfig(
         name=durable,
         durable_name=durable,
-        **wanted,  # type: ignore[arg-type]
+        **wanted,
         deliver_policy=DeliverPolicy.ALL if is_commands else DeliverPolicy.NEW,
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,

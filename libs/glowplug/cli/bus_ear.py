@@ -31,7 +31,7 @@ def listen(fleet: FleetClient, name: str, planes: Sequence[str], hear: Hear, sec
 async def _listen(url: str, name: str, planes: Sequence[str], hear: Hear, seconds: float) -> None:
     over = asyncio.Event()
 
-    failed: list[OSError] = []
+    failed: list[Exception] = []
 
     async def on_message(msg: Msg) -> None:
         try:
@@ -44,6 +44,11 @@ async def _listen(url: str, name: str, planes: Sequence[str], hear: Hear, second
     async def gone() -> None:
         over.set()
 
+    async def refused(error: Exception) -> None:
+        if "permissions violation" in str(error):
+            failed.append(CliError("the bus lets this user not watch: use the address of `reader` (docs/network.md)"))
+            over.set()
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     try:
@@ -53,6 +58,7 @@ async def _listen(url: str, name: str, planes: Sequence[str], hear: Hear, second
             connect_timeout=CONNECT_TIMEOUT_S,
             allow_reconnect=False,
             closed_cb=gone,
+            error_cb=refused,
             inbox_prefix=inbox_of(url),
         )
     except (OSError, NatsError, TimeoutError) as error:

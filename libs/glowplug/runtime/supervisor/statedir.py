@@ -91,7 +91,7 @@ class StateDir:
         kept: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, ValueError):
             kept = json.loads(path.read_text())
-        made = {
+        made: dict[str, Any] = {
             "admin_token": kept.get("admin_token") or f"gpa-{secrets.token_urlsafe(_TOKEN_BYTES)}",
             "api_key": kept.get("api_key") or f"gp-{secrets.token_urlsafe(_TOKEN_BYTES)}",
             "passwords": {
