@@ -29,7 +29,6 @@ from tests.k8s.rendering import (
 
 # Not settings of ours: passwords the manifests splice into addresses, and what the servers and runtimes read.
 OTHERS_READ = {
-    "GLOWPLUG_SERVER_PASSWORD",
     "NATS_PEER_PASSWORD",
     *(f"NATS_ROUTE_{k}" for k in range(3)),
     *map(password_of, USERS),

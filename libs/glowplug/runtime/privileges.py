@@ -2,7 +2,7 @@
 
 Each service has one user of its own name at NATS and at Valkey, with one password; `reader` is for commands that look
 (`glowplug tap`, `record`, `doctor`, `backup`). tests/unit/runtime/test_privileges.py holds the declaration against the
-services' wiring in both directions, tests/contract/test_privileges.py tries what it forbids on real servers, and
+services' wiring in both directions, tests/contract/test_*_privileges.py try what it forbids on real servers, and
 docs/adr/0016-least-privilege.md says what it does not separate. The configurations of containers:
 
     python -m glowplug.runtime.privileges nats > deploy/docker/nats-users.conf       # and deploy/k8s/base
