@@ -34,6 +34,7 @@ OTHERS = """\
 | `GLOWPLUG_TRACE_IMPORTS` | parked vLLM process | set: write how long imports take |
 | `GLOWPLUG_DATA` | `glowplug simulate`, benches, tests | the folder of the public traces (default `shared/data` beside the checkout); without it traffic is generated |
 | `GLOWPLUG_SIM_SEEDS` | tests/simulation | the seeds to run instead of the usual ones: 17, 3,5 or 0..199 |
+| `GLOWPLUG_SERVER_PASSWORD` | deploy/k8s | a service's password at NATS and Valkey, put into its two addresses |
 | `GLOWPLUG_FLEET` | `glowplug up` | set on every process it starts, so that what a killed fleet left behind is found and ended |
 | `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG` | every service | as OpenTelemetry defines them |
 | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL_S3` | prefetcher | for `s3:` weights; without a key requests go unsigned |

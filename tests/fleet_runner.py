@@ -79,6 +79,12 @@ class Fleet:
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
 
     @property
+    def secrets(self) -> set[str]:
+        """Every secret its state directory holds."""
+        kept = json.loads((self.state_dir / "secrets.json").read_text())
+        return {*kept.pop("passwords").values(), *kept.values()}
+
+    @property
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.state_dir / "fleet.json").read_text())
         return found

@@ -1,12 +1,14 @@
 """Real NATS and Valkey servers as child processes, for the tests that need the true thing."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,12 +41,13 @@ def valkey_binary() -> str:
 @dataclass
 class _Server:
     folder: Path
+    env: Mapping[str, str] = field(default_factory=dict)  # beside ours
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def _spawn(self, argv: list[str]) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log)
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **self.env})
         return self.process.pid
 
     def _wait_for(self, path: Path) -> None:
@@ -67,6 +70,7 @@ class _Server:
 class NatsProcess(_Server):
     """JetStream on file, every write synced. The first start chooses a free port; later starts keep it."""
 
+    users: str = ""  # configuration that says who may do what; empty: everybody everything
     port: int = field(default=-1, init=False)
 
     @property
@@ -79,7 +83,8 @@ class NatsProcess(_Server):
             shutil.rmtree(store, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "nats.conf"
-        config.write_text(f'jetstream {{ store_dir: "{store}", sync_interval: always, max_file_store: 1GB }}\n')
+        limits = f'jetstream {{ store_dir: "{store}", sync_interval: always, max_file_store: 1GB }}'
+        config.write_text(f"{limits}\n{self.users}")
         argv = [nats_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(self.port)]
         pid = self._spawn([*argv, "--ports_file_dir", str(self.folder)])
         ports = self.folder / f"nats-server_{pid}.ports"
@@ -92,6 +97,8 @@ class NatsProcess(_Server):
 class ValkeyProcess(_Server):
     """Append-only file on, on a Unix socket."""
 
+    acl: str = ""  # file that says who may do what; empty: everybody everything
+
     @property
     def url(self) -> str:
         return f"unix://{self.folder / 's'}"
@@ -100,7 +107,8 @@ class ValkeyProcess(_Server):
         (self.folder / "s").unlink(missing_ok=True)
         options = ["--port", "0", "--unixsocket", str(self.folder / "s"), "--dir", str(self.folder)]
         durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--daemonize", "no"]
-        self._spawn([valkey_binary(), *options, *durable])
+        users = ["--aclfile", self.acl] if self.acl else []
+        self._spawn([valkey_binary(), *options, *durable, *users])
         self._wait_for(self.folder / "s")
         return self
 

@@ -28,18 +28,22 @@ case $verb in
     down) compose --profile gpu down "$@" ;;
     up)
         compose $profiles up -d "$@"
-        host=$(setting BIND_ADDRESS)
-        router=http://$host:$(setting ROUTER_PORT)
+        running=$(compose $profiles ps --services --filter status=running)
+        told() { # SERVICE ADDRESS PORT LABEL MORE: a line for a service that runs
+            case " $(echo $running) " in *" $1 "*) printf '%-13s http://%s:%s%s\n' "$4" "$(setting "$2")" "$(setting "$3")" "$5" ;; esac
+        }
+        echo
+        told console CONSOLE_BIND_ADDRESS CONSOLE_PORT console ""
+        told router API_BIND_ADDRESS ROUTER_PORT "OpenAI API" "   (key: GLOWPLUG_API_KEY in .env)"
+        told grafana OBSERVABILITY_BIND_ADDRESS GRAFANA_PORT Grafana "   (admin, GRAFANA_PASSWORD in .env)"
+        told jaeger OBSERVABILITY_BIND_ADDRESS JAEGER_PORT Jaeger ""
+        told prometheus OBSERVABILITY_BIND_ADDRESS PROMETHEUS_PORT Prometheus ""
+        told alertmanager OBSERVABILITY_BIND_ADDRESS ALERTMANAGER_PORT Alertmanager ""
+        case " $(echo $running) " in *" router "*) ;; *) exit 0 ;; esac
         cat <<TEXT
 
-console     http://$host:$(setting CONSOLE_PORT)
-OpenAI API  $router   (key: GLOWPLUG_API_KEY in .env)
-Grafana     http://$host:$(setting GRAFANA_PORT)   (admin, GRAFANA_PASSWORD in .env)
-Jaeger      http://$host:$(setting JAEGER_PORT)
-Prometheus  http://$host:$(setting PROMETHEUS_PORT)
-
-. ./.env; curl -N $router/v1/chat/completions -H "Authorization: Bearer \$GLOWPLUG_API_KEY" \\
-  -H 'Content-Type: application/json' \\
+. ./.env; curl -N http://$(setting API_BIND_ADDRESS):$(setting ROUTER_PORT)/v1/chat/completions \\
+  -H "Authorization: Bearer \$GLOWPLUG_API_KEY" -H 'Content-Type: application/json' \\
   -d '{"model": "smol-chat", "stream": true, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 TEXT
         ;;

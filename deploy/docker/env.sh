@@ -6,7 +6,8 @@ set -eu
 cd "$(dirname "$0")/../.."
 target=${1:-.env}
 umask 077
-secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
+# Letters first: the configuration of NATS would read digits as a number.
+secret() { printf gp; od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 is_new=$([ -s "$target" ] || echo yes)
 touch "$target"
 added=0

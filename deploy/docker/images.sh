@@ -1,10 +1,12 @@
 #!/bin/sh
 # Builds every image, or those named, and prints what each weighs.
 # usage: images.sh [build|list|sbom] [IMAGE...]
-# DOCKER names the engine's command, DOCKER_BUILD_ARGS goes to each build (e.g. "--network host"), VERSION is the tag.
+# DOCKER names the engine's command, DOCKER_BUILD_ARGS goes to each build (e.g. "--network host"), VERSION is the tag and
+# IMAGE_PREFIX what stands before the names, as in .env.
 set -eu
 cd "$(dirname "$0")/../.."
 docker=${DOCKER:-docker}
+prefix=${IMAGE_PREFIX:-glowplug}
 version=${VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 source=$(git config --get remote.origin.url 2>/dev/null | sed 's#//[^/@]*@#//#' || true)
@@ -30,13 +32,13 @@ build() {
         [ "$extras" = - ] && extras=
         [ "$packages" = - ] && packages=
         [ "$libraries" = - ] && libraries=
-        printf 'building glowplug/%s:%s\n' "$name" "$version"
+        printf 'building %s/%s:%s\n' "$prefix" "$name" "$version"
         # shellcheck disable=SC2086
         "$docker" build -q ${DOCKER_BUILD_ARGS:-} -f deploy/docker/Dockerfile --target "$stage" \
             --build-arg SERVICE="$service" --build-arg NAME="$name" --build-arg EXTRAS="$extras" \
             --build-arg PACKAGES="$packages" --build-arg LIBRARIES="$libraries" --build-arg VERSION="$version" \
             --build-arg REVISION="$revision" --build-arg SOURCE="$source" \
-            -t "glowplug/$name:$version" . >/dev/null || exit 1
+            -t "$prefix/$name:$version" . >/dev/null || exit 1
     done
 }
 
@@ -44,8 +46,8 @@ build() {
 list() {
     echo "$table" | while read -r name _; do
         [ -n "$name" ] && wanted "$name" || continue
-        size=$("$docker" image inspect -f '{{.Size}}' "glowplug/$name:$version" 2>/dev/null) || continue
-        printf 'glowplug/%-16s %6.1f MB\n' "$name:$version" "$(echo "$size" | awk '{print $1 / 1e6}')"
+        size=$("$docker" image inspect -f '{{.Size}}' "$prefix/$name:$version" 2>/dev/null) || continue
+        printf '%s/%-16s %6.1f MB\n' "$prefix" "$name:$version" "$(echo "$size" | awk '{print $1 / 1e6}')"
     done
 }
 
@@ -58,6 +60,6 @@ done
 case $verb in
     build) build && list ;;
     list) list ;;
-    sbom) "$docker" run --rm --network none --entrypoint cat "glowplug/${names:-router}:$version" /opt/glowplug/share/glowplug/sbom.cdx.json ;;
+    sbom) "$docker" run --rm --network none --entrypoint cat "$prefix/${names:-router}:$version" /opt/glowplug/share/glowplug/sbom.cdx.json ;;
     *) sed -n '3p' "$0" >&2; exit 2 ;;
 esac

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 DECISIONS_LOG: Final = "decisions"
 DECISIONS_READ: Final = 100
 UNREADABLE_KEPT: Final = 256
+WATCHED: Final = (FACTS, TELEMETRY, COMMANDS_ALL)
 
 
 class Feed:
@@ -61,7 +62,7 @@ class Feed:
     async def _listen(self) -> None:
         """Core subscriptions: a reader that shows the present has no use for yesterday's facts."""
         await self._connect()
-        for subject in (FACTS, TELEMETRY, COMMANDS_ALL):
+        for subject in WATCHED:
             await self._bus.subscribe([subject], self._on_event)
 
     async def _on_event(self, event: Event) -> None:

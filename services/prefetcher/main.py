@@ -16,7 +16,7 @@ from glowplug.policies.registry import choose
 from glowplug.policies.residency.mcache_importance import ImportanceParams
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
-from glowplug.runtime.shell import Shell
+from glowplug.runtime.shell import Executor, Shell
 from glowplug.weights.inventory import read_inventory
 from glowplug.weights.region import Region, region_digest
 from services.prefetcher.app import make
@@ -25,6 +25,16 @@ from services.prefetcher.metrics import PrefetcherMetrics
 from services.prefetcher.settings import PrefetcherSettings
 
 REPORT_S = 0.5
+
+
+def wiring_of(node_id: str, executors: dict[type[Any], Executor]) -> Wiring:
+    """What the prefetcher of one node listens to."""
+    return Wiring(
+        tables={"models": Model, "instances": Instance, LEADERS: Leader},
+        facts=[entity_facts("instance"), entity_facts("model")],
+        commands=[commands_to("prefetcher", node_id)],
+        executors=executors,
+    )
 
 
 def found_regions(settings: PrefetcherSettings) -> RegionsFound:
@@ -80,12 +90,7 @@ async def serve(stopping: asyncio.Event) -> None:
             _forward(stimuli, shell), _report(fetcher, shell, metrics), _recheck(fetcher, settings.recheck_s)
         )
 
-    wiring = Wiring(
-        tables={"models": Model, "instances": Instance, LEADERS: Leader},
-        facts=[entity_facts("instance"), entity_facts("model")],
-        commands=[commands_to("prefetcher", settings.node_id)],
-        executors=fetcher.executors(),
-    )
+    wiring = wiring_of(settings.node_id, fetcher.executors())
     await service.run(stopping, make(service, settings), controller, wiring, beside)
     await fetcher.close()
 

@@ -18,6 +18,7 @@ from services.router.tables_copy import TablesCopy
 
 log = logging.getLogger(__name__)
 FACTS = [entity_facts("instance"), entity_facts("model"), facts_of("weights.fetch_failed")]
+TELEMETRY = [facts_of("router.load_reported")]
 TABLES: dict[str, type[Any]] = {"models": Model, "instances": Instance}
 FIRST_RESYNC_S = 0.2
 
@@ -91,5 +92,5 @@ class RouterShell(Shell):
 async def listen_to_facts(world: World, shell: RouterShell) -> None:
     """Connect to the bus, however long that takes, and follow the fleet."""
     await world.bus.connect()
-    await world.bus.subscribe([facts_of("router.load_reported")], shell.on_event)
+    await world.bus.subscribe(TELEMETRY, shell.on_event)
     await world.bus.subscribe(FACTS, shell.on_event, durable=f"{world.settings.service_id}-facts")

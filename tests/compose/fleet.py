@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from glowplug.runtime.privileges import USERS, variable
 from tests.compose.engine import ROOT, TAG, run
 from tests.fleet_runner import wait_until
 
@@ -22,8 +23,7 @@ SETTINGS = {
     "GLOWPLUG_ADMIN_TOKEN": ADMIN,
     "GLOWPLUG_API_KEY": KEY,
     "GLOWPLUG_CONSOLE_KEY": CONSOLE_KEY,
-    "NATS_TOKEN": "the-nats-token",
-    "VALKEY_PASSWORD": "the-valkey-password",
+    **{variable(user): f"the-password-of-{user}" for user in USERS},
     "S3_ACCESS_KEY": "the-access-key",
     "S3_SECRET_KEY": "the-secret-key",
     "GRAFANA_PASSWORD": "the-grafana-password",

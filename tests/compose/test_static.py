@@ -5,10 +5,8 @@ import re
 import shutil
 import subprocess
 import tomllib
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import check_jsonschema
 import jsonschema
@@ -16,43 +14,23 @@ import pytest
 import yaml
 
 from glowplug.runtime.model_files import load
+from tests.compose.compose_file import COMPOSE, VARIABLE, compose, example, filled, services
 from tests.compose.engine import ROOT
 from tests.compose.fleet import FILES, SETTINGS, root_file
 from tests.house.tree import SERVICES as OURS
 
-COMPOSE = FILES[0]
-JOBS = {"directories", "weights", "gpu-models"}
+JOBS = {"directories", "weights", "gpu-models", "cli"}
 DOCKERFILES = ("deploy/docker/Dockerfile", "tests/compose/servers.Dockerfile")
 SCRIPTS = (
     "deploy/docker/images.sh",
     "deploy/docker/env.sh",
     "deploy/docker/libraries.sh",
+    "deploy/docker/compose.sh",
+    "deploy/docker/valkey-users.sh",
+    "deploy/docker/alertmanager.sh",
     "tests/compose/base_image.sh",
 )
-VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)(:?[-?][^}]*)?\}")
 NAMES = re.compile(r"`([A-Z][A-Z0-9_]+)`")
-
-
-@cache
-def compose(path: str = COMPOSE) -> dict[str, Any]:
-    told: dict[str, Any] = yaml.safe_load(root_file(path))
-    return told
-
-
-def services() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = compose()["services"]
-    return found
-
-
-def example() -> dict[str, str]:
-    """Settings of .env.example."""
-    lines = [line for line in root_file(".env.example").splitlines() if line and not line.startswith("#")]
-    return dict(line.split("=", 1) for line in lines)
-
-
-def filled(text: str) -> str:
-    """`text` as compose reads it with .env.example."""
-    return VARIABLE.sub(lambda match: example().get(match[1]) or "given", text)
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -91,7 +69,9 @@ def test_without_an_env_file_compose_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_everybody_is_there() -> None:
-    wanted = {"nats", "valkey", "s3", "prometheus", "grafana", "jaeger"} | (set(OURS) - {"agent", "prefetcher"})
+    wanted = {"nats", "valkey", "s3", "prometheus", "alertmanager", "grafana", "jaeger"} | (
+        set(OURS) - {"agent", "prefetcher"}
+    )
     nodes = {f"node-{k}" for k in (1, 2, 3, "gpu")}
     assert wanted | nodes | {f"{node}-prefetcher" for node in nodes} | JOBS == services().keys()
     assert {name for name, told in services().items() if told.get("profiles") == ["gpu"]} == {
@@ -118,7 +98,7 @@ def test_a_service_waits_for_what_it_needs(name: str) -> None:
     for other, how in needed.items():
         ended = "service_completed_successfully"
         assert how["condition"] == (ended if other in JOBS else "service_healthy"), other
-    if services()[name]["image"].startswith("glowplug/") and name not in JOBS:
+    if filled(services()[name]["image"]).startswith("glowplug/") and name not in JOBS:
         assert {"nats", "valkey"} <= needed.keys()
 
 
@@ -141,7 +121,7 @@ def test_what_is_built_is_what_make_images_builds() -> None:
         rows[name] = tuple(rest)
     built = {}
     for told in services().values():
-        image = told["image"].partition(":")[0].removeprefix("glowplug/")
+        image = filled(told["image"]).partition(":")[0].removeprefix("glowplug/")
         if "build" in told and image != "agent-vllm":
             given = told["build"]["args"]
             words = tuple(given.get(key, "") for key in ("SERVICE", "EXTRAS", "PACKAGES", "LIBRARIES"))
@@ -175,7 +155,7 @@ def test_every_variable_of_a_service_is_documented() -> None:
     page = set(NAMES.findall(root_file("docs/configuration.md")))
     addresses = {f"GLOWPLUG_{name.upper()}_URL" for name in (*OURS, "data")}
     for name, told in services().items():
-        if told["image"].startswith("glowplug/"):
+        if filled(told["image"]).startswith("glowplug/"):
             assert set(told.get("environment") or {}) <= page | addresses, name
 
 
@@ -221,9 +201,21 @@ def test_traces_go_to_jaeger_and_from_there_to_the_console() -> None:
 
 def test_the_override_changes_only_what_no_registry_gives() -> None:
     changed = compose(FILES[1])["services"]
-    assert changed.keys() == {"nats", "valkey", "s3", "node-1", "node-2", "prometheus", "grafana", "jaeger"}
+    assert changed.keys() == {
+        "nats",
+        "valkey",
+        "s3",
+        "node-1",
+        "node-2",
+        "prometheus",
+        "alertmanager",
+        "grafana",
+        "jaeger",
+    }
     assert all(set(changed[node]["environment"]) == {"GLOWPLUG_EMULATED_TIME_SCALE"} for node in ("node-1", "node-2"))
-    assert all(changed[name] == {"profiles": ["observability"]} for name in ("prometheus", "grafana", "jaeger"))
+    assert all(
+        changed[name] == {"profiles": ["observability"]} for name in ("prometheus", "alertmanager", "grafana", "jaeger")
+    )
 
 
 def test_models_of_the_fleet_can_be_read_and_served() -> None:

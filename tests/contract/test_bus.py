@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from glowplug.bus.port import BusUnavailable
-from glowplug.events import Event
+from glowplug.events import Event, encode
 from glowplug.events.subjects import commands_to, entity_facts, facts_of, subject
 from tests.contract.bus_rig import Ear, Rig, commands_of, evicted, evictions_of, load, name, stop
 from tests.servers import NatsProcess
@@ -231,3 +231,26 @@ async def test_what_a_handler_has_in_hand_is_finished_before_the_release(rig: Ri
     await bus.subscribe([commands_of(node)], again, durable=durable)
     await bus.publish(stop(node, "i-next"))
     assert [e.data.instance_id for e in await again.hear(1)] == ["i-next"]
+
+
+async def test_an_event_on_the_subject_of_another_is_not_believed(rig: Rig) -> None:
+    """Who may publish what is decided by subjects: content of another kind, or for another reader, is refused."""
+    bus, facts, commands, telemetry, node, other = await rig.client(), Ear(), Ear(), Ear(), name(), name()
+    await bus.subscribe([entity_facts("weights")], facts, durable=name())
+    await bus.subscribe([commands_of(node)], commands, durable=name())
+    await bus.subscribe([facts_of("router.load_reported")], telemetry)
+    fact, command = evicted(node), stop(node)
+    for where, what in (
+        (subject(fact.data), command),
+        (subject(load(node).data), command),
+        (subject(load(node).data), fact),
+        (subject(fact.data).replace("evicted", "fetched"), fact),
+        (subject(command.data), stop(other)),
+        (subject(command.data).replace("stop", "start"), command),
+    ):
+        await rig.send_bytes(where, encode(what))
+    last = [evicted(node, 2), stop(node, "i-2"), load(node)]
+    for event in last:
+        await bus.publish(event)
+    assert [await ear.hear(1) for ear in (facts, commands, telemetry)] == [[event] for event in last]
+    assert bus.counts.num_malformed == 6

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from glowplug.runtime.supervisor.sweep import processes_of
 from tests.fleet_runner import EMULATED, Fleet, wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
@@ -46,9 +47,14 @@ def looked(fleet: Fleet, *argv: str, **env: str) -> dict[str, Any]:
     shown: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if shown["healthy"] else 1), done.stderr
     document = fleet.document
-    secrets = json.loads((fleet.state_dir / "secrets.json").read_text()).values()
-    assert not [secret for secret in (*secrets, document["admin_token"]) if secret in done.stdout + done.stderr]
+    assert not [secret for secret in (*fleet.secrets, document["admin_token"]) if secret in done.stdout + done.stderr]
     return shown
+
+
+def test_no_process_shows_a_secret_on_its_command_line(fleet: Fleet) -> None:
+    shown = {" ".join(process.cmdline()) for process in processes_of(fleet.state_dir)}
+    assert len(shown) >= 8, "NATS, Valkey and every kind of service"
+    assert not [secret for secret in fleet.secrets if any(secret in line for line in shown)]
 
 
 def named(shown: dict[str, Any], level: str) -> dict[str, str]:

@@ -10,6 +10,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from glowplug.bus.streams import stream_configs
+from glowplug.runtime.privileges import USERS, inbox_of
 from glowplug.runtime.supervisor import embedded
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from tests.integration.test_supervisor import WAIT_S, child, eventually
@@ -29,21 +31,28 @@ async def _killed(process: Child) -> None:
     await eventually(lambda: process.num_restarts > num and process.ready.is_set())
 
 
-async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_for_its_token(tmp_path: Path) -> None:
-    server = embedded.EmbeddedNats(embedded.find_nats(), tmp_path, "token-of-this-test")
+SUBJECT = "glowplug.v1.evt.node.left._.node-1"
+PASSWORDS = {user: f"secret-of-{user}" for user in USERS}
+
+
+async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_who_comes(tmp_path: Path) -> None:
+    server = embedded.EmbeddedNats(embedded.find_nats(), tmp_path, PASSWORDS)
     process = await _up(server.spec(os.environ), tmp_path)
-    url = server.url
-    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)
-    await client.jetstream().add_stream(name="S", subjects=["s.>"])
-    await client.jetstream().publish("s.1", b"kept")
+    url = server.url("placer")
+    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url))
+    stream = stream_configs(1)[0]
+    await client.jetstream().add_stream(stream)
+    await client.jetstream().publish(SUBJECT, b"kept")
     await _killed(process)
-    assert server.url == url
+    assert server.url("placer") == url
     await eventually(lambda: client.is_connected)
-    message = await client.jetstream().get_last_msg("S", "s.1")
-    assert message.data == b"kept"
+    assert (await client.jetstream().stream_info(str(stream.name))).state.messages == 1
     await client.close()
-    with pytest.raises(Exception, match=r"(?i)authorization|no servers"):
-        await nats.connect(url.replace("token-of-this-test@", ""), allow_reconnect=False, connect_timeout=2)
+    for wrong in ("", "placer:wrong@", f"placer:{PASSWORDS['router']}@"):
+        with pytest.raises(Exception, match=r"(?i)authorization|no servers"):
+            await nats.connect(
+                url.replace(f"placer:{PASSWORDS['placer']}@", wrong), allow_reconnect=False, connect_timeout=2
+            )
     assert (tmp_path / "nats.conf").stat().st_mode & 0o077 == 0
     await process.stop(grace_s=5)
 
@@ -52,17 +61,17 @@ async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_for_its_tok
 async def test_valkey_keeps_what_it_took_over_kill_9(tmp_path: Path, folder: str) -> None:
     place = tmp_path / folder
     place.mkdir()
-    server = embedded.EmbeddedValkey(embedded.find_valkey(), place)
+    server = embedded.EmbeddedValkey(embedded.find_valkey(), place, PASSWORDS)
     assert len(str(server.socket)) <= embedded.SOCKET_PATH_LIMIT
     process = await _up(server.spec(os.environ), tmp_path)
-    redis = Redis.from_url(server.url)
-    await redis.set("k", "v")
+    redis = Redis.from_url(server.url("agent"))
+    await redis.hset("glowplug:v1:nodes", "k", "v")
     aof = place / "appendonlydir"
     await eventually(lambda: any(b"\r\nk\r\n" in f.read_bytes() for f in aof.glob("*.aof")))
     await redis.aclose()
     await _killed(process)
-    redis = Redis.from_url(server.url)
-    assert await redis.get("k") == b"v"
+    redis = Redis.from_url(server.url("agent"))
+    assert await redis.hget("glowplug:v1:nodes", "k") == b"v"
     await redis.aclose()
     await process.stop(grace_s=5)
     server.remove()
@@ -70,14 +79,26 @@ async def test_valkey_keeps_what_it_took_over_kill_9(tmp_path: Path, folder: str
 
 
 def test_valkey_listens_on_no_port(tmp_path: Path) -> None:
-    argv = list(embedded.EmbeddedValkey(Path("valkey-server"), tmp_path).argv())
+    argv = list(embedded.EmbeddedValkey(Path("valkey-server"), tmp_path, PASSWORDS).argv())
     assert argv[argv.index("--port") + 1] == "0"
+
+
+def test_no_password_stands_on_a_command_line_and_its_file_is_its_owners(tmp_path: Path) -> None:
+    nats_server = embedded.EmbeddedNats(Path("nats-server"), tmp_path, PASSWORDS)
+    (tmp_path / "users.acl").write_text("of an earlier run")
+    (tmp_path / "users.acl").chmod(0o644)
+    lines = [*nats_server.argv(), *embedded.EmbeddedValkey(Path("valkey-server"), tmp_path, PASSWORDS).argv()]
+    assert not [word for word in lines for password in PASSWORDS.values() if password in word]
+    for name in ("nats.conf", "users.acl"):
+        text = (tmp_path / name).read_text()
+        assert all(password in text for password in PASSWORDS.values())
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
 async def _stored(context: nats.js.JetStreamContext) -> bool:
     """Whether the stream takes an event now."""
     try:
-        await context.publish("s.1", b"x" * 1000, timeout=0.5)
+        await context.publish(SUBJECT, b"x" * 1000, timeout=0.5)
     except (nats.errors.Error, TimeoutError):
         return False
     return True
@@ -85,14 +106,17 @@ async def _stored(context: nats.js.JetStreamContext) -> bool:
 
 async def test_nats_stores_again_once_a_full_disk_has_space_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 16) as disk:
-        server = embedded.EmbeddedNats(embedded.find_nats(), disk.path, "token-of-this-test")
+        server = embedded.EmbeddedNats(embedded.find_nats(), disk.path, PASSWORDS)
         process = child(server.spec(os.environ), tmp_path)
         process.live_poll_s = 0.05
         process.start()
         await asyncio.wait_for(process.ready.wait(), WAIT_S)
-        client = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)
+        url = server.url("placer")
+        client = await nats.connect(
+            url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url)
+        )
         context = client.jetstream()
-        await context.add_stream(name="S", subjects=["s.>"])
+        await context.add_stream(stream_configs(1)[0])
         disk.fill()
         async with asyncio.timeout(WAIT_S):
             while await _stored(context):
@@ -112,17 +136,17 @@ async def test_nats_stores_again_once_a_full_disk_has_space_again(tmp_path: Path
 
 async def test_valkey_says_that_its_disk_is_full_and_writes_again_by_itself(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
-        server = embedded.EmbeddedValkey(embedded.find_valkey(), disk.path)
+        server = embedded.EmbeddedValkey(embedded.find_valkey(), disk.path, PASSWORDS)
         process = child(server.spec(os.environ), tmp_path)
         process.live_poll_s = 0.05
         process.start()
         await asyncio.wait_for(process.ready.wait(), WAIT_S)
-        redis = Redis.from_url(server.url)
+        redis = Redis.from_url(server.url("agent"))
         disk.fill()
 
         async def refuses() -> bool:
             try:
-                await redis.set("k", b"x" * 10_000)
+                await redis.hset("glowplug:v1:nodes", "k", "x" * 10_000)
             except ResponseError as error:
                 return "MISCONF" in str(error)
             return False

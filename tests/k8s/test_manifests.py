@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from glowplug import __version__
+from glowplug.runtime.privileges import READER, USERS
+from glowplug.runtime.privileges import variable as password_of
 from tests.k8s.rendering import (
     OVERLAYS,
     ROOT,
@@ -27,9 +29,9 @@ from tests.k8s.rendering import (
 
 # Not settings of ours: passwords the manifests splice into addresses, and what the servers and runtimes read.
 OTHERS_READ = {
-    "NATS_TOKEN",
-    "VALKEY_PASSWORD",
-    "REDISCLI_AUTH",
+    "NATS_PEER_PASSWORD",
+    *(f"NATS_ROUTE_{k}" for k in range(3)),
+    *map(password_of, USERS),
     "POD_NAME",
     "MALLOC_ARENA_MAX",
     "NVIDIA_DRIVER_CAPABILITIES",
@@ -200,9 +202,44 @@ def test_each_pod_gets_only_the_secrets_it_needs(overlay: str) -> None:
     assert holders["GLOWPLUG_API_KEY"] == {"router"}
     assert holders["GLOWPLUG_CONSOLE_KEY"] == {"console"}
     assert "console" not in holders["GLOWPLUG_ADMIN_TOKEN"]
-    services = {"router", "predictor", "placer", "autoscaler", "console", "agent", "prefetcher"}
-    assert holders["NATS_TOKEN"] == services | {"nats"}
-    assert holders["VALKEY_PASSWORD"] == services | {"valkey"}
+    assert holders["NATS_PEER_PASSWORD"] == {"nats"}
+    for user in USERS:
+        own = set() if user == READER else {user}
+        assert holders[password_of(user)] == own | {"nats", "valkey"}, user
+
+
+@overlays
+def test_each_service_is_itself_at_the_bus_and_the_store(overlay: str) -> None:
+    manifests = render(overlay)
+    for where, container in all_containers(manifests):
+        service = where.rpartition("/")[2]
+        if service in USERS:
+            env = environment(manifests, container)
+            for name in ("GLOWPLUG_NATS_URL", "GLOWPLUG_REDIS_URL"):
+                assert f"//{service}:$(GLOWPLUG_SERVER_PASSWORD)@" in env[name], where
+            assert env["GLOWPLUG_SERVER_PASSWORD"]["secretKeyRef"]["key"] == password_of(service), where
+
+
+@targets
+def test_no_secret_stands_on_a_command_line(target: str) -> None:
+    manifests = render(target)
+    for where, container in all_containers(manifests):
+        line = " ".join([*container.get("command", ()), *container.get("args", ())])
+        secret = {
+            n for n, v in environment(manifests, container).items() if isinstance(v, dict) and "secretKeyRef" in v
+        }
+        spliced = {n for n, v in environment(manifests, container).items() if isinstance(v, str) and "PASSWORD)" in v}
+        assert not [name for name in secret | spliced if name in line], where
+
+
+@overlays
+def test_clients_reach_the_data_port_of_a_router_and_no_other(overlay: str) -> None:
+    manifests = render(overlay)
+    ports = {name: named(manifests, "Service", name)["spec"]["ports"] for name in ("router", "router-admin")}
+    assert {name: [port["port"] for port in of] for name, of in ports.items()} == {
+        "router": [8000],
+        "router-admin": [8080],
+    }
 
 
 @overlays

@@ -33,7 +33,7 @@ def targets(manifests: list[Manifest]) -> dict[str, set[tuple[str, int]]]:
         assert services, monitor["metadata"]["name"]
         for service in services:
             ports = {p["name"]: p["port"] for p in service["spec"]["ports"]}
-            for endpoint in spec["endpoints"]:
+            for endpoint in (e for e in spec["endpoints"] if e["port"] in ports):
                 job = {r["targetLabel"]: r["replacement"] for r in endpoint.get("relabelings", ())}.get("job")
                 job = job or service["metadata"]["labels"][spec["jobLabel"]]
                 selector = {"matchLabels": service["spec"]["selector"]}

@@ -126,8 +126,11 @@ def test_the_bus_keeps_three_copies_and_syncs_each_write(overlay: str) -> None:
     (container,) = containers(nats)
     assert nats["spec"]["replicas"] == 3
     assert nats["spec"]["volumeClaimTemplates"]
-    assert re.search(r"--routes=((nats://\S+?@nats-[012]\.nats-peers:6222),?){3}$", container["args"][-1])
     (config,) = [c for c in of_kind(manifests, "ConfigMap") if "nats.conf" in c["data"]]
+    routes = [f"$NATS_ROUTE_{k}" for k in range(3)]
+    assert f"routes: [{', '.join(routes)}]" in config["data"]["nats.conf"]
+    for k, route in enumerate(routes):
+        assert environment(manifests, container)[route[1:]].endswith(f"@nats-{k}.nats-peers:6222")
     assert "sync_interval: always" in config["data"]["nats.conf"]
     for where, one in all_containers(manifests):
         if one["image"].startswith("glowplug/"):

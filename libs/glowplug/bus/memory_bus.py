@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from glowplug.bus.port import BusCounts, BusUnavailable, Handler
 from glowplug.events import Event, decode, encode
 from glowplug.events.envelope import MalformedEvent
-from glowplug.events.subjects import is_command_filter, is_kept, subject
+from glowplug.events.subjects import is_command_filter, is_kept, is_subject_of, subject
 
 log = logging.getLogger(__name__)
 MAX_DELIVER = 5
@@ -30,7 +30,7 @@ class _Subscription:
     filters: tuple[str, ...]
     handler: Handler
     durable: str
-    queue: asyncio.Queue[tuple[int, bytes]] = field(default_factory=asyncio.Queue)  # (end of it in `kept`, event)
+    queue: asyncio.Queue[tuple[int, str, bytes]] = field(default_factory=asyncio.Queue)  # end in `kept`, subject, event
     task: asyncio.Task[None] | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while an event is handled
 
@@ -74,7 +74,7 @@ class MemoryBroker:
             self.kept.append((name, raw))
         for sub in self.subscriptions:
             if sub.wants(name):
-                sub.queue.put_nowait((len(self.kept), raw))
+                sub.queue.put_nowait((len(self.kept), name, raw))
 
 
 class MemoryBus:
@@ -108,27 +108,31 @@ class MemoryBus:
             start = self.broker.acknowledged.setdefault(durable, first)
             for end, (name, raw) in enumerate(self.broker.kept[start:], start + 1):
                 if sub.wants(name):
-                    sub.queue.put_nowait((end, raw))
+                    sub.queue.put_nowait((end, name, raw))
         self.broker.subscriptions.append(sub)
         self._mine.append(sub)
         sub.task = asyncio.create_task(self._deliver(sub))
 
     async def _deliver(self, sub: _Subscription) -> None:
         while True:
-            end, raw = await sub.queue.get()
+            end, name, raw = await sub.queue.get()
             async with sub.turn:
-                await self._take(sub, raw)
+                await self._take(sub, name, raw)
                 if sub.durable:
                     self.broker.acknowledged[sub.durable] = end
 
-    async def _take(self, sub: _Subscription, raw: bytes) -> None:
+    async def _take(self, sub: _Subscription, name: str, raw: bytes) -> None:
         try:
             event = decode(raw)
         except MalformedEvent as error:
             self.counts.num_malformed += 1
             log.warning("malformed event: %s", error)
-        else:
+            return
+        if is_subject_of(name, event.data):
             await self._handle(sub, event)
+        else:
+            self.counts.num_malformed += 1
+            log.warning("an event of %s came on %s, where it does not belong: %s", event.issuer, name, event.type)
 
     async def _handle(self, sub: _Subscription, event: Event) -> None:
         for attempt in range(MAX_DELIVER if sub.durable else 1):

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.errors import BadRequestError, NoStreamResponseError, ServiceUnavailableError
+from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from glowplug.bus.nats_storing import CHECK_HEADER, Storing
 from glowplug.bus.port import BusCounts, BusUnavailable, Handler
@@ -49,12 +49,24 @@ class NatsBus:
     """A client that reconnects for ever and whose subscriptions outlive the server's restarts, emptied or not.
 
     After each reconnect the streams are made again where they are missing, then every durable reader is bound anew:
-    a pull that was waiting on the old connection would wait in vain. A stream that stores nothing is told by `refusal`
-    and asked again until it does (nats_storing.py); with `asks_first` also before anything has been refused.
+    a pull that was waiting on the old connection would wait in vain. A client that may not make streams
+    (`makes_streams`) waits for one that does. `inbox`: what the subjects of its answers begin with. A stream that
+    stores nothing is told by `refusal` and asked again until it does (nats_storing.py); with `asks_first` also before
+    anything has been refused.
     """
 
-    def __init__(self, url: str, name: str, *, replicas: int = 1, asks_first: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        replicas: int = 1,
+        inbox: str = "_INBOX",
+        makes_streams: bool = True,
+        asks_first: bool = False,
+    ) -> None:
         self._url, self._name, self._replicas = url, name, replicas
+        self._inbox, self._makes_streams = inbox, makes_streams
         self._nc: Client = Client()
         self._js: JetStreamContext = self._nc.jetstream()
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,6 +102,7 @@ class NatsBus:
                     disconnected_cb=self._on_lost,
                     reconnected_cb=self._on_back,
                     connect_timeout=2,
+                    inbox_prefix=self._inbox,
                 )
                 break
             except REFUSED as error:
@@ -125,8 +138,14 @@ class NatsBus:
         for config in stream_configs(self._replicas):
             while True:
                 try:
-                    await self._js.add_stream(config)
+                    if self._makes_streams:
+                        await self._js.add_stream(config)
+                    else:
+                        await self._js.stream_info(str(config.name))
                     break
+                except NotFoundError:
+                    log.info("waiting for stream %s to be made", config.name)
+                    await asyncio.sleep(RETRY_S)
                 except BadRequestError as error:
                     log.warning("stream %s exists with other settings: %s", config.name, error)
                     with contextlib.suppress(*REFUSED):
@@ -231,11 +250,18 @@ class NatsBus:
 
     def _decode(self, msg: Msg) -> Event | None:
         try:
-            return decode(msg.data)
+            event = decode(msg.data)
         except MalformedEvent as error:
             self.counts.num_malformed += 1
             log.warning("malformed event on %s: %s", msg.subject, error)
             return None
+        if not names.is_subject_of(msg.subject, event.data):
+            self.counts.num_malformed += 1
+            log.warning(
+                "an event of %s came on %s, where it does not belong: %s", event.issuer, msg.subject, event.type
+            )
+            return None
+        return event
 
     async def _read(self, own: "_Reader") -> None:
         """Bind, read until the connection has been lost and found, and again, until released."""

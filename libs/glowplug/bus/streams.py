@@ -55,9 +55,12 @@ def stream_of(filters: Sequence[str]) -> str:
 def consumer_config(durable: str, filters: Sequence[str]) -> ConsumerConfig:
     """A new reader of commands starts at the beginning (they may be for it), one of facts at the end."""
     is_commands = stream_of(filters) == subjects.COMMANDS_STREAM
+    # One filter, and the name, stand in the subject of the call that makes the reader: there the server checks them.
+    wanted = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}
     return ConsumerConfig(
+        name=durable,
         durable_name=durable,
-        filter_subjects=list(filters),
+        **wanted,
         deliver_policy=DeliverPolicy.ALL if is_commands else DeliverPolicy.NEW,
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,

@@ -14,6 +14,7 @@ from glowplug.cli.client import FleetClient
 from glowplug.cli.options import CliError
 from glowplug.domain.errors import GlowplugError
 from glowplug.events.subjects import ROOT
+from glowplug.runtime.privileges import inbox_of
 
 Hear = Callable[[str, bytes], bool]  # subject and bytes of an event; whether that was enough
 CONNECT_TIMEOUT_S = 3
@@ -31,7 +32,7 @@ def listen(fleet: FleetClient, name: str, planes: Sequence[str], hear: Hear, sec
 async def _listen(url: str, name: str, planes: Sequence[str], hear: Hear, seconds: float) -> None:
     over = asyncio.Event()
 
-    failed: list[OSError] = []
+    failed: list[Exception] = []
 
     async def on_message(msg: Msg) -> None:
         try:
@@ -44,11 +45,22 @@ async def _listen(url: str, name: str, planes: Sequence[str], hear: Hear, second
     async def gone() -> None:
         over.set()
 
+    async def refused(error: Exception) -> None:
+        if "permissions violation" in str(error):
+            failed.append(CliError("the bus lets this user not watch: use the address of `reader` (docs/network.md)"))
+            over.set()
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     try:
         client = await nats.connect(
-            url, name=name, connect_timeout=CONNECT_TIMEOUT_S, allow_reconnect=False, closed_cb=gone
+            url,
+            name=name,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            allow_reconnect=False,
+            closed_cb=gone,
+            error_cb=refused,
+            inbox_prefix=inbox_of(url),
         )
     except (OSError, NatsError, TimeoutError) as error:
         raise CliError("the bus does not answer") from error

@@ -70,6 +70,11 @@ def check(stream: str, service_id: str) -> str:
     return f"{ROOT}.evt.bus.check.{_NONE}.{_token(service_id)}"
 
 
+def checks(stream: str) -> str:
+    """The pattern of every subject on which somebody asks whether `stream` stores."""
+    return f"{ROOT}.cmd.bus.check.*" if stream == COMMANDS_STREAM else f"{ROOT}.evt.bus.check.*.*"
+
+
 def facts_of(event_type: str, model_key: str = "*") -> str:
     """The filter for one type of fact or telemetry: `facts_of("instance.ready")`."""
     plane = "tel" if is_telemetry(event_type) else "evt"
@@ -84,6 +89,29 @@ def entity_facts(entity: str, *, telemetry: bool = False) -> str:
 def commands_to(service: str, target: str = "any") -> str:
     """The filter for every command to one reader."""
     return f"{ROOT}.cmd.{service}.*.{_token(target)}"
+
+
+def of_event(event_type: str) -> str:
+    """The pattern of every subject that events of this type, commands too, are published on."""
+    return f"{ROOT}.cmd.{event_type}.*" if event_type in COMMANDS else facts_of(event_type)
+
+
+def to_service(service: str) -> str:
+    """The pattern of every subject with commands to this service, whoever takes them."""
+    return f"{ROOT}.cmd.{service}.>"
+
+
+def is_subject_of(text: str, payload: Any) -> bool:
+    """Whether a payload of this kind (a command: to this very target) belongs on this subject. Who may publish what is
+    decided by subjects, so an event that came on another one is not believed."""
+    try:
+        come = parse(text)
+    except ValueError:
+        return False
+    if payload.TYPE in COMMANDS:
+        return text == subject(payload)
+    plane = "tel" if is_telemetry(payload.TYPE) else "evt"
+    return come.plane == plane and f"{come.entity}.{come.verb}" == payload.TYPE
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,9 @@ class ControlService:
         await shell.start()
         await self._listen(shell, wiring)
         if wiring.commands:
-            await world.bus.subscribe(wiring.commands, shell.on_event, durable=f"{name}-commands")
+            # Of a service that runs once the name is known (runtime/privileges.py): nobody else may read under it.
+            reader = world.service if isinstance(world.settings, ElectedSettings) else name
+            await world.bus.subscribe(wiring.commands, shell.on_event, durable=f"{reader}-commands")
         self.shell = shell
         await announce(shell, url)
         return _beside(shell, background)

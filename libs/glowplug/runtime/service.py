@@ -20,6 +20,7 @@ from glowplug.domain.errors import BadRequest
 from glowplug.events.facts import ServiceStarted
 from glowplug.runtime.guard import Guarded
 from glowplug.runtime.identity import ServiceIdTaken
+from glowplug.runtime.privileges import inbox_of, makes_streams
 from glowplug.runtime.settings import ServiceSettings, explain
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end
@@ -76,7 +77,12 @@ class World:
             settings=settings,
             service=service,
             bus=NatsBus(
-                settings.nats_url, service_id, replicas=settings.nats_replicas, asks_first=service in ASKS_FIRST
+                settings.nats_url,
+                service_id,
+                replicas=settings.nats_replicas,
+                inbox=inbox_of(settings.nats_url),
+                makes_streams=makes_streams(settings.nats_url),
+                asks_first=service in ASKS_FIRST,
             ),
             store=RedisStore(settings.redis_url),
             tracing=Tracing(service, service_id, settings.otlp_endpoint),

@@ -36,7 +36,7 @@ class ServiceSettings(BaseSettings):
     host: str = "127.0.0.1"  # address the ports listen on
     advertise_host: str = Field("", pattern=r"^[A-Za-z0-9._:-]*$")  # name others reach us by; empty: the one above
     port: int = Field(0, ge=0, le=65535)  # admin REST; 0 lets the kernel choose
-    nats_url: str = "nats://127.0.0.1:4222"
+    nats_url: str = "nats://127.0.0.1:4222"  # best as a user of this service's own: docs/network.md
     nats_replicas: int = Field(1, ge=1, le=5)  # copies of each stream in a NATS cluster
     redis_url: str = "redis://127.0.0.1:6379/0"  # or unix:///path/to/socket
     state_dir: Path = Path(".glowplug")  # what the process keeps on disk

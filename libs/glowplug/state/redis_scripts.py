@@ -3,6 +3,8 @@
 A lease is a hash {holder, epoch, url} that expires; beside it stands the counter of epochs, which does not.
 """
 
+PREFIX = "glowplug:v1"  # of every key
+
 NEXT_EPOCH = """
 local next = math.max(tonumber(redis.call('get', KEYS[1]) or '0') + 1, tonumber(ARGV[1]))
 redis.call('set', KEYS[1], string.format('%.0f', next))

@@ -16,7 +16,7 @@ from glowplug.state import redis_scripts as scripts
 from glowplug.state.port import Fenced, StoreUnavailable
 
 T = TypeVar("T")
-PREFIX = "glowplug:v1"
+PREFIX = scripts.PREFIX
 TIMEOUT_S = 2.0
 READ_ONLY = ("MISCONF", "OOM command", "READONLY")  # a full disk, full memory, a replica: reads are answered
 

@@ -45,6 +45,7 @@ class StoreFacts:
     instances: Mapping[str, Instance] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()  # "instances/i-7: why"
+    is_shared: bool = False  # services reach it with one credential, or none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,7 @@ class BusFacts:
     storing: str = ""
     streams: tuple[StreamFacts, ...] = ()
     backlog: Mapping[str, int] = field(default_factory=dict)  # durable reader -> events it has not taken
+    is_shared: bool = False  # services reach it with one credential, or none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

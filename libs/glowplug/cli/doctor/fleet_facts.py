@@ -43,7 +43,7 @@ async def gather(fleet: FleetClient, where: str, *, redis_url: str) -> FleetFact
 
 async def _gather(asker: "_Asker", fleet: FleetClient, where: str, redis_url: str) -> FleetFacts:
     state_dir = str(fleet.document.get("state_dir", ""))
-    store, bus = await asyncio.gather(ask_store(redis_url), ask_bus(fleet.nats_url, state_dir))
+    store, bus = await asyncio.gather(ask_store(redis_url, state_dir), ask_bus(fleet.nats_url, state_dir))
     rows = store.nodes or await asker.nodes()
     named = _addresses(fleet, rows)
     services, models, queues, placements, data_port, console = await asyncio.gather(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,6 +23,8 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events.envelope import MalformedEvent, from_json
+from glowplug.runtime.privileges import RIGHTS, inbox_of, user_of
+from glowplug.runtime.supervisor.embedded import ACL_FILE, FSYNC
 from glowplug.state.redis_store import PREFIX
 
 T = TypeVar("T")
@@ -29,15 +32,16 @@ ANSWER_S = 4.0
 LOST = (OSError, TimeoutError, NatsError, asyncio.IncompleteReadError)
 
 
-async def ask_store(url: str) -> StoreFacts:
-    """How it persists, and every table."""
+async def ask_store(url: str, state_dir: str) -> StoreFacts:
+    """How it persists, and every table. `state_dir` of a local fleet tells how its server syncs."""
     if not url:
         return StoreFacts(unknown="no address of the store is known here")
     client: Redis | None = None
     try:
         client = Redis.from_url(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S)
         async with asyncio.timeout(4 * ANSWER_S):
-            return await _store(client)
+            found = await _store(client)
+            return replace(found, fsync=found.fsync or _fsync(state_dir), is_shared=not user_of(url))
     except (RedisError, OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
         return StoreFacts(error=str(error) or "it took the connection and said nothing")
     finally:
@@ -68,7 +72,7 @@ async def _store(client: Redis) -> StoreFacts:
 
 
 async def _config(client: Redis) -> dict[str, str]:
-    """Managed servers refuse CONFIG."""
+    """Managed servers refuse CONFIG, and so does ours to whoever reads."""
     try:
         return cast(dict[str, str], await client.config_get("appendfsync"))
     except RedisError:
@@ -80,12 +84,17 @@ def _aof_problem(info: Mapping[str, Any]) -> str:
     return f"{bad[0]} is {info[bad[0]]}: it cannot write its append-only file" if bad else ""
 
 
+def _fsync(state_dir: str) -> str:
+    """appendfsync as the server that a local fleet brought along was told, "" elsewhere."""
+    return FSYNC if state_dir and (Path(state_dir) / "valkey" / ACL_FILE).exists() else ""
+
+
 async def _epochs(client: Redis) -> dict[str, int]:
     found = {}
-    async for key in client.scan_iter(match=f"{PREFIX}:epoch:*", count=100):
-        raw = await client.get(key)
+    for service in (name for name, rights in RIGHTS.items() if rights.has_epoch):
+        raw = await client.get(f"{PREFIX}:epoch:{service}")
         if raw is not None and raw.isdigit():
-            found[key.decode().rpartition(":")[2]] = int(raw)
+            found[service] = int(raw)
     return found
 
 
@@ -108,9 +117,15 @@ async def ask_bus(url: str, state_dir: str) -> BusFacts:
     try:
         async with asyncio.timeout(4 * ANSWER_S):
             client = await nats.connect(
-                url, name="doctor", connect_timeout=3, allow_reconnect=False, error_cb=_quiet, max_reconnect_attempts=0
+                url,
+                name="doctor",
+                connect_timeout=3,
+                allow_reconnect=False,
+                error_cb=_quiet,
+                max_reconnect_attempts=0,
+                inbox_prefix=inbox_of(url),
             )
-            return await _bus(client, *await _monitor(state_dir))
+            return replace(await _bus(client, *await _monitor(state_dir)), is_shared=not user_of(url))
     except LOST as error:
         return BusFacts(error=str(error) or "it took the connection and said nothing")
     finally:

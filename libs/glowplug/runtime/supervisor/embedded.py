@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from glowplug.runtime.privileges import READER, nats_users, valkey_users
 from glowplug.runtime.supervisor.child import ChildSpec
 from glowplug.runtime.supervisor.errors import NotInstalled
 from glowplug.runtime.supervisor.probe import append_only_problem, http_answer, http_status, redis_answers
@@ -18,6 +19,7 @@ from glowplug.runtime.supervisor.probe import append_only_problem, http_answer, 
 NATS_OLDEST = (2, 12)
 JETSTREAM_BYTES = 1 << 30
 RESUME_FREE_BYTES = 4 << 20  # a start of NATS needs less; with less than this it would soon fail again
+ACL_FILE, FSYNC = "users.acl", "everysec"  # of Valkey
 SOCKET_PATH_LIMIT = 100  # the kernel's is 108 with the final zero; Darwin's 104
 
 
@@ -54,11 +56,20 @@ def find_valkey() -> Path:
     return Path(found)
 
 
+def _write_private(path: Path, text: str) -> None:
+    """Readable by its owner alone, also where an earlier version left it otherwise."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        os.fchmod(fd, 0o600)
+        file.write(text)
+
+
 class EmbeddedNats:
     """NATS on a free port of loopback; the same port for every later start, so that clients find it again."""
 
-    def __init__(self, binary: Path, directory: Path, token: str) -> None:
-        self._binary, self._dir, self._token = binary, directory, token
+    def __init__(self, binary: Path, directory: Path, passwords: Mapping[str, str]) -> None:
+        """`passwords`: by user of runtime/privileges.py."""
+        self._binary, self._dir, self._passwords = binary, directory, passwords
         self._port = self._monitor = -1
         self._conf = directory / "nats.conf"
 
@@ -67,12 +78,11 @@ class EmbeddedNats:
         """Whether it has told its port."""
         return self._port > 0
 
-    @property
-    def url(self) -> str:
-        """Known once it was ready. Raises RuntimeError before."""
+    def url(self, user: str) -> str:
+        """Where this user reaches it. Known once it was ready; raises RuntimeError before."""
         if not self.known:
             raise RuntimeError("the embedded NATS has not started yet")
-        return f"nats://{self._token}@127.0.0.1:{self._port}"
+        return f"nats://{user}:{self._passwords[user]}@127.0.0.1:{self._port}"
 
     def argv(self) -> Sequence[str]:
         """Writes the configuration (a superset of JSON) and forgets the ports file of earlier runs."""
@@ -82,7 +92,7 @@ class EmbeddedNats:
             "host": "127.0.0.1",
             "port": self._port,
             "http": f"127.0.0.1:{self._monitor}",
-            "authorization": {"token": self._token},
+            "authorization": {"users": nats_users(self._passwords)},
             "max_payload": 4 << 20,
             "jetstream": {
                 "store_dir": str(self._dir),
@@ -91,9 +101,7 @@ class EmbeddedNats:
                 "max_file_store": JETSTREAM_BYTES,
             },
         }
-        fd = os.open(self._conf, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(config, file, indent=1)
+        _write_private(self._conf, json.dumps(config, indent=1))
         return (str(self._binary), "-c", str(self._conf), "--ports_file_dir", str(self._dir))
 
     async def is_ready(self, pid: int) -> bool:
@@ -146,20 +154,24 @@ class EmbeddedNats:
 class EmbeddedValkey:
     """Valkey on a unix socket only, every write in its append-only file."""
 
-    def __init__(self, binary: Path, directory: Path) -> None:
-        self._binary, self._dir = binary, directory
+    def __init__(self, binary: Path, directory: Path, passwords: Mapping[str, str]) -> None:
+        """`passwords`: by user of runtime/privileges.py."""
+        self._binary, self._dir, self._passwords = binary, directory, passwords
+        self._acl = directory / ACL_FILE
         self._short: Path | None = None
         self.socket = directory / "valkey.sock"
         if len(str(self.socket)) > SOCKET_PATH_LIMIT:
             self._short = Path(tempfile.mkdtemp(prefix="gp-"))
             self.socket = self._short / "s"
 
-    @property
-    def url(self) -> str:
-        return f"unix://{self.socket}"
+    def url(self, user: str) -> str:
+        """Where this user reaches it."""
+        return f"unix://{user}:{self._passwords[user]}@{self.socket}"
 
     def argv(self) -> Sequence[str]:
+        """Writes the users, whose passwords stand on no command line."""
         self.socket.unlink(missing_ok=True)
+        _write_private(self._acl, "\n".join(valkey_users(self._passwords)) + "\n")
         pairs = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -167,9 +179,10 @@ class EmbeddedValkey:
             "dir": str(self._dir),
             "save": "",
             "appendonly": "yes",
-            "appendfsync": "everysec",
+            "appendfsync": FSYNC,
             "loglevel": "warning",
             "maxmemory": "256mb",
+            "aclfile": str(self._acl),
         }
         return (str(self._binary), *(word for key, value in pairs.items() for word in (f"--{key}", value)))
 
@@ -182,7 +195,7 @@ class EmbeddedValkey:
 
     async def problem(self) -> str:
         """Why it refuses writes, or "". It tries again each second by itself, so that no start of it is needed."""
-        return await append_only_problem(self.socket)
+        return await append_only_problem(self.url(READER))
 
     def spec(self, env: Mapping[str, str]) -> ChildSpec:
         return ChildSpec(

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from glowplug import __version__
+from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.supervisor import embedded, plan, probe
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.errors import FleetError
@@ -57,17 +58,8 @@ class Fleet:
         self.shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._saver = asyncio.create_task(self._save_loop())
         await self._start_tier(servers)
-        nats_url = self._nats.url if self._nats else self.settings.nats_url
-        redis_url = self._valkey.url if self._valkey else self.settings.redis_url
-        env = plan.service_environment(
-            self.plan,
-            self.secrets,
-            nats_url=nats_url,
-            redis_url=redis_url,
-            models_dir=self.models_dir,
-            shm_dir=self.shm_dir,
-        )
-        await self._start_tier(plan.services(self.plan, env))
+        env = plan.service_environment(self.plan, self.secrets, models_dir=self.models_dir, shm_dir=self.shm_dir)
+        await self._start_tier(plan.services(self.plan, env, self.servers))
         self.phase = "ready"
         self.save()
 
@@ -76,10 +68,11 @@ class Fleet:
         specs = []
         if not self.settings.nats_url:
             folder = self.state.directory("nats")
-            self._nats = embedded.EmbeddedNats(embedded.find_nats(), folder, self.secrets.bus_token)
+            self._nats = embedded.EmbeddedNats(embedded.find_nats(), folder, self.secrets.passwords)
             specs.append(self._nats.spec(env))
         if not self.settings.redis_url:
-            self._valkey = embedded.EmbeddedValkey(embedded.find_valkey(), self.state.directory("valkey"))
+            folder = self.state.directory("valkey")
+            self._valkey = embedded.EmbeddedValkey(embedded.find_valkey(), folder, self.secrets.passwords)
             specs.append(self._valkey.spec(env))
         return specs
 
@@ -115,6 +108,15 @@ class Fleet:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), 0.5)
 
+    def servers(self, user: str) -> dict[str, str]:
+        """Where bus and store are, as this user of runtime/privileges.py; "" while that is not known. Servers of
+        somebody's own have one address for all."""
+        nats = self._nats.url(user) if self._nats and self._nats.known else ""
+        return {
+            "nats_url": self.settings.nats_url or nats,
+            "redis_url": self._valkey.url(user) if self._valkey else self.settings.redis_url,
+        }
+
     @property
     def num_ready(self) -> int:
         return sum(child.ready.is_set() for child in self.children)
@@ -135,8 +137,8 @@ class Fleet:
             "models_dir": str(self.models_dir),
             "urls": self.plan.urls(),
             "nodes": self.plan.nodes(),
-            "nats_url": self._nats.url if self._nats and self._nats.known else self.settings.nats_url,
-            "redis_url": self._valkey.url if self._valkey else self.settings.redis_url,
+            **self.servers(READER),
+            "servers": {user: self.servers(user) for user in USERS if user != READER},
             "admin_token": self.secrets.admin_token,
             "console_key": self.settings.console_key,
             "api_key": plan.enforced_api_key(self.settings, self.secrets),

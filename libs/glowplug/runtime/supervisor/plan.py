@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,16 +102,12 @@ def base_environment(settings: FleetSettings, environ: Mapping[str, str]) -> dic
     }
 
 
-def service_environment(
-    plan: Plan, secrets: Secrets, *, nats_url: str, redis_url: str, models_dir: Path, shm_dir: Path
-) -> dict[str, str]:
-    """What every service gets."""
+def service_environment(plan: Plan, secrets: Secrets, *, models_dir: Path, shm_dir: Path) -> dict[str, str]:
+    """What every service gets. Who it is at the bus and the store is its own: `services`."""
     settings = plan.settings
     env = base_environment(settings, os.environ)
     env |= {f"GLOWPLUG_{name.upper()}_URL": url for name, url in plan.urls().items()}
     env |= {
-        "GLOWPLUG_NATS_URL": nats_url,
-        "GLOWPLUG_REDIS_URL": redis_url,
         "GLOWPLUG_HOST": settings.host,
         "GLOWPLUG_ADMIN_TOKEN": secrets.admin_token,
         "GLOWPLUG_API_KEY": enforced_api_key(settings, secrets),
@@ -133,8 +129,8 @@ def enforced_api_key(settings: FleetSettings, secrets: Secrets) -> str:
     return settings.api_key or ("" if settings.is_loopback else secrets.api_key)
 
 
-def services(plan: Plan, env: Mapping[str, str]) -> list[ChildSpec]:
-    """One spec per process, in the order they start."""
+def services(plan: Plan, env: Mapping[str, str], servers: Callable[[str], Mapping[str, str]]) -> list[ChildSpec]:
+    """One spec per process, in the order they start. `servers(service)`: its `nats_url` and `redis_url`."""
 
     def spec(service: str, name: str, offset: int, **extra: str) -> ChildSpec:
         url = plan.url(offset)
@@ -149,6 +145,7 @@ def services(plan: Plan, env: Mapping[str, str]) -> list[ChildSpec]:
             "GLOWPLUG_HOST": plan.host(offset),
             "GLOWPLUG_SERVICE_ID": name,
             "GLOWPLUG_PORT": str(plan.port_base + offset),
+            **{f"GLOWPLUG_{name.upper()}": url for name, url in servers(service).items()},
             **extra,
         }
         argv = (sys.executable, "-m", f"services.{service}")

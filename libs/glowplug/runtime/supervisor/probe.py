@@ -8,6 +8,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from glowplug.runtime.supervisor.errors import PortInUse
 
@@ -49,21 +51,16 @@ async def http_answer(
             writer.close()
 
 
-async def append_only_problem(socket_path: Path) -> str:
-    """Why the server behind a unix socket refuses writes, by its own word, or ""."""
-    writer = None
+async def append_only_problem(url: str) -> str:
+    """Why the server at `url` refuses writes, by its own word, or ""."""
+    client = Redis.from_url(url, socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S)
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_unix_connection(str(socket_path))
-            writer.write(b"INFO persistence\r\n")
-            said = await reader.readuntil(b"aof_last_write_status:")
-            status = (await reader.readline()).strip().decode() if said else ""
-            return "" if status == "ok" else f"it cannot write its append-only file ({status}) and refuses all writes"
-    except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        status = str((await client.info("persistence")).get("aof_last_write_status", "ok"))
+    except (RedisError, OSError, TimeoutError):
         return ""  # whether it answers at all is another question
     finally:
-        if writer is not None:
-            writer.close()
+        await client.aclose()
+    return "" if status == "ok" else f"it cannot write its append-only file ({status}) and refuses all writes"
 
 
 async def redis_answers(socket_path: Path) -> bool:

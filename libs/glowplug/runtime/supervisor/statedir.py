@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from glowplug.runtime.privileges import USERS
 from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
 
 FLEET_FILE, LOCK_FILE, SECRETS_FILE = "fleet.json", "lock", "secrets.json"
@@ -26,11 +27,11 @@ OTHERS = 0o077  # the bits of a mode that let anybody but the owner in
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Made once per state directory. The bus token keeps other users of this machine off the embedded NATS."""
+    """Made once per state directory. `passwords`: of each user of runtime/privileges.py at the embedded servers."""
 
     admin_token: str
     api_key: str
-    bus_token: str
+    passwords: Mapping[str, str]
 
 
 class StateDir:
@@ -109,17 +110,19 @@ class StateDir:
     def secrets(self, *, admin_token: str = "", api_key: str = "") -> Secrets:
         """The secrets of this directory, made at first use; given ones win and are not written."""
         path = self.path / SECRETS_FILE
-        kept: dict[str, str] = {}
+        kept: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, ValueError):
             kept = json.loads(path.read_text())
-        made = {
+        made: dict[str, Any] = {
             "admin_token": kept.get("admin_token") or f"gpa-{secrets.token_urlsafe(_TOKEN_BYTES)}",
             "api_key": kept.get("api_key") or f"gp-{secrets.token_urlsafe(_TOKEN_BYTES)}",
-            "bus_token": kept.get("bus_token") or secrets.token_hex(_TOKEN_BYTES),
+            "passwords": {
+                user: kept.get("passwords", {}).get(user) or f"gps-{secrets.token_hex(_TOKEN_BYTES)}" for user in USERS
+            },
         }
         if made != kept:
             write_private(path, made)
-        return Secrets(admin_token or made["admin_token"], api_key or made["api_key"], made["bus_token"])
+        return Secrets(admin_token or made["admin_token"], api_key or made["api_key"], made["passwords"])
 
     def write_fleet(self, fleet: Mapping[str, Any]) -> None:
         write_private(self.path / FLEET_FILE, fleet)

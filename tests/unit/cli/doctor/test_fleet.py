@@ -125,6 +125,8 @@ def test_a_fleet_that_is_well_has_nothing_to_do() -> None:
         (with_service("placer", error="refused"), "placer", Level.FAIL, "does not answer at http://placer: refused"),
         (with_service("placer", ready=False, reason="the bus"), "placer", Level.FAIL, "is not ready: the bus"),
         (replace(WELL, services=WELL.services[1:]), "autoscaler", Level.FAIL, "no address"),
+        (with_bus(is_shared=True), "bus rights", Level.WARN, "may publish every command"),
+        (with_store(is_shared=True), "store rights", Level.WARN, "may write every table"),
         (with_service("router", version="0.2.0"), "versions", Level.WARN, "0.2.0: router"),
         (replace(WELL, version="0.9"), "versions", Level.WARN, "this command 0.9"),
         (with_service("placer", skew_s=-4.0), "clocks", Level.WARN, "clock of placer is 4 s behind"),

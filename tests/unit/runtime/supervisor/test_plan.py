@@ -8,7 +8,7 @@ from glowplug.runtime.supervisor import plan
 from glowplug.runtime.supervisor.settings import FleetSettings
 from glowplug.runtime.supervisor.statedir import Secrets
 
-SECRETS = Secrets("admin", "key", "bus")
+SECRETS = Secrets("admin", "key", {})
 
 
 def make(tmp_path: Path, **fields: object) -> plan.Plan:
@@ -17,9 +17,11 @@ def make(tmp_path: Path, **fields: object) -> plan.Plan:
 
 
 def environment(made: plan.Plan) -> dict[str, str]:
-    return plan.service_environment(
-        made, SECRETS, nats_url="nats://n", redis_url="unix:///r", models_dir=Path("/m"), shm_dir=Path("/s")
-    )
+    return plan.service_environment(made, SECRETS, models_dir=Path("/m"), shm_dir=Path("/s"))
+
+
+def servers(user: str) -> dict[str, str]:
+    return {"nats_url": f"nats://{user}@n", "redis_url": f"unix://{user}@/r"}
 
 
 def test_every_port_of_the_contract_and_none_twice(tmp_path: Path) -> None:
@@ -34,9 +36,16 @@ def test_every_port_of_the_contract_and_none_twice(tmp_path: Path) -> None:
     }
 
 
+def test_each_process_is_itself_at_the_bus_and_the_store_and_learns_of_no_other(tmp_path: Path) -> None:
+    made = make(tmp_path, nodes=2)
+    for spec in plan.services(made, environment(made), servers):
+        assert spec.env["GLOWPLUG_NATS_URL"] == f"nats://{spec.service}@n"
+        assert spec.env["GLOWPLUG_REDIS_URL"] == f"unix://{spec.service}@/r"
+
+
 def test_each_process_has_its_own_port_and_id(tmp_path: Path) -> None:
     made = make(tmp_path, nodes=2)
-    specs = plan.services(made, environment(made))
+    specs = plan.services(made, environment(made), servers)
     assert [s.service for s in specs].count("agent") == 2
     assert len({s.env["GLOWPLUG_PORT"] for s in specs}) == len(specs) == 9
     assert len({s.env["GLOWPLUG_SERVICE_ID"] for s in specs}) == len(specs)
@@ -51,7 +60,7 @@ def test_stray_settings_of_one_process_are_not_shared_by_all(tmp_path: Path, mon
     monkeypatch.setenv("GLOWPLUG_SERVICE_ID", "stray")
     monkeypatch.setenv("GLOWPLUG_LOG_PROMPTS", "1")
     made = make(tmp_path)
-    predictor = next(s for s in plan.services(made, environment(made)) if s.service == "predictor")
+    predictor = next(s for s in plan.services(made, environment(made), servers) if s.service == "predictor")
     assert predictor.env["GLOWPLUG_SERVICE_ID"] == "predictor-1"
     assert predictor.env["GLOWPLUG_LOG_PROMPTS"] == "1"
     assert "GLOWPLUG_NODE_ID" not in predictor.env
@@ -90,7 +99,7 @@ def test_a_wildcard_host_is_reached_over_loopback(tmp_path: Path) -> None:
 
 def test_only_the_edge_listens_beyond_loopback(tmp_path: Path) -> None:
     made = make(tmp_path, host="0.0.0.0", nodes=1)
-    hosts = {s.service: s.env["GLOWPLUG_HOST"] for s in plan.services(made, environment(made))}
+    hosts = {s.service: s.env["GLOWPLUG_HOST"] for s in plan.services(made, environment(made), servers)}
     assert {name for name, host in hosts.items() if host == "0.0.0.0"} == {"router", "console"}
     assert set(hosts.values()) == {"0.0.0.0", "127.0.0.1"}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from glowplug.runtime.privileges import USERS
 from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
 from glowplug.runtime.supervisor.statedir import StateDir, disk_errors, read_fleet, write_private
 
@@ -37,7 +38,8 @@ def test_secrets_are_made_once_and_only_their_owner_reads_them(tmp_path: Path) -
     state = StateDir(tmp_path)
     first = state.secrets()
     assert first == state.secrets()
-    assert len({first.admin_token, first.api_key, first.bus_token}) == 3
+    assert len({first.admin_token, first.api_key, *first.passwords.values()}) == 2 + len(USERS)
+    assert first.passwords.keys() == set(USERS) and min(map(len, first.passwords.values())) > 30
     assert min(len(first.admin_token), len(first.api_key)) > 30
     assert stat.S_IMODE((tmp_path / "secrets.json").stat().st_mode) == 0o600
 

@@ -1,0 +1,13 @@
+# Made by python -m glowplug.runtime.privileges valkey; do not edit. What it says: libs/glowplug/runtime/privileges.py
+umask 077
+cat >"$1" <<END
+user default on nopass resetkeys resetchannels -@all +ping
+user router on >${ROUTER_PASSWORD:?} resetkeys resetchannels %R~glowplug:v1:instances %R~glowplug:v1:models ~glowplug:v1:processes -@all +auth +client|setinfo +client|setname +hdel +hello +hget +hgetall +hset +ping
+user predictor on >${PREDICTOR_PASSWORD:?} resetkeys resetchannels %R~glowplug:v1:models ~glowplug:v1:leaders ~glowplug:v1:processes ~glowplug:v1:epoch:predictor ~glowplug:v1:lease:predictor -@all +auth +client|setinfo +client|setname +del +eval +get +hdel +hello +hget +hgetall +hmget +hset +pexpire +ping +pttl +set
+user placer on >${PLACER_PASSWORD:?} resetkeys resetchannels %R~glowplug:v1:models ~glowplug:v1:cordons ~glowplug:v1:decisions ~glowplug:v1:instances ~glowplug:v1:leaders ~glowplug:v1:nodes ~glowplug:v1:processes ~glowplug:v1:epoch:placer ~glowplug:v1:lease:placer -@all +auth +client|setinfo +client|setname +del +eval +get +hdel +hello +hget +hgetall +hmget +hset +lpush +lrange +ltrim +pexpire +ping +pttl +set
+user autoscaler on >${AUTOSCALER_PASSWORD:?} resetkeys resetchannels %R~glowplug:v1:instances ~glowplug:v1:decisions ~glowplug:v1:leaders ~glowplug:v1:models ~glowplug:v1:processes ~glowplug:v1:epoch:autoscaler ~glowplug:v1:lease:autoscaler -@all +auth +client|setinfo +client|setname +del +eval +get +hdel +hello +hget +hgetall +hmget +hset +lpush +lrange +ltrim +pexpire +ping +pttl +set
+user prefetcher on >${PREFETCHER_PASSWORD:?} resetkeys resetchannels %R~glowplug:v1:instances %R~glowplug:v1:leaders %R~glowplug:v1:models ~glowplug:v1:decisions ~glowplug:v1:processes ~glowplug:v1:epoch:prefetcher -@all +auth +client|setinfo +client|setname +eval +get +hdel +hello +hget +hgetall +hset +lpush +lrange +ltrim +ping +set
+user agent on >${AGENT_PASSWORD:?} resetkeys resetchannels %R~glowplug:v1:leaders ~glowplug:v1:instances ~glowplug:v1:nodes -@all +auth +client|setinfo +client|setname +hdel +hello +hget +hgetall +hset +ping
+user console on >${CONSOLE_PASSWORD:?} resetkeys resetchannels %R~glowplug:v1:cordons %R~glowplug:v1:decisions %R~glowplug:v1:instances %R~glowplug:v1:models %R~glowplug:v1:nodes -@all +auth +client|setinfo +client|setname +hello +hget +hgetall +lrange +ping
+user reader on >${READER_PASSWORD:?} resetkeys resetchannels %R~glowplug:v1:cordons %R~glowplug:v1:instances %R~glowplug:v1:models %R~glowplug:v1:nodes %R~glowplug:v1:epoch:predictor %R~glowplug:v1:epoch:placer %R~glowplug:v1:epoch:autoscaler %R~glowplug:v1:epoch:prefetcher -@all +auth +client|setinfo +client|setname +discard +exec +get +hello +hget +hgetall +info +multi +ping
+END

@@ -1,0 +1,266 @@
+"""What the declaration of rights forbids on the bus is refused by NATS itself, and what it allows works: every user and
+every subject of the contract, under the configuration that containers are given."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from glowplug.bus.memory_bus import matches
+from glowplug.bus.nats_bus import NatsBus
+from glowplug.events import encode
+from glowplug.events.envelope import COMMANDS, PAYLOADS
+from glowplug.events.subjects import COMMANDS_STREAM, FACTS_STREAM, ROOT, commands_to, facts_of, is_telemetry
+from glowplug.runtime.privileges import (
+    READER,
+    RIGHTS,
+    STREAMS_OWNER,
+    USERS,
+    inbox_of,
+    makes_streams,
+    variable,
+)
+from tests.contract.bus_rig import Ear, name, stop
+from tests.house.tree import ROOT as TREE
+from tests.servers import NatsProcess
+
+PASSWORDS = {variable(user): f"the-secret-of-{user}" for user in USERS}
+SUBJECTS = {kind: f"{ROOT}.cmd.{kind}.t" if kind in COMMANDS else facts_of(kind, "m")[:-1] + "t" for kind in PAYLOADS}
+users = pytest.mark.parametrize("user", USERS)
+
+
+def nats_users() -> str:
+    """The users of the containers, and one beside them who may do everything."""
+    text = (TREE / "deploy/docker/nats-users.conf").read_text(encoding="utf-8")
+    return text.replace("users: [", "users: [\n    {user: witness, password: sees-all}")
+
+
+@pytest.fixture(scope="module")
+def bus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsProcess]:
+    """NATS with the users of deploy/docker, both streams made by who may."""
+    server = NatsProcess(tmp_path_factory.mktemp("nats"), PASSWORDS, nats_users())
+    try:
+        yield server.start()
+    finally:
+        server.kill()
+
+
+def nats_url(server: NatsProcess, user: str) -> str:
+    return server.url.replace("//", f"//{user}:{PASSWORDS[variable(user)]}@")
+
+
+@asynccontextmanager
+async def guest(server: NatsProcess, user: str) -> AsyncIterator[Client]:
+    """A plain client of one user. What the server refuses it says at some later time, so tests look at what arrives."""
+    url = nats_url(server, user)
+    client = await nats.connect(url, error_cb=_quiet, inbox_prefix=inbox_of(url), allow_reconnect=False)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _quiet(_: Exception) -> None:
+    """A refusal."""
+
+
+@asynccontextmanager
+async def watching(server: NatsProcess) -> AsyncIterator[tuple[Client, set[str]]]:
+    """A client that may do everything, and the subjects of everything that was let through since."""
+    seen: set[str] = set()
+
+    async def see(msg: Any) -> None:
+        seen.add(msg.subject)
+
+    client = await nats.connect(server.url.replace("//", "//witness:sees-all@"), allow_reconnect=False)
+    try:
+        await client.subscribe(">", cb=see)
+        await client.flush()
+        yield client, seen
+    finally:
+        await client.close()
+
+
+async def let_through(server: NatsProcess, user: str, subjects: Iterable[str]) -> set[str]:
+    """Which of these subjects this user can publish on."""
+    subjects = set(subjects)
+    async with watching(server) as (witness, seen), guest(server, user) as client:
+        for subject in subjects:
+            await client.publish(subject, b"{}")
+        await client.flush()
+        await witness.flush()
+        await asyncio.sleep(0.01)  # its callbacks run
+        return seen & subjects
+
+
+@asynccontextmanager
+async def bus_of(server: NatsProcess, user: str) -> AsyncIterator[NatsBus]:
+    url = nats_url(server, user)
+    bus = NatsBus(url, f"test-{user}", inbox=inbox_of(url), makes_streams=makes_streams(url))
+    try:
+        async with asyncio.timeout(20):
+            await bus.connect()
+            yield bus
+    finally:
+        await bus.close()
+
+
+def wanted(user: str) -> set[str]:
+    return {SUBJECTS[kind] for kind in RIGHTS[user].publishes}
+
+
+@users
+async def test_a_user_publishes_what_is_declared_and_nothing_else(bus_server: NatsProcess, user: str) -> None:
+    async with bus_of(bus_server, STREAMS_OWNER), guest(bus_server, user) as client:
+        assert await let_through(bus_server, user, SUBJECTS.values()) == wanted(user)
+        for subject in wanted(user):
+            if not is_telemetry(".".join(subject.split(".")[3:5])):
+                await client.jetstream(timeout=5).publish(subject, b"{}")  # and its answer comes
+
+
+@users
+async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server: NatsProcess, user: str) -> None:
+    others = [f"{inbox_of(f'nats://{other}@h')}.x" for other in USERS if other != user]
+    heard: set[tuple[str, str]] = set()
+    filters = {f"{ROOT}.cmd.{kind}.*" if kind in COMMANDS else facts_of(kind): SUBJECTS[kind] for kind in PAYLOADS}
+    wide = [*others, ">", "*.>", "_INBOX.>", "$JS.>", "$JS.API.>", "$JS.ACK.>", f"{ROOT}.>", f"{ROOT}.*.>"]
+    async with watching(bus_server) as (witness, _), guest(bus_server, user) as client:
+        for filter_ in [*filters, *wide]:
+
+            async def hear(msg: Any, filter_: str = filter_) -> None:
+                heard.add((filter_, msg.subject))
+
+            await client.subscribe(filter_, cb=hear)
+        await client.flush()
+        for subject in [*SUBJECTS.values(), *others, "_INBOX.x", "$JS.API.x", "$JS.ACK.x"]:
+            await witness.publish(subject, b"{}")
+        await witness.flush()
+        await client.flush()
+        await asyncio.sleep(0.01)  # its callbacks run
+    declared = {
+        (filter_, subject)
+        for filter_, subject in filters.items()
+        if any(matches(watched, subject) for watched in RIGHTS[user].watches)
+    }
+    assert heard == declared
+
+
+@users
+async def test_a_user_asks_of_jetstream_what_it_needs_and_no_more(bus_server: NatsProcess, user: str) -> None:
+    rights = RIGHTS[user]
+    one = {
+        s: [f"STREAM.{v}.{s}" for v in ("DELETE", "PURGE", "MSG.GET", "MSG.DELETE", "SNAPSHOT", "RESTORE")]
+        for s in (FACTS_STREAM, COMMANDS_STREAM)
+    }
+    never = [verb for verbs in one.values() for verb in verbs]
+    never += [f"CONSUMER.{v}.{s}.mine" for s in one for v in ("DELETE", "PAUSE", "RESET", "DURABLE.CREATE")]
+    never += [
+        "STREAM.CREATE.OTHER",
+        "STREAM.LIST",
+        "STREAM.NAMES",
+        "ACCOUNT.PURGE.x",
+        "META.LEADER.STEPDOWN",
+        "DIRECT.GET.GLOWPLUG_FACTS",
+    ]
+    makes = [f"STREAM.{v}.{s}" for s in one for v in ("CREATE", "UPDATE")]
+    of_facts = [
+        f"CONSUMER.CREATE.{FACTS_STREAM}.mine.{ROOT}.evt.decision.made.*.*",
+        f"CONSUMER.MSG.NEXT.{FACTS_STREAM}.mine",
+    ]
+    of_placer = [
+        f"CONSUMER.CREATE.{COMMANDS_STREAM}.placer-commands.{ROOT}.cmd.{user}.*.any",
+        f"CONSUMER.MSG.NEXT.{COMMANDS_STREAM}.placer-commands",
+    ]
+    of_others = [
+        f"CONSUMER.CREATE.{COMMANDS_STREAM}.mine.{ROOT}.cmd.{other}.*.any"
+        for other in ("agent", "placer", "prefetcher")
+        if other != user
+    ]
+    allowed = {f"STREAM.INFO.{s}" for s in one}
+    allowed |= set(makes) if user == STREAMS_OWNER else set()
+    allowed |= {of_facts[1]} if rights.follows else set()
+    allowed |= set(of_placer) if user == "placer" else set()
+    asked = [
+        *never,
+        *makes,
+        *of_facts,
+        *of_placer,
+        *of_others,
+        f"CONSUMER.CREATE.{COMMANDS_STREAM}.mine",
+        *(f"STREAM.INFO.{s}" for s in one),
+    ]
+    ack = f"$JS.ACK.{COMMANDS_STREAM}.{{}}.1.1.1.1.0"
+    calls = {f"$JS.API.{call}" for call in asked}
+    async with bus_of(bus_server, STREAMS_OWNER):
+        through = await let_through(bus_server, user, {*calls, ack.format("placer-commands"), ack.format("another")})
+    assert through & calls == {f"$JS.API.{call}" for call in allowed}
+    assert (ack.format("placer-commands") in through) == (user == "placer")
+    assert (ack.format("another") in through) == (user in ("agent", "prefetcher"))
+
+
+@pytest.mark.parametrize("user", [user for user in USERS if user != READER])
+async def test_every_service_reads_what_it_follows(bus_server: NatsProcess, user: str) -> None:
+    """Its readers bind, under names of its own, and get what is theirs."""
+    rights, ear = RIGHTS[user], Ear()
+    async with bus_of(bus_server, STREAMS_OWNER), bus_of(bus_server, user) as bus:
+        if rights.watches:
+            await bus.subscribe(rights.watches, ear)
+        if rights.follows:
+            await bus.subscribe(rights.follows, ear, durable=f"{user}-{name()}-facts")
+        if rights.obeys:
+            reader = f"{user}-commands" if rights.leads else name()
+            await bus.subscribe([commands_to(user, "node-1")], ear, durable=reader)
+        assert bus.connected
+
+
+async def test_streams_are_made_by_one_user_and_waited_for_by_the_others(tmp_path: Path) -> None:
+    server = NatsProcess(tmp_path, PASSWORDS, nats_users()).start()
+    try:
+        url = nats_url(server, "router")
+        router = NatsBus(url, "router-1", inbox=inbox_of(url), makes_streams=makes_streams(url))
+        waiting = asyncio.create_task(router.connect())
+        async with bus_of(server, STREAMS_OWNER):
+            await asyncio.wait_for(waiting, 20)
+        assert router.connected
+        await router.close()
+    finally:
+        server.kill()
+
+
+async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) -> None:
+    """A reader of facts may name any subject for its answers, and the server does not ask whether it may publish there:
+    a fact whose content is a command, delivered onto an agent's subject, keeps its own subject and reaches no agent."""
+    node, ear = name(), Ear()
+    evil = stop(node)
+    onto = f"{ROOT}.cmd.agent.stop.{node}"
+    async with (
+        bus_of(bus_server, STREAMS_OWNER) as placer,
+        bus_of(bus_server, "agent") as agent,
+        guest(bus_server, "router") as taken,
+    ):
+        await agent.subscribe([commands_to("agent", node)], ear, durable=name())
+        js, mine = taken.jetstream(timeout=5), name()
+        await js.add_consumer(FACTS_STREAM, name=mine, durable_name=mine, deliver_policy="new")
+        await js.publish(SUBJECTS["request.waiting"], encode(evil))
+        await taken.publish(f"$JS.API.CONSUMER.MSG.NEXT.{FACTS_STREAM}.{mine}", b'{"batch":1}', reply=onto)
+        pushed = name()
+        await js.add_consumer(
+            FACTS_STREAM,
+            name=pushed,
+            durable_name=pushed,
+            deliver_subject=onto,
+            deliver_policy="last",
+            ack_policy="none",
+        )
+        await taken.flush()
+        kept = await js.stream_info(COMMANDS_STREAM, subjects_filter=SUBJECTS["request.waiting"])
+        assert kept.state.subjects, "it went where the answer was asked for"
+        last = stop(node, "i-after")
+        await placer.publish(last)
+        assert await ear.hear(1) == [last]
+        assert agent.counts.num_malformed == 0, "the server itself keeps it from the agent"

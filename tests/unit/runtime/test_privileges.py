@@ -1,0 +1,228 @@
+"""The declaration of rights against the services' own wiring and code, in both directions: what a service does that is
+not declared fails here, and so does what is declared and nobody does.
+
+Subscriptions and tables that are read are taken from the wiring as it is. Publishes and writes are found in the source:
+in the modules a service runs (its own and what they import of controllers and runtime), an event or a Save made there.
+"""
+
+import ast
+import importlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glowplug.controllers import fencing, placer
+from glowplug.events.commands import __name__ as commands_module
+from glowplug.events.envelope import COMMANDS, PAYLOADS
+from glowplug.events.facts import __name__ as facts_module
+from glowplug.events.subjects import facts_of
+from glowplug.policies.systems import SYSTEMS
+from glowplug.runtime import identity, privileges, shell
+from glowplug.runtime.control import Wiring
+from glowplug.runtime.privileges import RIGHTS
+from glowplug.runtime.settings import ElectedSettings
+from services.agent import handlers as agent_handlers
+from services.autoscaler import main as autoscaler_main
+from services.console import fleet_view
+from services.console import handlers as console_handlers
+from services.placer import main as placer_main
+from services.placer.settings import PlacerSettings
+from services.predictor import main as predictor_main
+from services.prefetcher import main as prefetcher_main
+from services.router import handlers as router_handlers
+from tests.house.tree import ROOT, SERVICES
+
+RUN = ("services.", "glowplug.controllers.", "glowplug.runtime.")
+EVENT_MODULES = (facts_module, commands_module)
+CLASSES = {cls.__name__: kind for kind, cls in PAYLOADS.items()}
+# What a module that several services import publishes or writes, is done by those that use this name of it.
+ONLY_WITH = {
+    "glowplug.controllers.load_reports": "LoadReporter",
+    "glowplug.runtime.shell": "Record",
+    "glowplug.runtime.service": "announce",
+    "glowplug.runtime.identity": "Identity",
+}
+
+
+def wiring(service: str) -> tuple[set[str], set[str], set[str], set[str]]:
+    """(facts, telemetry and whatever else is not durable, commands, tables read) of one service."""
+    wired: dict[str, Wiring] = {
+        "router": Wiring(router_handlers.TABLES, router_handlers.FACTS, router_handlers.TELEMETRY),
+        "agent": Wiring(agent_handlers.TABLES, commands=agent_handlers.commands("n")),
+        "console": Wiring(dict(fleet_view.TABLES), telemetry=console_handlers.WATCHED),
+        "predictor": predictor_main.WIRING,
+        "autoscaler": autoscaler_main.WIRING,
+        "prefetcher": prefetcher_main.wiring_of("n", {}),
+        "placer": placer_main.WIRING,
+    }
+    of = wired[service]
+    watched = set(of.telemetry)
+    if service == "placer":  # what its policies add
+        for system in ["", *SYSTEMS]:
+            watched |= set(placer_main.wiring_of(PlacerSettings(policies=system)).telemetry)
+    return set(of.facts), watched, set(of.commands), set(of.tables)
+
+
+def _source(module: str) -> Path | None:
+    path = ROOT / ("" if module.startswith("services") else "libs") / Path(*module.split("."))
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.exists()), None)
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+@cache
+def modules(service: str) -> dict[str, ast.AST]:
+    """What the processes of a service run, by name. The console has no controller: it borrows their words."""
+    waiting, found = [f"services.{service}.main"], {}
+    while waiting:
+        name = waiting.pop()
+        is_run = name.startswith(RUN) and not name.startswith("glowplug.runtime.supervisor")
+        if name in found or not is_run or (service == "console" and name.startswith("glowplug.controllers")):
+            continue
+        if (path := _source(name)) is not None:
+            found[name] = ast.parse(path.read_text(encoding="utf-8"))
+            waiting += _imported(found[name])
+    return found
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _is_done_here(service: str, module: str) -> bool:
+    used = ONLY_WITH.get(module)
+    if module == "glowplug.runtime.leader":
+        return leads(service)
+    own = {name: tree for name, tree in modules(service).items() if name not in ONLY_WITH}
+    if "ControlService" not in set().union(*(_names(t) for n, t in own.items() if n.startswith("services."))):
+        own.pop("glowplug.runtime.control", None)
+    return used is None or any(used in _names(tree) for tree in own.values())
+
+
+def leads(service: str) -> bool:
+    settings = vars(importlib.import_module(f"services.{service}.settings")).values()
+    return any(
+        isinstance(cls, type) and issubclass(cls, ElectedSettings) and cls is not ElectedSettings for cls in settings
+    )
+
+
+def _made_only(tree: ast.AST) -> Iterator[ast.expr]:
+    """Names that stand where an event is made or chosen, not where one is recognised or told the type of."""
+    passed: set[int] = set()
+    for node in ast.walk(tree):
+        aside: list[ast.AST | None] = []
+        is_question = isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        if is_question or isinstance(node, ast.MatchClass):
+            aside = [node]
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            aside = [node.annotation]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            aside = [node.returns]
+        elif isinstance(node, ast.Dict):
+            aside = list(node.keys)
+        passed |= {id(part) for one in aside if one is not None for part in ast.walk(one)}
+    yield from (n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute) and id(n) not in passed)
+
+
+def published(service: str) -> set[str]:
+    """Types of the events that a service makes."""
+    found = set()
+    for module, tree in modules(service).items():
+        if not _is_done_here(service, module):
+            continue
+        for node in _made_only(tree):
+            name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+            if name in CLASSES and (
+                isinstance(node, ast.Name) or ast.unparse(node) in (f"facts.{name}", f"commands.{name}")
+            ):
+                found.add(CLASSES[name])
+    return found
+
+
+def touched(service: str, *ways: str) -> set[str]:
+    """Tables named first in a call of one of these: Save, Remove, `store.put`, `store.load` ..."""
+    found: set[str] = set()
+    for module, tree in modules(service).items():
+        if not _is_done_here(service, module):
+            continue
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            called = ast.unparse(node.func)
+            if any(called == way or (way[0] == "." and called.endswith(f"store{way}")) for way in ways):
+                table = _text(module, node.args[0])
+                found |= {table} if table else set()
+    return found
+
+
+def _text(module: str, node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    value: Any = getattr(importlib.import_module(module), node.id, "") if isinstance(node, ast.Name) else ""
+    return value if isinstance(value, str) else ""
+
+
+def test_every_service_has_rights_and_only_readers_are_beside_them() -> None:
+    assert set(RIGHTS) == {*SERVICES, privileges.READER}
+    assert (privileges.LEADERS, privileges.CORDONS) == (fencing.LEADERS, placer.CORDONS)
+    assert (privileges.PROCESSES, privileges.DECISIONS) == (identity.PROCESSES, shell.DECISIONS_LOG)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_a_service_subscribes_to_is_what_is_declared(service: str) -> None:
+    facts, watched, commands, _ = wiring(service)
+    rights = RIGHTS[service]
+    assert set(rights.follows) == facts
+    assert set(rights.watches) == watched
+    assert rights.obeys == bool(commands)
+    assert all(command.split(".")[3] == service for command in commands)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_a_service_publishes_is_what_is_declared(service: str) -> None:
+    assert set(RIGHTS[service].publishes) == published(service)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_tables_a_service_reads_and_writes_are_those_declared(service: str) -> None:
+    rights = RIGHTS[service]
+    written = touched(service, "Save", "Remove", ".put", ".delete", ".append", "_store.put", "_store.delete")
+    read = touched(service, ".load", ".get", ".tail") | wiring(service)[3]
+    assert set(rights.writes) == written
+    assert set(rights.reads) == read - written
+    assert rights.leads == leads(service)
+    assert rights.has_epoch == any(
+        "ControlService" in _names(t) for n, t in modules(service).items() if n.startswith("services.")
+    )
+
+
+def test_subscriptions_are_made_where_this_file_looks() -> None:
+    """A service that subscribes elsewhere would need a look there."""
+    found = set()
+    for folder in ("services", "libs/glowplug/runtime", "libs/glowplug/controllers"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("bus.subscribe"):
+                    found.add(str(path.relative_to(ROOT)))
+    assert found == {
+        "libs/glowplug/runtime/control.py",
+        "services/agent/service.py",
+        "services/console/handlers.py",
+        "services/router/handlers.py",
+    }
+
+
+def test_every_event_has_somebody_who_may_publish_it_and_commands_have_few() -> None:
+    by_whom = {kind: {u for u, rights in RIGHTS.items() if kind in rights.publishes} for kind in PAYLOADS}
+    assert {kind for kind, users in by_whom.items() if not users} == {"prefetcher.drop"}  # nobody sends it today
+    assert {user for kind in COMMANDS for user in by_whom[kind]} == {"placer", "autoscaler"}
+    assert by_whom["agent.start"] == {"placer"}
+    assert all(facts_of(kind) for kind in set(PAYLOADS) - set(COMMANDS))
