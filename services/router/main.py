@@ -42,6 +42,7 @@ async def serve(stopping: asyncio.Event) -> None:
         tracing=world.tracing,
         sampler=settings.sampler(),
         on_finished=ledger.finished,
+        passed_fields=settings.passed,
     )
     shell.take_copy()
     sock = listen(settings.host, settings.data_port, reuse_port=settings.reuse_port)

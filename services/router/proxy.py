@@ -11,7 +11,7 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.instance import Instance
@@ -23,7 +23,7 @@ from services.router.metrics import RouterMetrics
 from services.router.proxy_client import ClientConnection, Parsed
 from services.router.proxy_engine import Pool
 from services.router.proxy_exchange import Exchange
-from services.router.request_body import READERS, read_body, sizes
+from services.router.request_body import READERS, check_model, read_body, readers, sizes
 from services.router.spans import RequestTrace
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class DataPort:
         tracing: Tracing | None = None,
         sampler: ids.Sampler | None = None,
         on_finished: Callable[[Exchange], None] = lambda exchange: None,
+        passed_fields: Iterable[str] = (),
     ) -> None:
         self.desk, self.metrics, self.limits = desk, metrics, limits or Limits()
         self.loop = asyncio.get_running_loop()
@@ -51,6 +52,7 @@ class DataPort:
         self.buffered_bytes = 0
         self.connections: set[ClientConnection] = set()
         self._expected = b"Bearer " + api_key.encode() if api_key else b""
+        self._readers = readers(passed_fields)
         self._tracing, self._sampler = tracing, sampler or ids.Sampler()
         self._on_finished = on_finished
         self._tickets = itertools.count(1)
@@ -173,7 +175,7 @@ class DataPort:
             self._refuse(client, parsed, 503, message, "router_stopping", "service_unavailable", retry_after_s=1.0)
             return False
         try:
-            asked = read_body(parsed.path, parsed.body)
+            asked = read_body(parsed.path, parsed.body, self._readers)
         except BadRequest as error:
             self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
             return False
@@ -181,6 +183,11 @@ class DataPort:
         if model is None:
             message = f"The model `{asked.model[:200]}` does not exist."
             self._refuse(client, parsed, 404, message, "model_not_found", param="model")
+            return False
+        try:
+            check_model(asked, model)
+        except BadRequest as error:
+            self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
             return False
         exchange = Exchange(self, client, parsed, model, bool(asked.stream))
         if self.tracks_tokens:

@@ -34,7 +34,7 @@ async def test_bodies_are_byte_exact_both_ways() -> None:
     async def answer_oddly(served: Served) -> None:
         await served.json(reply)
 
-    async with a_rig() as rig:
+    async with a_rig(passed_fields=("x",)) as rig:
         engine = await rig.engine(answer_oddly)
         answer = await rig.ask(chat(body=odd))
     assert engine.served[0].body == odd
