@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,10 @@ from glowplug.domain.errors import EngineFailed, GlowplugError
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, Sleeper
 from glowplug.engines.process import log_tail
+from glowplug.memory.discovery import EMULATED
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
+from services.agent.memory_watch import LIMIT, MemoryWatch, private_bytes
 from services.agent.ports import EnginePorts
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
@@ -205,13 +207,27 @@ class EngineRoom:
         except OSError as error:
             await self._tell(EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}"))
         else:
-            if effect.replica:
-                handle = replace(handle, data={**handle.data, REPLICA: "1"})
+            data = {**handle.data, LIMIT: str(self._memory_limit(effect, request.num_bytes))}
+            handle = replace(handle, data=data | ({REPLICA: "1"} if effect.replica else {}))
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
             await self._tell(EngineLaunched(effect.instance_id))
         finally:
             self._ports.settled(effect.instance_id)  # the handle, if there is one, holds the port from now on
+
+    def _memory_limit(self, effect: LaunchEngine, num_bytes: int) -> int:
+        """Bytes of host memory that the engine may take: its grant, which an emulated GPU has nothing of, and its
+        overhead."""
+        granted = 0 if effect.gpu_kind == EMULATED else max(num_bytes, effect.model.memory_bytes)
+        overhead = self._drivers[effect.model.engine].capabilities.overhead_bytes
+        return granted + (self._settings.engine_overhead_bytes or overhead)
+
+    async def watch_memory(self, read: Callable[[Collection[int]], Mapping[int, int]] = private_bytes) -> None:
+        """For ever: report engines that take more host memory than they may."""
+        await MemoryWatch(self._living_handles, self._is_alive, self._tell, read).run(self._settings.engine_memory_s)
+
+    def _living_handles(self) -> dict[str, EngineHandle]:
+        return {i: handle for i, handle in self._state.handles.items() if handle.engine in self._drivers}
 
     async def _await_weights(self, effect: AwaitWeights) -> None:
         """Look until the region says complete or failed; past the deadline the controller has given up by itself."""

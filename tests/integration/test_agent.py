@@ -101,6 +101,26 @@ async def test_a_drain_is_undone(tmp_path: Path) -> None:
     await rig.service.stop()
 
 
+async def test_an_engine_that_takes_too_much_memory_is_ended_with_a_reason(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path, engine_overhead_bytes=100 * MIB, engine_memory_s=0.02)
+    await rig.start()
+    model = emulated_model(engine_args={"time_scale": 50.0, "faults": {"grow_bytes_per_token": 8 * MIB}})
+    write_weights(rig.settings.shm_dir, model)
+    await rig.sender.publish(start_command(model, "i-1"))
+    url = (await rig.reaches("i-1", InstanceState.READY)).url
+    pid = rig.handle("i-1")["pid"]
+    asked = {"model": "tiny", "prompt": "tell", "max_tokens": 1000, "ignore_eos": True}
+    async with httpx.AsyncClient(timeout=60) as client:
+        with pytest.raises(httpx.HTTPError):
+            await client.post(f"{url}/v1/completions", json=asked)
+    failed = await rig.reaches("i-1", InstanceState.FAILED)
+    assert "MiB of host memory, more than its limit of " in failed.reason and "OVERHEAD_BYTES" in failed.reason
+    await until(lambda: rig.used_bytes() == 0, "the ledger is free")
+    assert started_at(pid) is None
+    assert rig.broker.of_type("instance.failed")[-1].data.instance.reason == failed.reason
+    await rig.service.stop()
+
+
 async def test_killed_engine_fails_and_frees(rig: AgentRig) -> None:
     await started(rig)
     os.kill(rig.handle("i-1")["pid"], signal.SIGKILL)

@@ -112,6 +112,14 @@ class EngineExited:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineOverLimit:
+    """The engine takes more host memory than it may: it must end at once, before the machine has none left."""
+
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineGone:
     """A stop is over. `clean` False: something of it still lives, so its bytes are not free."""
 

@@ -21,7 +21,13 @@ class EmulatedDriver(HostedDriver):
 
     name = "emulated"
     capabilities = EngineCapabilities(
-        emulated=True, embeddings=True, sleep=True, metrics=True, prewarm=True, groups=True
+        emulated=True,
+        embeddings=True,
+        sleep=True,
+        metrics=True,
+        prewarm=True,
+        groups=True,
+        overhead_bytes=1 << 30,
     )
     module = "glowplug.engines.emulated_host"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")

@@ -28,6 +28,7 @@ class EngineCapabilities:
     metrics: bool = False  # vLLM's metric names on /metrics
     cancels_unstreamed: bool = True  # False: at once only for streams; the others when the engine is quiet
     prewarm: bool = False  # holds its weights on the GPU without a KV cache, and serves at once when it is to
+    overhead_bytes: int = 4 << 30  # host memory of its own that it may take beside its grant, where no setting says
     groups: bool = False  # one instance may spread over several GPUs of a node
 
 
