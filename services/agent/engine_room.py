@@ -37,13 +37,14 @@ from glowplug.controllers.agent_words import (
     WeightsFailed,
 )
 from glowplug.domain.address import advertised
-from glowplug.domain.errors import EngineFailed, GlowplugError
+from glowplug.domain.errors import ChecksumMismatch, EngineFailed, GlowplugError
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, Sleeper
 from glowplug.engines.process import log_tail
 from glowplug.memory.discovery import EMULATED
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
+from glowplug.weights.source import redacted
 from services.agent.memory_watch import LIMIT, MemoryWatch, private_bytes
 from services.agent.ports import EnginePorts
 from services.agent.settings import AgentSettings
@@ -245,6 +246,11 @@ class EngineRoom:
         while self._clock() < effect.deadline_at:
             status = region.read_state(effect.instance_id)
             if status.state is RegionState.COMPLETE and status.info is not None:
+                declared, found = effect.weights.num_bytes, status.info.num_bytes
+                if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
+                    wrong = f"{redacted(effect.weights.uri)}: {found} bytes, expected {declared}"
+                    await self._tell(WeightsFailed(effect.instance_id, ChecksumMismatch.code, wrong))
+                    return
                 region.touch(self._clock())
                 await self._tell(WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
                 return

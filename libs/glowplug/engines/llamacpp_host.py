@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import xllamacpp
 
-from glowplug.domain.errors import ChecksumMismatch
+from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.engines import rendezvous
 from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
 
@@ -89,6 +89,13 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     return p
 
 
+def check_size(spec: dict[str, Any], weights: Path) -> None:
+    """The grant holds all of the file, unless only some layers go to the GPU. Raises WeightsUnavailable."""
+    num_bytes, granted = weights.stat().st_size, int(spec["weights_bytes"])
+    if num_bytes > granted and "n_gpu_layers" not in spec["engine_args"]:
+        raise WeightsUnavailable(f"{weights.name} has {num_bytes} bytes; weights_bytes of the model is {granted}")
+
+
 def serve_one(address: str) -> None:
     """One token through the whole path, so that READY means answering. Raises RuntimeError when it does not."""
     parts = urlsplit(address)
@@ -106,6 +113,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> Any:
     """Wait for the weights, load, warm up, say ready. Returns the server, which lives as long as it is held."""
     imported_at = time.time()
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
+    check_size(spec, weights)
     load_at = time.time()
     server = xllamacpp.Server(parameters(spec, weights, read_facts(weights)))
     warmup_at = time.time()
@@ -133,6 +141,9 @@ def main() -> int:
     except InvalidGguf as error:  # another start would read the same bytes
         failed = {"message": f"the weights cannot be served: {error}", "code": ChecksumMismatch.code}
         rendezvous.write(run_dir, rendezvous.FAILED, failed)
+        return 1
+    except WeightsUnavailable as error:
+        rendezvous.write(run_dir, rendezvous.FAILED, {"message": error.message, "code": error.code})
         return 1
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told the reason and the process ends
         rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})
