@@ -14,11 +14,18 @@ from typing import Any
 import psutil
 
 from glowplug.controllers.agent_words import EngineOverLimit
-from glowplug.engines.port import EngineHandle
+from glowplug.engines.port import EngineHandle, LaunchRequest
+from glowplug.memory.discovery import EMULATED
 
 log = logging.getLogger(__name__)
 LIMIT = "host_bytes_limit"  # in a handle's data; absent where an agent without this watch has started the engine
 MIB = 1 << 20
+
+
+def limit_bytes(request: LaunchRequest, overhead_bytes: int) -> int:
+    """Host memory that an engine may take: its grant, of which nothing is real on an emulated GPU, and its overhead."""
+    granted = 0 if request.gpu_kind == EMULATED else max(request.num_bytes, request.model.memory_bytes)
+    return granted + overhead_bytes
 
 
 def private_bytes(leaders: Collection[int]) -> dict[int, int]:

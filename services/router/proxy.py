@@ -44,6 +44,7 @@ class DataPort:
         sampler: ids.Sampler | None = None,
         on_finished: Callable[[Exchange], None] = lambda exchange: None,
         passed_fields: Iterable[str] = (),
+        engine_secret: str = "",
     ) -> None:
         self.desk, self.metrics, self.limits = desk, metrics, limits or Limits()
         self.loop = asyncio.get_running_loop()
@@ -52,6 +53,7 @@ class DataPort:
         self.buffered_bytes = 0
         self.connections: set[ClientConnection] = set()
         self._expected = b"Bearer " + api_key.encode() if api_key else b""
+        self._engine_secret = engine_secret
         self._readers = readers(passed_fields)
         self._tracing, self._sampler = tracing, sampler or ids.Sampler()
         self._on_finished = on_finished
@@ -146,12 +148,12 @@ class DataPort:
         self.connections.discard(connection)
 
     def pool(self, instance: Instance) -> Pool:
-        """The pool of an instance; a new one when its address has changed."""
+        """The pool of an instance; a new one when its address or its key has changed."""
         pool = self._pools.get(instance.instance_id)
-        if pool is None or pool.url != instance.url:
+        if pool is None or (pool.url, pool.key_id) != (instance.url, instance.key_id):
             if pool is not None:
                 pool.close()
-            pool = self._pools[instance.instance_id] = Pool(instance, self.limits)
+            pool = self._pools[instance.instance_id] = Pool(instance, self.limits, self._engine_secret)
         return pool
 
     # -- requests -----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ class RouterSettings(ServiceSettings):
     max_header_bytes: int = Field(DEFAULT.header_bytes, ge=1024)
     max_body_bytes: int = Field(DEFAULT.body_bytes, ge=1024)
     max_buffered_bytes: int = Field(DEFAULT.buffered_bytes, ge=1024)
+    engine_secret: str = ""  # the agents': makes the keys that engines ask for (set it on routers first)
     passed_fields: str = ""  # comma-separated: fields of a request that go to engines unchecked (n_probs, grammar, ...)
     max_connections: int = Field(DEFAULT.num_connections, ge=1)
     header_timeout_s: float = Field(DEFAULT.header_s, gt=0)

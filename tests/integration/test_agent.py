@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import InstanceState, PhaseName
 from glowplug.engines.process import started_at
 from services.agent.app import make
@@ -70,6 +72,27 @@ async def test_start_serve_drain_stop(rig: AgentRig) -> None:
         "instance.stopped",
     ]
     assert (await until(lambda: rig.row("i-1") == stopped, "the store has the end")) is True
+
+
+async def test_with_a_secret_an_engine_answers_only_who_makes_its_key(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path, engine_secret="s", health_every_s=0.05)
+    await rig.start()
+    url = await started(rig)
+    ready = rig.instance("i-1")
+    assert ready is not None and ready.key_id
+    assert (await until(lambda: rig.row("i-1") == ready, "the store has it")) is True
+    row = str(msgspec.to_builtins(ready))
+    key = engine_key("s", ready.key_id)
+    assert key not in row
+    async with httpx.AsyncClient() as client:
+        refused = await client.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        given = {"authorization": f"Bearer {key}"}
+        answered = await client.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=given)
+        assert answered.status_code == 200
+    await rig.sender.publish(stop_command("i-1"))
+    await rig.reaches("i-1", InstanceState.STOPPED)
+    await rig.service.stop()
 
 
 async def test_a_drain_waits_for_what_runs(rig: AgentRig) -> None:

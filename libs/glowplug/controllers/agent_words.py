@@ -94,6 +94,7 @@ class EngineReady:
     url: str
     phases: tuple[Phase, ...] = ()
     kv_tokens: int = 0  # that its KV cache holds; 0: not known
+    key_id: str = ""  # as in Instance
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,8 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     p.model.path = str(weights)
     p.model_alias = {spec["model"]}
     p.hostnames, p.port = [spec["host"]], spec["port"]
+    if api_key := os.environ.get(rendezvous.API_KEY, ""):
+        p.api_keys = [api_key]
     p.cors_origins = ""
     p.ui, p.endpoint_slots, p.endpoint_metrics = False, False, True  # /slots would show prompts
     p.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # the region in host memory is shared, not copied
@@ -101,7 +103,10 @@ def serve_one(address: str) -> None:
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=_WARMUP_TIMEOUT_S)
     body = json.dumps({"prompt": "Hello", "max_tokens": 1, "cache_prompt": False})
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    if api_key := os.environ.get(rendezvous.API_KEY, ""):
+        headers["Authorization"] = f"Bearer {api_key}"
+    connection.request("POST", "/v1/completions", body, headers)
     answer = connection.getresponse()
     if answer.status != 200:
         raise RuntimeError(f"warm-up answered {answer.status}: {answer.read(500).decode('utf-8', 'replace')}")

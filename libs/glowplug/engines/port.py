@@ -47,6 +47,7 @@ class LaunchRequest:
     traceparent: str = ""
     host: str = "127.0.0.1"  # address the engine listens on
     port: int = 0  # 0: the kernel chooses, and the engine tells
+    api_key: str = ""  # that the engine asks for; "": none
     first_bytes: int = 0  # of its weights, that a replica of the first layers loads before it is woken; 0: all
 
 
@@ -64,6 +65,7 @@ class EngineHandle:
     host: str = "127.0.0.1"  # address it listens on
     port: int = 0  # the port it was told to listen on; 0: its own choice
     data: Mapping[str, str] = field(default_factory=dict)  # the driver's own
+    api_key: str = ""  # that it asks for; "": none
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

@@ -64,7 +64,7 @@ class Fleet:
             models_dir=self.models_dir,
             shm_dir=self.shm_dir,
         )
-        await self._start_tier(plan.services(self.plan, env))
+        await self._start_tier(plan.services(self.plan, env, self.secrets.engine_secret))
         self.phase = "ready"
         self.save()
 

@@ -132,8 +132,9 @@ def enforced_api_key(settings: FleetSettings, secrets: Secrets) -> str:
     return settings.api_key or ("" if settings.is_loopback else secrets.api_key)
 
 
-def services(plan: Plan, env: Mapping[str, str]) -> list[ChildSpec]:
-    """One spec per process, in the order they start."""
+def services(plan: Plan, env: Mapping[str, str], engine_secret: str = "") -> list[ChildSpec]:
+    """One spec per process, in the order they start. Router and agents alone get `engine_secret`."""
+    keys = {"GLOWPLUG_ENGINE_SECRET": env.get("GLOWPLUG_ENGINE_SECRET") or engine_secret}
 
     def spec(service: str, name: str, offset: int, **extra: str) -> ChildSpec:
         url = plan.url(offset)
@@ -171,6 +172,6 @@ def services(plan: Plan, env: Mapping[str, str]) -> list[ChildSpec]:
     for k, node in enumerate(plan.nodes(), start=1):
         own = {f"GLOWPLUG_{key.upper()}": value for key, value in node.items()}
         found.append(spec("prefetcher", f"prefetcher-{k}", agent_port(k - 1) + 1, **own))
-        found.append(spec("agent", f"agent-{k}", agent_port(k - 1), **own))
-    found.append(spec("router", "router-1", ROUTER, GLOWPLUG_DATA_PORT=str(plan.port_base + DATA)))
+        found.append(spec("agent", f"agent-{k}", agent_port(k - 1), **own, **keys))
+    found.append(spec("router", "router-1", ROUTER, GLOWPLUG_DATA_PORT=str(plan.port_base + DATA), **keys))
     return found

@@ -29,6 +29,7 @@ class Secrets:
     admin_token: str
     api_key: str
     bus_token: str
+    engine_secret: str = ""  # of routers and agents: the keys of engines are made from it
 
 
 class StateDir:
@@ -93,11 +94,14 @@ class StateDir:
         made = {
             "admin_token": kept.get("admin_token") or f"gpa-{secrets.token_urlsafe(_TOKEN_BYTES)}",
             "api_key": kept.get("api_key") or f"gp-{secrets.token_urlsafe(_TOKEN_BYTES)}",
+            "engine_secret": kept.get("engine_secret") or secrets.token_hex(_TOKEN_BYTES),
             "bus_token": kept.get("bus_token") or secrets.token_hex(_TOKEN_BYTES),
         }
         if made != kept:
             write_private(path, made)
-        return Secrets(admin_token or made["admin_token"], api_key or made["api_key"], made["bus_token"])
+        return Secrets(
+            admin_token or made["admin_token"], api_key or made["api_key"], made["bus_token"], made["engine_secret"]
+        )
 
     def write_fleet(self, fleet: Mapping[str, Any]) -> None:
         write_private(self.path / FLEET_FILE, fleet)
