@@ -199,6 +199,10 @@ class Pool:
     def __init__(self, instance: Instance, limits: Limits, engine_secret: str = "") -> None:
         self.instance_id, self.url, self.key_id = instance.instance_id, instance.url, instance.key_id
         api_key = engine_key(engine_secret, instance.key_id)
+        if instance.key_id and not api_key:
+            log.error(
+                "the engine of %s asks for a key: set GLOWPLUG_ENGINE_SECRET as its agent has it", self.instance_id
+            )
         self.credentials = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""  # a header line
         self._host, self._port = _address(instance.url)
         self._limits = limits

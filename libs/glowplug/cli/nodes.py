@@ -33,6 +33,7 @@ def env(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
         "GLOWPLUG_REDIS_URL": fleet.document.get("redis_url") or os.environ.get("GLOWPLUG_REDIS_URL", ""),
         "GLOWPLUG_ADMIN_TOKEN": fleet.admin_token,
         "GLOWPLUG_API_KEY": fleet.api_key,
+        "GLOWPLUG_ENGINE_SECRET": fleet.document.get("engine_secret") or os.environ.get("GLOWPLUG_ENGINE_SECRET", ""),
         "OTEL_EXPORTER_OTLP_ENDPOINT": os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or fleet.urls.get("console", ""),
     }
     for name, value in values.items():

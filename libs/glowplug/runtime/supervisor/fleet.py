@@ -32,7 +32,9 @@ class Fleet:
         """`state` is locked already and stays so until after `stop`."""
         self.settings, self.output, self.state = settings, output, state
         self.children: list[Child] = []
-        self.secrets: Secrets = state.secrets(admin_token=settings.admin_token, api_key=settings.api_key)
+        self.secrets: Secrets = state.secrets(
+            admin_token=settings.admin_token, api_key=settings.api_key, engine_secret=settings.engine_secret
+        )
         base = settings.port_base or probe.free_block(settings.host, plan.num_ports(settings.nodes), os.getpid() * 37)
         self.plan = plan.Plan(settings, base)
         self.started_at = time.time()
@@ -134,6 +136,7 @@ class Fleet:
             "nats_url": self._nats.url if self._nats and self._nats.known else self.settings.nats_url,
             "redis_url": self._valkey.url if self._valkey else self.settings.redis_url,
             "admin_token": self.secrets.admin_token,
+            "engine_secret": self.secrets.engine_secret,
             "api_key": plan.enforced_api_key(self.settings, self.secrets),
             "processes": [
                 {

@@ -21,6 +21,7 @@ _PER_PROCESS = (
     "GLOWPLUG_NODE_ID",
     "GLOWPLUG_ADVERTISE_HOST",
     "GLOWPLUG_ENGINE_PORTS",
+    "GLOWPLUG_ENGINE_SECRET",
 )
 # A laptop's "GPUs": budgets of host memory, small enough that the sample models compete. Emulated ones cost nothing.
 GPU_BUDGETS = {"llamacpp": "512MiB", "vllm": "1536MiB", "emulated": "80GB"}
@@ -134,7 +135,7 @@ def enforced_api_key(settings: FleetSettings, secrets: Secrets) -> str:
 
 def services(plan: Plan, env: Mapping[str, str], engine_secret: str = "") -> list[ChildSpec]:
     """One spec per process, in the order they start. Router and agents alone get `engine_secret`."""
-    keys = {"GLOWPLUG_ENGINE_SECRET": env.get("GLOWPLUG_ENGINE_SECRET") or engine_secret}
+    keys = {"GLOWPLUG_ENGINE_SECRET": engine_secret}
 
     def spec(service: str, name: str, offset: int, **extra: str) -> ChildSpec:
         url = plan.url(offset)

@@ -22,6 +22,7 @@ class FleetSettings(BaseSettings):
     redis_url: str = ""  # empty: an embedded Valkey server
     api_key: str = ""  # empty: generated, and enforced only when `host` is not loopback
     admin_token: str = ""  # empty: generated
+    engine_secret: str = ""  # keys of engines are made from it, by routers and agents; empty: generated
     models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, filled with the samples at first start
     shm_dir: Path | None = None  # empty: /dev/shm when it has room, else <state_dir>/shm
     gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"  # what the nodes' agents read

@@ -85,7 +85,7 @@ class StateDir:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return path
 
-    def secrets(self, *, admin_token: str = "", api_key: str = "") -> Secrets:
+    def secrets(self, *, admin_token: str = "", api_key: str = "", engine_secret: str = "") -> Secrets:
         """The secrets of this directory, made at first use; given ones win and are not written."""
         path = self.path / SECRETS_FILE
         kept: dict[str, str] = {}
@@ -100,7 +100,10 @@ class StateDir:
         if made != kept:
             write_private(path, made)
         return Secrets(
-            admin_token or made["admin_token"], api_key or made["api_key"], made["bus_token"], made["engine_secret"]
+            admin_token=admin_token or made["admin_token"],
+            api_key=api_key or made["api_key"],
+            bus_token=made["bus_token"],
+            engine_secret=engine_secret or made["engine_secret"],
         )
 
     def write_fleet(self, fleet: Mapping[str, Any]) -> None:
