@@ -19,6 +19,7 @@ class WeightServer:
     ranges: bool = True
     statuses: list[int] = field(default_factory=list)  # answered first, one each, then 200/206
     cuts: list[int] = field(default_factory=list)  # bytes after which each of the next bodies is cut
+    moved: str = ""  # what is asked for at any other path is at this one (302)
     step_s: float = 0.0  # pause between steps of a body
     length_told: bool = True  # False: no Content-Length, the end of the connection ends the body
     extra: bytes = b""  # sent after a whole body of an honest length
@@ -57,6 +58,12 @@ class WeightServer:
         with self._lock:
             self.requests.append(asked)
             status = self.statuses.pop(0) if self.statuses else 0
+        if self.moved and handler.path != self.moved:
+            handler.send_response(302)
+            handler.send_header("Location", self.moved)
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
         if status:
             handler.send_response(status)
             handler.send_header("Content-Length", "0")

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -37,12 +38,15 @@ from glowplug.controllers.agent_words import (
     WeightsFailed,
 )
 from glowplug.domain.address import advertised
-from glowplug.domain.errors import EngineFailed, GlowplugError
+from glowplug.domain.engine_key import engine_key
+from glowplug.domain.errors import ChecksumMismatch, EngineFailed, GlowplugError
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, Sleeper
 from glowplug.engines.process import log_tail
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
+from glowplug.weights.source import redacted
+from services.agent.memory_watch import LIMIT, MemoryWatch, limit_bytes
 from services.agent.ports import EnginePorts
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
@@ -51,6 +55,7 @@ from services.agent.watch import until_exit
 log = logging.getLogger(__name__)
 REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
 SLOW_POLLS = 10
+KEY_ID = "key_id"  # in a handle's data, beside the key itself
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
 
 
@@ -180,6 +185,7 @@ class EngineRoom:
             return
         num_bytes = sum(w.num_bytes for w in effect.workers or (effect.worker,))
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
+        key_id = secrets.token_hex(8)
         try:
             port = self._ports.take(effect.instance_id, (handle.port for handle in self._state.handles.values()))
             request = LaunchRequest(
@@ -194,6 +200,7 @@ class EngineRoom:
                 traceparent=effect.traceparent,
                 host=self._settings.host,
                 port=port,
+                api_key=engine_key(self._settings.engine_secret, key_id),
                 first_bytes=num_bytes if effect.replica else 0,
             )
             shutil.rmtree(run_dir, ignore_errors=True)  # what an earlier try of this instance left there
@@ -205,13 +212,19 @@ class EngineRoom:
         except OSError as error:
             await self._tell(EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}"))
         else:
-            if effect.replica:
-                handle = replace(handle, data={**handle.data, REPLICA: "1"})
+            limit = limit_bytes(request, self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes)
+            data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id}
+            handle = replace(handle, data=data | ({REPLICA: "1"} if effect.replica else {}))
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
             await self._tell(EngineLaunched(effect.instance_id))
         finally:
             self._ports.settled(effect.instance_id)  # the handle, if there is one, holds the port from now on
+
+    async def watch_memory(self) -> None:
+        """For ever: report engines that take more host memory than they may."""
+        watch = MemoryWatch(lambda: self._state.handles, self._is_alive, self._tell)
+        await watch.run(self._settings.engine_memory_s)
 
     async def _await_weights(self, effect: AwaitWeights) -> None:
         """Look until the region says complete or failed; past the deadline the controller has given up by itself."""
@@ -229,6 +242,11 @@ class EngineRoom:
         while self._clock() < effect.deadline_at:
             status = region.read_state(effect.instance_id)
             if status.state is RegionState.COMPLETE and status.info is not None:
+                declared, found = effect.weights.num_bytes, status.info.num_bytes
+                if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
+                    wrong = f"{redacted(effect.weights.uri)}: {found} bytes, expected {declared}"
+                    await self._tell(WeightsFailed(effect.instance_id, ChecksumMismatch.code, wrong))
+                    return
                 region.touch(self._clock())
                 await self._tell(WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
                 return
@@ -254,7 +272,7 @@ class EngineRoom:
             await self._tell(EnginePrewarmed(effect.instance_id))
             return
         url = advertised(report.handle.url, self._settings.advertise_host)
-        await self._tell(EngineReady(effect.instance_id, url, report.phases))
+        await self._tell(EngineReady(effect.instance_id, url, report.phases, key_id=_key_id(handle)))
 
     async def _activate(self, effect: ActivateEngine) -> None:
         """The process of `source` goes on under a new id, from wherever it is: a load under way is waited for."""
@@ -282,7 +300,7 @@ class EngineRoom:
             return
         load = Phase(name=PhaseName.LOAD, started_at=began, ended_at=self._clock())
         url = advertised(handle.url, self._settings.advertise_host)
-        await self._tell(EngineReady(effect.instance_id, url, (load,)))
+        await self._tell(EngineReady(effect.instance_id, url, (load,), key_id=_key_id(handle)))
 
     async def _sleep(self, effect: SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
@@ -374,3 +392,7 @@ class EngineRoom:
                 except EngineFailed as error:
                     log.warning("the KV cache of %s stays as it is: %s", instance_id, error.message)
         self._tasks.pop((instance_id, "limit"), None)  # the next one begins anew, whenever it comes
+
+
+def _key_id(handle: EngineHandle) -> str:
+    return handle.data.get(KEY_ID, "") if handle.api_key else ""

@@ -111,7 +111,8 @@ class AgentService:
             log.info("engines still running: %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))
         warmed = [driver for driver in self._drivers.values() if self.settings.warms(driver.name)]
-        bodies = (self._join(), self._look_around(), reap_strays(), *(self._warm(driver) for driver in warmed))
+        lasting = (self._join(), self._look_around(), self.room.watch_memory(), reap_strays())
+        bodies = (*lasting, *(self._warm(driver) for driver in warmed))
         self._tasks = [asyncio.create_task(body) for body in bodies]
         for task in self._tasks:
             task.add_done_callback(_log_fault)

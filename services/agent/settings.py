@@ -47,6 +47,9 @@ class AgentSettings(ServiceSettings):
     weights_poll_s: float = Field(0.01, gt=0)
     exit_poll_s: float = Field(0.1, gt=0)  # only where the kernel cannot tell of a process's end
     inventory_s: float = Field(1.0, gt=0)
+    engine_secret: str = ""  # routers' too: each engine asks for a key of its own, made from it; empty: for none
+    engine_overhead_bytes: int = Field(0, ge=0)  # host memory an engine may take beside its grant; 0: what its kind may
+    engine_memory_s: float = Field(0.25, gt=0)  # how often that is looked at
     launch_timeout_s: float = Field(120.0, gt=0)
     load_timeout_s: float = Field(600.0, gt=0)
 

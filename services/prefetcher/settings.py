@@ -29,6 +29,7 @@ class PrefetcherSettings(ServiceSettings):
     fetch_timeout_s: float = Field(3600.0, gt=0)
     fetch_connect_timeout_s: float = Field(10.0, gt=0)
     fetch_stall_timeout_s: float = Field(30.0, gt=0)
+    redirect_hosts: str = "huggingface.co,*.huggingface.co,*.hf.co"  # https hosts that may be redirected to from others
     fetch_seed: int = 0  # of the jitter between tries
     room_wait_s: float = Field(10.0, ge=0)  # how long a fetch waits for somebody to leave
     hold_s: float = Field(120.0, gt=0)
@@ -55,6 +56,7 @@ class PrefetcherSettings(ServiceSettings):
             chunk_bytes=self.fetch_chunk_bytes,
             connect_timeout_s=self.fetch_connect_timeout_s,
             stall_timeout_s=self.fetch_stall_timeout_s,
+            redirect_hosts=tuple(host.strip() for host in self.redirect_hosts.split(",") if host.strip()),
             s3_endpoint=self.s3_endpoint,
             s3_region=self.s3_region,
         )

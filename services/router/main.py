@@ -43,6 +43,8 @@ async def serve(stopping: asyncio.Event) -> None:
         tracing=world.tracing,
         sampler=settings.sampler(),
         on_finished=ledger.finished,
+        passed_fields=settings.passed,
+        engine_secret=settings.engine_secret,
     )
     shell.take_copy()
     sock = listen(settings.host, settings.data_port, reuse_port=settings.reuse_port)

@@ -11,7 +11,7 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.instance import Instance
@@ -24,7 +24,7 @@ from services.router.metrics import RouterMetrics
 from services.router.proxy_client import ClientConnection, Parsed
 from services.router.proxy_engine import Pool
 from services.router.proxy_exchange import Exchange
-from services.router.request_body import READERS, read_body, sizes
+from services.router.request_body import READERS, check_model, read_body, readers, sizes
 from services.router.spans import RequestTrace
 from services.router.web_access import WebAccess
 
@@ -46,6 +46,8 @@ class DataPort:
         tracing: Tracing | None = None,
         sampler: ids.Sampler | None = None,
         on_finished: Callable[[Exchange], None] = lambda exchange: None,
+        passed_fields: Iterable[str] = (),
+        engine_secret: str = "",
     ) -> None:
         self.desk, self.metrics, self.limits = desk, metrics, limits or Limits()
         self.loop = asyncio.get_running_loop()
@@ -55,6 +57,8 @@ class DataPort:
         self.connections: set[ClientConnection] = set()
         self._expected = b"Bearer " + api_key.encode() if api_key else b""
         self.web = WebAccess(rules)
+        self._engine_secret = engine_secret
+        self._readers = readers(passed_fields)
         self._tracing, self._sampler = tracing, sampler or ids.Sampler()
         self._on_finished = on_finished
         self._tickets = itertools.count(1)
@@ -148,12 +152,12 @@ class DataPort:
         self.connections.discard(connection)
 
     def pool(self, instance: Instance) -> Pool:
-        """The pool of an instance; a new one when its address has changed."""
+        """The pool of an instance; a new one when its address or its key has changed."""
         pool = self._pools.get(instance.instance_id)
-        if pool is None or pool.url != instance.url:
+        if pool is None or (pool.url, pool.key_id) != (instance.url, instance.key_id):
             if pool is not None:
                 pool.close()
-            pool = self._pools[instance.instance_id] = Pool(instance, self.limits)
+            pool = self._pools[instance.instance_id] = Pool(instance, self.limits, self._engine_secret)
         return pool
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -181,7 +185,7 @@ class DataPort:
             self._refuse(client, parsed, 503, message, "router_stopping", "service_unavailable", retry_after_s=1.0)
             return False
         try:
-            asked = read_body(parsed.path, parsed.body)
+            asked = read_body(parsed.path, parsed.body, self._readers)
         except BadRequest as error:
             self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
             return False
@@ -189,6 +193,11 @@ class DataPort:
         if model is None:
             message = f"The model `{asked.model[:200]}` does not exist."
             self._refuse(client, parsed, 404, message, "model_not_found", param="model")
+            return False
+        try:
+            check_model(asked, model)
+        except BadRequest as error:
+            self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
             return False
         exchange = Exchange(self, client, parsed, model, bool(asked.stream))
         if self.tracks_tokens:

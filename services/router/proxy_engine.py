@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
+from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance
 from services.router import direct_write
 from services.router.limits import Limits
@@ -79,7 +80,7 @@ class EngineConnection(asyncio.Protocol):
         self.exchange = exchange
         self.heard_at = time.monotonic()
         exchange.engine = self
-        self._write(exchange.engine_request())
+        self._write(exchange.engine_request(self.pool.credentials))
         if exchange.client.write_paused:
             self.pause()
 
@@ -197,8 +198,14 @@ class EngineConnection(asyncio.Protocol):
 class Pool:
     """Idle connections of one instance, last used first out."""
 
-    def __init__(self, instance: Instance, limits: Limits) -> None:
-        self.instance_id, self.url = instance.instance_id, instance.url
+    def __init__(self, instance: Instance, limits: Limits, engine_secret: str = "") -> None:
+        self.instance_id, self.url, self.key_id = instance.instance_id, instance.url, instance.key_id
+        api_key = engine_key(engine_secret, instance.key_id)
+        if instance.key_id and not api_key:
+            log.error(
+                "the engine of %s asks for a key: set GLOWPLUG_ENGINE_SECRET as its agent has it", self.instance_id
+            )
+        self.credentials = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""  # a header line
         self._host, self._port = _address(instance.url)
         self._limits = limits
         self._idle: list[EngineConnection] = []

@@ -153,13 +153,15 @@ class Exchange:
 
     # -- what the engine answers --------------------------------------------------------------------------------
 
-    def engine_request(self) -> bytes:
-        """The request as the engine gets it: same target, headers and body; ours are the hop, the id and the trace."""
+    def engine_request(self, credentials: bytes = b"") -> bytes:
+        """The request as the engine gets it: same target, headers and body; ours are the hop, the id, the trace and the
+        engine's `credentials`."""
         request = self.request
         self.router_s = max(_monotonic() - self.arrived - self.queue_s, 0.0)
-        return b"POST %b HTTP/1.1\r\n%bx-request-id: %b\r\ntraceparent: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+        return b"POST %b HTTP/1.1\r\n%b%bx-request-id: %b\r\ntraceparent: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             request.target,
             request.passed_headers(),
+            credentials,
             self.request_id.encode(),
             self.traceparent.encode(),
             len(self.body),

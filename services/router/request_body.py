@@ -1,69 +1,41 @@
-"""What the router must know of a request body, and the wrong types it refuses before waking a model for them.
+"""What the router must know of a request body, and what it refuses before waking a model for it.
 
-Only the fields named here are looked at; the body itself goes to the engine byte for byte.
+The body itself goes to the engine byte for byte. Engines parse it again: where a name comes twice, the last value
+counts for msgspec, for llama.cpp's parser and for Python's alike.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
 from glowplug.domain.errors import BadRequest
+from glowplug.domain.model import Model
+from services.router.request_shapes import (
+    CHARS_PER_TOKEN_MAX,
+    NUM_CHOICES,
+    NUM_INPUTS,
+    SCHEMA_BYTES,
+    TOOLS_BYTES,
+    Asked,
+    ChatAsked,
+    CompletionAsked,
+    EmbeddingAsked,
+    Function,
+    Item,
+    Message,
+    Part,
+    ResponseAsked,
+    ResponseTool,
+    Text,
+)
 
-Text = str | list[msgspec.Raw]
-
-
-class Message(msgspec.Struct):
-    role: str
-    content: str | list[msgspec.Raw] | None = None
-
-
-class _Asked(msgspec.Struct):
-    model: str
-    stream: bool | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-
-
-class ChatAsked(_Asked, kw_only=True):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-
-
-class CompletionAsked(_Asked, kw_only=True):
-    prompt: Text
-
-
-class EmbeddingAsked(msgspec.Struct):
-    model: str
-    input: Text
-    stream: bool | None = None
-
-
-class ResponseAsked(msgspec.Struct):
-    model: str
-    input: Text = ""
-    stream: bool | None = None
-
-
-class Asked(msgspec.Struct):
-    """The common part of every kind of request."""
-
-    model: str
-    stream: bool | None = None
-
-
-def _reader(shape: type[Any]) -> Callable[[bytes], Any]:
-    return msgspec.json.Decoder(shape).decode
-
-
-READERS: dict[bytes, Callable[[bytes], Any]] = {
-    b"/v1/chat/completions": _reader(ChatAsked),
-    b"/v1/completions": _reader(CompletionAsked),
-    b"/v1/embeddings": _reader(EmbeddingAsked),
-    b"/v1/responses": _reader(ResponseAsked),
+Readers = Mapping[bytes, Callable[[bytes], Any]]
+SHAPES: dict[bytes, type[Asked]] = {
+    b"/v1/chat/completions": ChatAsked,
+    b"/v1/completions": CompletionAsked,
+    b"/v1/embeddings": EmbeddingAsked,
+    b"/v1/responses": ResponseAsked,
 }
 OPERATIONS = {
     b"/v1/chat/completions": "chat",
@@ -71,16 +43,38 @@ OPERATIONS = {
     b"/v1/embeddings": "embeddings",
     b"/v1/responses": "chat",
 }
-
-
 CHARS_PER_TOKEN = 4
-_TEXT, _TEXT_WITHIN = b"text", 40  # a part of a message that is text says so in its first bytes
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"})
+_WITH_TEXT = frozenset({"text", "input_text", "output_text"})
+_UNKNOWN = "Object contains unknown field `"
 
 
-def read_body(path: bytes, body: bytes) -> Any:
+def readers(passed: Iterable[str] = ()) -> Readers:
+    """A reader for each path; the fields named in `passed` are let through unchecked besides those that are known."""
+    return {path: msgspec.json.Decoder(_with(shape, passed)).decode for path, shape in SHAPES.items()}
+
+
+def _with(shape: type[Asked], passed: Iterable[str]) -> type[Asked]:
+    names = [name for name in passed if name not in shape.__struct_encode_fields__]
+    if not names:
+        return shape
+    extra = {f"passed_{i}": name for i, name in enumerate(names)}
+    fields = [(field, msgspec.Raw, msgspec.Raw(b"null")) for field in extra]
+    made = msgspec.defstruct(
+        shape.__name__, fields, bases=(shape,), kw_only=True, forbid_unknown_fields=True, rename=extra
+    )
+    return cast(type[Asked], made)
+
+
+READERS = readers()
+
+
+def read_body(path: bytes, body: bytes, by_path: Readers = READERS) -> Any:
     """What is asked: `model`, `stream` and what its kind of request has. Raises BadRequest naming the wrong field."""
     try:
-        asked = READERS[path](body)
+        if not body.isascii():
+            body.decode()  # what is skipped is not looked at below, and engines refuse it late
+        asked = by_path[path](body)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from error
     except msgspec.DecodeError as error:
@@ -89,7 +83,31 @@ def read_body(path: bytes, body: bytes) -> Any:
         raise BadRequest(f"The body cannot be read: {error}") from error
     if not asked.model:
         raise BadRequest("`model` is empty.", param="model")
+    _check(asked)
     return asked
+
+
+def check_model(asked: Any, model: Model) -> None:
+    """Hold a request against the model it is for. Raises BadRequest naming the field that this model cannot do."""
+    for field in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        most = getattr(asked, field, None)
+        if most is not None and most > model.context_tokens:
+            text = f"{field}: {most} is too large; `{model.name}` has a context of {model.context_tokens} tokens."
+            raise BadRequest(text, param=field)
+    param, num_chars = _longest_text(asked)
+    if num_chars > model.context_tokens * CHARS_PER_TOKEN_MAX:
+        text = (
+            f"{param}: {num_chars} characters do not fit the context of `{model.name}`, {model.context_tokens} tokens."
+        )
+        raise BadRequest(text, param=param)
+    if model.engine != "llamacpp":
+        return
+    # Its driver loads no projector for images and sounds, and the engine answers 500 for them and 501 for embeddings.
+    if isinstance(asked, EmbeddingAsked) and not model.engine_args.get("embeddings"):
+        raise BadRequest(f"model: `{model.name}` does not make embeddings.", param="model")
+    for param, part in _parts(asked):
+        if part.type not in _TEXT_PARTS:
+            raise BadRequest(f"{param}: `{model.name}` takes text only, not `{part.type}`.", param=param)
 
 
 def sizes(asked: Any) -> tuple[int, int]:
@@ -100,25 +118,148 @@ def sizes(asked: Any) -> tuple[int, int]:
         most = asked.max_completion_tokens or asked.max_tokens
     elif isinstance(asked, CompletionAsked):
         num_chars, most = _chars_of_text(asked.prompt), asked.max_tokens
+    elif isinstance(asked, EmbeddingAsked):
+        num_chars, most = _chars_of_text(asked.input), 1
     else:
-        num_chars, most = _chars_of_text(asked.input), 1 if isinstance(asked, EmbeddingAsked) else 0
-    return num_chars // CHARS_PER_TOKEN, max(most or 0, 0)
+        num_chars, most = _chars_of_items(asked.input), asked.max_output_tokens
+    return num_chars // CHARS_PER_TOKEN, most or 0
 
 
-def _chars(parts: list[msgspec.Raw] | None) -> int:
-    views = [memoryview(part) for part in parts or ()]
-    return sum(view.nbytes for view in views if _TEXT in bytes(view[:_TEXT_WITHIN]))
+def _longest_text(asked: Any) -> tuple[str, int]:
+    """(field, characters) of the longest text that is one prompt for the engine."""
+    if isinstance(asked, ChatAsked):
+        return "messages", sum(_chars_of_message(message) for message in asked.messages)
+    if isinstance(asked, ResponseAsked):
+        return "input", _chars_of_items(asked.input) + len(asked.instructions or "")
+    param, text = ("prompt", asked.prompt) if isinstance(asked, CompletionAsked) else ("input", asked.input)
+    if isinstance(text, str):
+        return param, len(text)
+    return param, max((len(one) for one in text if isinstance(one, str)), default=0)
+
+
+def _chars_of_message(message: Message) -> int:
+    content = message.content
+    num_chars = len(content) if isinstance(content, str) else _chars(content)
+    num_chars += len(message.reasoning_content or "")
+    return num_chars + sum(len(call.function.arguments) for call in message.tool_calls or ())
+
+
+def _chars(parts: list[Part] | None) -> int:
+    return sum(len(part.text) for part in parts or () if part.text)
+
+
+def _chars_of_items(given: str | list[Item]) -> int:
+    if isinstance(given, str):
+        return len(given)
+    contents = [content for item in given for content in (item.content, item.output) if content]
+    return sum(len(content) if isinstance(content, str) else _chars(content) for content in contents)
 
 
 def _chars_of_text(text: Text) -> int:
-    """Of a list: strings, or token ids, each of which is one token."""
+    """Of a list: texts, or token ids, each of which is one token."""
     if isinstance(text, str):
         return len(text)
-    return sum(max(memoryview(one).nbytes, CHARS_PER_TOKEN) for one in text)
+    return sum(len(one) if isinstance(one, str) else _num_ids(one) * CHARS_PER_TOKEN for one in text)
+
+
+def _num_ids(one: int | list[int]) -> int:
+    return 1 if isinstance(one, int) else len(one)
+
+
+def _num_texts(text: Text) -> int:
+    """How many texts a list holds; token ids among them are one together."""
+    if isinstance(text, str):
+        return 1
+    num_texts = sum(not isinstance(one, int) for one in text)
+    return num_texts + (num_texts < len(text))
+
+
+def _check(asked: Any) -> None:
+    """What types cannot say: fields that bound each other, and the sizes of schemas."""
+    if isinstance(asked, ChatAsked):
+        _check_tools("tools[{}].function", [tool.function for tool in asked.tools or ()])
+        _check_format(asked)
+        _check_schema("chat_template_kwargs", asked.chat_template_kwargs)
+        for param, part in _parts(asked):
+            _check_part(param, part)
+    elif isinstance(asked, CompletionAsked):
+        num_prompts, n = _num_texts(asked.prompt), asked.n or 1
+        if not num_prompts:
+            raise BadRequest("prompt: no text is given.", param="prompt")
+        if num_prompts * n > NUM_CHOICES:
+            text = f"{num_prompts} prompts with n={n} make more than {NUM_CHOICES} answers"
+            raise BadRequest(f"prompt: {text}; send them in several requests.", param="prompt")
+        if asked.best_of is not None and asked.best_of < n:
+            raise BadRequest(f"best_of: {asked.best_of} is below n={n}.", param="best_of")
+        _check_format(asked)
+    elif isinstance(asked, EmbeddingAsked):
+        num_inputs = _num_texts(asked.input)
+        if not 1 <= num_inputs <= NUM_INPUTS:
+            raise BadRequest(f"input: {num_inputs} texts; 1 to {NUM_INPUTS} are allowed.", param="input")
+    else:
+        _check_response(asked)
+
+
+def _check_response(asked: ResponseAsked) -> None:
+    for i, tool in enumerate(asked.tools or ()):
+        if tool.type == "function" and not tool.name:
+            raise BadRequest(f"tools[{i}].name is missing.", param=f"tools[{i}].name")
+    _check_tools("tools[{}]", asked.tools or ())
+    if asked.text is not None and asked.text.format is not None:
+        _check_schema("text.format.schema", asked.text.format.schema)
+    for param, part in _parts(asked):
+        _check_part(param, part)
+
+
+def _check_tools(where: str, tools: Sequence[Function | ResponseTool]) -> None:
+    num_bytes = 0
+    for i, tool in enumerate(tools):
+        _check_schema(f"{where.format(i)}.parameters", tool.parameters)
+        num_bytes += memoryview(tool.parameters).nbytes + len(tool.description or "")
+    if num_bytes > TOOLS_BYTES:
+        raise BadRequest(f"tools: {num_bytes} bytes are more than {TOOLS_BYTES}.", param="tools")
+
+
+def _check_format(asked: ChatAsked | CompletionAsked) -> None:
+    if asked.response_format is not None:
+        _check_schema("response_format.json_schema", asked.response_format.json_schema)
+        _check_schema("response_format.schema", asked.response_format.schema)
+
+
+def _check_schema(param: str, schema: msgspec.Raw) -> None:
+    """An object of bounded size, or null."""
+    num_bytes = memoryview(schema).nbytes
+    if num_bytes > SCHEMA_BYTES:
+        raise BadRequest(f"{param}: {num_bytes} bytes are more than {SCHEMA_BYTES}.", param=param)
+    if not bytes(schema).startswith((b"{", b"null")):
+        raise BadRequest(f"{param}: an object is expected.", param=param)
+
+
+def _check_part(param: str, part: Part) -> None:
+    if part.type in _WITH_TEXT and part.text is None:
+        raise BadRequest(f"{param}.text is missing.", param=f"{param}.text")
+
+
+def _parts(asked: Any) -> Iterator[tuple[str, Part]]:
+    """Every part of every message, with where it is."""
+    if isinstance(asked, ChatAsked):
+        contents = [(f"messages[{i}].content", m.content) for i, m in enumerate(asked.messages)]
+    elif isinstance(asked, ResponseAsked) and isinstance(asked.input, list):
+        contents = [(f"input[{i}].content", item.content) for i, item in enumerate(asked.input)]
+        contents += [(f"input[{i}].output", item.output) for i, item in enumerate(asked.input)]
+    else:
+        return
+    for where, content in contents:
+        if isinstance(content, list):
+            for i, part in enumerate(content):
+                yield f"{where}[{i}]", part
 
 
 def _wrong_field(text: str) -> BadRequest:
     """msgspec says "... - at `$.messages[0].role`" or "... missing required field `model`"."""
-    what, _, where = text.partition(" - at `$")
-    param = where.rstrip("`").lstrip(".") if where else what.partition("missing required field `")[2].rstrip("`")
+    what, _, where = text.partition(" - at `")
+    if what.startswith(_UNKNOWN):
+        name = what.removeprefix(_UNKNOWN).rstrip("`")
+        return BadRequest(f"{name}: this request has no such field.", param=name)
+    param = where.partition("$")[2].rstrip("`").lstrip(".") or what.partition("missing required field `")[2].rstrip("`")
     return BadRequest(f"{param}: {what}" if where else what, param=param or None)

@@ -21,6 +21,8 @@ class RouterSettings(ServiceSettings):
     max_header_bytes: int = Field(DEFAULT.header_bytes, ge=1024)
     max_body_bytes: int = Field(DEFAULT.body_bytes, ge=1024)
     max_buffered_bytes: int = Field(DEFAULT.buffered_bytes, ge=1024)
+    engine_secret: str = ""  # the agents': makes the keys that engines ask for (set it on routers first)
+    passed_fields: str = ""  # comma-separated: fields of a request that go to engines unchecked (n_probs, grammar, ...)
     max_connections: int = Field(DEFAULT.num_connections, ge=1)
     header_timeout_s: float = Field(DEFAULT.header_s, gt=0)
     body_timeout_s: float = Field(DEFAULT.body_s, gt=0)
@@ -43,6 +45,10 @@ class RouterSettings(ServiceSettings):
     load_soonest_s: float = Field(0.2, gt=0)  # changes closer together are one report
     requests_every_s: float = Field(0.5, gt=0)  # report of the requests held and under way, while there are any
     requests_reported: int = Field(100, ge=0, le=10_000)  # the oldest, in one report; 0 reports none
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.passed_fields.split(",") if name.strip())
 
     def limits(self) -> Limits:
         return Limits(

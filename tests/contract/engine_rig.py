@@ -37,6 +37,7 @@ class EngineCase:
     handles: list[EngineHandle] = field(default_factory=list)
     host: str = "127.0.0.1"
     port: int = 0
+    api_key: str = ""
 
     def __post_init__(self) -> None:
         self.driver: EngineDriver = driver(self.name, self.settings)
@@ -78,6 +79,7 @@ class EngineCase:
             log_path=run_dir / "engine.log",
             host=self.host,
             port=self.port,
+            api_key=self.api_key,
         )
         handle = await self.driver.launch(request)
         self.handles.append(handle)

@@ -5,6 +5,7 @@ import json
 
 from openai import AsyncOpenAI
 
+from glowplug.domain.engine_key import engine_key
 from glowplug.telemetry.semconv import HEADER_EMULATED
 from tests.contract.data_port_rig import (
     DONE,
@@ -34,11 +35,25 @@ async def test_bodies_are_byte_exact_both_ways() -> None:
     async def answer_oddly(served: Served) -> None:
         await served.json(reply)
 
-    async with a_rig() as rig:
+    async with a_rig(passed_fields=("x",)) as rig:
         engine = await rig.engine(answer_oddly)
         answer = await rig.ask(chat(body=odd))
     assert engine.served[0].body == odd
     assert answer.body == reply and answer.headers["content-length"] == str(len(reply))
+
+
+async def test_an_engine_gets_its_own_key_and_never_the_clients() -> None:
+    async with a_rig(api_key="k", engine_secret="s") as rig:
+        engine = await rig.engine(key_id="17")
+        await rig.ask(chat(extra=b"authorization: Bearer k\r\n"))
+        assert engine.served[0].header("authorization") == f"Bearer {engine_key('s', '17')}"
+        restarted = an_instance("i-1", engine.url, key_id="18", revision=2)  # at the same address
+        rig.tell(restarted)
+        await rig.ask(chat(extra=b"authorization: Bearer k\r\n"))
+        assert engine.served[1].header("authorization") == f"Bearer {engine_key('s', '18')}"
+        rig.tell(an_instance("i-1", engine.url, revision=3))  # of an agent that makes no keys
+        await rig.ask(chat(extra=b"authorization: Bearer k\r\n"))
+        assert engine.served[2].header("authorization") is None
 
 
 async def test_target_and_headers_reach_the_engine_but_credentials_do_not() -> None:

@@ -202,7 +202,7 @@ async def test_undeploying_a_model_answers_its_waiters() -> None:
 
 
 async def test_bodies_of_held_requests_count_against_what_the_process_may_hold() -> None:
-    big = b'{"model":"m","messages":[],"pad":"%b"}' % (b"x" * 600)
+    big = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"x" * 600)
     async with a_rig(Limits(buffered_bytes=1000)) as rig:
         client = await rig.client()
         await client.send(chat(body=big))

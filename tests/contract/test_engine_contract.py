@@ -22,13 +22,15 @@ from tests.contract.engine_rig import ENGINES, EngineCase, eventually, until_idl
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
+KEY = "key-of-this-engine"
+AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 LONG = {"max_tokens": 900, "min_tokens": 900, "ignore_eos": True}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
 async def case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
     with tempfile.TemporaryDirectory(prefix="gp-engine-") as folder:
-        case = EngineCase(request.param, Path(folder))
+        case = EngineCase(request.param, Path(folder), api_key=KEY)
         if reason := case.driver.unavailable():
             pytest.skip(reason)
         try:
@@ -46,13 +48,27 @@ async def started(case: EngineCase) -> LoadReport:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(started: LoadReport) -> AsyncIterator[httpx.AsyncClient]:
     no_reuse = httpx.Limits(max_keepalive_connections=0)  # engines close idle connections when they like
-    async with httpx.AsyncClient(base_url=started.handle.url, timeout=60, limits=no_reuse) as client:
+    async with httpx.AsyncClient(
+        base_url=started.handle.url, headers=AUTHORIZED, timeout=60, limits=no_reuse
+    ) as client:
         yield client
 
 
 def chat(**fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "Name a colour."}]
     return {"model": "Contract/Tiny", "messages": messages, "max_tokens": 8, **fields}
+
+
+async def test_without_its_key_an_engine_answers_nobody_and_its_agent_sees_its_health_and_count(
+    case: EngineCase, started: LoadReport
+) -> None:
+    async with httpx.AsyncClient(base_url=started.handle.url, timeout=60) as stranger:
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            for path in ("chat/completions", "completions"):
+                assert (await stranger.post(f"/v1/{path}", json=chat(), headers=headers)).status_code == 401
+    assert KEY not in " ".join(psutil.Process(started.handle.pid).cmdline())
+    assert (await case.driver.health(started.handle)).ok
+    assert await case.driver.num_in_flight(started.handle) == 0
 
 
 def events(text: str) -> list[str]:
@@ -189,7 +205,7 @@ async def test_a_handle_read_back_from_disk_adopts_the_living_engine(case: Engin
 
 async def test_a_system_prompt_of_the_model_changes_what_it_reads_not_the_body(case: EngineCase) -> None:
     report = await case.start(system_prompt='You are "Ada".\nAnswer as {{ Ada }} would.')
-    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=report.handle.url, headers=AUTHORIZED, timeout=60) as client:
         plain = (await client.post("/v1/chat/completions", json=chat())).json()
         own = [{"role": "system", "content": "x"}, {"role": "user", "content": "Name a colour."}]
         given = (await client.post("/v1/chat/completions", json=chat(messages=own))).json()

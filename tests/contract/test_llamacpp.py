@@ -69,3 +69,10 @@ async def test_an_unstreamed_request_is_dropped_although_its_count_is_asked_for_
             await waiting
     assert await until_idle(case, report.handle) == 0
     assert "cancel task" in Path(report.handle.log_path).read_text()
+
+
+async def test_weights_larger_than_what_the_model_declares_are_not_loaded(case: EngineCase) -> None:
+    handle = await case.launch(weights_bytes=5)
+    with pytest.raises(EngineFailed, match=r"has \d+ bytes; weights_bytes of the model is 5") as failure:
+        await case.driver.load(handle, case.weights)
+    assert failure.value.code == "weights_unavailable"

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import InstanceState, PhaseName
 from glowplug.engines.process import started_at
 from services.agent.app import make
@@ -72,6 +74,27 @@ async def test_start_serve_drain_stop(rig: AgentRig) -> None:
     assert (await until(lambda: rig.row("i-1") == stopped, "the store has the end")) is True
 
 
+async def test_with_a_secret_an_engine_answers_only_who_makes_its_key(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path, engine_secret="s", health_every_s=0.05)
+    await rig.start()
+    url = await started(rig)
+    ready = rig.instance("i-1")
+    assert ready is not None and ready.key_id
+    assert (await until(lambda: rig.row("i-1") == ready, "the store has it")) is True
+    row = str(msgspec.to_builtins(ready))
+    key = engine_key("s", ready.key_id)
+    assert key not in row
+    async with httpx.AsyncClient() as client:
+        refused = await client.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        given = {"authorization": f"Bearer {key}"}
+        answered = await client.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=given)
+        assert answered.status_code == 200
+    await rig.sender.publish(stop_command("i-1"))
+    await rig.reaches("i-1", InstanceState.STOPPED)
+    await rig.service.stop()
+
+
 async def test_a_drain_waits_for_what_runs(rig: AgentRig) -> None:
     model = emulated_model(engine_args={"time_scale": 1.0, "launch_s": 0, "warmup_s": 0})
     write_weights(rig.settings.shm_dir, model)
@@ -98,6 +121,26 @@ async def test_a_drain_is_undone(tmp_path: Path) -> None:
     ready = await rig.reaches("i-1", InstanceState.READY)
     assert ready.reason == "wanted again" and rig.used_bytes() == 100 * MIB
     rig.settings.drain_s = 0.0
+    await rig.service.stop()
+
+
+async def test_an_engine_that_takes_too_much_memory_is_ended_with_a_reason(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path, engine_overhead_bytes=100 * MIB, engine_memory_s=0.02)
+    await rig.start()
+    model = emulated_model(engine_args={"time_scale": 50.0, "faults": {"grow_bytes_per_token": 8 * MIB}})
+    write_weights(rig.settings.shm_dir, model)
+    await rig.sender.publish(start_command(model, "i-1"))
+    url = (await rig.reaches("i-1", InstanceState.READY)).url
+    pid = rig.handle("i-1")["pid"]
+    asked = {"model": "tiny", "prompt": "tell", "max_tokens": 1000, "ignore_eos": True}
+    async with httpx.AsyncClient(timeout=60) as client:
+        with pytest.raises(httpx.HTTPError):
+            await client.post(f"{url}/v1/completions", json=asked)
+    failed = await rig.reaches("i-1", InstanceState.FAILED)
+    assert "MiB of host memory, more than its limit of " in failed.reason and "OVERHEAD_BYTES" in failed.reason
+    await until(lambda: rig.used_bytes() == 0, "the ledger is free")
+    assert started_at(pid) is None
+    assert rig.broker.of_type("instance.failed")[-1].data.instance.reason == failed.reason
     await rig.service.stop()
 
 

@@ -47,6 +47,7 @@ def env(
         "GLOWPLUG_ADMIN_TOKEN": fleet.admin_token,
         "GLOWPLUG_API_KEY": fleet.api_key,
         "GLOWPLUG_CONSOLE_KEY": fleet.console_key,
+        "GLOWPLUG_ENGINE_SECRET": fleet.document.get("engine_secret") or os.environ.get("GLOWPLUG_ENGINE_SECRET", ""),
         "OTEL_EXPORTER_OTLP_ENDPOINT": os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or fleet.urls.get("console", ""),
     }
     for name, value in values.items():

@@ -29,6 +29,7 @@ from glowplug.controllers.agent_words import (
     EngineGone,
     EngineKind,
     EngineLaunched,
+    EngineOverLimit,
     EnginePrewarmed,
     EngineReady,
     EngineStartFailed,
@@ -203,7 +204,7 @@ class AgentController:
             case EngineStartFailed(code=code, reason=reason):
                 if holding.instance.state.is_coming and not holding.is_stopping:
                     self._life.fail(turn, holding, code, reason)
-            case EngineExited(reason=reason):
+            case EngineExited(reason=reason) | EngineOverLimit(reason=reason):
                 if not holding.is_stopping:
                     self._life.fail(turn, holding, "engine_failed", reason)
             case EngineGone(clean=clean):

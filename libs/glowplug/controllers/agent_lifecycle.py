@@ -114,6 +114,7 @@ class Lifecycle:
             ready_at=turn.now_s,
             phases=phases,
             kv_tokens=report.kv_tokens,
+            key_id=report.key_id,
             reason=f"ready after {turn.now_s - holding.instance.created_at:.2f} s",
         )
         turn.ask(ReportStart(holding.instance, holding.cause.traceparent, holding.is_cached))

@@ -45,12 +45,19 @@ class Stages:
             names = {phase.name for phase in report.phases} | {PhaseName.DECIDE}
             kept = tuple(p for p in instance.phases if p.name not in names)
             decided = tuple(p for p in instance.phases if p.name is PhaseName.DECIDE)
-            whole = replace(report, url=report.url or instance.url, phases=(*kept, *report.phases))
+            key_id = report.key_id or instance.key_id
+            whole = replace(report, url=report.url or instance.url, key_id=key_id, phases=(*kept, *report.phases))
             self._life.ready(turn, replace(holding, instance=replace(instance, phases=decided)), whole)
         elif not holding.is_loaded:
             loaded = replace(holding, is_loaded=True)
             phases = (*instance.phases, *report.phases)
-            holding = turn.tell(loaded, url=report.url, phases=phases, reason="its stage is loaded, the others are not")
+            holding = turn.tell(
+                loaded,
+                url=report.url,
+                key_id=report.key_id,
+                phases=phases,
+                reason="its stage is loaded, the others are not",
+            )
             self._serve(turn, holding)
 
     def join(self, turn: Turn, holding: Holding) -> None:

@@ -94,6 +94,7 @@ class EngineReady:
     url: str
     phases: tuple[Phase, ...] = ()
     kv_tokens: int = 0  # that its KV cache holds; 0: not known
+    key_id: str = ""  # as in Instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,14 @@ class EngineStartFailed:
 @dataclass(frozen=True, slots=True)
 class EngineExited:
     """The process ended and nobody had asked it to."""
+
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOverLimit:
+    """The engine takes more host memory than it may: it must end at once, before the machine has none left."""
 
     instance_id: str
     reason: str

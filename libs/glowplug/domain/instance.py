@@ -89,6 +89,7 @@ class Instance:
     kv_tokens: int = 0  # tokens its KV cache holds; 0: not known
     source: str = ""  # the dormant instance it grew from
     consolidating: bool = False  # a stage into which the rest of the model comes: it will run all of it
+    key_id: str = ""  # of the key its engine asks for (engine_key.py); "": it asks for none
 
     @property
     def serves(self) -> bool:

@@ -21,7 +21,13 @@ class EmulatedDriver(HostedDriver):
 
     name = "emulated"
     capabilities = EngineCapabilities(
-        emulated=True, embeddings=True, sleep=True, metrics=True, prewarm=True, groups=True
+        emulated=True,
+        embeddings=True,
+        sleep=True,
+        metrics=True,
+        prewarm=True,
+        groups=True,
+        overhead_bytes=1 << 30,
     )
     module = "glowplug.engines.emulated_host"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -57,7 +63,9 @@ class EmulatedDriver(HostedDriver):
         self, handle: EngineHandle, path: str, timeout_s: float, *, method: str = "POST", body: bytes = b""
     ) -> bytes:
         try:
-            status, answer = await probe.ask(handle.url, path, timeout_s, method=method, body=body)
+            status, answer = await probe.ask(
+                handle.url, path, timeout_s, method=method, body=body, api_key=handle.api_key
+            )
         except (OSError, TimeoutError) as error:
             raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {path}: {error!r}") from error
         if status != 200:

@@ -60,7 +60,8 @@ class HostedDriver:
 
     def environment(self, request: LaunchRequest) -> dict[str, str]:
         gpus = str(request.gpu_index) if request.gpu_kind == "cuda" else ""
-        return {"CUDA_VISIBLE_DEVICES": gpus, "TRACEPARENT": request.traceparent, "PYTHONUNBUFFERED": "1"}
+        env = {"CUDA_VISIBLE_DEVICES": gpus, "TRACEPARENT": request.traceparent, "PYTHONUNBUFFERED": "1"}
+        return env | {rendezvous.API_KEY: request.api_key}
 
     async def launch(self, request: LaunchRequest) -> EngineHandle:
         rendezvous.write(request.run_dir, rendezvous.SPEC, self.spec(request))
@@ -91,6 +92,7 @@ class HostedDriver:
             host=request.host,
             port=request.port,
             data=data,
+            api_key=request.api_key,
         )
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
@@ -130,7 +132,9 @@ class HostedDriver:
         if not handle.url:
             return Health(ok=False, reason="not loaded yet")
         try:
-            status, body = await probe.ask(handle.url, "/health", self._settings.health_timeout_s)
+            status, body = await probe.ask(
+                handle.url, "/health", self._settings.health_timeout_s, api_key=handle.api_key
+            )
         except TimeoutError:
             return Health(ok=False, reason=f"no answer within {self._settings.health_timeout_s:g} s")
         except OSError as error:
@@ -142,7 +146,9 @@ class HostedDriver:
 
     async def num_in_flight(self, handle: EngineHandle) -> int:
         try:
-            status, body = await probe.ask(handle.url, "/metrics", self._settings.health_timeout_s)
+            status, body = await probe.ask(
+                handle.url, "/metrics", self._settings.health_timeout_s, api_key=handle.api_key
+            )
         except (OSError, TimeoutError) as error:
             raise EngineFailed(f"{self.name} {handle.instance_id} does not answer: {error!r}") from error
         if status != 200:

@@ -29,7 +29,7 @@ class LlamacppDriver(HostedDriver):
     """Runs `llamacpp_host` (xllamacpp's server) for one model. `engine_args`: see ENGINE_ARGS."""
 
     name = "llamacpp"
-    capabilities = EngineCapabilities(embeddings=True, cancels_unstreamed=False)
+    capabilities = EngineCapabilities(embeddings=True, cancels_unstreamed=False, overhead_bytes=2 << 30)
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import xllamacpp
 
-from glowplug.domain.errors import ChecksumMismatch
+from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.engines import rendezvous
 from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
 
@@ -68,6 +68,8 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     p.model.path = str(weights)
     p.model_alias = {spec["model"]}
     p.hostnames, p.port = [spec["host"]], spec["port"]
+    if api_key := os.environ.get(rendezvous.API_KEY, ""):
+        p.api_keys = [api_key]
     p.cors_origins = ""
     p.ui, p.endpoint_slots, p.endpoint_metrics = False, False, True  # /slots would show prompts
     p.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # the region in host memory is shared, not copied
@@ -89,12 +91,22 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     return p
 
 
+def check_size(spec: dict[str, Any], weights: Path) -> None:
+    """The grant holds all of the file, unless only some layers go to the GPU. Raises WeightsUnavailable."""
+    num_bytes, granted = weights.stat().st_size, int(spec["weights_bytes"])
+    if num_bytes > granted and "n_gpu_layers" not in spec["engine_args"]:
+        raise WeightsUnavailable(f"{weights.name} has {num_bytes} bytes; weights_bytes of the model is {granted}")
+
+
 def serve_one(address: str) -> None:
     """One token through the whole path, so that READY means answering. Raises RuntimeError when it does not."""
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=_WARMUP_TIMEOUT_S)
     body = json.dumps({"prompt": "Hello", "max_tokens": 1, "cache_prompt": False})
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    if api_key := os.environ.get(rendezvous.API_KEY, ""):
+        headers["Authorization"] = f"Bearer {api_key}"
+    connection.request("POST", "/v1/completions", body, headers)
     answer = connection.getresponse()
     if answer.status != 200:
         raise RuntimeError(f"warm-up answered {answer.status}: {answer.read(500).decode('utf-8', 'replace')}")
@@ -106,6 +118,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> Any:
     """Wait for the weights, load, warm up, say ready. Returns the server, which lives as long as it is held."""
     imported_at = time.time()
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
+    check_size(spec, weights)
     load_at = time.time()
     server = xllamacpp.Server(parameters(spec, weights, read_facts(weights)))
     warmup_at = time.time()
@@ -133,6 +146,9 @@ def main() -> int:
     except InvalidGguf as error:  # another start would read the same bytes
         failed = {"message": f"the weights cannot be served: {error}", "code": ChecksumMismatch.code}
         rendezvous.write(run_dir, rendezvous.FAILED, failed)
+        return 1
+    except WeightsUnavailable as error:
+        rendezvous.write(run_dir, rendezvous.FAILED, {"message": error.message, "code": error.code})
         return 1
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told the reason and the process ends
         rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})

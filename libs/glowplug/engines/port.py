@@ -28,6 +28,7 @@ class EngineCapabilities:
     metrics: bool = False  # vLLM's metric names on /metrics
     cancels_unstreamed: bool = True  # False: at once only for streams; the others when the engine is quiet
     prewarm: bool = False  # holds its weights on the GPU without a KV cache, and serves at once when it is to
+    overhead_bytes: int = 4 << 30  # host memory of its own that it may take beside its grant, where no setting says
     groups: bool = False  # one instance may spread over several GPUs of a node
 
 
@@ -46,6 +47,7 @@ class LaunchRequest:
     traceparent: str = ""
     host: str = "127.0.0.1"  # address the engine listens on
     port: int = 0  # 0: the kernel chooses, and the engine tells
+    api_key: str = ""  # that the engine asks for; "": none
     first_bytes: int = 0  # of its weights, that a replica of the first layers loads before it is woken; 0: all
 
 
@@ -63,6 +65,7 @@ class EngineHandle:
     host: str = "127.0.0.1"  # address it listens on
     port: int = 0  # the port it was told to listen on; 0: its own choice
     data: Mapping[str, str] = field(default_factory=dict)  # the driver's own
+    api_key: str = ""  # that it asks for; "": none
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

@@ -9,17 +9,21 @@ MAX_ANSWER_BYTES = 4_000_000
 _SAMPLE = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{[^\n]*\})?[ \t]+([^\s]+)", re.MULTILINE)
 
 
-async def ask(url: str, path: str, timeout_s: float, *, method: str = "GET", body: bytes = b"") -> tuple[int, bytes]:
+async def ask(
+    url: str, path: str, timeout_s: float, *, method: str = "GET", body: bytes = b"", api_key: str = ""
+) -> tuple[int, bytes]:
     """Status and body of one request. Raises OSError or TimeoutError when there is no whole answer in time."""
     async with asyncio.timeout(timeout_s):
-        return await _exchange(url, path, method, body)
+        return await _exchange(url, path, method, body, api_key)
 
 
-async def _exchange(url: str, path: str, method: str, body: bytes) -> tuple[int, bytes]:
+async def _exchange(url: str, path: str, method: str, body: bytes, api_key: str) -> tuple[int, bytes]:
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=MAX_ANSWER_BYTES)
     try:
         head = f"{method} {path} HTTP/1.0\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        if api_key:
+            head += f"Authorization: Bearer {api_key}\r\n"
         if body:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         writer.write(head.encode() + b"\r\n" + body)

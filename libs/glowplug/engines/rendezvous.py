@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+API_KEY = "ENGINE_API_KEY"  # variable of the engine's environment; a file or an argument would be read by more
 SPEC, GO, READY, FAILED = "spec.json", "go.json", "ready.json", "failed.json"
 
 

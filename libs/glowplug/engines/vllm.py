@@ -119,7 +119,9 @@ class VllmDriver(HostedDriver):
         if not handle.url:
             return Health(ok=False, reason="not loaded yet")
         try:
-            status, body = await probe.ask(handle.url, _CORE_PATH, self._settings.health_timeout_s)
+            status, body = await probe.ask(
+                handle.url, _CORE_PATH, self._settings.health_timeout_s, api_key=handle.api_key
+            )
             answer = json.loads(body)
         except TimeoutError:
             return Health(ok=False, reason=f"no answer within {self._settings.health_timeout_s:g} s")

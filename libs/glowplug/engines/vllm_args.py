@@ -66,7 +66,7 @@ def server_argv(request: LaunchRequest) -> list[str]:
 
 def server_environment(request: LaunchRequest) -> dict[str, str]:
     """What differs from server to server. Raises BadRequest for a number of threads that is none."""
-    env = {"TRACEPARENT": request.traceparent}
+    env = {"TRACEPARENT": request.traceparent, "VLLM_API_KEY": request.api_key}
     if request.gpu_kind == "cuda":
         return {**env, "CUDA_VISIBLE_DEVICES": str(request.gpu_index)}
     return {**env, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(num_threads(request.model))}

@@ -84,7 +84,14 @@ class ModelFile(_Strict):
         weights = _resolve(
             self.weights if isinstance(self.weights, WeightsFile) else WeightsFile(uri=self.weights), base
         )
-        weights_bytes = self.weights_bytes or weights.num_bytes or _size(weights.uri)
+        real_bytes = _size(weights.uri)
+        _check_sizes(weights, real_bytes)
+        weights_bytes = self.weights_bytes or weights.num_bytes or real_bytes
+        if self.engine == "llamacpp" and weights_bytes < real_bytes and "n_gpu_layers" not in self.engine_args:
+            text = (
+                f"weights_bytes: {weights_bytes} is less than the {real_bytes} bytes of the file, which are all loaded"
+            )
+            raise InvalidModelFile(text, param="weights_bytes")
         if not weights_bytes and weights.uri.startswith("file:"):
             raise InvalidModelFile(f"weights: cannot read {weights.uri.removeprefix('file:')}", param="weights")
         if not weights_bytes:
@@ -137,6 +144,14 @@ def _sample(name: str) -> Path:
         raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
 
 
+def _check_sizes(weights: WeightsRef, real_bytes: int) -> None:
+    if weights.num_bytes and real_bytes and weights.num_bytes != real_bytes:
+        text = (
+            f"weights.num_bytes: {weights.num_bytes} is declared, {weights.uri.removeprefix('file:')} has {real_bytes}"
+        )
+        raise InvalidModelFile(text, param="weights.num_bytes")
+
+
 def _size(uri: str) -> int:
     """Bytes of a local file or directory now; 0 when it cannot be read. Not a promise: the file may be replaced."""
     if not uri.startswith("file:"):
@@ -144,7 +159,8 @@ def _size(uri: str) -> int:
     path = Path(uri.removeprefix("file:"))
     try:
         if path.is_dir():
-            return sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+            files = (f for f in path.rglob("*") if not any(p.startswith(".") for p in f.relative_to(path).parts))
+            return sum(f.stat().st_size for f in files if f.is_file())  # hidden ones are not fetched
         return path.stat().st_size
     except OSError:
         return 0

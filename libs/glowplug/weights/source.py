@@ -18,6 +18,7 @@ class SourceOptions:
     chunk_bytes: int = 1 << 20
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 30.0  # no byte for so long: interrupted
+    redirect_hosts: tuple[str, ...] = ()  # patterns of https hosts that another host's redirect may lead to
     s3_endpoint: str = ""  # "": AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, then Amazon's
     s3_region: str = ""  # "": AWS_REGION, AWS_DEFAULT_REGION
 

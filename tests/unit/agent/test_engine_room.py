@@ -237,6 +237,14 @@ async def test_weights_in_memory_already_are_cached(room: Room) -> None:
     assert (await room.outcome(WeightsComplete)).cached
 
 
+async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_this_one_declares(room: Room) -> None:
+    sha256 = "ab" * 32
+    write_weights(room.settings.shm_dir, a_model("m", weights=WeightsRef(uri="file:///w/m", sha256=sha256)))
+    await room.do(AwaitWeights("i-1", WeightsRef(uri="file:///w/m", sha256=sha256, num_bytes=5), deadline_at=9e9))
+    failed = await room.outcome(WeightsFailed)
+    assert (failed.code, failed.message) == ("weights_corrupt", "file:///w/m: 4 bytes, expected 5")
+
+
 async def test_weights_that_fail_are_told_to_those_who_wait(room: Room) -> None:
     model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
     region = write_weights(room.settings.shm_dir.absolute(), model)

@@ -11,6 +11,7 @@ from glowplug.controllers.agent_words import (
     EngineExited,
     EngineGone,
     EngineLaunched,
+    EngineOverLimit,
     EngineReady,
     EngineStartFailed,
     ForgetEngine,
@@ -231,6 +232,7 @@ def test_stop_gives_up_a_start_under_way() -> None:
         (WeightsFailed("i-1", "weights_corrupt", "checksum"), "weights_corrupt"),
         (EngineStartFailed("i-1", "engine_failed", "log tail"), "engine_failed"),
         (EngineExited("i-1", "killed"), "engine_failed"),
+        (EngineOverLimit("i-1", "took 9 GiB"), "engine_failed"),
     ],
 )
 def test_failed_start_frees_only_when_the_process_is_gone(stimulus: Any, expected: str) -> None:

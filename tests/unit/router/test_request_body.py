@@ -1,11 +1,13 @@
-"""Tokens of a request without a tokenizer."""
+"""What a request may say, each field within its bounds; and its tokens, without a tokenizer."""
 
 import json
 from typing import Any
 
 import pytest
 
-from services.router.request_body import read_body, sizes
+from glowplug.domain.errors import BadRequest
+from services.router.request_body import check_model, read_body, readers, sizes
+from tests.contract.data_port_rig import a_model
 
 CHAT, COMPLETION, EMBEDDING, RESPONSE = (
     b"/v1/chat/completions",
@@ -22,12 +24,12 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A
         (CHAT, {"messages": [{"role": "user", "content": "x" * 80}], "max_tokens": 7}, (20, 7)),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 80}], "max_completion_tokens": 9}, (20, 9)),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": None}]}, (10, 0)),
-        (CHAT, {"messages": [{"role": "user", "content": "x" * 40}], "max_tokens": -5}, (10, 0)),
         (CHAT, {"messages": []}, (0, 0)),
         (COMPLETION, {"prompt": "x" * 40, "max_tokens": 3}, (10, 3)),
         (COMPLETION, {"prompt": [1, 22, 333]}, (3, 0)),
         (EMBEDDING, {"input": "x" * 40}, (10, 1)),
         (RESPONSE, {"input": "x" * 40}, (10, 0)),
+        (RESPONSE, {"input": [{"content": "x" * 40}, {"output": "x" * 40}], "max_output_tokens": 5}, (20, 5)),
     ],
 )
 def test_four_characters_are_a_token(path: bytes, body: dict[str, Any], wanted: tuple[int, int]) -> None:
@@ -37,4 +39,216 @@ def test_four_characters_are_a_token(path: bytes, body: dict[str, Any], wanted: 
 def test_an_image_is_no_text() -> None:
     text = {"type": "text", "text": "x" * 400}
     body = {"model": "m", "messages": [{"role": "user", "content": [text, IMAGE]}]}
-    assert 100 <= sizes(read_body(CHAT, json.dumps(body).encode()))[0] < 120
+    assert sizes(read_body(CHAT, json.dumps(body).encode()))[0] == 100
+
+
+USER = {"role": "user", "content": "x"}
+CHAT_BODY: dict[str, Any] = {"model": "m", "messages": [USER]}
+BODIES: dict[bytes, dict[str, Any]] = {
+    CHAT: CHAT_BODY,
+    COMPLETION: {"model": "m", "prompt": "x"},
+    EMBEDDING: {"model": "m", "input": "x"},
+    RESPONSE: {"model": "m", "input": "x"},
+}
+WHOLE = 2**31 - 1
+
+
+def a_tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f"} | function}
+
+
+def a_schema(num_bytes: int) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": {"description": "x" * num_bytes}}}
+
+
+NUMBERS: list[tuple[bytes, str, tuple[Any, ...], tuple[Any, ...]]] = [
+    # path, field, what is allowed at its ends, what is not
+    (CHAT, "top_logprobs", (0, 20), (-1, 21, 49_152)),
+    (CHAT, "logprobs", (True, False), (1, 49_152)),
+    (COMPLETION, "logprobs", (0, 5), (-1, 6, 49_152, True)),
+    (RESPONSE, "top_logprobs", (0, 20), (-1, 21)),
+    (CHAT, "n", (1, 128), (0, 129, 1.5)),
+    (COMPLETION, "n", (1, 128), (0, 129)),
+    (COMPLETION, "best_of", (1, 20), (0, 21)),
+    (CHAT, "max_tokens", (1, WHOLE), (0, -1, 2**31, 2**32 + 1, 2**64, "5", 1e2)),
+    (CHAT, "max_completion_tokens", (1, WHOLE), (0, -1, 2**31, 2**32 + 1)),
+    (COMPLETION, "max_tokens", (1, WHOLE), (0, -1, 2**32 + 1)),
+    (RESPONSE, "max_output_tokens", (1, WHOLE), (0, -1, 2**32 + 1)),
+    (CHAT, "temperature", (0, 2), (-0.1, 2.1, 1e300)),
+    (CHAT, "top_p", (0, 1), (-0.1, 1.1)),
+    (CHAT, "presence_penalty", (-2, 2), (-2.1, 2.1)),
+    (CHAT, "frequency_penalty", (-2, 2), (-2.1, 2.1)),
+    (CHAT, "seed", (-(2**63), 2**63 - 1), (2**63, -(2**63) - 1)),
+    (CHAT, "top_k", (-1, WHOLE), (-2, 2**31)),
+    (CHAT, "min_p", (0, 1), (-1, 2)),
+    (CHAT, "min_tokens", (0, WHOLE), (-1, 2**31)),
+    (CHAT, "repeat_penalty", (0.1, 2), (0, 3)),
+    (CHAT, "repetition_penalty", (0.1, 2), (0, 3)),
+    (CHAT, "stop", ("x", ["x"] * 4, "x" * 1024), (["x"] * 5, "x" * 1025, [5], 5)),
+    (CHAT, "stop_token_ids", ([1] * 128,), ([1] * 129, [-1], [2**31])),
+    (
+        CHAT,
+        "logit_bias",
+        ({str(i): 100 for i in range(1024)}, {"5": -100}),
+        ({str(i): 1 for i in range(1025)}, {"5": 101}, {"5": -101}, {"word": 1}, [[5, 1]]),
+    ),
+    (CHAT, "messages", ([], [USER] * 2048), ([USER] * 2049,)),
+    (
+        CHAT,
+        "tools",
+        ([], [a_tool()] * 128),
+        ([a_tool()] * 129, [{"x": 1}], {}, [a_tool(name="")], [a_tool(name="f" * 65)]),
+    ),
+    (CHAT, "response_format", ({"type": "text"}, a_schema(16_000)), ({"type": "x"}, {}, 5, a_schema(17_000))),
+    (CHAT, "chat_template_kwargs", ({"a": 1}, None), (5, [], {"a": "x" * 17_000})),
+    (CHAT, "metadata", ({"a": "b"},), ({str(i): "" for i in range(17)}, {"a": "x" * 513})),
+    (COMPLETION, "prompt", ("", ["a"] * 128, [1] * 5000, [[1, 2]]), ([], ["a"] * 129, [[1]] * 129, [-1], [2**40], 5)),
+    (EMBEDDING, "input", (["a"] * 2048, [1] * 5000), ([], ["a"] * 2049, [[1]] * 2049)),
+    (EMBEDDING, "encoding_format", ("float", "base64"), ("x",)),
+    (EMBEDDING, "dimensions", (1,), (0,)),
+    (RESPONSE, "input", ([], [{}] * 2048), ([{}] * 2049, [5])),
+    (RESPONSE, "tools", ([{"type": "web_search"}],), ([{"x": 1}], [{"type": "function"}])),
+    (RESPONSE, "text", ({"format": {"type": "text"}},), (5, {"format": {"type": "json_schema", "schema": 5}})),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "right", "wrong"), NUMBERS)
+def test_every_field_has_its_bounds(path: bytes, field: str, right: tuple[Any, ...], wrong: tuple[Any, ...]) -> None:
+    for value in right:
+        read_body(path, json.dumps(BODIES[path] | {field: value}).encode())
+    for value in wrong:
+        with pytest.raises(BadRequest) as refused:
+            read_body(path, json.dumps(BODIES[path] | {field: value}).encode())
+        assert (refused.value.param or "").startswith(field), value
+        assert refused.value.message.startswith(field), value
+
+
+PRIVATE = [  # what llama.cpp's and vLLM's servers read besides; with the first two a client would pass by our bounds
+    *("n_probs", "n_predict", "n_cmpl", "n_keep", "n_discard", "n_indent", "n_cache_reuse", "id_slot", "lora"),
+    *("grammar", "grammar_lazy", "grammar_triggers", "json_schema", "samplers", "response_fields", "t_max_predict_ms"),
+    *("mirostat", "min_keep", "return_tokens", "return_progress", "verbose", "post_sampling_probs", "chat_parser"),
+    *("chat_format", "preserved_tokens", "sse_ping_interval", "reasoning_control", "speculative.n_max", "cache"),
+    *("prompt_logprobs", "use_beam_search", "priority", "kv_transfer_params", "vllm_xargs", "request_id", "best_off"),
+]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("field", PRIVATE)
+def test_private_names_of_engines_are_refused(path: bytes, field: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read_body(path, json.dumps(BODIES[path] | {field: 1}).encode())
+    assert refused.value.param == field
+
+
+def test_a_setting_lets_a_field_through_and_no_other() -> None:
+    passing = readers(("n_probs", "speculative.n_max", "model"))
+    body = CHAT_BODY | {"n_probs": 5, "speculative.n_max": 3}
+    assert read_body(CHAT, json.dumps(body).encode(), passing).model == "m"
+    for refused in ({"n_predict": 1}, {"passed_0": 1}, {"top_logprobs": 21}):
+        with pytest.raises(BadRequest):
+            read_body(CHAT, json.dumps(body | refused).encode(), passing)
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [b'"max_tokens":2,"max_tokens":-5', b'"max_tokens":-5,"max_tokens":2', b'"top_logprobs":49152,"top_logprobs":1'],
+)
+def test_of_a_name_given_twice_each_value_is_held_against_its_bound(twice: bytes) -> None:
+    with pytest.raises(BadRequest, match=r"^(max_tokens|top_logprobs): "):
+        read_body(CHAT, b'{"model":"m","messages":[],' + twice + b"}")
+
+
+def test_of_a_model_given_twice_the_last_counts_as_it_does_for_engines() -> None:
+    assert read_body(CHAT, b'{"model":"a","messages":[],"model":"b"}').model == "b"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","messages":[{"role":"user","content":"x","odd":"\xff"}]}',
+        b'{"model":"m","messages":[],"\xff":1}',
+        b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"\\udc00x"}]}]}',
+        b'{"model":"m","messages":[],"temperature":NaN}',
+        b'{"model":"m","messages":[],"temperature":Infinity}',
+        b'{"model":"m","messages":[],"temperature":1e400}',
+        b'{"model":"m","messages":[]} // comment',
+        b'{"model":"m","messages":[],}',
+        b'\xef\xbb\xbf{"model":"m","messages":[]}',
+        b'{"model":"m","messages":[{"role":"user","content":"x","odd":' + b"[" * 50_000 + b"]" * 50_000 + b"}]}",
+        b'{"model":"m","messages":[],"chat_template_kwargs":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+    ],
+)
+def test_what_engines_would_read_otherwise_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        read_body(CHAT, body)
+
+
+def test_prompts_and_n_bound_each_other() -> None:
+    body = BODIES[COMPLETION] | {"prompt": ["a"] * 64}
+    read_body(COMPLETION, json.dumps(body | {"n": 2}).encode())
+    with pytest.raises(BadRequest, match="64 prompts with n=3 make more than 128 answers"):
+        read_body(COMPLETION, json.dumps(body | {"n": 3}).encode())
+    with pytest.raises(BadRequest, match="best_of: 2 is below n=3"):
+        read_body(COMPLETION, json.dumps(BODIES[COMPLETION] | {"n": 3, "best_of": 2}).encode())
+
+
+def test_all_tools_together_are_bounded() -> None:
+    read_body(CHAT, json.dumps(CHAT_BODY | {"tools": [a_tool(description="x" * 2000)] * 128}).encode())
+    with pytest.raises(BadRequest, match=r"tools: \d+ bytes are more than 262144"):
+        read_body(CHAT, json.dumps(CHAT_BODY | {"tools": [a_tool(description="x" * 2100)] * 128}).encode())
+
+
+def check(path: bytes, fields: dict[str, Any], **model: Any) -> None:
+    check_model(read_body(path, json.dumps(BODIES[path] | fields).encode()), a_model(**model))
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (COMPLETION, "max_tokens"),
+        (RESPONSE, "max_output_tokens"),
+    ],
+)
+def test_no_answer_is_longer_than_the_context(path: bytes, field: str) -> None:
+    check(path, {field: 2048}, context_tokens=2048)
+    with pytest.raises(BadRequest, match=f"^{field}: 2049 is too large") as refused:
+        check(path, {field: 2049}, context_tokens=2048)
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"messages": [USER | {"content": "x" * 6401}]}, "messages"),
+        (CHAT, {"messages": [USER | {"content": [{"type": "text", "text": "x" * 3201}]}] * 2}, "messages"),
+        (COMPLETION, {"prompt": ["a", "x" * 6401]}, "prompt"),
+        (EMBEDDING, {"input": "x" * 6401}, "input"),
+        (RESPONSE, {"input": [{"content": "x" * 6401}]}, "input"),
+        (RESPONSE, {"instructions": "x" * 6401}, "input"),
+    ],
+)
+def test_a_text_that_cannot_fit_the_context_is_not_tokenized(path: bytes, fields: dict[str, Any], param: str) -> None:
+    check(path, fields, context_tokens=101)
+    with pytest.raises(BadRequest) as refused:
+        check(path, fields, context_tokens=100)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"messages": [USER | {"content": [IMAGE]}]}, "messages[0].content[0]"),
+        (RESPONSE, {"input": [{"content": [{"type": "input_image", "image_url": "data:"}]}]}, "input[0].content[0]"),
+        (RESPONSE, {"input": [{"output": [{"type": "input_image"}]}]}, "input[0].output[0]"),
+        (EMBEDDING, {}, "model"),
+    ],
+)
+def test_what_a_text_model_of_llamacpp_cannot_do(path: bytes, fields: dict[str, Any], param: str) -> None:
+    check(path, fields, engine="vllm")  # it may have eyes: its engine knows
+    with pytest.raises(BadRequest) as refused:
+        check(path, fields, engine="llamacpp")
+    assert refused.value.param == param
+    check(EMBEDDING, {}, engine="llamacpp", engine_args={"embeddings": True})

@@ -40,6 +40,36 @@ def test_a_relative_path_is_taken_from_the_file_and_gives_the_size(tmp_path):
     )
 
 
+def test_declared_bytes_are_held_against_a_file_that_can_be_read(tmp_path):
+    (tmp_path / "w.gguf").write_bytes(b"x" * 1234)
+    text = "name: a\nengine: llamacpp\nweights: {uri: w.gguf, num_bytes: %d}\n"
+    assert model_files.load(write(tmp_path, text % 1234))[0].weights_bytes == 1234
+    for wrong in (5, 1235):
+        with pytest.raises(
+            InvalidModelFile, match=rf"weights.num_bytes: {wrong} is declared, .*w.gguf has 1234"
+        ) as found:
+            model_files.load(write(tmp_path, text % wrong))
+        assert found.value.param == "weights.num_bytes"
+
+
+def test_hidden_files_of_a_directory_do_not_count(tmp_path):
+    (tmp_path / "repo" / ".cache").mkdir(parents=True)
+    (tmp_path / "repo" / ".cache" / "lock").write_bytes(b"x" * 50)
+    (tmp_path / "repo" / "model.safetensors").write_bytes(b"x" * 100)
+    text = "name: a\nengine: vllm\nweights: {uri: repo, num_bytes: 100}\n"
+    assert model_files.load(write(tmp_path, text))[0].weights_bytes == 100
+
+
+def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
+    (tmp_path / "w.gguf").write_bytes(b"x" * 1234)
+    text = "name: a\nengine: llamacpp\nweights: w.gguf\nweights_bytes: %d\n"
+    assert model_files.load(write(tmp_path, text % 2000))[0].weights_bytes == 2000
+    with pytest.raises(InvalidModelFile, match="weights_bytes: 5 is less than the 1234 bytes of the file"):
+        model_files.load(write(tmp_path, text % 5))
+    some_layers = text % 5 + "engine_args: {n_gpu_layers: 3}\n"
+    assert model_files.load(write(tmp_path, some_layers))[0].weights_bytes == 5
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

@@ -46,6 +46,11 @@ def assert_whole(fetch: Fetch, sha: str = SHA, data: bytes = DATA) -> None:
     assert fetch._link.bytes_in_flight == 0 and fetch._link.num_transfers == 0
 
 
+async def test_a_redirect_on_the_same_server_is_followed(tmp_path: Path) -> None:
+    with WeightServer(DATA, moved="/elsewhere.gguf") as server:
+        assert_whole((await fetched(WeightsRef(uri=server.url), tmp_path))[0])
+
+
 @pytest.mark.parametrize("sha256", [SHA, ""])
 async def test_whole_file_by_parallel_ranges(tmp_path: Path, sha256: str) -> None:
     with WeightServer(DATA) as server:

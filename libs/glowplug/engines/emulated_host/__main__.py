@@ -72,7 +72,7 @@ async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: lis
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    api = Api(engine, spec["names"], spec["system_prompt"])
+    api = Api(engine, spec["names"], spec["system_prompt"], os.environ.get(rendezvous.API_KEY, ""))
     server = await loop.create_server(lambda: Connection(api), spec["host"], spec["port"], backlog=1024)
     stepping = asyncio.ensure_future(engine.run())
     stepping.add_done_callback(lambda _: stopping.set())  # an engine that cannot step must not seem to live

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hmac
 import struct
 import time
 import uuid
@@ -23,10 +24,11 @@ EMBEDDING_DIMENSIONS = 64
 class Api:
     """One model's HTTP surface. `names`: every name it is served under, the first is its own."""
 
-    def __init__(self, engine: Engine, names: list[str], system_prompt: str = "") -> None:
+    def __init__(self, engine: Engine, names: list[str], system_prompt: str = "", api_key: str = "") -> None:
         self._engine = engine
         self._names = names
         self._system_prompt = system_prompt
+        self._expected = f"Bearer {api_key}".encode() if api_key else b""
         self._created = int(time.time())
         self._answers: dict[str, Answer] = {}
         self._routes = {
@@ -57,12 +59,18 @@ class Api:
             reply.headers["x-request-id"] = request_id
         route = self._routes.get((request.method, request.path))
         try:
+            if request.path.startswith("/v1/") and not self._may(request):  # vLLM guards these alone
+                raise ApiError(401, "Unauthorized", code="invalid_api_key")
             if route is None:
                 known = any(path == request.path for _, path in self._routes)
                 raise ApiError(405 if known else 404, f"{request.method} {request.path} is not served here")
             await route(request, reply)
         except ApiError as error:
             reply.send(error.status, error.body)
+
+    def _may(self, request: Request) -> bool:
+        given = request.headers.get("authorization", "").encode()
+        return not self._expected or hmac.compare_digest(given, self._expected)
 
     # -- the engine itself ------------------------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ class Engine:
         self._on_token: dict[Sequence, OnToken] = {}
         self._wake = asyncio.Event()
         self._tokens_to_crash = faults.crash_at_token
+        self._grown: list[bytes] = []  # by the fault of that name
         self._next_id = 0
 
     def now_s(self) -> float:
@@ -179,6 +180,8 @@ class Engine:
             self.metrics.num_generation_tokens += 1
             on_token(sequence.num_generated >= sequence.num_wanted)
             self._count_to_crash()
+            if self.faults.grow_bytes_per_token > 0:
+                self._grown.append(b"x" * self.faults.grow_bytes_per_token)
 
     def _count_to_crash(self) -> None:
         if self._tokens_to_crash > 0:

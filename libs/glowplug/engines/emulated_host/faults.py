@@ -40,6 +40,7 @@ class Faults:
     health_delay_s: float = 0.0
     unhealthy: bool = False  # /health says 503
     crash_at_token: int = 0  # the process dies after so many tokens from now; 0: never
+    grow_bytes_per_token: int = 0  # of host memory, taken with each token and kept
     startup_delay_s: float = 0.0
     startup_failure: str = ""  # not ready, for this reason
     mode: str = "random"  # random | echo

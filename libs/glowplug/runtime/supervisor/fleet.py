@@ -34,7 +34,9 @@ class Fleet:
         """`state` is locked already and stays so until after `stop`."""
         self.settings, self.output, self.state = settings, output, state
         self.children: list[Child] = []
-        self.secrets: Secrets = state.secrets(admin_token=settings.admin_token, api_key=settings.api_key)
+        self.secrets: Secrets = state.secrets(
+            admin_token=settings.admin_token, api_key=settings.api_key, engine_secret=settings.engine_secret
+        )
         base = settings.port_base or probe.free_block(settings.host, plan.num_ports(settings.nodes), os.getpid() * 37)
         self.plan = plan.Plan(settings, base)
         self.started_at = time.time()
@@ -59,7 +61,7 @@ class Fleet:
         self._saver = asyncio.create_task(self._save_loop())
         await self._start_tier(servers)
         env = plan.service_environment(self.plan, self.secrets, models_dir=self.models_dir, shm_dir=self.shm_dir)
-        await self._start_tier(plan.services(self.plan, env, self.servers))
+        await self._start_tier(plan.services(self.plan, env, self.servers, self.secrets.engine_secret))
         self.phase = "ready"
         self.save()
 
@@ -141,6 +143,7 @@ class Fleet:
             "servers": {user: self.servers(user) for user in USERS if user != READER},
             "admin_token": self.secrets.admin_token,
             "console_key": self.settings.console_key,
+            "engine_secret": self.secrets.engine_secret,
             "api_key": plan.enforced_api_key(self.settings, self.secrets),
             "processes": [
                 {

@@ -21,6 +21,7 @@ _PER_PROCESS = (
     "GLOWPLUG_NODE_ID",
     "GLOWPLUG_ADVERTISE_HOST",
     "GLOWPLUG_ENGINE_PORTS",
+    "GLOWPLUG_ENGINE_SECRET",
 )
 # A laptop's "GPUs": budgets of host memory, small enough that the sample models compete. Emulated ones cost nothing.
 GPU_BUDGETS = {"llamacpp": "512MiB", "vllm": "1536MiB", "emulated": "80GB"}
@@ -129,8 +130,12 @@ def enforced_api_key(settings: FleetSettings, secrets: Secrets) -> str:
     return settings.api_key or ("" if settings.is_loopback else secrets.api_key)
 
 
-def services(plan: Plan, env: Mapping[str, str], servers: Callable[[str], Mapping[str, str]]) -> list[ChildSpec]:
-    """One spec per process, in the order they start. `servers(service)`: its `nats_url` and `redis_url`."""
+def services(
+    plan: Plan, env: Mapping[str, str], servers: Callable[[str], Mapping[str, str]], engine_secret: str = ""
+) -> list[ChildSpec]:
+    """One spec per process, in the order they start. `servers(service)`: its `nats_url` and `redis_url`. The router and
+    agents alone get `engine_secret`."""
+    keys = {"GLOWPLUG_ENGINE_SECRET": engine_secret}
 
     def spec(service: str, name: str, offset: int, **extra: str) -> ChildSpec:
         url = plan.url(offset)
@@ -169,6 +174,6 @@ def services(plan: Plan, env: Mapping[str, str], servers: Callable[[str], Mappin
     for k, node in enumerate(plan.nodes(), start=1):
         own = {f"GLOWPLUG_{key.upper()}": value for key, value in node.items()}
         found.append(spec("prefetcher", f"prefetcher-{k}", agent_port(k - 1) + 1, **own))
-        found.append(spec("agent", f"agent-{k}", agent_port(k - 1), **own))
-    found.append(spec("router", "router-1", ROUTER, GLOWPLUG_DATA_PORT=str(plan.port_base + DATA)))
+        found.append(spec("agent", f"agent-{k}", agent_port(k - 1), **own, **keys))
+    found.append(spec("router", "router-1", ROUTER, GLOWPLUG_DATA_PORT=str(plan.port_base + DATA), **keys))
     return found

@@ -23,6 +23,7 @@ class FleetSettings(BaseSettings):
     api_key: str = ""  # empty: generated, and enforced only when `host` is not loopback
     console_key: str = ""  # asked of the console's readers; empty: the API key where that is enforced
     admin_token: str = ""  # empty: generated
+    engine_secret: str = ""  # keys of engines are made from it, by routers and agents; empty: generated
     models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, filled with the samples at first start
     shm_dir: Path | None = None  # empty: /dev/shm when it has room, else <state_dir>/shm
     gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"  # what the nodes' agents read

@@ -32,6 +32,7 @@ class Secrets:
     admin_token: str
     api_key: str
     passwords: Mapping[str, str]
+    engine_secret: str = ""  # of routers and agents: the keys of engines are made from it
 
 
 class StateDir:
@@ -107,7 +108,7 @@ class StateDir:
             path.chmod(0o700)
         return path
 
-    def secrets(self, *, admin_token: str = "", api_key: str = "") -> Secrets:
+    def secrets(self, *, admin_token: str = "", api_key: str = "", engine_secret: str = "") -> Secrets:
         """The secrets of this directory, made at first use; given ones win and are not written."""
         path = self.path / SECRETS_FILE
         kept: dict[str, Any] = {}
@@ -119,10 +120,16 @@ class StateDir:
             "passwords": {
                 user: kept.get("passwords", {}).get(user) or f"gps-{secrets.token_hex(_TOKEN_BYTES)}" for user in USERS
             },
+            "engine_secret": kept.get("engine_secret") or secrets.token_hex(_TOKEN_BYTES),
         }
         if made != kept:
             write_private(path, made)
-        return Secrets(admin_token or made["admin_token"], api_key or made["api_key"], made["passwords"])
+        return Secrets(
+            admin_token=admin_token or made["admin_token"],
+            api_key=api_key or made["api_key"],
+            passwords=made["passwords"],
+            engine_secret=engine_secret or made["engine_secret"],
+        )
 
     def write_fleet(self, fleet: Mapping[str, Any]) -> None:
         write_private(self.path / FLEET_FILE, fleet)

@@ -1,11 +1,13 @@
 """Weights from a web server, by ranges where it has them (RFC 9110 sections 13 and 14)."""
 
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import httpx
 
 from glowplug.domain.errors import WeightsUnavailable
+from glowplug.weights.redirects import MAX_REDIRECTS, STATUSES, next_url
 from glowplug.weights.source import (
     UNKNOWN_BYTES,
     SourceChanged,
@@ -21,23 +23,23 @@ _PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
 
 
 class HttpSource:
-    """One file at `http(s)://...`. Redirects are followed at every call, so that signed targets may expire."""
+    """One file at `http(s)://...`. Redirects are followed at every call, so that signed targets may expire, and only to
+    where redirects.py allows."""
 
     scheme = "http"
 
     def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
         self._uri, self._shown = uri, redacted(uri)
-        self._chunk_bytes = options.chunk_bytes
+        self._chunk_bytes, self._redirect_hosts = options.chunk_bytes, options.redirect_hosts
         self._client = httpx.AsyncClient(
-            follow_redirects=True,
-            max_redirects=5,
+            follow_redirects=False,
             timeout=httpx.Timeout(options.stall_timeout_s, connect=options.connect_timeout_s),
             headers={"Accept-Encoding": "identity"},
         )
 
     async def probe(self) -> SourceInfo:
         """One byte by range tells size, validator and whether ranges work; a HEAD is refused by too many servers."""
-        async with _translated(self._shown), self._client.stream("GET", self._uri, headers=_range(0, 1)) as response:
+        async with _translated(self._shown), self._get(_range(0, 1)) as response:
             headers = response.headers
             if response.status_code == 206:
                 whole = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
@@ -59,7 +61,7 @@ class HttpSource:
             headers = _range(first_byte, last_byte)
             if _is_strong(file.validator):
                 headers["If-Range"] = file.validator
-        async with _translated(self._shown), self._client.stream("GET", self._uri, headers=headers) as response:
+        async with _translated(self._shown), self._get(headers) as response:
             if headers:
                 self._check_part(response, file, first_byte)
             else:
@@ -68,6 +70,19 @@ class HttpSource:
                 raise SourceChanged(f"{self._shown} changed while it was being read")
             async for chunk in response.aiter_bytes(self._chunk_bytes):
                 yield chunk
+
+    @asynccontextmanager
+    async def _get(self, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+        """The first answer that is no redirect."""
+        url = httpx.URL(self._uri)
+        for _ in range(MAX_REDIRECTS + 1):
+            async with self._client.stream("GET", url, headers=headers) as response:
+                location = response.headers.get("location")
+                if response.status_code not in STATUSES or location is None:
+                    yield response
+                    return
+            url = next_url(url, location, self._redirect_hosts, self._shown)
+        raise WeightsUnavailable(f"{self._shown}: more than {MAX_REDIRECTS} redirects")
 
     def _check_part(self, response: httpx.Response, file: SourceFile, first_byte: int) -> None:
         if response.status_code in (200, 416):
@@ -98,7 +113,7 @@ class _translated:
         return None
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL | httpx.TooManyRedirects):
+        if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
             raise WeightsUnavailable(f"{self._shown}: {error}") from error
         if isinstance(error, httpx.HTTPError):
             raise SourceInterrupted(f"{self._shown}: {type(error).__name__} {error}".rstrip()) from error

@@ -56,6 +56,19 @@ def test_each_process_has_its_own_port_and_id(tmp_path: Path) -> None:
     assert agents == {"node-1": "http://127.0.0.1:8011", "node-2": "http://127.0.0.1:8013"}
 
 
+def test_the_secret_of_engines_keys_goes_to_the_router_and_agents_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tmp_path)
+    specs = plan.services(made, environment(made), "made")
+    given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in specs}
+    assert {service for service, secret in given.items() if secret == "made"} == {"router", "agent"}
+    assert set(given.values()) == {"made", None}
+    monkeypatch.setenv("GLOWPLUG_ENGINE_SECRET", "set by hand")  # which FleetSettings reads
+    given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in plan.services(made, environment(made), "made")}
+    assert set(given.values()) == {"made", None}
+
+
 def test_stray_settings_of_one_process_are_not_shared_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOWPLUG_SERVICE_ID", "stray")
     monkeypatch.setenv("GLOWPLUG_LOG_PROMPTS", "1")

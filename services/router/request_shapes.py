@@ -1,0 +1,203 @@
+"""The fields that a request may have, with their bounds: OpenAI's own, and the few of engines that harm nobody.
+
+Every other name is refused, as OpenAI does: engines read private names from the same object (llama.cpp has `n_probs`,
+`n_predict`, `id_slot`, `grammar`, ...), with which a client could pass by these bounds. Where a name comes twice, each
+value is held against its bound. A field may be null, which means that it is not given.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Raw, Struct
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+NUM_MESSAGES = 2048  # messages, or items of a response's input
+NUM_INPUTS = 2048  # texts of one embedding request, as OpenAI
+NUM_CHOICES = 128  # answers of one request, over all its prompts; OpenAI's bound of `n`
+NUM_TOOLS = 128  # as OpenAI
+CHARS_PER_TOKEN_MAX = 64  # a longer text cannot fit its context; tokenizing 9 MB takes llama.cpp 45 s and 800 MB
+TOOLS_BYTES = 256 * 1024  # schemas and descriptions of all tools of one request together
+SCHEMA_BYTES = 16 * 1024  # of one JSON schema: llama.cpp compiles 44 KB of enum values for 25 s on one core
+
+Count = Annotated[int, Meta(ge=1, le=NUM_CHOICES)]
+Tokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]  # then held against the model's context
+TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Stop = Annotated[str, Meta(max_length=1024)]
+TokenKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Short = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[dict[Short, Short], Meta(max_length=16)]
+Text = str | list[str | TokenId | list[TokenId]]
+
+
+class Part(Struct):
+    """A piece of a message: text, image, audio or file."""
+
+    type: str
+    text: str | None = None
+
+
+class Call(Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    type: Literal["function"]
+    function: Call
+    id: str | None = None
+
+
+class Message(Struct):
+    """Further fields are the chat template's own."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Function(Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: Raw = Raw(b"null")
+
+
+class Tool(Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class ResponseFormat(Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Raw = Raw(b"null")
+    schema: Raw = Raw(b"null")  # llama.cpp reads a schema here too
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class Asked(Struct):
+    """The common part of every kind of request."""
+
+    model: str
+    stream: bool | None = None
+    user: Short | None = None
+
+
+class Generating(Asked, kw_only=True):
+    """What chats and completions have in common. From `top_k` on: fields that engines know and OpenAI does not."""
+
+    stream_options: StreamOptions | None = None
+    n: Count | None = None
+    max_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], Meta(max_length=1024)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=INT64_MAX)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=4)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_prompt: bool | None = None
+    timings_per_token: bool | None = None
+    response_format: ResponseFormat | None = None
+
+
+class ChatAsked(Generating, kw_only=True, forbid_unknown_fields=True):
+    messages: Annotated[list[Message], Meta(max_length=NUM_MESSAGES)]
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=NUM_TOOLS)] | None = None
+    tool_choice: Short | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Short | None = None
+    verbosity: Short | None = None
+    prediction: dict[str, Any] | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    service_tier: Short | None = None
+    prompt_cache_key: Short | None = None
+    safety_identifier: Short | None = None
+    chat_template_kwargs: Raw = Raw(b"null")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionAsked(Generating, kw_only=True, forbid_unknown_fields=True):
+    prompt: Text
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+class EmbeddingAsked(Asked, kw_only=True, forbid_unknown_fields=True):
+    input: Text
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+
+
+class Item(Struct):
+    """One item of a response's input: a message, a call or its output. Further fields are the engine's to check."""
+
+    type: str | None = None
+    content: str | list[Part] | None = None
+    output: str | list[Part] | None = None
+
+
+class ResponseTool(Struct):
+    type: str
+    name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    description: str | None = None
+    parameters: Raw = Raw(b"null")
+
+
+class TextFormat(Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    schema: Raw = Raw(b"null")
+
+
+class ResponseText(Struct):
+    format: TextFormat | None = None
+
+
+class ResponseAsked(Asked, kw_only=True, forbid_unknown_fields=True):
+    input: str | Annotated[list[Item], Meta(max_length=NUM_MESSAGES)] = ""
+    instructions: str | None = None
+    max_output_tokens: Tokens | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream_options: dict[str, Any] | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=NUM_TOOLS)] | None = None
+    tool_choice: Short | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: ResponseText | None = None
+    reasoning: dict[str, Any] | None = None
+    include: Annotated[list[Short], Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    background: bool | None = None
+    truncation: Short | None = None
+    previous_response_id: Short | None = None
+    conversation: Short | dict[str, Any] | None = None
+    service_tier: Short | None = None
+    prompt_cache_key: Short | None = None
+    safety_identifier: Short | None = None

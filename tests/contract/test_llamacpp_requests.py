@@ -1,0 +1,169 @@
+"""Odd and greedy requests against a real llama.cpp behind a data port: none of them is the server's fault (5xx), none
+takes the memory of the machine or a minute of its time."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.contract.data_port_rig import Answer, Client, Rig, a_model, a_rig, an_instance
+from tests.contract.engine_rig import EngineCase
+
+pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
+MIB = 1 << 20
+USER = {"role": "user", "content": "Hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+CHAT, COMPLETION, EMBEDDING, RESPONSE = "chat/completions", "completions", "embeddings", "responses"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "m", "messages": [USER], "max_tokens": 2},
+    COMPLETION: {"model": "m", "prompt": "Hi", "max_tokens": 2},
+    EMBEDDING: {"model": "m", "input": "Hi"},
+    RESPONSE: {"model": "m", "input": "Hi", "max_output_tokens": 2},
+}
+
+
+def said(**message: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Hi"} | message, USER]}
+
+
+def tools(*given: Any) -> dict[str, Any]:
+    return {"tools": list(given), "tool_choice": "required"}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f"} | fields}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": value}}}
+
+
+async def ask(rig: Rig, path: str, fields: dict[str, Any]) -> Answer:
+    body = json.dumps(BODIES[path] | fields).encode()
+    head = (
+        f"POST /v1/{path} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    client: Client = await rig.client()
+    await client.send(head.encode() + body)
+    async with asyncio.timeout(30):
+        return await client.answer()
+
+
+@pytest.fixture
+async def pid_and_rig() -> AsyncIterator[tuple[int, Rig]]:
+    with tempfile.TemporaryDirectory(prefix="gp-llama-") as folder:
+        case = EngineCase("llamacpp", Path(folder))
+        if reason := case.driver.unavailable():
+            pytest.skip(reason)
+        report = await case.start()
+        async with a_rig(models=(a_model(engine="llamacpp", context_tokens=1024),)) as rig:
+            rig.tell(an_instance("i-1", report.handle.url))
+            yield report.handle.pid, rig
+        await case.close()
+
+
+GREEDY: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"logprobs": True, "top_logprobs": 49_152, "max_tokens": 150}),
+    (CHAT, {"logprobs": 49_152, "max_tokens": 150}),  # llama.cpp takes the number for `n_probs`
+    (CHAT, {"n_probs": 49_152, "max_tokens": 150}),
+    (COMPLETION, {"logprobs": 49_152, "max_tokens": 150}),
+    (COMPLETION, {"prompt": ["a"] * 2000}),
+    (CHAT, {"messages": [{"role": "user", "content": "word " * 1_800_000}]}),  # 40 s of tokenizing
+    (CHAT, schema({"enum": [f"v{i}" for i in range(20_000)]})),  # minutes of compiling
+    (CHAT, schema({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}})),
+    (CHAT, {"grammar": "root ::= " + "x* " * 10_000}),
+    (CHAT, {"max_tokens": 2**32 + 1}),
+    (CHAT, {"stop": ["x"] * 5000}),
+]
+
+
+async def test_a_greedy_request_is_refused_and_the_engine_does_not_grow(pid_and_rig: tuple[int, Rig]) -> None:
+    pid, rig = pid_and_rig
+    process = psutil.Process(pid)
+    before = process.memory_info().rss
+    for path, fields in GREEDY:
+        answer = await ask(rig, path, fields)
+        error = answer.json()["error"]
+        assert (answer.status, error["type"]) == (400, "invalid_request_error"), error
+        assert error["param"] and error["message"].startswith(error["param"]), error
+        assert process.memory_info().rss - before < 20 * MIB, error
+
+
+async def test_what_openai_allows_is_answered(pid_and_rig: tuple[int, Rig]) -> None:
+    rig = pid_and_rig[1]
+    answer = await ask(rig, CHAT, {"logprobs": True, "top_logprobs": 20})
+    assert answer.status == 200
+    assert len(answer.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 20
+    assert (await ask(rig, CHAT, tools(function(parameters={"type": "object"})))).status == 200
+
+
+def each(*values: Any) -> tuple[Any, ...]:
+    """Values of unlike types."""
+    return values
+
+
+ODD: list[tuple[str, dict[str, Any]]] = [
+    *((CHAT, tools(tool)) for tool in each({"x": 1}, {"type": "function"}, function(name=5), function(parameters="x"))),
+    *((CHAT, tools(tool)) for tool in each(5, None, [], {"type": "banana"}, function(name='"\\<|im_end|>{{x}}'))),
+    *((CHAT, {"tools": value}) for value in each({}, 5, "x")),
+    *((CHAT, {"tool_choice": value}) for value in each("banana", 5, {"type": "function", "function": {"name": "g"}})),
+    *(
+        (CHAT, said(content=[part]))
+        for part in each(IMAGE, {"type": "input_audio", "input_audio": {}}, {"type": "text"})
+    ),
+    *((CHAT, said(content=[part])) for part in each({"type": "text", "text": 5}, {"type": "x"}, {}, 5, None, [])),
+    *(
+        (CHAT, said(**{name: 5}))
+        for name in ("role", "content", "name", "reasoning_content", "tool_call_id", "refusal")
+    ),
+    *((CHAT, said(role="assistant", tool_calls=calls)) for calls in ("x", [{"x": 1}], [5], [{"type": "function"}])),
+    (
+        CHAT,
+        said(role="assistant", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": "no json"}}]),
+    ),
+    (CHAT, said(role="assistant", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": 5}}])),
+    *((CHAT, {"messages": [message]}) for message in ({"role": "tool"}, {"role": "user"}, {}, {"role": "assistant"})),
+    *(
+        (CHAT, {"response_format": value})
+        for value in each(5, {}, {"type": "x"}, {"type": "json_schema", "json_schema": 5})
+    ),
+    *(
+        (CHAT, schema(value))
+        for value in each(5, {"type": "banana"}, {"$ref": "#/a"}, {"enum": 5}, {"pattern": "^((("})
+    ),
+    *((CHAT, schema(value)) for value in each({"properties": 5}, {"anyOf": 5}, {"type": "string", "minLength": 10**9})),
+    *((CHAT, {"chat_template_kwargs": value}) for value in each(5, {"messages": 5}, {"enable_thinking": "x"})),
+    *((CHAT, {"stream_options": value}) for value in each(5, {"include_usage": "x"})),
+    (CHAT, {"stream": True, "logprobs": True} | tools(function())),
+    (CHAT, {"continue_final_message": True}),
+    (CHAT, {"n": 100}),
+    (COMPLETION, {"prompt": [{"prompt_string": "a", "multimodal_data": ["x"]}]}),
+    *(
+        (COMPLETION, {"prompt": value})
+        for value in each([], [[]], [""], [99_999_999], [2**40], [-1], [None], ["a", 1], 5)
+    ),
+    *((COMPLETION, {name: value}) for name, value in (("echo", True), ("suffix", "x"), ("best_of", 2), ("n", 100))),
+    *((EMBEDDING, {"input": value}) for value in each("x", [], [""], [[]], [99_999_999], 5)),
+    *(
+        (RESPONSE, {"input": [item]})
+        for item in each({}, 5, {"type": "x"}, {"type": "function_call"}, {"type": "reasoning"})
+    ),
+    (RESPONSE, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}),
+    (RESPONSE, {"input": [{"role": "assistant", "content": "x"}]}),
+    *((RESPONSE, {"tools": [tool]}) for tool in each({"x": 1}, {"type": "function"}, {"type": "web_search"})),
+    (RESPONSE, {"previous_response_id": "r"}),
+]
+
+
+async def test_no_odd_request_is_the_servers_fault(pid_and_rig: tuple[int, Rig]) -> None:
+    rig = pid_and_rig[1]
+    for path, fields in ODD:
+        answer = await ask(rig, path, fields)
+        assert answer.status < 500, (path, fields, answer.body[:300])
+        if answer.status != 200 and b"data: " not in answer.body:
+            assert answer.json()["error"]["message"], (path, fields)

@@ -1,0 +1,90 @@
+"""Which engines are ended for the host memory they take; what is measured of a real process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from glowplug.controllers.agent_words import EngineOverLimit
+from glowplug.engines.port import EngineHandle
+from services.agent.memory_watch import LIMIT, MIB, MemoryWatch, private_bytes
+
+
+def a_handle(instance_id: str, pid: int, limit: int | None = 100 * MIB) -> EngineHandle:
+    return EngineHandle(
+        engine="fake",
+        instance_id=instance_id,
+        pid=pid,
+        pid_started_at=1.0,
+        run_dir="",
+        log_path="",
+        data={} if limit is None else {LIMIT: str(limit)},
+    )
+
+
+class Watched:
+    """A watch over made-up processes."""
+
+    def __init__(self, *handles: EngineHandle) -> None:
+        self.handles = {handle.instance_id: handle for handle in handles}
+        self.used: dict[int, int] = {}
+        self.alive = {handle.pid for handle in handles}
+        self.outcomes: list[Any] = []
+        self.asked: list[set[int]] = []
+        self.watch = MemoryWatch(lambda: self.handles, lambda handle: handle.pid in self.alive, self.keep, self.read)
+
+    async def keep(self, stimulus: Any) -> None:
+        self.outcomes.append(stimulus)
+
+    def read(self, leaders: Collection[int]) -> dict[int, int]:
+        self.asked.append(set(leaders))
+        return {pid: num_bytes for pid, num_bytes in self.used.items() if pid in leaders}
+
+
+async def test_an_engine_over_its_limit_is_reported_once_with_both_figures() -> None:
+    watched = Watched(a_handle("i-1", 1), a_handle("i-2", 2))
+    watched.used = {1: 100 * MIB, 2: 100 * MIB}
+    await watched.watch.look()
+    assert watched.outcomes == []
+    watched.used[2] += MIB
+    await watched.watch.look()
+    await watched.watch.look()
+    (told,) = watched.outcomes
+    assert isinstance(told, EngineOverLimit) and told.instance_id == "i-2"
+    assert "took 101 MiB of host memory, more than its limit of 100 MiB" in told.reason
+
+
+async def test_an_engine_without_a_limit_or_gone_is_left_alone() -> None:
+    watched = Watched(a_handle("old", 1, limit=None), a_handle("gone", 2))
+    watched.used, watched.alive = {1: 900 * MIB, 2: 900 * MIB}, {1}
+    await watched.watch.look()
+    assert watched.outcomes == [] and watched.asked == [{2}]
+
+
+async def test_the_next_process_under_the_same_pid_is_reported_anew() -> None:
+    watched = Watched(a_handle("i-1", 1))
+    watched.used = {1: 900 * MIB}
+    await watched.watch.look()
+    watched.handles = {}
+    await watched.watch.look()
+    watched.handles = {"i-2": a_handle("i-2", 1)}
+    await watched.watch.look()
+    assert [told.instance_id for told in watched.outcomes] == ["i-1", "i-2"]
+
+
+def test_private_memory_of_a_whole_group_is_measured_and_shared_files_are_not() -> None:
+    child = "x = b'x' * (60 << 20); print(flush=True); input()"
+    parent = f"import subprocess, sys; x = b'x' * (50 << 20); subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdin and process.stdout
+    process.stdout.readline()
+    try:
+        used = private_bytes({process.pid})
+    finally:
+        process.communicate(b"\n")
+    assert 110 * MIB <= used[process.pid] < 200 * MIB
+    assert private_bytes({os.getpid()}).keys() == {os.getpid()}
+    assert private_bytes(set()) == {}
