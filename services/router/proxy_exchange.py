@@ -136,8 +136,7 @@ class Exchange:
         self.client.write(self._head(200, headers, None) + self._frame(comment))
 
     def probe(self) -> bool:
-        """Write to the client what harms no answer: a comment between two events. False where the head is still to
-        come; within anything else the next bytes show as well whether it is there."""
+        """Write a comment to the client where that harms no answer. False while its head is still to come."""
         between = self._last.endswith(EVENT_ENDS) if self.started else self.head_sent
         if between and (self.is_sse or not self.started) and not self.client.write_paused:
             self._write(b":\n\n")
@@ -284,8 +283,10 @@ class Exchange:
             self.port.metrics.retries.inc()
             self.port.desk.failed(self, reached=True, reason=reason)
 
-    def recall(self, reason: str) -> None:
-        """Its instance is said to have failed. An answer that has begun goes on: the engine may outlive the word."""
+    def recall(self, reason: str, *, ended: bool) -> None:
+        """Its instance is said to have failed. An answer that has begun goes on unless its engine has `ended`."""
+        if self.started and ended and self.engine is not None:
+            self.engine.give_up(reason)
         if self.done or self.started or self.instance is None:
             return
         self._leave_engine()

@@ -70,11 +70,12 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Its node has left. One that is cut off closes no connection, so: when not one byte of an answer has come, let go
-    of it; outcome DispatchFailed."""
+    """Its node has left, or its engine sleeps: no connection is closed then, so when not one byte of an answer has come,
+    let go of it; outcome DispatchFailed. `ended` says that nothing more can come: an answer that has begun has failed."""
 
     ticket: int
     reason: str
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
