@@ -233,9 +233,9 @@ async def test_a_held_request_of_a_half_closed_client_is_answered_once_there_is_
         async with a_rig(limits) as rig:
             client = await rig.client()
             await client.send(chat(stream=True))
-            await rig.until(lambda: rig.num_held == 1)  # noqa: B023
+            await rig.until(lambda: rig.num_held == 1)
             if not limits.keepalive_after_s:
-                await rig.until(lambda: next(iter(rig.desk.exchanges.values())).head_sent)  # noqa: B023
+                await rig.until(lambda: next(iter(rig.desk.exchanges.values())).head_sent)
             client.half_close()
             await asyncio.sleep(0.02)
             await rig.engine()

@@ -70,8 +70,8 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Its node has left, or its engine sleeps: no connection is closed then, so when not one byte of an answer has come,
-    let go of it; outcome DispatchFailed. `ended` says that nothing more can come: an answer that has begun has failed."""
+    """Its node has left, or its engine was put to sleep: neither closes a connection. When not one byte of an answer
+    has come, let go of it; outcome DispatchFailed. `ended`: an answer that has begun has failed, nothing more comes."""
 
     ticket: int
     reason: str
