@@ -1,4 +1,4 @@
-"""How exchanges end: whole answers whose client or engine goes at once, engines put to sleep, a router that was stopped."""
+"""How exchanges end: whole answers whose client or engine goes, engines put to sleep, a router that was stopped."""
 
 import asyncio
 import contextlib
