@@ -44,7 +44,7 @@ class ClientConnection(asyncio.Protocol):
         self.state = IDLE
         self.since = _monotonic()  # when `state` began
         self._waiting: deque[Parsed] = deque()
-        self._advancing = False
+        self._advancing = self._turn_due = False
         self._reads_paused = False
         self._all_sent = False  # the client sends no more
         self._closing = False  # the last answer on this connection is written
@@ -111,18 +111,19 @@ class ClientConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Take the next complete requests while none is being answered. One that is answered at once comes back here
-        from within: the loop goes on, not deeper."""
+        from within: the loop goes on, not deeper. After as many as may wait, other connections have their turn."""
         if self._advancing:
             return
         self._advancing = True
-        most = self.port.limits.num_pipelined
+        most = left = self.port.limits.num_pipelined
         try:
             while True:
-                while self._waiting and self.exchange is None and not (self._closing or self.transport.is_closing()):
+                while self._waiting and left and self._may_answer():
+                    left -= 1
                     parsed = self._waiting.popleft()
                     if not self.port.take(self, parsed):
                         self.port.buffered_bytes -= len(parsed.body)
-                if self.state == LINGER or not self._unread or len(self._waiting) >= most:
+                if self.state == LINGER or not self._unread or not left or len(self._waiting) >= most:
                     break
                 part, self._unread = self._unread[:PARSE_BYTES], self._unread[PARSE_BYTES:]
                 self._parse(part)
@@ -130,12 +131,23 @@ class ClientConnection(asyncio.Protocol):
             self._advancing = False
         if self._closing:
             return
+        if not left and not self._turn_due:
+            self._turn_due = True
+            self.port.loop.call_soon(self._take_turn)
         if self.exchange is None and not self._waiting:
             self._all_answered()
-        full = len(self._waiting) >= most
+        full = bool(self._unread) or len(self._waiting) >= most
         if full != self._reads_paused and not self._all_sent and not self.transport.is_closing():
             self._reads_paused, self.since = full, _monotonic()
             (self.transport.pause_reading if full else self.transport.resume_reading)()
+
+    def _take_turn(self) -> None:
+        self._turn_due = False
+        self._advance()
+
+    def _may_answer(self) -> bool:
+        """Whether the next request may be taken: none is being answered, and the client reads its answers."""
+        return self.exchange is None and not (self.write_paused or self._closing or self.transport.is_closing())
 
     def _all_answered(self) -> None:
         """Every complete request has its answer: now what stands behind them."""
@@ -199,7 +211,9 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        if self.exchange is not None and self.exchange.engine is not None:
+        if self.exchange is None:
+            self._advance()
+        elif self.exchange.engine is not None:
             self.exchange.engine.resume()
 
     # -- httptools ----------------------------------------------------------------------------------------------
@@ -333,7 +347,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self.state == IDLE:
             self.since = _monotonic()
-        if self._waiting or self.state != IDLE:
+        if self._waiting or self._unread or self.state != IDLE:
             self._advance()
 
     def _finish(self) -> None:
@@ -382,4 +396,4 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        return self.exchange is None and self.state == IDLE and not self._waiting
+        return self.exchange is None and self.state == IDLE and not self._waiting and not self._unread

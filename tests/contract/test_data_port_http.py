@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -328,3 +329,30 @@ async def test_a_router_that_leaves_answers_and_closes_without_tearing() -> None
         answer = await client.answer()
         assert answer.status == 503 and answer.complete and answer.headers["connection"] == "close"
         assert await client.at_end()
+
+
+async def test_a_client_that_reads_no_answers_gets_no_more_of_them() -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await rig.until(lambda: len(rig.port.connections) == 1)
+        (connection,) = rig.port.connections
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        sending = asyncio.create_task(client.send(GET * 5000))
+        await rig.until(lambda: connection.write_paused and connection._reads_paused)
+        assert connection.transport.get_write_buffer_size() < 100_000 and len(connection._waiting) < 500
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert {(await client.answer()).status for _ in range(5000)} == {200}
+        await sending
+
+
+async def test_a_client_with_many_requests_leaves_turns_to_others() -> None:
+    """Of a read of 300 requests as many are answered at once as may wait."""
+    async with a_rig(Limits(num_pipelined=10)) as rig:
+        client = await rig.client()
+        await rig.until(lambda: len(rig.port.connections) == 1)
+        (connection,) = rig.port.connections
+        connection.data_received(GET * 300)
+        assert connection._reads_paused and len(connection._waiting) == 290
+        assert {(await client.answer()).status for _ in range(300)} == {200}
+        assert connection.is_idle and not connection._reads_paused
