@@ -323,7 +323,7 @@ class ClientConnection(asyncio.Protocol):
 
     def refuse(self, reason: Refused) -> None:
         """Answer a request that is not complete after all before it are answered, and close then."""
-        parsed = self._now if self._now is not _NONE else Parsed()
+        parsed, self._now = self._now if self._now is not _NONE else Parsed(), _NONE
         self._forget_incomplete()
         self.state, self.since = LINGER, _monotonic()
         if not parsed.request_id:
