@@ -103,6 +103,6 @@ class Desk:
                     exchange.hold(effect.eta_s)
             elif type(effect) is Recall:
                 if (exchange := self.exchanges.get(effect.ticket)) is not None:
-                    exchange.recall(effect.reason)
+                    exchange.recall(effect.reason, ended=effect.ended)
             elif type(effect) is Reject and (exchange := self.exchanges.get(effect.ticket)) is not None:
                 exchange.reject(effect)

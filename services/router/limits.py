@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    header_bytes: int = 32 * 1024  # request line and headers: 431
+    header_bytes: int = 32 * 1024  # request line and headers; again, the framing and trailers of a chunked body: 431
+    num_headers: int = 128  # header lines of a request, and again its trailer lines: 431
+    chunk_overhead: int = 16  # framing bytes per byte of a chunked body, beyond header_bytes; a chunk of one byte has 5
     body_bytes: int = 10 * 1024 * 1024  # 413
     buffered_bytes: int = 512 * 1024 * 1024  # request bodies held by the whole process: 503
     num_connections: int = 10_000  # 503 and closed
@@ -13,7 +15,7 @@ class Limits:
     header_s: float = 10.0  # from a request's first byte to its last header: 408
     body_s: float = 60.0  # from the last header to the last byte of the body: 408
     idle_s: float = 75.0  # keep-alive between requests
-    linger_s: float = 2.0  # reading on after refusing a body, so that the client sees the answer
+    linger_s: float = 2.0  # reading on after a last answer, so that the client sees it
     stall_s: float = 120.0  # a client that reads nothing
     write_buffer_bytes: int = 64 * 1024  # to a client, before its engine is paused
     connect_s: float = 2.0  # to an engine
@@ -23,4 +25,5 @@ class Limits:
     keepalive_after_s: float = 2.0  # held stream: headers and the first comment
     keepalive_every_s: float = 2.0
     engine_error_bytes: int = 64 * 1024  # of an engine's error kept to be told inside a stream
+    engine_head_bytes: int = 256 * 1024  # of an engine's answer before its body, interim answers included
     event_bytes: int = 256 * 1024  # an unfinished SSE event kept back, before it is passed on in parts

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import itertools
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -21,15 +22,17 @@ from services.router import http_text, ids, proxy_local
 from services.router.desk import Desk
 from services.router.limits import Limits
 from services.router.metrics import RouterMetrics
-from services.router.proxy_client import ClientConnection, Parsed
+from services.router.proxy_client import ClientConnection
 from services.router.proxy_engine import Pool
 from services.router.proxy_exchange import Exchange
 from services.router.request_body import READERS, check_model, read_body, readers, sizes
+from services.router.request_head import Parsed, Refused
 from services.router.spans import RequestTrace
 from services.router.web_access import WebAccess
 
 log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
+SLEPT_S = 1.0  # a sweep later than this means that the process was stopped, or did not get a processor
 
 
 class DataPort:
@@ -65,6 +68,7 @@ class DataPort:
         self._pools: dict[str, Pool] = {}
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
+        self._sweep_due = math.inf
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -120,6 +124,7 @@ class DataPort:
         limits = self.limits
         period_s = max(min(1.0, limits.header_s / 4, limits.engine_idle_s / 4, limits.engine_silence_s / 4), 0.01)
         while True:
+            self._sweep_due = time.monotonic() + period_s
             await asyncio.sleep(period_s)
             try:
                 self._sweep(time.monotonic())
@@ -127,6 +132,9 @@ class DataPort:
                 log.exception("a sweep of the data port failed")
 
     def _sweep(self, now: float) -> None:
+        slept_s = now - self._sweep_due
+        if slept_s > SLEPT_S:  # what came meanwhile has not been read yet: nobody is late for that
+            self._postpone(slept_s)
         for connection in list(self.connections):
             connection.sweep(now)
         for exchange in list(self.desk.exchanges.values()):
@@ -141,12 +149,19 @@ class DataPort:
                 del self._pools[instance_id]
         self.metrics.connections.set(len(self.connections))
 
+    def _postpone(self, by_s: float) -> None:
+        for connection in self.connections:
+            connection.postpone(by_s)
+        for exchange in self.desk.exchanges.values():
+            if exchange.engine is not None:
+                exchange.engine.heard_at += by_s
+
     # -- connections --------------------------------------------------------------------------------------------
 
     def opened(self, connection: ClientConnection) -> None:
         self.connections.add(connection)
         if len(self.connections) > self.limits.num_connections:
-            connection.refuse(503, "Too many connections.", "overloaded", retry_after_s=1.0)
+            connection.refuse(Refused(503, "Too many connections.", "overloaded", retry_after_s=1.0))
 
     def closed(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)

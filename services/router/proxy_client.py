@@ -1,77 +1,36 @@
 """The client side of the data port: HTTP/1.1 requests in, one at a time per connection, in order.
 
 Everything a client may do wrong ends here with an answer in OpenAI's shape: heads or bodies that are too large or too
-slow, text that is not HTTP, paths and methods that do not exist. Pipelined requests wait their turn.
+slow, text that is not HTTP, paths and methods that do not exist. Pipelined requests wait their turn, and so does the
+refusal of what stands behind them: answers leave in the order of the requests, and a refusal is the last of them.
+
+A client may close its sending side behind its last request and still read. TCP shows no difference to one that has left
+until something is sent to it, so what is certain to come is sent at once: the first bytes of the answer's status line.
 """
 
 import asyncio
 import logging
+import socket
 import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from services.router import direct_write, http_text
+from services.router import direct_write, http_text, request_head
+from services.router.request_head import Parsed, Refused
 
 if TYPE_CHECKING:
     from services.router.proxy import DataPort
     from services.router.proxy_exchange import Exchange
 
 log = logging.getLogger(__name__)
-# Not passed to engines: hop-by-hop, the router's own, and the client's credentials.
-_NOT_PASSED = frozenset(
-    (
-        b"host",
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"proxy-authorization",
-        b"authorization",
-        b"transfer-encoding",
-        b"te",
-        b"trailer",
-        b"upgrade",
-        b"expect",
-        b"content-length",
-        b"x-request-id",
-        b"traceparent",
-        b"cookie",
-        b"origin",
-    )
-)
+# Waiting for a request, within one, or reading no more of them: the client has sent all, or the last answer is decided.
 IDLE, HEAD, BODY, LINGER = range(4)
+PARSE_BYTES = 16 * 1024  # parsed at a time, so that one read of many small requests is not hundreds of them in memory
+TCP_CLOSED = 7  # TCP_CLOSE of Linux's tcp_info
 _monotonic, _epoch = time.monotonic, time.time
-
-
-class Parsed:
-    """One request as it came."""
-
-    __slots__ = (
-        "body",
-        "complete",
-        "complete_at",
-        "headers",
-        "is_http11",
-        "keep_alive",
-        "method",
-        "path",
-        "request_id",
-        "target",
-        "ticket",
-    )
-
-    def __init__(self) -> None:
-        self.method = self.target = self.path = self.body = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.is_http11 = self.keep_alive = True
-        self.complete = self.complete_at = 0.0
-        self.ticket = 0
-        self.request_id = ""
-
-    def passed_headers(self) -> bytes:
-        """The header lines an engine gets."""
-        return b"".join([b"%b: %b\r\n" % h for h in self.headers.items() if h[0] not in _NOT_PASSED])
+_NONE = Parsed()  # between two requests
 
 
 class ClientConnection(asyncio.Protocol):
@@ -85,13 +44,19 @@ class ClientConnection(asyncio.Protocol):
         self.state = IDLE
         self.since = _monotonic()  # when `state` began
         self._waiting: deque[Parsed] = deque()
-        self._advancing = False
+        self._advancing = self._turn_due = False
         self._reads_paused = False
-        self._closing = False  # the last answer on this connection is decided
+        self._all_sent = False  # the client sends no more
+        self._closing = False  # the last answer on this connection is written
+        self._refusal: tuple[int, bytes] | None = None  # the last answer, once all before it are written
+        self._owes_continue = False
+        self._unread: bytes | memoryview = b""  # came while too many requests waited
         self._head_bytes = 0
         self._body_bytes = 0
-        self._chunks: list[bytes] = []
-        self._now = Parsed()
+        self._framed_bytes = self._framed_at_body = 0  # of a body with its framing; when its last piece came
+        self._num_trailers = 0
+        self._body: bytes | bytearray = b""
+        self._now = _NONE
         self._parser = httptools.HttpRequestParser(self)
 
     # -- asyncio ------------------------------------------------------------------------------------------------
@@ -105,55 +70,135 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.state == LINGER:
             return
+        if len(data) <= PARSE_BYTES and not self._unread:
+            self._parse(data)
+        else:
+            self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
+        if self._waiting or self._unread:
+            self._advance()
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        in_body = self.state == BODY
+        if in_body:
+            self._framed_bytes += len(data)
+        else:
+            self._head_bytes += len(data)
         if self.state == IDLE:
             self.state, self.since = HEAD, _monotonic()
-        if self.state == HEAD:
-            self._head_bytes += len(data)
+        limits = self.port.limits
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError:
-            log.exception("a request could not be read")
-            self.refuse(500, "The router failed to read the request.", "internal_error")
-            return
-        except httptools.HttpParserUpgrade:
-            self.refuse(400, "Protocol upgrades are not supported here; send plain HTTP/1.1.", "bad_request")
-            return
+        except httptools.HttpParserCallbackError as error:
+            reason = error.__context__  # what a callback of ours has raised
+            if not isinstance(reason, Refused):
+                log.exception("a request could not be read")
+                reason = Refused(500, "The router failed to read the request.", "internal_error")
+            self.refuse(reason)
         except httptools.HttpParserError as error:
-            self._advance()
-            if self.state != LINGER and not self._closing:
-                self.refuse(400, f"The request is not HTTP/1.1: {error}", "bad_request")
-            return
-        if self._waiting:
-            self._advance()
-        if self.state == HEAD and self._head_bytes > self.port.limits.header_bytes:
-            self._head_too_large()
+            self.refuse(Refused(400, f"The request is not HTTP/1.1: {error}"))
+        else:
+            if self.state == HEAD and self._head_bytes > limits.header_bytes:
+                self.refuse(request_head.head_too_large(limits))
+            elif self.state == BODY and in_body and self._is_framing_too_large():
+                self.refuse(request_head.framing_too_large(limits))
+
+    def _is_framing_too_large(self) -> bool:
+        """Chunk extensions and trailers: those since the last piece of body, and with the sizes all of this body's."""
+        limits = self.port.limits
+        most = limits.header_bytes + limits.chunk_overhead * self._body_bytes
+        since_body = self._framed_bytes - self._framed_at_body
+        return since_body > limits.header_bytes or self._framed_bytes - self._body_bytes > most
 
     def _advance(self) -> None:
         """Take the next complete requests while none is being answered. One that is answered at once comes back here
-        from within: the loop goes on, not deeper."""
+        from within: the loop goes on, not deeper. After as many as may wait, other connections have their turn."""
         if self._advancing:
             return
         self._advancing = True
+        most = left = self.port.limits.num_pipelined
         try:
-            while self._waiting and self.exchange is None and not self.transport.is_closing():
-                parsed = self._waiting.popleft()
-                if not self.port.take(self, parsed):
-                    self.port.buffered_bytes -= len(parsed.body)
+            while True:
+                while self._waiting and left and self._may_answer():
+                    left -= 1
+                    parsed = self._waiting.popleft()
+                    if not self.port.take(self, parsed):
+                        self.port.buffered_bytes -= len(parsed.body)
+                if self.state == LINGER or not self._unread or not left or len(self._waiting) >= most:
+                    break
+                part, self._unread = self._unread[:PARSE_BYTES], self._unread[PARSE_BYTES:]
+                self._parse(part)
         finally:
             self._advancing = False
-        full = len(self._waiting) >= self.port.limits.num_pipelined
-        if full != self._reads_paused and not self.transport.is_closing():
-            self._reads_paused = full
+        if self._closing:
+            return
+        if not left and not self._turn_due:
+            self._turn_due = True
+            self.port.loop.call_soon(self._take_turn)
+        if self.exchange is None and not self._waiting:
+            self._all_answered()
+        full = bool(self._unread) or len(self._waiting) >= most
+        if full != self._reads_paused and not self._all_sent and not self.transport.is_closing():
+            self._reads_paused, self.since = full, _monotonic()
             (self.transport.pause_reading if full else self.transport.resume_reading)()
 
+    def _take_turn(self) -> None:
+        self._turn_due = False
+        self._advance()
+
+    def _may_answer(self) -> bool:
+        """Whether the next request may be taken: none is being answered, and the client reads its answers."""
+        return self.exchange is None and not (self.write_paused or self._closing or self.transport.is_closing())
+
+    def _all_answered(self) -> None:
+        """Every complete request has its answer: now what stands behind them."""
+        if self._refusal is not None:
+            status, answer = self._refusal
+            self._refusal = None
+            self.write(answer)
+            self.port.metrics.refused(status)
+            self._finish()
+        elif self._all_sent:
+            self.close()
+        elif self._owes_continue and self.state == BODY and not self._body_bytes:
+            self._owes_continue = False
+            self.write(http_text.CONTINUE)
+
     def eof_received(self) -> bool:
-        return False
+        """The client sends no more. Whether it still reads is asked by writing to it. True keeps the connection."""
+        self._all_sent = True
+        if self._closing:
+            return False
+        if self._now is not _NONE:
+            self.refuse(Refused(400, "The request ended before it was complete."))
+        self.state = LINGER
+        if self.exchange is None and not self._waiting:
+            return False
+        if self.exchange is not None and not self.exchange.probe():
+            self._begin_status_line()
+        return not self._is_reset()
+
+    def _begin_status_line(self) -> None:
+        """Send what every answer begins with, and leave it out of the next."""
+        write = self.write
+
+        def write_rest(data: bytes) -> None:
+            assert data.startswith(http_text.VERSION), data[:20]
+            self.write = write
+            write(data[len(http_text.VERSION) :])
+
+        write(http_text.VERSION)
+        self.write = write_rest
+
+    def _is_reset(self) -> bool:
+        """Whether the connection is gone, as the kernel knows: nobody reads from it, so the loop does not say so."""
+        if not hasattr(socket, "TCP_INFO"):
+            return False
+        info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return bool(info[0] == TCP_CLOSED)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
-        self.port.buffered_bytes -= sum(len(parsed.body) for parsed in self._waiting)
-        self._waiting.clear()
-        self._forget_body()
+        self._closing, self.state = True, LINGER
+        self._forget_unanswered()
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_left()
@@ -166,10 +211,14 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        if self.exchange is not None and self.exchange.engine is not None:
+        if self.exchange is None:
+            self._advance()
+        elif self.exchange.engine is not None:
             self.exchange.engine.resume()
 
     # -- httptools ----------------------------------------------------------------------------------------------
+
+    # Raising Refused ends the parsing; `_parse` refuses.
 
     def on_message_begin(self) -> None:
         self._now = Parsed()
@@ -179,55 +228,72 @@ class ClientConnection(asyncio.Protocol):
         self._now.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._now.headers[name.lower()] = value
+        name, headers = name.lower(), self._now.headers
+        if self.state == BODY:  # a trailer: nothing of it is used
+            self._num_trailers += 1
+            if self._num_trailers > self.port.limits.num_headers:
+                raise request_head.too_many_headers(self.port.limits)
+        elif name in headers:
+            self._now.repeat(name, value, self.port.limits)
+        else:
+            headers[name] = value
 
     def on_headers_complete(self) -> None:
-        if self.state == LINGER or self._closing:
-            return
         limits, now = self.port.limits, self._now
-        if sum(map(len, now.headers.values())) + len(now.target) > limits.header_bytes:
-            self._head_too_large()
-            return
-        now.is_http11 = self._parser.get_http_version() != "1.0"
-        self.state = BODY
+        now.check_head(self._parser.get_http_version(), limits)
+        if self._parser.should_upgrade():
+            raise Refused(400, "Protocol upgrades are not supported here; send plain HTTP/1.1.")
+        self.state, self.since = BODY, _monotonic()
+        self._framed_bytes = self._framed_at_body = self._num_trailers = 0
         length = now.headers.get(b"content-length")
         if length is not None and int(length) > limits.body_bytes:
-            self._body_too_large()
-        elif b"expect" in now.headers:
+            raise request_head.body_too_large(limits)
+        if b"expect" in now.headers and now.is_http11:
             if now.headers[b"expect"].lower() != b"100-continue":
-                self.refuse(417, "Only `Expect: 100-continue` is supported.", "bad_request")
-            elif length != b"0" and self.exchange is None and not self._waiting:
+                raise Refused(417, "Only `Expect: 100-continue` is supported.")
+            self._owes_continue = length not in (None, b"0") or b"transfer-encoding" in now.headers
+            if self._owes_continue and self.exchange is None and not self._waiting:
+                self._owes_continue = False
                 self.write(http_text.CONTINUE)
 
     def on_body(self, body: bytes) -> None:
-        if self.state != BODY:
-            return
         self._body_bytes += len(body)
+        self._framed_at_body = self._framed_bytes
         self.port.buffered_bytes += len(body)
-        self._chunks.append(body)
+        if not self._body:
+            self._body = body
+        else:
+            if type(self._body) is bytes:
+                self._body = bytearray(self._body)  # not a list: small pieces would weigh many times their bytes
+            self._body += body
         if self._body_bytes > self.port.limits.body_bytes:
-            self._body_too_large()
-        elif self.port.buffered_bytes > self.port.limits.buffered_bytes:
-            self.refuse(503, "Too many request bodies are being held; try again.", "overloaded", retry_after_s=1.0)
+            raise request_head.body_too_large(self.port.limits)
+        if self.port.buffered_bytes > self.port.limits.buffered_bytes:
+            message = "Too many request bodies are being held; try again."
+            raise Refused(503, message, "overloaded", retry_after_s=1.0)
 
     def on_message_complete(self) -> None:
-        if self.state == LINGER or self._closing:
-            return
-        now, chunks = self._now, self._chunks
-        now.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        self._body_bytes, self._chunks = 0, []  # counted on in `now.body`, until its request is over
+        now = self._now
+        now.body = bytes(self._body)
+        self._body_bytes, self._body = 0, b""  # counted on in `now.body`, until its request is over
         now.method = self._parser.get_method()
         now.keep_alive = now.is_http11 and self._parser.should_keep_alive()
         now.complete, now.complete_at = _monotonic(), _epoch()
-        now.path = now.target.partition(b"?")[0]
         self.port.name(now)
-        self.state, self.since, self._head_bytes = IDLE, now.complete, 0
+        self.state, self.since, self._head_bytes, self._owes_continue = IDLE, now.complete, 0, False
         self._waiting.append(now)
+        self._now = _NONE
 
-    def _forget_body(self) -> None:
+    def _forget_unanswered(self) -> None:
+        """Drop what is complete and what is not."""
+        self.port.buffered_bytes -= sum(len(parsed.body) for parsed in self._waiting)
+        self._waiting.clear()
+        self._forget_incomplete()
+
+    def _forget_incomplete(self) -> None:
         self.port.buffered_bytes -= self._body_bytes
         self._body_bytes = 0
-        self._chunks = []
+        self._body = self._unread = b""
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -247,52 +313,57 @@ class ClientConnection(asyncio.Protocol):
             headers += b"traceparent: %b\r\n" % traceparent.encode()
         if retry_after_s:
             headers += b"retry-after: %d\r\n" % round(retry_after_s)
-        keep_alive = parsed.keep_alive and not self._closing and not self.port.leaving
+        keep_alive = parsed.keep_alive and not self.port.leaving
         head = http_text.head(status, headers, length=len(body), keep_alive=keep_alive)
         self.write(head if parsed.method == b"HEAD" else head + body)
-        if not keep_alive and self.exchange is None:
-            self.close()
-
-    def refuse(self, status: int, message: str, code: str, *, retry_after_s: float = 0.0) -> None:
-        """Answer a request that is not complete, and close. What it still sends is read and dropped for a while, so
-        that closing does not tear the answer away."""
-        parsed = self._now
-        self._forget_body()
-        self.state, self.since = LINGER, _monotonic()
-        self._closing, parsed.keep_alive = True, False
         if self.exchange is not None:
-            self.exchange.keep_alive = False  # an earlier pipelined request is answered first, then we close
-            return
+            self.exchange.keep_alive = keep_alive
+        elif not keep_alive:
+            self._finish()
+
+    def refuse(self, reason: Refused) -> None:
+        """Answer a request that is not complete after all before it are answered, and close then."""
+        parsed, self._now = self._now if self._now is not _NONE else Parsed(), _NONE
+        self._forget_incomplete()
+        self.state, self.since = LINGER, _monotonic()
         if not parsed.request_id:
             self.port.name(parsed)
-        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = "server_error" if reason.status >= 500 else "invalid_request_error"
         headers = b"content-type: application/json\r\nx-request-id: %b\r\n" % parsed.request_id.encode()
-        if retry_after_s:
-            headers += b"retry-after: %d\r\n" % round(retry_after_s)
-        body = http_text.error_json(message, kind, code)
-        self.write(http_text.head(status, headers, length=len(body), keep_alive=False) + body)
-        self.port.metrics.refused(status)
-        if self.transport.can_write_eof() and not self.transport.is_closing():
-            self.transport.write_eof()
-        self.port.loop.call_later(self.port.limits.linger_s, self.close)
-
-    def _head_too_large(self) -> None:
-        limit = self.port.limits.header_bytes
-        self.refuse(431, f"The request's headers are larger than {limit} bytes.", "headers_too_large")
-
-    def _body_too_large(self) -> None:
-        limit = self.port.limits.body_bytes
-        self.refuse(413, f"The request's body is larger than {limit} bytes.", "request_too_large")
+        if reason.retry_after_s:
+            headers += b"retry-after: %d\r\n" % round(reason.retry_after_s)
+        body = http_text.error_json(reason.message, kind, reason.code)
+        self._refusal = (
+            reason.status,
+            http_text.head(reason.status, headers, length=len(body), keep_alive=False) + body,
+        )
+        self._advance()
 
     def exchange_over(self, keep_alive: bool) -> None:
         """The answer is written. Go on with what was pipelined behind it."""
         self.exchange = None
-        if not keep_alive or self._closing or self.port.draining:
+        if not keep_alive or (self.port.draining and not self._waiting and self._refusal is None):
+            self._finish()
+            return
+        if self.state == IDLE:
+            self.since = _monotonic()
+        if self._waiting or self._unread or self.state != IDLE:
+            self._advance()
+
+    def _finish(self) -> None:
+        """The last answer is written: close. Where the client may still be sending, that is read and dropped for a
+        while, so that closing does not tear the answer away."""
+        if self._all_sent or (self.state == IDLE and not self._waiting and not self._unread):
             self.close()
             return
-        self.since = _monotonic() if self.state == IDLE else self.since
-        if self._waiting:
-            self._advance()
+        self._closing, self.state = True, LINGER
+        self._forget_unanswered()
+        if self._reads_paused and not self.transport.is_closing():
+            self._reads_paused = False
+            self.transport.resume_reading()
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+        self.port.loop.call_later(self.port.limits.linger_s, self.close)
 
     def close(self) -> None:
         """Close after what is written has gone out."""
@@ -304,17 +375,25 @@ class ClientConnection(asyncio.Protocol):
     def sweep(self, now: float) -> None:
         """Called about once a second: nobody may be slow for ever."""
         limits = self.port.limits
-        if self.write_paused and now - self.write_paused_at > limits.stall_s:
+        waited_s = now - self.since
+        is_deaf = self.exchange is not None and (self._all_sent or self._reads_paused)
+        is_stalled = self.write_paused and now - self.write_paused_at > limits.stall_s
+        if is_stalled or (is_deaf and self._is_reset()):
             self.transport.abort()
-        elif self.state == HEAD:
-            if now - self.since > limits.header_s:
-                self.refuse(408, f"The headers took longer than {limits.header_s:g} s.", "request_timeout")
-        elif self.state == BODY:
-            if now - self.since > limits.body_s:
-                self.refuse(408, f"The body took longer than {limits.body_s:g} s.", "request_timeout")
-        elif self.state == IDLE and self.exchange is None and now - self.since > limits.idle_s:
+        elif self._reads_paused:
+            return  # what is missing of a request may have come
+        elif self.state == HEAD and waited_s > limits.header_s:
+            self.refuse(Refused(408, f"The headers took longer than {limits.header_s:g} s.", "request_timeout"))
+        elif self.state == BODY and waited_s > limits.body_s:
+            self.refuse(Refused(408, f"The body took longer than {limits.body_s:g} s.", "request_timeout"))
+        elif self.state == IDLE and self.exchange is None and waited_s > limits.idle_s:
             self.close()
+
+    def postpone(self, by_s: float) -> None:
+        """This process has slept for so long: no client was slow meanwhile."""
+        self.since += by_s
+        self.write_paused_at += by_s
 
     @property
     def is_idle(self) -> bool:
-        return self.exchange is None and self.state == IDLE and not self._waiting
+        return self.exchange is None and self.state == IDLE and not self._waiting and not self._unread

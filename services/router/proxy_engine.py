@@ -49,7 +49,8 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, pool: "Pool") -> None:
         self.pool = pool
         self.exchange: Exchange | None = None
-        self.num_served = 0
+        self.was_idle = False  # an engine may close it when it likes: that is no failure
+        self.head_bytes = 0
         self.idle_since = 0.0
         self.heard_at = 0.0
         self.paused = False
@@ -77,7 +78,10 @@ class EngineConnection(asyncio.Protocol):
 
     def send(self, exchange: "Exchange") -> None:
         """Start one exchange on this idle connection."""
-        self.exchange = exchange
+        if self.transport.is_closing():  # nothing more is said about it, and writes to it are dropped
+            exchange.engine_lost("the engine closed the connection", stale=self.was_idle)
+            return
+        self.exchange, self.head_bytes = exchange, 0
         self.heard_at = time.monotonic()
         exchange.engine = self
         self._write(exchange.engine_request(self.pool.credentials))
@@ -100,6 +104,9 @@ class EngineConnection(asyncio.Protocol):
             exchange.pass_on(pieces.pop())
             return
         if not self.has_head:
+            self.head_bytes += len(data)
+            if self.head_bytes > self.pool.limits.engine_head_bytes:
+                self._lose(f"the engine's answer has more than {self.pool.limits.engine_head_bytes} bytes of headers")
             return
         if not pieces:
             body = b""
@@ -120,7 +127,6 @@ class EngineConnection(asyncio.Protocol):
         if self.paused:
             self.resume()
         self._reset()
-        self.num_served += 1
         if keep and not self.transport.is_closing():
             self.pool.put(self)
         else:
@@ -144,7 +150,7 @@ class EngineConnection(asyncio.Protocol):
         self.transport.abort()
         if exchange is not None:
             exchange.engine = None
-            exchange.engine_lost(reason, stale=self.num_served > 0 and not self.has_head)
+            exchange.engine_lost(reason, stale=self.was_idle and not self.has_head)
 
     def abandon(self) -> None:
         """Nobody wants the answer any more: close, so that the engine stops generating."""
@@ -171,6 +177,8 @@ class EngineConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         lower = name.lower()
+        if self.has_head:
+            return  # a trailer
         if lower not in _DROPPED:
             self.headers.append(b"%b: %b\r\n" % (name, value))
             if lower == b"content-type":
@@ -207,16 +215,19 @@ class Pool:
             )
         self.credentials = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""  # a header line
         self._host, self._port = _address(instance.url)
-        self._limits = limits
+        self.limits = limits
         self._idle: list[EngineConnection] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self.closed = False
 
     def acquire(self, exchange: "Exchange", *, fresh: bool = False) -> None:
         """Send the exchange on an idle connection, or on a new one once it is made."""
+        oldest = time.monotonic() - self.limits.engine_idle_s
         while self._idle and not fresh:
             connection = self._idle.pop()
-            if not connection.transport.is_closing():
+            if connection.idle_since < oldest:  # sweeps were late: the engine has closed it, or is about to
+                connection.transport.close()
+            elif not connection.transport.is_closing():
                 connection.send(exchange)
                 return
         task = asyncio.get_running_loop().create_task(self._connect(exchange))
@@ -227,11 +238,16 @@ class Pool:
         attempt = exchange.num_attempts
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._limits.connect_s):
+            async with asyncio.timeout(self.limits.connect_s):
                 _, connection = await loop.create_connection(lambda: EngineConnection(self), self._host, self._port)
         except (OSError, TimeoutError) as error:
             if exchange.wants(attempt):
                 exchange.engine_unreachable(f"cannot connect to the engine: {error or 'timed out'}")
+            return
+        except Exception as error:  # else nobody would ever go on with this exchange
+            log.exception("connecting to %s failed", self.url)
+            if exchange.wants(attempt):
+                exchange.engine_unreachable(f"cannot connect to the engine: {error}")
             return
         if exchange.wants(attempt):
             connection.send(exchange)
@@ -239,10 +255,10 @@ class Pool:
             self.put(connection)
 
     def put(self, connection: EngineConnection) -> None:
-        if self.closed or len(self._idle) >= self._limits.num_pooled:
+        if self.closed or len(self._idle) >= self.limits.num_pooled:
             connection.transport.close()
             return
-        connection.idle_since = time.monotonic()
+        connection.idle_since, connection.was_idle = time.monotonic(), True
         self._idle.append(connection)
 
     def forget(self, connection: EngineConnection) -> None:
@@ -251,7 +267,7 @@ class Pool:
 
     def sweep(self, now: float) -> None:
         """Close what has been idle for too long. The oldest are at the front."""
-        old = [c for c in self._idle if now - c.idle_since > self._limits.engine_idle_s]
+        old = [c for c in self._idle if now - c.idle_since > self.limits.engine_idle_s]
         for connection in old:
             self._idle.remove(connection)
             connection.transport.close()

@@ -2,6 +2,10 @@
 
 The answer's body passes through untouched. A streamed answer is passed on in whole SSE events, so that when its engine
 dies the client gets one error event and a clean end, never half an event and never a silent stop.
+
+An answer is whole when the client has been handed its end: by HTTP's framing, or, of a stream, by the event that ends
+it (`[DONE]`), since clients close their connection on reading that and the last chunk may come in a later read. From
+there on it is 200, whoever leaves or dies. A plain chunked answer has no end but its last chunk.
 """
 
 import asyncio
@@ -12,15 +16,16 @@ from glowplug.controllers.router_words import Reject
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.telemetry.semconv import HEADER_EMULATED
-from services.router import http_text, tokens
+from services.router import event_stream, http_text, tokens
+from services.router.event_stream import EVENT_ENDS
 from services.router.spans import RequestTrace
 
 if TYPE_CHECKING:
     from services.router.proxy import DataPort
-    from services.router.proxy_client import ClientConnection, Parsed
+    from services.router.proxy_client import ClientConnection
     from services.router.proxy_engine import EngineConnection
+    from services.router.request_head import Parsed
 
-EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _EMULATED = HEADER_EMULATED.encode()
 _monotonic = time.monotonic
 
@@ -130,6 +135,13 @@ class Exchange:
         headers = http_text.EVENT_STREAM_HEADERS + self._own_headers()
         self.client.write(self._head(200, headers, None) + self._frame(comment))
 
+    def probe(self) -> bool:
+        """Write a comment to the client where that harms no answer. False while its head is still to come."""
+        between = self._last.endswith(EVENT_ENDS) if self.started else self.head_sent
+        if between and (self.is_sse or not self.started) and not self.client.write_paused:
+            self._write(b":\n\n")
+        return self.head_sent
+
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -196,11 +208,14 @@ class Exchange:
 
     def _continue(self, body: bytes, complete: bool, out: bytes = b"") -> None:
         if body:
-            self._previous, self._last = self._last, body
             if self.is_sse:
                 self.num_events += body.count(b"data: {")
                 if self._kept or not body.endswith(EVENT_ENDS):
-                    body = self._whole_events(body)
+                    body = self._kept + body
+                    end = event_stream.whole_events(body, self.port.limits.event_bytes)
+                    body, self._kept = body[:end], body[end:]
+            if body:
+                self._previous, self._last = self._last, body
             if self._collected is not None:
                 self._collect(body)
             elif not self.chunked:
@@ -210,6 +225,7 @@ class Exchange:
         if complete and self._collected is None:
             if self._kept:
                 out += self._frame(self._kept)
+                self._previous, self._last = self._last, self._kept
                 self._kept = b""
             if self.chunked:
                 out += http_text.LAST_CHUNK
@@ -237,18 +253,6 @@ class Exchange:
         timings = b"server-timing: %b\r\n" % self._timings()
         return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
 
-    def _whole_events(self, body: bytes) -> bytes:
-        """Whole SSE events of what came so far; the start of the next one is kept back."""
-        body = self._kept + body
-        end = max(body.rfind(b"\n\n") + 2, body.rfind(b"\r\n\r\n") + 4)
-        if end < 4 and len(body) <= self.port.limits.event_bytes:
-            self._kept = body
-            return b""
-        if end < 4:
-            end = len(body)
-        self._kept = body[end:]
-        return body[:end]
-
     def _collect(self, body: bytes) -> None:
         assert self._collected is not None
         if sum(map(len, self._collected)) < self.port.limits.engine_error_bytes:
@@ -259,7 +263,7 @@ class Exchange:
         if self.done:
             return
         if self._collected is not None:
-            self._finish_with_error(self.status, _as_error(b"".join(self._collected)))
+            self._finish_with_error(self.status, event_stream.as_error(b"".join(self._collected)))
         else:
             self._finish()
 
@@ -270,7 +274,9 @@ class Exchange:
         """The engine went away before its answer was complete."""
         if self.done:
             return
-        if self.started:
+        if self._is_whole():
+            self._end_whole()
+        elif self.started:
             self._fail_midway(reason)
         elif stale and self.instance is not None:
             self.num_attempts += 1
@@ -279,13 +285,13 @@ class Exchange:
             self.port.metrics.retries.inc()
             self.port.desk.failed(self, reached=True, reason=reason)
 
-    def recall(self, reason: str) -> None:
-        """Its instance is said to have failed. An answer that has begun goes on: the engine may outlive the word."""
+    def recall(self, reason: str, *, ended: bool) -> None:
+        """Its instance is said to have failed. An answer that has begun goes on unless its engine has `ended`."""
+        if self.started and ended and self.engine is not None:
+            self.engine.give_up(reason)
         if self.done or self.started or self.instance is None:
             return
-        if self.engine is not None:
-            self.engine.abandon()
-            self.engine = None
+        self._leave_engine()
         self.num_attempts += 1  # a connection still being made is of no use
         self.port.metrics.retries.inc()
         self.port.desk.failed(self, reached=False, reason=reason)
@@ -301,24 +307,39 @@ class Exchange:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
+    def _is_whole(self) -> bool:
+        """Whether the client has been handed all of a stream but its last chunk."""
+        return self.is_sse and self._collected is None and event_stream.is_over(self.path, self._last)
+
+    def _end_whole(self) -> None:
+        self._leave_engine()
+        self._continue(b"", True)
+        self._finish()
+
+    def _leave_engine(self) -> None:
+        if self.engine is not None:
+            self.engine.abandon()
+            self.engine = None
+
     def client_left(self) -> None:
         """The client closed its connection: nothing more is generated for it."""
         if self.done:
             return
-        self.status, self.error_code = 499, "client_left"
+        whole = self._is_whole() and not self.client.write_paused  # else its end lies in our own buffer
+        if not whole:
+            self.status, self.error_code = 499, "client_left"
         self._close_books()
-        if self.engine is not None:
-            self.engine.abandon()
-            self.engine = None
-        self.port.ended(self, left=True)
+        self._leave_engine()
+        self.port.ended(self, left=not whole)
 
     def stop(self, status: int, message: str, code: str) -> None:
         """The router ends this request itself (its drain is over)."""
         if self.done:
             return
-        if self.engine is not None:
-            self.engine.abandon()
-            self.engine = None
+        if self._is_whole():
+            self._end_whole()
+            return
+        self._leave_engine()
         body = http_text.error_json(message, "service_unavailable", code)
         self.error_code, self.keep_alive = code, False
         if self.started and not self.is_sse:
@@ -377,16 +398,5 @@ class Exchange:
         return own
 
     def _timings(self) -> bytes:
-        """Server-Timing: milliseconds in the queue, of each phase of the start it waited for, and in the router."""
-        parts = [b"queue;dur=%.1f" % (self.queue_s * 1000)]
-        if self.cold and self.instance is not None:
-            parts += [f"{p.name};dur={p.actual_s * 1000:.1f}".encode() for p in self.instance.phases]
-        parts.append(b"router;dur=%.2f" % (self.router_s * 1000))
-        return b", ".join(parts)
-
-
-def _as_error(body: bytes) -> bytes:
-    """An engine's error body for use inside a stream; wrapped when it is no error object on one line."""
-    if b'"error"' in body and b"\n" not in body.strip():
-        return body.strip()
-    return http_text.error_json(body.decode("utf-8", "replace")[:2000], "server_error", "engine_error")
+        phases = self.instance.phases if self.cold and self.instance is not None else ()
+        return http_text.server_timing(self.queue_s, phases, self.router_s)

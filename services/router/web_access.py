@@ -6,7 +6,7 @@ from glowplug.domain.errors import GlowplugError
 from glowplug.runtime.web import WebRules
 
 if TYPE_CHECKING:
-    from services.router.proxy_client import Parsed
+    from services.router.request_head import Parsed
 
 MAX_KNOWN_HOSTS: Final = 64  # remembered as good; any address is, so there may be more: those are judged each time
 _PREFLIGHT: Final = (

@@ -203,6 +203,10 @@ class Client:
         data = await self.reader.readexactly(size + 2)
         return data[:-2]
 
+    def half_close(self) -> None:
+        """Nothing more is sent; what comes is still read."""
+        self.writer.write_eof()
+
     async def at_end(self) -> bool:
         """Whether the router closes the connection."""
         return await self.reader.read(1) == b""
@@ -259,6 +263,7 @@ class Rig:
             InstanceState.LOADING: facts.InstanceLoading,
             InstanceState.READY: facts.InstanceReady,
             InstanceState.DRAINING: facts.InstanceDraining,
+            InstanceState.SWAPPED_OUT: facts.InstanceSwappedOut,
             InstanceState.STOPPED: facts.InstanceStopped,
         }
         if instance.state is InstanceState.FAILED:

@@ -292,6 +292,7 @@ async def test_garbage_behind_a_good_request_does_not_spoil_its_answer() -> None
         await client.send(chat(stream=True) + b"\x00\x01garbage\r\n\r\n")
         answer = await client.answer()
         assert answer.status == 200 and answer.complete
+        assert_error(await client.answer(), 400, "bad_request")
         assert await client.at_end()
 
 

@@ -254,6 +254,8 @@ class RouterController:
         if not self.fleet.put_instance(instance):
             return []
         self.balances.instance_changed(instance, now_s)
+        if instance.state.is_dormant:
+            return self._recall(instance.instance_id, instance.reason or "the engine was put to sleep", ended=True)
         if not instance.serves:
             return self._stage_failed(instance, code)
         if instance.state is InstanceState.READY:
@@ -274,8 +276,8 @@ class RouterController:
             return []
         return self._recall(whole.instance_id, instance.reason or "a stage of the instance failed")
 
-    def _recall(self, instance_id: str, reason: str) -> list[Effect]:
-        return [Recall(ticket, reason) for ticket, r in self.requests.items() if r.instance_id == instance_id]
+    def _recall(self, instance_id: str, reason: str, *, ended: bool = False) -> list[Effect]:
+        return [Recall(ticket, reason, ended) for ticket, r in self.requests.items() if r.instance_id == instance_id]
 
     def _start_failed(self, model_key: str, code: str, message: str, now_s: float) -> list[Effect]:
         """Remember why; when it is the weights and nothing else can serve, nobody waits for nothing."""

@@ -77,11 +77,12 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Its node has left. One that is cut off closes no connection, so: when not one byte of an answer has come, let go
-    of it; outcome DispatchFailed."""
+    """Its node has left, or its engine was put to sleep: neither closes a connection. When not one byte of an answer
+    has come, let go of it; outcome DispatchFailed. `ended`: an answer that has begun has failed, nothing more comes."""
 
     ticket: int
     reason: str
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

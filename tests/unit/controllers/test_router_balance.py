@@ -26,7 +26,9 @@ from tests.fleet_builder import a_model, an_event, an_instance
 FACTS: dict[InstanceState, Any] = {
     InstanceState.STARTING: facts.InstanceStarting,
     InstanceState.READY: facts.InstanceReady,
+    InstanceState.DRAINING: facts.InstanceDraining,
     InstanceState.PREWARMED: facts.InstancePrewarmed,
+    InstanceState.SWAPPED_OUT: facts.InstanceSwappedOut,
     InstanceState.FAILED: facts.InstanceFailed,
     InstanceState.STOPPED: facts.InstanceStopped,
 }

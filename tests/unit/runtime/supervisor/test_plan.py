@@ -60,12 +60,14 @@ def test_the_secret_of_engines_keys_goes_to_the_router_and_agents_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make(tmp_path)
-    specs = plan.services(made, environment(made), "made")
+    specs = plan.services(made, environment(made), servers, "made")
     given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in specs}
     assert {service for service, secret in given.items() if secret == "made"} == {"router", "agent"}
     assert set(given.values()) == {"made", None}
     monkeypatch.setenv("GLOWPLUG_ENGINE_SECRET", "set by hand")  # which FleetSettings reads
-    given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in plan.services(made, environment(made), "made")}
+    given = {
+        s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in plan.services(made, environment(made), servers, "made")
+    }
     assert set(given.values()) == {"made", None}
 
 

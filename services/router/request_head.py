@@ -1,0 +1,164 @@
+"""The head of a request: which header lines are taken, combined or refused, and the forms a request target may have.
+
+Text is held to RFC 9112 by the parser (no folded lines, no bare LF or CR, names of token characters, one length or one
+transfer coding). Here stands what the parser leaves to us: fields that may come once, Host, absolute targets, versions.
+"""
+
+import re
+
+from services.router.limits import Limits
+
+# Not passed to engines: hop-by-hop, the router's own, and the client's credentials.
+_NOT_PASSED = frozenset(
+    (
+        b"host",
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authorization",
+        b"authorization",
+        b"transfer-encoding",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"expect",
+        b"content-length",
+        b"x-request-id",
+        b"traceparent",
+        b"cookie",
+        b"origin",
+    )
+)
+# One line each: of two, a proxy in front might believe the one and this router the other.
+_ONCE = frozenset(
+    (
+        b"host",
+        b"authorization",
+        b"proxy-authorization",
+        b"api-key",
+        b"x-api-key",
+        b"origin",
+        b"content-length",
+        b"content-type",
+        b"transfer-encoding",
+        b"expect",
+        b"x-request-id",
+        b"traceparent",
+    )
+)
+_PLAIN_CONNECTION = (b"keep-alive", b"close")  # a Connection header that names no other header
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^#]*)", re.IGNORECASE)
+_HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")  # RFC 9110, 7.2: what an authority has, without a user
+
+
+class Refused(Exception):
+    """What came cannot be taken as a request: the answer it gets, after which its connection is closed."""
+
+    def __init__(self, status: int, message: str, code: str = "bad_request", *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.retry_after_s = status, message, code, retry_after_s
+
+
+class Parsed:
+    """One request as it came."""
+
+    __slots__ = (
+        "body",
+        "complete",
+        "complete_at",
+        "headers",
+        "is_http11",
+        "keep_alive",
+        "method",
+        "num_repeated",
+        "path",
+        "request_id",
+        "target",
+        "ticket",
+    )
+
+    def __init__(self) -> None:
+        self.method = self.target = self.path = self.body = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.num_repeated = 0  # header lines that had a name once more
+        self.is_http11 = self.keep_alive = True
+        self.complete = self.complete_at = 0.0
+        self.ticket = 0
+        self.request_id = ""
+
+    def repeat(self, name: bytes, value: bytes, limits: Limits) -> None:
+        """One more line of a header: a list goes on (RFC 9110, 5.3). Raises Refused for what may come once."""
+        if name in _ONCE:
+            raise Refused(400, f"The header `{name.decode()}` may be sent once.")
+        self.num_repeated += 1
+        if self.num_repeated > limits.num_headers:
+            raise too_many_headers(limits)
+        self.headers[name] = b"%b, %b" % (self.headers[name], value)
+
+    def check_head(self, version: str, limits: Limits) -> None:
+        """Called once, when all header lines are here. Raises Refused."""
+        headers = self.headers
+        if len(headers) + self.num_repeated > limits.num_headers:
+            raise too_many_headers(limits)
+        if sum(map(len, headers)) + sum(map(len, headers.values())) + len(self.target) > limits.header_bytes:
+            raise head_too_large(limits)
+        if version not in ("1.1", "1.0"):
+            raise Refused(505, f"HTTP/{version} is not spoken here; send HTTP/1.1.")
+        self.is_http11 = version == "1.1"
+        host = headers.get(b"host")
+        if host is None:
+            if self.is_http11:
+                raise Refused(400, "The header `host` is missing.")
+        elif _HOST.fullmatch(host) is None:
+            raise Refused(400, "The header `host` is not a host.")
+        if not self.target.startswith(b"/"):
+            self._take_absolute()
+        elif b"#" in self.target:
+            raise Refused(400, "The request target may not have a fragment.")
+        self.path = self.target.partition(b"?")[0]
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None:
+            if not self.is_http11:
+                raise Refused(400, "HTTP/1.0 has no transfer-encoding.")
+            if coding.lower() != b"chunked":
+                raise Refused(501, "Only `transfer-encoding: chunked` is supported.")
+
+    def _take_absolute(self) -> None:
+        """`http://host/path` is `/path` at `host`, which replaces the Host header (RFC 9112, 3.2.2)."""
+        match = _ABSOLUTE.fullmatch(self.target)
+        if match is None:
+            if self.target == b"*":
+                return
+            raise Refused(400, "The request target is neither a path nor an http URL.")
+        authority, rest = match.groups()
+        if _HOST.fullmatch(authority) is None:
+            raise Refused(400, "The request target's authority is not a host.")
+        self.headers[b"host"] = authority
+        self.target = rest if rest.startswith(b"/") else b"/" + rest
+
+    def passed_headers(self) -> bytes:
+        """The header lines an engine gets. What Connection names is of this hop alone (RFC 9110, 7.6.1)."""
+        not_passed = _NOT_PASSED
+        connection = self.headers.get(b"connection")
+        if connection is not None and connection.lower() not in _PLAIN_CONNECTION:
+            not_passed = not_passed.union(name.strip() for name in connection.lower().split(b","))
+        return b"".join([b"%b: %b\r\n" % h for h in self.headers.items() if h[0] not in not_passed])
+
+
+def head_too_large(limits: Limits) -> Refused:
+    message = f"The request's headers are larger than {limits.header_bytes} bytes."
+    return Refused(431, message, "headers_too_large")
+
+
+def too_many_headers(limits: Limits) -> Refused:
+    message = f"The request has more than {limits.num_headers} header or trailer lines."
+    return Refused(431, message, "headers_too_large")
+
+
+def framing_too_large(limits: Limits) -> Refused:
+    message = f"The body's chunk sizes, extensions and trailers are larger than {limits.header_bytes} bytes."
+    return Refused(431, message, "headers_too_large")
+
+
+def body_too_large(limits: Limits) -> Refused:
+    return Refused(413, f"The request's body is larger than {limits.body_bytes} bytes.", "request_too_large")

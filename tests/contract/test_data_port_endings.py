@@ -1,0 +1,264 @@
+"""How exchanges end: whole answers whose client or engine goes, engines put to sleep, a router that was stopped."""
+
+import asyncio
+import contextlib
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from glowplug.controllers.effects import Tick
+from glowplug.domain.instance import InstanceState
+from services.router.limits import Limits
+from services.router.proxy_engine import EngineConnection
+from services.router.proxy_exchange import Exchange
+from tests.contract.data_port_rig import DONE, TOKEN, Reply, Rig, Served, a_model, a_rig, an_instance, chat
+
+COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
+RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat/completions", b"responses")
+
+
+def sending(*chunks: bytes, die: bool = False) -> Reply:
+    """A stream of `chunks` whose last chunk never comes."""
+
+    async def reply(served: Served) -> None:
+        await served.sse_head()
+        for data in chunks:
+            await served.chunk(data)
+            await asyncio.sleep(0.01)
+        if die:
+            served.die()
+        else:
+            await served.left.wait()
+
+    return reply
+
+
+# -- an answer whose end has been handed over ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "chunks", "status"),
+    [
+        (chat(stream=True), (TOKEN, DONE), 200),
+        (chat(stream=True), (TOKEN + DONE,), 200),
+        (chat(stream=True), (TOKEN, b"data: [DONE]\r\n\r\n"), 200),
+        (chat(stream=True), (TOKEN, DONE[:7], DONE[7:9], DONE[9:]), 200),
+        (RESPONSE, (TOKEN, COMPLETED[:50], COMPLETED[50:]), 200),
+        (chat(stream=True), (TOKEN,), 499),
+        (chat(stream=True), (TOKEN, b'data: {"text":"data: [DONE]"}\n\n'), 499),
+        (chat(stream=True), (COMPLETED,), 499),
+    ],
+)
+async def test_a_client_that_closes_when_it_has_read_the_end(
+    request_: bytes, chunks: tuple[bytes, ...], status: int
+) -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine(sending(*chunks))
+        client = await rig.client()
+        await client.send(request_)
+        await client.head()
+        got = b""
+        while got != b"".join(chunks):
+            got += await client.chunk()
+        client.close()
+        await rig.until(lambda: bool(rig.finished))
+        await asyncio.wait_for(engine.served[0].left.wait(), 5)
+    ended = rig.finished[0]
+    assert (ended.status, ended.error_code) == ((200, "") if status == 200 else (499, "client_left"))
+
+
+@pytest.mark.parametrize(
+    "length", [b"content-length: 2\r\n\r\n{}", b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
+)
+async def test_a_plain_answer_is_whole_with_its_last_byte(length: bytes) -> None:
+    async def reply(served: Served) -> None:
+        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length)
+
+    async with a_rig() as rig:
+        await rig.engine(reply)
+        client = await rig.client()
+        await client.send(chat())
+        assert (await client.answer()).body == b"{}"
+        client.close()
+        await rig.until(lambda: bool(rig.finished))
+    assert rig.finished[0].status == 200
+
+
+async def test_an_engine_that_dies_behind_the_end_spoils_nothing() -> None:
+    async with a_rig() as rig:
+        await rig.engine(sending(TOKEN, DONE, die=True))
+        answer = await rig.ask(chat(stream=True))
+    assert answer.complete and answer.body == TOKEN + DONE
+    assert rig.finished[0].status == 200
+
+
+async def test_a_drain_that_ends_behind_the_end_spoils_nothing() -> None:
+    async with a_rig() as rig:
+        await rig.engine(sending(TOKEN, DONE))
+        client = await rig.client()
+        await client.send(chat(stream=True))
+        await client.head()
+        assert await client.chunk() == TOKEN and await client.chunk() == DONE
+        await rig.port.drain(0.01)
+        assert await client.chunk() == b""
+    assert rig.finished[0].status == 200
+
+
+# -- engines put to sleep ------------------------------------------------------------------------------------------
+
+
+async def hang(served: Served) -> None:
+    await served.left.wait()
+
+
+async def asleep(rig: Rig, url: str) -> None:
+    """What a router hears that was stopped meanwhile: its request went to an engine that sleeps by now."""
+    await rig.until(lambda: len(rig.engines[0].served) == 1)
+    rig.tell(an_instance("i-1", url, InstanceState.DRAINING, revision=2))
+    rig.tell(an_instance("i-1", "", InstanceState.SWAPPED_OUT, revision=3, reason="asleep in host memory"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_sent_to_an_engine_that_sleeps_goes_to_another(stream: bool) -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine(hang)
+        client = await rig.client()
+        await client.send(chat(stream=stream))
+        await asleep(rig, engine.url)
+        await rig.until(lambda: rig.num_held == 1)
+        await rig.engine(instance_id="i-2")
+        answer = await client.answer()
+    assert answer.status == 200 and answer.headers["x-glowplug-instance"] == "i-2"
+
+
+async def test_an_answer_that_sleep_has_cut_off_is_told() -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine(sending(TOKEN))
+        client = await rig.client()
+        await client.send(chat(stream=True))
+        await client.head()
+        assert await client.chunk() == TOKEN
+        await asleep(rig, engine.url)
+        assert b"asleep in host memory" in await client.chunk() and await client.chunk() == b""
+    assert rig.finished[0].status == 502
+
+
+# -- a router that was stopped -------------------------------------------------------------------------------------
+
+
+async def test_nobody_was_late_while_the_router_was_stopped() -> None:
+    """What came meanwhile is not read yet when the first sweep comes."""
+    async with a_rig() as rig:
+        engine = await rig.engine(sending(TOKEN))
+        streaming, half = await rig.client(), await rig.client()
+        await streaming.send(chat(stream=True))
+        await streaming.head()
+        assert await streaming.chunk() == TOKEN
+        await half.send(chat()[:-5])
+        await rig.until(lambda: rig.port.buffered_bytes > 0)
+        rig.port._sweep(time.monotonic() + 1000.0)
+        assert len(rig.desk.exchanges) == 1
+        engine.reply = hang
+        await half.send(chat()[-5:])
+        await rig.until(lambda: len(engine.served) == 2)
+        assert not rig.finished
+
+
+async def test_a_pooled_connection_older_than_engines_keep_theirs_is_not_used_again() -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        assert (await rig.ask(chat())).status == 200
+        (pool,) = rig.port._pools.values()
+        pool._idle[0].idle_since -= 100.0
+        assert (await rig.ask(chat())).status == 200
+        assert engine.num_connections == 2
+
+
+async def test_a_connection_that_was_closed_before_its_first_request_is_a_failure_at_once() -> None:
+    """Nothing more is said about such a connection: a request written to it would wait for ever."""
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with a_rig() as rig:
+        await rig.engine(hang)
+        client = await rig.client()
+        await client.send(chat())
+        await rig.until(lambda: rig.num_in_flight == 1 and next(iter(rig.desk.exchanges.values())).engine is not None)
+        exchange: Exchange = next(iter(rig.desk.exchanges.values()))
+        server = await asyncio.start_server(close, "127.0.0.1", 0)
+        (pool,) = rig.port._pools.values()
+        loop = asyncio.get_running_loop()
+        _, dead = await loop.create_connection(lambda: EngineConnection(pool), *server.sockets[0].getsockname())
+        await rig.until(dead.transport.is_closing)
+        server.close()
+        await rig.engine(instance_id="i-2")
+        assert exchange.engine is not None
+        exchange.engine.abandon()
+        exchange.engine = None
+        dead.send(exchange)
+        assert (await client.answer()).headers["x-glowplug-instance"] == "i-2"
+
+
+class FickleEngine:
+    """An engine of threads that goes on while the event loop stands still: it closes what has been idle for 30 ms,
+    closes some connections at once, some instead of an answer, and takes its time."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=self._server.accept()[:1], daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            sock.settimeout(0.03)
+            while self._chance.random() > 0.1 and sock.recv(65536):
+                if self._chance.random() < 0.1:
+                    return
+                time.sleep(self._chance.random() * 0.03)
+                sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_every_exchange_ends_whenever_the_router_is_stopped(seed: int) -> None:
+    """The event loop stands still 20 times, for longer than engines keep connections; every request is answered."""
+    chance = random.Random(seed)
+    engine = FickleEngine(seed)
+    answers: list[int] = []
+
+    async def client(rig: Rig) -> None:
+        one = await rig.client()
+        for _ in range(15):
+            await one.send(chat())
+            answers.append((await one.answer()).status)
+            await asyncio.sleep(chance.random() * 0.02)
+
+    limits = Limits(engine_idle_s=0.02, connect_s=0.5)
+    async with a_rig(limits, params={"quarantine_s": 0.01}, models=(a_model(max_wait_s=20.0),)) as rig:
+        for i in range(3):
+            rig.tell(an_instance(f"i-{i}", engine.url))
+        clients = [asyncio.create_task(client(rig)) for _ in range(10)]
+        async with asyncio.timeout(60):
+            for _ in range(20):
+                await asyncio.sleep(chance.random() * 0.02)
+                time.sleep(0.01 + chance.random() * 0.05)  # noqa: ASYNC251 - the stop
+                rig.desk.take(Tick())
+            while not all(task.done() for task in clients):
+                await asyncio.sleep(0.005)
+                rig.desk.take(Tick())
+        await asyncio.gather(*clients)
+    engine.close()
+    assert len(answers) == 150 and set(answers) <= {200, 502}

@@ -1,0 +1,358 @@
+"""What HTTP/1.1 asks beyond a good request: trailers, odd heads, absolute targets, half-closed connections, order."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from glowplug.domain.model import OnCold
+from services.router.limits import Limits
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Answer,
+    Served,
+    a_model,
+    a_rig,
+    chat,
+    stream_three,
+)
+
+GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"
+BODY = chat().partition(b"\r\n\r\n")[2]
+MANY = 4 * 1024 * 1024  # bytes of one request that has no end
+
+
+def chunk(data: bytes, extension: bytes = b"") -> bytes:
+    return b"%x%b\r\n%b\r\n" % (len(data), extension, data)
+
+
+def assert_error(answer: Answer, status: int, code: str) -> None:
+    assert (answer.status, answer.code) == (status, code) and answer.complete
+
+
+# -- what may grow -------------------------------------------------------------------------------------------------
+
+
+async def test_trailers_are_dropped() -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        answer = await rig.ask(CHUNKED % b"" + chunk(BODY) + b"0\r\nx-sum: 1\r\ncontent-type: a/b\r\n\r\n")
+    assert answer.status == 200 and engine.served[0].body == BODY
+    assert engine.served[0].header("x-sum") is None and engine.served[0].header("content-type") is None
+
+
+async def test_a_key_in_a_trailer_opens_nothing() -> None:
+    async with a_rig(api_key="k") as rig:
+        engine = await rig.engine()
+        answer = await rig.ask(CHUNKED % b"" + chunk(BODY) + b"0\r\nauthorization: Bearer k\r\n\r\n")
+        assert_error(answer, 401, "invalid_api_key")
+        assert engine.served == []
+
+
+ENDLESS = {
+    "many trailers": (b"0\r\n", b"a: b\r\n"),
+    "one trailer": (b"0\r\nx: ", b"a" * 100),
+    "one trailer's name": (b"0\r\n", b"a" * 100),
+    "an extension": (b"1;x=", b"a" * 100),
+    "extensions": (b"", b"1;" + b"a" * 20_000 + b"\r\nx\r\n"),
+    "a size": (b"", b"0" * 100),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_what_has_no_end_is_refused_while_it_is_small(what: str) -> None:
+    """Before the key is looked at: whoever reaches the port may send it."""
+    start, more = ENDLESS[what]
+    async with a_rig(api_key="k") as rig:
+        client = await rig.client()
+        await client.send(CHUNKED % b"" + chunk(b"{}") + start)
+        await rig.until(lambda: len(rig.port.connections) == 1)
+        connection = next(iter(rig.port.connections))
+        taken = 0
+        while connection._refusal is None and not connection._closing:
+            assert taken < MANY
+            await client.send(more * (4000 // len(more) + 1))
+            taken += max(4000, len(more))
+            await asyncio.sleep(0)
+        assert_error(await client.answer(), 431, "headers_too_large")
+        assert taken < 1_000_000
+
+
+async def test_a_body_in_many_small_pieces_is_taken_and_weighs_its_bytes() -> None:
+    text = json.dumps({"model": "m", "messages": [{"role": "user", "content": "y" * 20_000}]}).encode()
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        pieces = b"".join(chunk(text[i : i + 2]) for i in range(0, len(text), 2))
+        client = await rig.client()
+        await client.send(CHUNKED % b"" + pieces)
+        await rig.until(lambda: rig.port.buffered_bytes == len(text))
+        assert isinstance(next(iter(rig.port.connections))._body, bytearray)
+        await client.send(b"0\r\n\r\n")
+        assert (await client.answer()).status == 200
+    assert engine.served[0].body == text
+
+
+async def test_more_header_lines_than_are_taken() -> None:
+    few = b"".join(b"x-%d: 1\r\n" % i for i in range(200))
+    same = b"x: 1\r\n" * 200
+    async with a_rig() as rig:
+        for lines in (few, same):
+            answer = await rig.ask(GET.replace(b"\r\n\r\n", b"\r\n" + lines + b"\r\n"))
+            assert_error(answer, 431, "headers_too_large")
+
+
+async def test_a_read_of_many_requests_is_not_parsed_before_it_can_be_answered() -> None:
+    gate = asyncio.Event()
+
+    async def wait(served: Served) -> None:
+        await gate.wait()
+        await stream_three(served)
+
+    async with a_rig(Limits(num_pipelined=4)) as rig:
+        await rig.engine(wait)
+        client = await rig.client()
+        await client.send(chat() + GET * 3000)
+        await rig.until(lambda: rig.num_in_flight == 1)
+        connection = next(iter(rig.port.connections))
+        await rig.until(lambda: connection._reads_paused)
+        assert len(connection._waiting) < 500
+        gate.set()
+        assert {(await client.answer()).status for _ in range(3001)} == {200}
+
+
+# -- heads ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_absolute_target_is_served() -> None:
+    """RFC 9112, 3.2.2: its authority replaces Host."""
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        for start in (b"POST http://a:80/v1/chat/completions?a=1 HTTP", b"POST HTTPS://a/v1/chat/completions?a=1 HTTP"):
+            assert (await rig.ask(chat().replace(b"POST /v1/chat/completions HTTP", start))).status == 200
+        assert (await rig.ask(b"GET http://t/v1/models HTTP/1.1\r\nhost: t\r\n\r\n")).status == 200
+        assert_error(await rig.ask(b"GET http://t HTTP/1.1\r\nhost: t\r\n\r\n"), 404, "not_found")
+    assert all(s.head.startswith(b"POST /v1/chat/completions?a=1 HTTP/1.1\r\n") for s in engine.served)
+
+
+REFUSED_HEADS = {
+    "two keys": chat(extra=b"authorization: Bearer k\r\nAuthorization: Bearer k\r\n"),
+    "two hosts": chat(extra=b"host: t\r\n"),
+    "two types": chat(extra=b"Content-Type: application/json\r\n"),
+    "two lengths alike": chat(extra=b"content-length: %d\r\n" % len(BODY)),
+    "two ids": chat(extra=b"x-request-id: a\r\nx-request-id: b\r\n"),
+    "two codings": CHUNKED % b"transfer-encoding: chunked\r\n",
+    "length after coding": CHUNKED.replace(b"\r\n\r\n", b"\r\ncontent-length: 3\r\n\r\n") % b"",
+    "coding of HTTP/1.0": CHUNKED.replace(b"1.1", b"1.0") % b"",
+    "no host": chat().replace(b"host: t\r\n", b""),
+    "a host that is none": chat().replace(b"host: t", b"host: a/b@c"),
+    "a user in the target": chat().replace(b"POST /", b"POST http://u@h/"),
+    "a target of another kind": chat().replace(b"POST /", b"POST ftp://h/"),
+    "a fragment": chat().replace(b"completions HTTP", b"completions#a HTTP"),
+    "a folded line": chat(extra=b"x: a\r\n b\r\n"),
+    "bare line feeds": chat().replace(b"\r\n", b"\n"),
+    "a bare return": chat(extra=b"x: a\rb\r\n"),
+    "a blank before the colon": chat(extra=b"x : a\r\n"),
+    "a name that is none": chat(extra=b"x(y): a\r\n"),
+    "a name of other bytes": chat(extra=b"x\x80: a\r\n"),
+    "a zero byte": chat(extra=b"x: a\x00b\r\n"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_HEADS)
+async def test_heads_that_two_readers_might_read_differently(what: str) -> None:
+    async with a_rig(api_key="k") as rig:
+        engine = await rig.engine()
+        client = await rig.client()
+        await client.send(REFUSED_HEADS[what])
+        assert_error(await client.answer(), 400, "bad_request")
+        assert await client.at_end() and engine.served == []
+
+
+@pytest.mark.parametrize("version", [b"0.9", b"2.0"])
+async def test_other_versions(version: bytes) -> None:
+    async with a_rig() as rig:
+        answer = await rig.ask(GET.replace(b"1.1", version))
+    assert_error(answer, 505, "bad_request")
+
+
+async def test_codings_nobody_undoes() -> None:
+    async with a_rig() as rig:
+        answer = await rig.ask((CHUNKED % b"").replace(b"chunked", b"gzip, chunked") + b"0\r\n\r\n")
+    assert_error(answer, 501, "bad_request")
+
+
+async def test_lists_over_several_lines_and_headers_of_this_hop() -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine()
+        await rig.ask(chat(extra=b"x-list: a\r\nX-List: b\r\nx-hop: 1\r\nconnection: keep-alive, X-Hop\r\n"))
+    assert engine.served[0].header("x-list") == "a, b" and engine.served[0].header("x-hop") is None
+
+
+# -- half-closed ---------------------------------------------------------------------------------------------------
+
+
+async def wait_a_little(served: Served) -> None:
+    await asyncio.sleep(0.05)
+    if b'"stream": true' in served.body:
+        await stream_three(served)
+    else:
+        await served.json({"ok": 1})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+async def test_a_half_closed_client_gets_its_answer(stream: bool, version: bytes) -> None:
+    async with a_rig() as rig:
+        await rig.engine(wait_a_little)
+        client = await rig.client()
+        await client.send(chat(stream=stream).replace(b"HTTP/1.1", version))
+        client.half_close()
+        answer = await client.answer()
+        assert await client.at_end()
+        assert [e.status for e in rig.finished] == [200]
+    assert answer.complete and answer.body == (TOKEN * 3 + DONE if stream else b'{"ok": 1}')
+
+
+async def test_all_that_came_before_the_half_close_is_answered_in_order() -> None:
+    async with a_rig() as rig:
+        await rig.engine(wait_a_little)
+        client = await rig.client()
+        await client.send(chat() + GET + chat("nobody") + chat(stream=True) + b"POST /v1/chat/comp")
+        client.half_close()
+        answers = [await client.answer() for _ in range(5)]
+        assert await client.at_end()
+    assert [a.status for a in answers] == [200, 200, 404, 200, 400]
+    assert b"ended before it was complete" in answers[4].body
+
+
+async def test_a_held_request_of_a_half_closed_client_is_answered_once_there_is_an_engine() -> None:
+    for limits in (Limits(), Limits(keepalive_after_s=0.0)):
+        async with a_rig(limits) as rig:
+            client = await rig.client()
+            await client.send(chat(stream=True))
+            await rig.until(lambda: rig.num_held == 1)
+            if not limits.keepalive_after_s:
+                await rig.until(lambda: next(iter(rig.desk.exchanges.values())).head_sent)
+            client.half_close()
+            await asyncio.sleep(0.02)
+            await rig.engine()
+            answer = await client.answer()
+            assert answer.status == 200 and answer.body.endswith(TOKEN * 3 + DONE)
+
+
+async def test_a_client_that_leaves_while_it_is_held_takes_no_engine() -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await client.send(chat())
+        await rig.until(lambda: rig.num_held == 1)
+        client.close()
+        await rig.until(lambda: rig.num_held == 0)
+        assert rig.finished[0].status == 499
+
+
+# -- order ---------------------------------------------------------------------------------------------------------
+
+Case = tuple[bytes, int]
+LAST: dict[str, Case] = {
+    "garbage": (b"\x00\x01garbage\r\n\r\n", 400),
+    "a body that is too large": (chat().replace(b"length: ", b"length: 99999999"), 413),
+    "a body that grows too large": (CHUNKED % b"" + chunk(b"x" * 3000), 413),
+    "headers that are too large": (GET.replace(b"host: t", b"host: t\r\nx: " + b"a" * 40_000), 431),
+    "an expectation nobody knows": (chat(extra=b"expect: miracles\r\n"), 417),
+    "two keys": (REFUSED_HEADS["two keys"], 400),
+    "an upgrade": (GET.replace(b"host: t", b"host: t\r\nconnection: upgrade\r\nupgrade: h2c"), 400),
+}
+
+
+@pytest.mark.parametrize("what", LAST)
+async def test_a_refusal_is_told_after_the_answers_to_what_came_before(what: str) -> None:
+    """A request of the engine, two of our own, and one behind the refused one, which is not read any more."""
+    last, status = LAST[what]
+    async with a_rig(Limits(body_bytes=2000)) as rig:
+        await rig.engine(wait_a_little)
+        for before in ((chat(), GET, chat("nobody"), chat(stream=True)), (GET, GET), (chat(stream=True),)):
+            client = await rig.client()
+            await client.send(b"".join(before) + last + GET)
+            answers = [await client.answer() for _ in range(len(before) + 1)]
+            assert [a.status for a in answers] == [404 if b"nobody" in b else 200 for b in before] + [status]
+            assert all(a.complete for a in answers) and answers[-1].headers["connection"] == "close"
+            assert await client.at_end()
+
+
+async def test_a_request_that_takes_too_long_behind_others_is_told_last() -> None:
+    async with a_rig(Limits(header_s=0.05)) as rig:
+        await rig.engine(_after(0.3))
+        client = await rig.client()
+        await client.send(chat() + GET + GET[:20])
+        assert [(await client.answer()).status for _ in range(3)] == [200, 200, 408]
+
+
+async def test_nobody_is_late_while_reads_are_paused() -> None:
+    async with a_rig(Limits(num_pipelined=2, header_s=0.05)) as rig:
+        await rig.engine(_after(0.3))
+        client = await rig.client()
+        half = len(GET) // 2
+        await client.send(chat() + GET * 5 + GET[:half])
+        await asyncio.sleep(0.15)
+        await client.send(GET[half:])
+        assert [(await client.answer()).status for _ in range(7)] == [200] * 7
+
+
+def _after(seconds: float) -> Callable[[Served], Awaitable[None]]:
+    async def reply(served: Served) -> None:
+        await asyncio.sleep(seconds)
+        await served.json({"ok": 1})
+
+    return reply
+
+
+async def test_an_expectation_behind_another_request_is_met_when_its_turn_comes() -> None:
+    async with a_rig() as rig:
+        await rig.engine(wait_a_little)
+        client = await rig.client()
+        head, _, body = chat(extra=b"expect: 100-continue\r\n").partition(b"\r\n\r\n")
+        await client.send(chat() + head + b"\r\n\r\n")
+        assert [(await client.answer()).status for _ in range(2)] == [200, 100]
+        await client.send(body)
+        assert (await client.answer()).status == 200
+
+
+async def test_a_router_that_leaves_answers_and_closes_without_tearing() -> None:
+    async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:
+        rig.port.leaving = True
+        client = await rig.client()
+        await client.send(chat() + b"x" * 100_000)
+        answer = await client.answer()
+        assert answer.status == 503 and answer.complete and answer.headers["connection"] == "close"
+        assert await client.at_end()
+
+
+async def test_a_client_that_reads_no_answers_gets_no_more_of_them() -> None:
+    async with a_rig() as rig:
+        client = await rig.client()
+        await rig.until(lambda: len(rig.port.connections) == 1)
+        (connection,) = rig.port.connections
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        sending = asyncio.create_task(client.send(GET * 5000))
+        await rig.until(lambda: connection.write_paused and connection._reads_paused)
+        assert connection.transport.get_write_buffer_size() < 100_000 and len(connection._waiting) < 500
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert {(await client.answer()).status for _ in range(5000)} == {200}
+        await sending
+
+
+async def test_a_client_with_many_requests_leaves_turns_to_others() -> None:
+    """Of a read of 300 requests as many are answered at once as may wait."""
+    async with a_rig(Limits(num_pipelined=10)) as rig:
+        client = await rig.client()
+        await rig.until(lambda: len(rig.port.connections) == 1)
+        (connection,) = rig.port.connections
+        connection.data_received(GET * 300)
+        assert connection._reads_paused and len(connection._waiting) == 290
+        assert {(await client.answer()).status for _ in range(300)} == {200}
+        assert connection.is_idle and not connection._reads_paused
