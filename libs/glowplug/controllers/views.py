@@ -146,6 +146,8 @@ class LoadView:
         self._last_active: dict[str, float] = {}
         self._counted: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_arrived as last told
         self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> (when told, how many), of late
+        self._dispatched_by: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_dispatched, likewise
+        self._dispatched: dict[str, int] = {}  # model_key -> how many since each router was first heard
 
     def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> list[str]:
         """Returns the models that hold or run something, or did since the last report."""
@@ -159,6 +161,11 @@ class LoadView:
                 self._last_active[key] = min(load.last_active_at, now_s)
                 is_active = True
             self._count(report.router_id, key, load.num_arrived, now_s)
+            before = self._dispatched_by.get((report.router_id, key))
+            if before != load.num_dispatched:
+                self._dispatched_by[report.router_id, key] = load.num_dispatched
+                if before is not None and load.num_dispatched > before:
+                    self._dispatched[key] = self._dispatched.get(key, 0) + load.num_dispatched - before
             if is_active:
                 active.append(key)
         return active
@@ -190,6 +197,10 @@ class LoadView:
     def arrived(self, model_key: str, since: float) -> int:
         """Requests told of after `since`, at most ARRIVALS_KEPT_S ago."""
         return sum(num for at, num in self._arrived.get(model_key, ()) if at > since)
+
+    def dispatched(self, model_key: str) -> int:
+        """Requests that have been sent to instances of the model; only its growth means something."""
+        return self._dispatched.get(model_key, 0)
 
     def _count(self, router_id: str, model_key: str, num: int, now_s: float) -> None:
         before = self._counted.get((router_id, model_key))
@@ -231,6 +242,7 @@ class LoadView:
             self._reports.forget(router_id)
             self._sent_at.pop(router_id, None)
             self._counted = {k: num for k, num in self._counted.items() if k[0] != router_id}
+            self._dispatched_by = {k: num for k, num in self._dispatched_by.items() if k[0] != router_id}
 
     def of(self, model_key: str) -> ModelLoad:
         """What every router that has spoken lately told of the model, in one."""
@@ -265,6 +277,7 @@ class LoadView:
             in_flight_by_instance=running,
             outlook_by_instance=outlooks,
             num_arrived=sum(load.num_arrived for load in told),
+            num_dispatched=sum(load.num_dispatched for load in told),
         )
 
 
