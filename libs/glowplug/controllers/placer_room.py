@@ -30,7 +30,7 @@ class Room:
     loads: LoadView
     min_residency_s: float
     turns: TurnParams
-    shares: Shares = Shares()
+    shares: Shares
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
     _residents: dict[tuple[str, int, int, bool, int], tuple[list[Resident], int]] = field(default_factory=dict)
     _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)

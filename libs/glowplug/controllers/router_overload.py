@@ -1,10 +1,10 @@
 """Which held requests cannot be sent on in time, and when they may ask again.
 
-The work of a queue is the seconds that its model's slots take for it. Where memory does for all, a request waits for what
-is left of a start and for the work before it, over the slots that its model may grow to. While memory is short (models
-wait with no instance there or on its way) those that have memory share it with those that wait: as under fair sharing
-each of the others has as much work done meanwhile as this one, or all it has. How much of that time goes into answers,
-and not into starts and drains, is measured as it goes by.
+The work of a queue is the seconds that its model's slots take for it. Where memory does for all, a request waits for
+what is left of a start and for the work before it, over the slots that its model may grow to. While memory is short
+(models wait with no instance there or on its way) those that have memory share it with those that wait: as under fair
+sharing each of the others has as much work done meanwhile as this one, or all it has. How much of that time goes into
+answers, and not into starts and drains, is measured as it goes by.
 
 The seconds of an answer are measured: on a guess nobody is refused, except a stream at its last chance while memory is
 short. A refused request is told to come back when those that wait, and those refused before it, will have been served.
