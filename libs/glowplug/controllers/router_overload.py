@@ -3,8 +3,8 @@
 The work of a queue is the seconds that its model's slots take for it. Where memory does for all, a request waits for
 what is left of a start and for the work before it, over the slots that its model may grow to. While memory is short
 (models wait with no instance there or on its way) those that have memory share it with those that wait: as under fair
-sharing each of the others has as much work done meanwhile as this one, or all it has. How much of that time goes into
-answers, and not into starts and drains, is measured as it goes by.
+sharing each of the others has as much work done meanwhile as this one, or all it has. The pace of all of them together,
+starts and drains included, is measured as it goes by.
 
 The seconds of an answer are measured: on a guess nobody is refused, except a stream at its last chance while memory is
 short. A refused request is told to come back when those that wait, and those refused before it, will have been served.
@@ -23,7 +23,8 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 
 _WITHOUT_S = 1.0  # who waits for so long with nothing on its way finds no memory: a start is seen in milliseconds
-_MEMORY_S = 20.0  # of the share of time that goes into answers; it begins as if it had been all of it for so long
+_PACE_OVER_S = 20.0  # the pace is a mean over so long, and begins as if those with memory had only answered
+_LEAST_PACE = 0.1  # a fleet that seems to do nothing may be paused, and is not given up
 _MAX_LOOK_S = 1.0  # a longer gap between two looks is the router's pause, not the fleet's
 _MAX_ASKED_BACK = 10_000  # refused requests remembered per model
 
@@ -51,11 +52,9 @@ class Overload:
     estimates: Estimates
     ratio: float
     is_short: bool = False  # models wait for memory
-    _num_there: int = 1  # models that want memory and have it
     _held: _Works = field(default_factory=_Works)  # of every model with requests, what waits
     _owed: _Works = field(default_factory=_Works)  # ... and was asked to come back
-    _done_s: float = _MEMORY_S
-    _offered_s: float = _MEMORY_S
+    pace: float = 1.0  # while it is short: work that is done in a second, of all models together
     _dispatched: dict[str, int] = field(default_factory=dict)  # model_key -> when last looked at
     _looked_at: float = 0.0
 
@@ -80,11 +79,11 @@ class Overload:
                 num_without += 1
         if self.is_short:
             since_s = min(max(now_s - self._looked_at, 0.0), _MAX_LOOK_S)
-            left = 1.0 - since_s / _MEMORY_S
-            self._done_s = self._done_s * left + done_s
-            self._offered_s = self._offered_s * left + self._num_there * since_s
+            self.pace += (done_s - self.pace * since_s) / _PACE_OVER_S
+        elif num_without:
+            self.pace = float(max(1, num_there))
         self._held, self._owed, self._looked_at = _Works(held), _Works(owed), now_s
-        self.is_short, self._num_there = num_without > 0, max(1, num_there)
+        self.is_short = num_without > 0
 
     def forget(self, model_key: str) -> None:
         """A model that is no more."""
@@ -106,14 +105,9 @@ class Overload:
         model = self.fleet.models.get(model_key)
         return sum(i.max_concurrency for i in ready) or (model.max_concurrency if model else 1)
 
-    @property
-    def efficiency(self) -> float:
-        """The share of the time of those that have memory that goes into answers, while it is short."""
-        return min(1.0, max(0.1, self._done_s / self._offered_s)) if self._offered_s else 1.0
-
     def _shared_s(self, model_key: str, work_s: float, works: _Works) -> float:
         """Seconds until so much work of one queue is done, while memory is short."""
-        return max(work_s, (work_s + works.beside(model_key, work_s)) / (self._num_there * self.efficiency))
+        return max(work_s, (work_s + works.beside(model_key, work_s)) / max(self.pace, _LEAST_PACE))
 
     def wait_s(self, model: Model, num_ahead: int, now_s: float, *, guess: bool = False) -> float | None:
         """Seconds that a request waits at least with `num_ahead` before it; None where that is not known."""

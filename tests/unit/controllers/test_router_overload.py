@@ -119,12 +119,20 @@ def test_a_stream_at_its_last_chance_is_refused_on_a_guess_while_memory_is_short
     assert rejected(run.handle(HeadDue(13))) == [], "the first of its queue"
 
 
-def test_the_share_of_time_that_starts_take_is_learned_while_memory_is_short():
+def test_the_pace_of_all_is_measured_while_memory_is_short_and_begins_anew_with_the_next_time():
     run = short_of_memory()
-    before = run.controller.overload.efficiency
+    overload = run.controller.overload
+    assert overload.pace == 1.0, "one model has memory"
     for _ in range(160):
         run.handle(Tick(), 0.25)
-    assert before > 0.9 and run.controller.overload.efficiency < 0.3, "nothing was dispatched for 40 s"
+    assert overload.pace < 0.2, "nothing was dispatched for 40 s"
+    run.handle(ready(instance("i-b", model_key="b", revision=3)))
+    run.handle(Tick(), 0.25)
+    assert not overload.is_short
+    run.handle(ready(instance("i-b", InstanceState.STOPPED, model_key="b", revision=4)))
+    fill(run, 1, "b")
+    run.handle(Tick(), 1.0)
+    assert overload.is_short and overload.pace == 1.0
 
 
 def test_a_queue_that_falls_short_ends_refusing():
