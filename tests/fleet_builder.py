@@ -68,11 +68,13 @@ def an_instance(
     )
 
 
-def an_event(payload: Any, *, issuer: str = "router-1", epoch: int = 0, traceparent: str = "") -> Event:
+def an_event(
+    payload: Any, *, issuer: str = "router-1", epoch: int = 0, traceparent: str = "", occurred_at: float = 0.0
+) -> Event:
     return Event(
         event_id=f"e{next(_count)}",
         type=payload.TYPE,
-        occurred_at=0.0,
+        occurred_at=occurred_at,
         issuer=issuer,
         data=payload,
         epoch=epoch,

@@ -14,6 +14,7 @@ from glowplug.controllers.router_words import (
     Dispatch,
     DispatchFailed,
     FirstToken,
+    HeadDue,
     Hold,
     Recall,
     Reject,
@@ -66,6 +67,10 @@ class Desk:
     def first_token(self, exchange: "Exchange") -> None:
         """A streamed answer has begun."""
         self.take(FirstToken(exchange.ticket))
+
+    def head_due(self, exchange: "Exchange") -> None:
+        """A held stream is about to get its head: it is rejected now, or not any more."""
+        self.take(HeadDue(exchange.ticket))
 
     def ended(self, exchange: "Exchange", took_s: float) -> None:
         """The answer is over. A request the controller has rejected itself is already gone there."""

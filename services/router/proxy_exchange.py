@@ -125,6 +125,10 @@ class Exchange:
         self._timer = self.port.loop.call_later(limits.keepalive_every_s, self._keep_client)
         if self.client.write_paused:
             return
+        if not self.head_sent:
+            self.port.desk.head_due(self)
+            if self.done:  # refused, with a status of its own
+                return
         eta_s = self.port.desk.eta_s(self.model.key)
         comment = b": glowplug waiting model=%b eta_s=%.1f\n\n" % (self.model.key.encode(), eta_s)
         if self.head_sent:

@@ -37,6 +37,7 @@ class RouterSettings(ServiceSettings):
     failure_memory_s: float = Field(5.0, ge=0)
     bus_grace_s: float = Field(5.0, ge=0)  # how long held requests wait for a bus that stores nothing
     default_start_s: float = Field(5.0, gt=0)  # a cold start of a model never started before
+    late_ratio: float = Field(1.2, ge=0)  # a wait estimated at so many times what may still be waited: 429; 0: never
     trace_ratio: float = Field(1.0, ge=0, le=1)  # of requests that bring no trace of their own
     trace_per_s: float = Field(20.0, ge=0)  # at most
     requests_kept: int = Field(500, ge=0)  # finished ones, for /v1/requests
@@ -75,6 +76,7 @@ class RouterSettings(ServiceSettings):
             failure_memory_s=self.failure_memory_s,
             bus_grace_s=self.bus_grace_s,
             default_start_s=self.default_start_s,
+            late_ratio=self.late_ratio,
             balancer=BalancerParams(hold_overloaded=self.routing_hold_overloaded),
         )
 

@@ -3,12 +3,16 @@
 import asyncio
 import json
 
+import pytest
+
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from services.router.limits import Limits
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
+    Client,
+    Rig,
     Served,
     a_model,
     a_rig,
@@ -213,3 +217,58 @@ async def test_bodies_of_held_requests_count_against_what_the_process_may_hold()
         await rig.until(lambda: rig.port.buffered_bytes == 0)
         await rig.engine()
         assert (await rig.ask(chat(body=big))).status == 200
+
+
+NARROW = a_model(max_concurrency=2, max_wait_s=10.0)  # cold: 5 s for a start, then two at once
+
+
+def answers_take(rig: Rig, seconds: float) -> None:
+    """What this router has measured of `m`."""
+    for _ in range(100):
+        rig.desk.controller.estimates.learn_service("m", seconds)
+
+
+async def hold(rig: Rig, num: int, *, stream: bool = False) -> list[Client]:
+    clients = [await rig.client() for _ in range(num)]
+    for client in clients:
+        before = rig.num_held
+        await client.send(chat(stream=stream))
+        await rig.until(lambda before=before: rig.num_held == before + 1)  # type: ignore[misc]
+    return clients
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_wait_that_cannot_end_in_time_is_429_at_once(stream: bool) -> None:
+    async with a_rig(QUICK, models=(NARROW,)) as rig:
+        answers_take(rig, 4.0)
+        await hold(rig, 4)
+        answer = await rig.ask(chat(stream=stream))
+        assert (answer.status, answer.code) == (429, "wait_too_long")
+        assert answer.headers["content-type"] == "application/json" and answer.headers["retry-after"] == "13"
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        assert (await rig.ask(chat(stream=stream))).headers["retry-after"] == "17", "after the one refused before"
+
+
+async def test_a_held_stream_is_refused_before_its_first_byte_when_answers_come_to_take_longer() -> None:
+    async with a_rig(Limits(keepalive_after_s=0.1), models=(NARROW,)) as rig:
+        answers_take(rig, 1.0)
+        first, _, last = await hold(rig, 3, stream=True)
+        answers_take(rig, 100.0)
+        answer = await last.answer()
+        assert (answer.status, answer.code) == (429, "wait_too_long") and int(answer.headers["retry-after"]) > 1
+        assert (await first.head())[0] == 200
+        again = await rig.ask(chat(stream=True))
+        assert again.status == 429, "the connection of a refused stream does not matter to the next"
+
+
+async def test_a_held_request_is_refused_as_soon_as_it_is_known_that_it_cannot_be_sent_on_in_time() -> None:
+    async with a_rig(QUICK, models=(NARROW,)) as rig:
+        answers_take(rig, 1.0)
+        *_, stream = await hold(rig, 2, stream=True)
+        await stream.head()
+        *_, plain = await hold(rig, 2)
+        answers_take(rig, 100.0)
+        rig.tick()
+        answer = await plain.answer()
+        assert (answer.status, answer.code) == (429, "wait_too_long")
+        assert rig.num_held == 2, "a stream that has its 200 waits on"

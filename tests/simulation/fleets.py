@@ -5,8 +5,10 @@ from dataclasses import replace
 from random import Random
 
 from glowplug.controllers.placer_params import PlacerParams
+from glowplug.controllers.router import RouterParams
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.policies.prediction.port import WindowTotals
+from glowplug.policies.systems import SYSTEMS
 from glowplug.simulator.costs import FITTED
 from glowplug.simulator.setup import GB, QUIET_AGENT, ModelSetup, Params, PolicyNames, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
@@ -146,3 +148,27 @@ def muxserve_like(seed=0, seconds=60.0, rate=3.0, share_compute=True):
         params=Params(share_compute=share_compute),
     )
     return setup, requests(seed, shares, rate, seconds)
+
+
+def overload(seed=0, *, slots=(4, 4, 4, 4, 8, 4), num_each=50, seconds=0.5, fair_requests=6, late_ratio=0.0, **fields):
+    """More than the GPUs can answer: six models under the union, memory for three, as many requests for each."""
+    start = StartSeconds(launch_s=1.0, warmup_s=0.2)
+    models = tuple(
+        a_model(f"m{n}", 12.5, 5, {"a10": A10}, start, **{"max_concurrency": num, "max_instances": 1} | fields)
+        for n, num in enumerate(slots)
+    )
+    union = SYSTEMS["union"]
+    placer = PlacerParams(settle_s=0.0, node_lease_s=math.inf, fair_requests=fair_requests, **union.params["placer"])
+    setup = Setup(
+        servers=(ServerSetup(num_gpus=3, gpu_bytes=24 * GB, gpu_kind="a10", weights_in_host=True),),
+        models=models,
+        policies=PolicyNames(**union.policies),
+        params=Params(placer=placer, router=RouterParams(late_ratio=late_ratio)),
+    )
+    chance = Random(seed)
+    arrivals = [
+        Arrival(chance.random() * seconds, one.model.key, chance.randint(10, 100), chance.randint(60, 180))
+        for one in models
+        for _ in range(num_each)
+    ]
+    return setup, sorted(arrivals)

@@ -102,7 +102,7 @@ class AutoscalerController:
     def _on_event(self, event: Event, now_s: float) -> list[Effect]:
         data = event.data
         if isinstance(data, RouterLoadReported):
-            for key in self.loads.apply(data, now_s):
+            for key in self.loads.apply(data, now_s, event.occurred_at):
                 self._resting.pop(key, None)
             return []
         if isinstance(data, ForecastMade):
@@ -110,11 +110,11 @@ class AutoscalerController:
             self._resting.pop(data.model_key, None)
             return []
         if isinstance(data, RequestWaiting):
-            if data.model_key not in self.models or now_s > data.deadline_at:
+            if data.model_key not in self.models or not self.loads.wait(data, now_s, event.occurred_at):
                 return []  # a late fact: that request has been answered long ago
             self._waiting[data.model_key] = event
             self.loads.touch(data.model_key, now_s)  # a router's report of it may be half a second behind
-            return self._balance(data.model_key, now_s, waiting=data.num_waiting)
+            return self._balance(data.model_key, now_s)
         if isinstance(data, ModelUndeployed):
             model = self.models.get(data.model_key)
             if model is not None and model.revision <= event.occurred_at * 1000:  # another led, and has let it go
@@ -240,13 +240,12 @@ class AutoscalerController:
 
     # balance
 
-    def _balance(self, model_key: str, now_s: float, waiting: int = 0) -> list[Effect]:
+    def _balance(self, model_key: str, now_s: float) -> list[Effect]:
         """Bring one model towards what the policy wants. Level-triggered: asks again what was not answered."""
         model = self.models.get(model_key)
         if model is None:
             return self._orphans(model_key, now_s)
         load = self.loads.of(model_key)
-        load = replace(load, num_waiting=waiting, last_active_at=now_s) if waiting > load.num_waiting else load
         mine = self.instances.living(model_key)
         if model_key in self._asked and any(i.state is InstanceState.READY and i.serves for i in mine.values()):
             self._asked.pop(model_key, None)

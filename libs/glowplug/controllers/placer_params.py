@@ -20,6 +20,7 @@ class PlacerParams:
     min_residency_s: float = 1.0  # a READY instance stays at least this long
     fair_wait_s: float = 5.0  # after this wait a busy instance may be drained for a model none of whose requests runs
     fair_turn_s: float = 5.0  # ... that has been READY this long: a start costs seconds, and is for more than one batch
+    fair_requests: int = 6  # with balanced turns a model gives way once it is so many requests ahead; 0: no counting
     bury_s: float = 300.0  # rows of instances that are gone are kept this long
     forget_s: float = 10.0  # a placement that nobody repeats (the autoscaler does each 2 s) is wanted no more
     max_tick_gap_s: float = 3.0  # a longer one was our pause or a jump of the clock, not the silence of the nodes

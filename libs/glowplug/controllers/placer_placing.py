@@ -21,6 +21,7 @@ from glowplug.events.facts import InstanceFailed
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import with_drops
 from glowplug.policies.placement.port import PlaceRequest
+from glowplug.policies.residency.shares import Shares, account
 from glowplug.policies.residency.turns import TurnParams
 
 Place = Callable[..., PlaceDecision]
@@ -30,7 +31,7 @@ Evict = Callable[..., EvictDecision]
 class Look:
     """One pass: the fleet as it is now, and what has been answered in this pass."""
 
-    def __init__(self, fleet: Fleet, now_s: float) -> None:
+    def __init__(self, fleet: Fleet, now_s: float, shares: Shares) -> None:
         self.now_s = now_s
         self.nodes: list[Node] = fleet.view(now_s)
         self.view = fleet.placement_view(now_s, self.nodes)
@@ -42,7 +43,8 @@ class Look:
             models=fleet.models,
             loads=fleet.loads,
             min_residency_s=params.min_residency_s,
-            turns=TurnParams(rule=params.turns, turn_s=params.fair_turn_s),
+            turns=TurnParams(rule=params.turns, turn_s=params.fair_turn_s, fair_requests=params.fair_requests),
+            shares=shares,
         )
         self.no_room: dict[Any, PlaceDecision] = {}  # of those alike in size
         self.too_late: dict[Any, tuple[float, PlaceDecision]] = {}  # ... in time too -> seconds waited by who was told
@@ -57,6 +59,7 @@ class Placing:
         self.fleet, self._place, self._evict = fleet, place, evict
         self.placements: dict[str, Placement] = {}
         self._waiting: list[tuple[tuple[int, float, str], Placement]] = []
+        self._shares = Shares()
 
     # who waits
 
@@ -111,28 +114,46 @@ class Placing:
         """Try whoever waits, most urgent first."""
         if not self._waiting:
             return []
-        look = Look(self.fleet, now_s)
+        look = Look(self.fleet, now_s, self._shares)
+        if self.fleet.params.turns == "balanced" and self.fleet.params.fair_requests:
+            self._shares = self._account(look)
+            look.room = replace(look.room, shares=self._shares)
         return [e for placement in self._in_turn(look) for e in self._try(placement, look)]
 
     def _in_turn(self, look: Look) -> list[Placement]:
-        """Who waits, most urgent first. Where turns are balanced that is, of equal priority, the queue that has waited
-        longest in all its requests together."""
+        """Who waits, most urgent first. Where turns are balanced that is, of equal priority, the model that is furthest
+        behind another one that waits (by fair_requests at least), then the queue that has waited longest in all its
+        requests together."""
         waiting = [placement for _, placement in self._waiting]
         if self.fleet.params.turns == "balanced" and len(waiting) > 1:
+            keys, quantum = {p.command.model.key for p in waiting}, self.fleet.params.fair_requests
+
+            def behind(placement: Placement) -> int:
+                num = look.room.shares.behind(placement.command.model.key, keys)
+                return num if quantum and num >= quantum else 0
 
             def waited_s(placement: Placement) -> float:
                 command = placement.command
                 return look.room.waiting_for(command.model) * max(0.0, look.now_s - command.wanted_at)
 
-            waiting.sort(key=lambda p: (p.urgency[0], not p.stages, -waited_s(p), p.urgency))
+            waiting.sort(key=lambda p: (p.urgency[0], not p.stages, -behind(p), -waited_s(p), p.urgency))
         return waiting
 
     def try_one(self, placement: Placement, now_s: float) -> list[Effect]:
         """One that has just been asked for; nothing has changed for the others."""
-        return [] if placement.sent_at else self._try(placement, Look(self.fleet, now_s))
+        return [] if placement.sent_at else self._try(placement, Look(self.fleet, now_s, self._shares))
+
+    def _account(self, look: Look) -> Shares:
+        """What those that wait and those that serve have been given, now."""
+        waiting = {placement.command.model.key for _, placement in self._waiting}
+        there = {row.model_key for here in self.fleet.books.by_node.values() for row in here.values() if row.serves}
+        demands = {key: look.room.demand(key) for key in sorted(waiting | there)}
+        return account(self._shares, demands, waiting, look.now_s, look.room.turns.most_s)
 
     def _try(self, placement: Placement, look: Look) -> list[Effect]:
         now_s, params = look.now_s, self.fleet.params
+        if not placement.stages and self._gives_way(placement, look):
+            return []
         decision = self._decide(placement, look)
         has_home = placement.command.model.key in look.models_with_copies and bool(self._sleeps_at(placement))
         if decision.stages and (decision.source or not has_home):
@@ -153,6 +174,12 @@ class Placing:
         if chosen is not None:
             return self._evict_for(placement, *chosen, now_s)
         return self._start(placement, decision, now_s) if decision.stages else []
+
+    def _gives_way(self, placement: Placement, look: Look) -> bool:
+        """Whether others wait first, though there may be bytes for it; not for longer than the longest turn."""
+        is_patient = look.now_s - placement.received_at < look.room.turns.most_s
+        others = (one.command.model for _, one in self._waiting)
+        return is_patient and look.room.gives_way(placement.command.model, others)
 
     def _decide(self, placement: Placement, look: Look) -> PlaceDecision:
         """What its policy says, or said when nothing has changed since."""
@@ -246,7 +273,8 @@ class Placing:
         runs_it = bool(self.fleet.instances.living(model.key))
         whose = model.key if runs_it else ""  # its own instances do not leave for it, but may for another model
         is_ahead = not look.room.waiting_for(model)
-        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, wanting, is_ahead, whose)
+        given = look.room.shares.given.get(model.key, 0) if wanting else 0
+        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, wanting, is_ahead, whose, given)
         if key in look.no_victims and not placement.stages:
             return None
         claims = self.fleet.books.set_aside(placement.instance_id) if placement.stages else {}

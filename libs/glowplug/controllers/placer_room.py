@@ -1,6 +1,6 @@
 """Who could make room for an instance, and on which GPUs that costs least."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from glowplug.controllers.placer_books import Books
@@ -12,10 +12,11 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.residency.resident import Resident
+from glowplug.policies.residency.shares import Demand, Shares
 from glowplug.policies.residency.turns import Turn, TurnParams, goes_on, is_too_new
 
 Evict = Callable[..., EvictDecision]
-Cost = tuple[int, int, float, str]  # GPUs of the victims, the longest queue of theirs, the latest use, GPU
+Cost = tuple[bool, int, int, int, float, str]  # see Room.make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,9 @@ class Room:
     loads: LoadView
     min_residency_s: float
     turns: TurnParams
+    shares: Shares
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
-    _residents: dict[tuple[str, int, int, bool], tuple[list[Resident], int]] = field(default_factory=dict)
+    _residents: dict[tuple[str, int, int, bool, int], tuple[list[Resident], int]] = field(default_factory=dict)
     _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
     def make(
@@ -40,8 +42,9 @@ class Room:
         may leave. `wanting`: how many requests wait that may have busy instances drained, 0 when those must stay.
         `whole`: everybody leaves who serves there.
 
-        Order: GPUs where drains under way suffice, then fewest GPUs that lose an engine, then the shortest queue, then
-        oldest use (SwapServeLLM section 3.5), then id. A queue counts where those waited for may be chosen at all.
+        Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of `model` (by whole
+        quanta, see shares.py), then fewest GPUs that lose an engine, then the shortest queue, then oldest use
+        (SwapServeLLM section 3.5), then id. A queue counts where those waited for may be chosen at all.
         """
         best: tuple[Cost, Node, StageDecision] | None = None
         for node in self.nodes:
@@ -59,9 +62,28 @@ class Room:
         """Requests that wait for it."""
         return self._load(model.key).num_waiting
 
+    def demand(self, model_key: str) -> Demand:
+        """What of it counts for its share."""
+        load = self._load(model_key)
+        return Demand(num_dispatched=self.loads.dispatched(model_key), num_open=load.num_waiting + load.num_in_flight)
+
     def runs(self, model: Model) -> bool:
         """Whether some of its requests are being answered: who wants more of what it has is not starved."""
         return bool(self._load(model.key).num_in_flight)
+
+    def gives_way(self, model: Model, waiting: Iterable[Model]) -> bool:
+        """Whether one of `waiting`, which nothing serves and which takes GPUs as this one does, is a quantum behind."""
+        quantum = self.turns.fair_requests
+        if not quantum or model.key not in self.shares.given:
+            return False
+        return any(
+            self.shares.ahead(model.key, of=other.key) >= quantum
+            and (other.num_gpus, other.engine) == (model.num_gpus, model.engine)
+            and other.priority >= model.priority
+            and self.waiting_for(other)
+            and not self.runs(other)
+            for other in waiting
+        )
 
     def is_being_made(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
         """Whether somebody who was asked to leave these GPUs, or leaves them by itself, still holds bytes there."""
@@ -83,7 +105,7 @@ class Room:
                 continue
             decision = self._on(gpu, model, evict, wanting, whole)
             if decision is not None:
-                options.append((self._cost(gpu.gpu_id, decision), decision))
+                options.append((self._cost(gpu.gpu_id, model, decision, wanting), decision))
         if len(options) < model.num_gpus:
             return None
         options.sort(key=lambda option: option[0])
@@ -91,25 +113,29 @@ class Room:
         if all(decision.reason == _HAS_ROOM for _, decision in chosen):
             return None  # its policy wants something else than bytes
         victims = tuple(dict.fromkeys(v for _, decision in chosen for v in decision.victims))
-        queue, newest = max(cost[1] for cost, _ in chosen), max(cost[2] for cost, _ in chosen)
+        queue, newest = max(cost[3] for cost, _ in chosen), max(cost[4] for cost, _ in chosen)
+        ahead = max(cost[1] for cost, _ in chosen)
         first = chosen[0][1]
         if len(chosen) > 1:
             rivals = tuple(rival for _, decision in chosen for rival in decision.rivals)
             freed = sum(decision.freed_bytes for _, decision in chosen)
             reason = "; ".join(dict.fromkeys(decision.reason for _, decision in chosen))
             first = EvictDecision(victims=victims, freed_bytes=freed, reason=reason, rivals=rivals)
-        gpu_ids = tuple(sorted(cost[3] for cost, _ in chosen))
+        gpu_ids = tuple(sorted(cost[5] for cost, _ in chosen))
         stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
-        going = {v: self.books.by_gpu[cost[3]][v] for cost, decision in chosen for v in decision.victims}
+        going = {v: self.books.by_gpu[cost[5]][v] for cost, decision in chosen for v in decision.victims}
         lost = sum(len(instance.workers) for instance in going.values())
-        return (lost, queue, newest, gpu_ids[0]), stage, first
+        return (lost > 0, ahead, lost, queue, newest, gpu_ids[0]), stage, first
 
-    def _cost(self, gpu_id: str, decision: EvictDecision) -> Cost:
+    def _cost(self, gpu_id: str, model: Model, decision: EvictDecision, wanting: int) -> Cost:
         here = self.books.by_gpu.get(gpu_id, {})
         going = [here[v] for v in decision.victims if v in here]
         queue = max((self._load(i.model_key).num_waiting for i in going), default=0)
         newest = max((self._used_at(i) for i in going), default=0.0)
-        return (sum(len(i.workers) for i in going), queue, newest, gpu_id)
+        quantum = self.turns.fair_requests if wanting else 0
+        least = min((self.shares.ahead(i.model_key, of=model.key) for i in going), default=0)
+        ahead = max(0, least) // quantum if quantum else 0
+        return (bool(going), -ahead, sum(len(i.workers) for i in going), queue, newest, gpu_id)
 
     def _on(self, gpu: Gpu, model: Model, evict: Evict, wanting: int, whole: bool) -> EvictDecision | None:
         wanted = bytes_per_gpu(model)
@@ -152,7 +178,8 @@ class Room:
 
     def _residents_on(self, gpu_id: str, model: Model, wanting: int) -> tuple[list[Resident], int]:
         """Who serves there, and the bytes of those who may go."""
-        key = (gpu_id, model.priority, wanting, bool(self.waiting_for(model)))
+        given = self.shares.given.get(model.key, 0) if wanting else 0
+        key = (gpu_id, model.priority, wanting, bool(self.waiting_for(model)), given)
         known = self._residents.get(key)
         if known is None:
             here = self.books.by_gpu.get(gpu_id, {}).values()
@@ -192,14 +219,15 @@ class Room:
             return f"priority {self._priority(instance)} over {model.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
         if wanting:
-            return goes_on(self._turn(instance, load, num, wanting), self.turns)
+            ahead = self.shares.ahead(instance.model_key, of=model.key)
+            return goes_on(self._turn(instance, load, num, wanting, ahead), self.turns)
         if not self.loads.is_fresh(self.now_s):
             return "no router has spoken lately"
         if num:
             return f"{num} requests in flight"
         return f"{load.num_waiting} requests wait for it" if load.num_waiting else ""
 
-    def _turn(self, instance: Instance, load: ModelLoad, num_in_flight: int, wanting: int) -> Turn:
+    def _turn(self, instance: Instance, load: ModelLoad, num_in_flight: int, wanting: int, ahead: int) -> Turn:
         return Turn(
             served_s=self.now_s - instance.ready_at,
             start_s=max(0.0, instance.ready_at - instance.created_at),
@@ -207,6 +235,7 @@ class Room:
             num_waiting=load.num_waiting,
             arriving_per_s=self.loads.arrived(instance.model_key, self.now_s - _LATELY_S) / _LATELY_S,
             num_wanting=wanting,
+            ahead=ahead,
         )
 
     def _priority(self, instance: Instance) -> int:

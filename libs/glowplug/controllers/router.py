@@ -6,8 +6,10 @@ Rules, in the order they are asked:
  3. cold and drained by its operator: 503.
  4. the weights could not be had, or no GPU can hold them, a moment ago, and nothing else runs: 503 with that reason.
  5. cold, and the bus stores nothing, or the model refuses to hold: 503, and nothing is asked of the fleet.
- 6. the queue is full: 429. Otherwise: held in order of arrival, and request.waiting is published.
-A held request leaves by dispatch, by its client leaving, by its time running out (503) or with its model (404).
+ 6. the queue is full, or so long that the request could not be sent on within the model's max_wait_s: 429. Otherwise:
+    held in order of arrival, and request.waiting is published.
+A held request leaves by dispatch, by its client leaving, when it turns out that its turn cannot come in time (429,
+unless its client has been answered 200), by its time running out (503) or with its model (404).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ from glowplug.controllers.router_bus import Starts
 from glowplug.controllers.router_eta import Estimates
 from glowplug.controllers.router_failures import Failures, coded, rejection, suspended
 from glowplug.controllers.router_fleet import Fleet
+from glowplug.controllers.router_overload import Overload
 from glowplug.controllers.router_peers import Peers
 from glowplug.controllers.router_queue import ModelQueue, Request
 from glowplug.controllers.router_words import (
@@ -30,6 +33,7 @@ from glowplug.controllers.router_words import (
     DispatchFailed,
     DrainStarted,
     FirstToken,
+    HeadDue,
     Hold,
     Recall,
     RequestArrived,
@@ -58,6 +62,7 @@ class RouterParams:
     failure_memory_s: float = 5.0  # how long a hopeless failure answers new requests at once
     bus_grace_s: float = 5.0  # how long held requests wait for a bus that stores nothing
     default_start_s: float = 5.0
+    late_ratio: float = 1.2  # a wait estimated at so many times what a request may still wait refuses it; 0: never
     balancer: BalancerParams = field(default_factory=BalancerParams)
     lengths: LengthParams = field(default_factory=LengthParams)
 
@@ -72,6 +77,7 @@ class RouterController:
         self.params = params = params or RouterParams()
         self.fleet = Fleet()
         self.estimates = Estimates(default_start_s=params.default_start_s)
+        self.overload = Overload(self.fleet, self.estimates, params.late_ratio)
         self.queues: dict[str, ModelQueue] = {}
         self.requests: dict[int, Request] = {}
         self.stopping = False
@@ -90,6 +96,7 @@ class RouterController:
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             RequestArrived: self._arrived,
             FirstToken: self._first_token,
+            HeadDue: self._head_due,
             RequestEnded: self._ended,
             ClientLeft: self._left,
             DispatchFailed: self._dispatch_failed,
@@ -159,7 +166,9 @@ class RouterController:
             return coded(NoCapacity(text, retry_after_s=retry_s), "model_cold")
         if len(queue.waiting) >= model.max_queue:
             text = f"{len(queue.waiting)} requests already wait for `{model.name}` (max_queue {model.max_queue})."
-            return Contended(text, retry_after_s=self._retry_after_s(model.key, now_s))
+            return Contended(text, retry_after_s=self.overload.ask_back_s(model, queue, now_s))
+        if self.overload.is_late(model, len(queue.waiting), 0.0, now_s):
+            return self.overload.error(model, queue, now_s)
         return None
 
     def _refuse(self, request: Request, error: GlowplugError) -> list[Effect]:
@@ -169,6 +178,7 @@ class RouterController:
         request.instance_id = instance.instance_id
         self.balances.sent(request, instance, now_s)
         queue.num_running += 1
+        queue.num_dispatched += 1
         request.cold = request.cold or instance.ready_at > request.arrived_at  # it waited while this one started
         return Dispatch(request.ticket, instance, now_s - request.arrived_at, request.cold)
 
@@ -200,6 +210,24 @@ class RouterController:
             self.balances.first_token(request, now_s)
             return self._pump(request.model_key, now_s)  # who was held until prompts have been read
         return []
+
+    def _head_due(self, s: HeadDue, now_s: float) -> list[Effect]:
+        """The last chance to refuse a stream: what is not measured yet is guessed."""
+        request = self.requests.get(s.ticket)
+        if request is None or request.instance_id:
+            return []
+        model, queue = self.fleet.models.get(request.model_key), self._queue(request.model_key)
+        num_ahead = list(queue.waiting).index(s.ticket)
+        waited_s = now_s - request.arrived_at
+        if model is not None and self.overload.is_late(model, num_ahead, waited_s, now_s, guess=True):
+            return self._refuse_late(model, queue, [request], now_s)
+        request.head_sent = True
+        return []
+
+    def _refuse_late(self, model: Model, queue: ModelQueue, late: list[Request], now_s: float) -> list[Effect]:
+        for request in late:
+            del self.requests[request.ticket], queue.waiting[request.ticket]
+        return [e for one in late for e in self._refuse(one, self.overload.error(model, queue, now_s))]
 
     def _ended(self, s: RequestEnded, now_s: float) -> list[Effect]:
         request = self.requests.pop(s.ticket, None)
@@ -322,8 +350,10 @@ class RouterController:
         for key in [k for k, q in self.queues.items() if k not in self.fleet.models and not q.num_running]:
             del self.queues[key]
             self.estimates.forget(key)
+            self.overload.forget(key)
             self._failures.forget(key)
         self.balances.forget_unused(self.fleet.models.keys() | self.queues.keys())
+        self.overload.look(self.queues.items(), now_s)
         for key in [key for key, queue in self.queues.items() if queue.waiting]:
             queue, model = self.queues[key], self.fleet.models.get(key)
             if model is None:
@@ -332,6 +362,7 @@ class RouterController:
             effects += self._expire(model, queue, now_s)
             if not (self.fleet.ready(key) or self.fleet.coming(key)) and (e := self._starts.overdue(model, now_s)):
                 effects += self._empty(queue, e)
+            effects += self._refuse_late(model, queue, self.overload.late(model, queue, now_s), now_s)
             effects += self._say_waiting(model, queue, now_s)
         return effects
 
@@ -344,7 +375,7 @@ class RouterController:
                 text += f" The last start failed: {failure.message}"
             queue.waiting.popitem(last=False)
             del self.requests[oldest.ticket]
-            retry_s = self._retry_after_s(model.key, now_s)
+            retry_s = self.overload.ask_back_s(model, queue, now_s)
             effects += self._refuse(oldest, coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout"))
         return effects
 
@@ -361,24 +392,7 @@ class RouterController:
 
     def eta_s(self, model_key: str, now_s: float) -> float:
         """Seconds until the model serves a request that arrives now: 0 when it is hot and has room."""
-        ready = self.fleet.ready(model_key)
-        queue = self.queues.get(model_key)
-        num_ahead = len(queue.waiting) if queue else 0
-        if ready:
-            num_slots = sum(i.max_concurrency for i in ready)
-            num_taken = sum(self.balances.taken(i) for i in ready)
-            has_room = num_taken < num_slots and not num_ahead  # who waits beside free slots waits for KV cache
-            return 0.0 if has_room else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)
-        return self.estimates.start_left_s(model_key, self.fleet.coming(model_key), now_s)
-
-    def _retry_after_s(self, model_key: str, now_s: float) -> float:
-        """Seconds until the queue as it is has been served."""
-        ready = self.fleet.ready(model_key)
-        model = self.fleet.models[model_key]
-        num_slots = sum(i.max_concurrency for i in ready) or model.max_concurrency
-        start_s = 0.0 if ready else self.estimates.start_left_s(model_key, self.fleet.coming(model_key), now_s)
-        queue_s = self.estimates.queue_s(model_key, len(self._queue(model_key).waiting), num_slots)
-        return self.estimates.retry_after_s(start_s + queue_s)
+        return self.overload.eta_s(model_key, self.queues.get(model_key), self.balances.taken, now_s)
 
     def loads(self) -> dict[str, ModelLoad]:
         """What this router holds and runs, by model_key, for router.load_reported."""
@@ -389,14 +403,8 @@ class RouterController:
         if queue is None:
             return ModelLoad()
         mine = self.fleet.by_model.get(model_key, {})
-        return ModelLoad(
-            num_waiting=len(queue.waiting),
-            num_in_flight=queue.num_running,
-            last_active_at=queue.last_active_at,
-            num_arrived=queue.num_arrived,
-            in_flight_by_instance={i: self.in_flight[i] for i in mine if i in self.in_flight},
-            outlook_by_instance=self.balances.outlooks(model_key),
-        )
+        running = {i: self.in_flight[i] for i in mine if i in self.in_flight}
+        return router_facts.load(queue, running, self.balances.outlooks(model_key))
 
     def _queue(self, model_key: str) -> ModelQueue:
         return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())

@@ -15,8 +15,11 @@ class Estimates:
     weight: float = 0.3  # of the newest sample
     overdue_s: float = 0.5  # what is left of a start that takes longer than the mean
     longest_s: float = 600.0  # bound of every Retry-After
+    least_samples: int = 5  # answers of a model before its mean is a measurement
+    steady_weight: float = 0.05  # least weight of the newest sample in a mean that a refusal may rest on
     start_s: dict[str, float] = field(default_factory=dict)
     service_s: dict[str, float] = field(default_factory=dict)
+    _steady_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # model_key -> samples, mean
 
     def learn_start(self, instance: Instance) -> None:
         """One measured cold start: `ready_at - created_at`."""
@@ -28,11 +31,20 @@ class Estimates:
         """One measured answer, dispatch to last byte."""
         if took_s > 0:
             self._learn(self.service_s, model_key, took_s)
+            num, mean = self._steady_s.get(model_key, (0, 0.0))
+            weight = max(1 / (num + 1), self.steady_weight)
+            self._steady_s[model_key] = (num + 1, mean + weight * (took_s - mean))
+
+    def measured_service_s(self, model_key: str) -> float | None:
+        """Seconds that an answer takes, over its last twenty or so; None before enough of them have been seen."""
+        num, mean = self._steady_s.get(model_key, (0, 0.0))
+        return mean if num >= self.least_samples else None
 
     def forget(self, model_key: str) -> None:
         """Drop what was learned of a model that is no more."""
         self.start_s.pop(model_key, None)
         self.service_s.pop(model_key, None)
+        self._steady_s.pop(model_key, None)
 
     def _learn(self, means: dict[str, float], key: str, sample: float) -> None:
         old = means.get(key)

@@ -1,9 +1,12 @@
 """What a router tells the fleet of its requests. Each fact has its request as its cause: the id and the trace of it."""
 
+from collections.abc import Mapping
+
 from glowplug.controllers.effects import Publish
-from glowplug.controllers.router_queue import Request
+from glowplug.controllers.router_queue import ModelQueue, Request
 from glowplug.domain.errors import GlowplugError
 from glowplug.domain.model import Model
+from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events import Event, facts
 
 
@@ -31,6 +34,19 @@ def rejected(request: Request, error: GlowplugError, router_id: str) -> Publish:
         retry_after_s=error.retry_after_s or 0.0,
     )
     return Publish(fact, _cause(request, router_id))
+
+
+def load(queue: ModelQueue, running: Mapping[str, int], outlooks: Mapping[str, Outlook]) -> ModelLoad:
+    """What router.load_reported says of one model; `running` and `outlooks` by instance_id."""
+    return ModelLoad(
+        num_waiting=len(queue.waiting),
+        num_in_flight=queue.num_running,
+        last_active_at=queue.last_active_at,
+        num_arrived=queue.num_arrived,
+        num_dispatched=queue.num_dispatched,
+        in_flight_by_instance=running,
+        outlook_by_instance=outlooks,
+    )
 
 
 def _cause(request: Request, router_id: str) -> Event:

@@ -1,6 +1,6 @@
 """Per model: who waits, in order of arrival, and who runs where."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ class Request:
     cold: bool = False
     prompt_tokens: int = 0  # 0: not known
     expected_tokens: int = 0  # of its answer
+    head_sent: bool = False  # its client has a 200 already: it can be refused no more
 
 
 @dataclass(slots=True)
@@ -28,8 +29,10 @@ class ModelQueue:
     waiting: OrderedDict[int, Request] = field(default_factory=OrderedDict)
     num_running: int = 0
     num_arrived: int = 0  # since this router started
+    num_dispatched: int = 0  # likewise
     last_active_at: float = 0.0
     published_at: float = 0.0  # last request.waiting
+    asked_back: deque[float] = field(default_factory=deque)  # when those that were refused may come again, in order
 
     def hold(self, request: Request) -> None:
         """Put a request at its place by ticket: almost always the end, or the front when it comes back."""

@@ -38,6 +38,14 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadDue:
+    """A held stream is about to be answered 200, after which no other status can be sent. Unless it is rejected now it
+    gets its head, and stays until it is dispatched or its time is over."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClientLeft:
     """The client closed its connection, whether its request was held or running."""
 

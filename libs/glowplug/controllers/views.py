@@ -7,13 +7,13 @@ for as long is right: what was known never reached the store.
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from glowplug.controllers.load_reports import LoadReports
+from glowplug.controllers.load_reports import ONLY_CHANGES, LoadReports
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.snapshot import ModelLoad, Outlook
-from glowplug.events.facts import RouterLoadReported
+from glowplug.events.facts import RequestWaiting, RouterLoadReported
 
 ABSENT_S = 15.0
 LOAD_STALE_S = 3.0
@@ -120,19 +120,40 @@ class NodeView:
         self._moved_at.pop(node_id, None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What one request.waiting says. `sent_at` is the router's clock, `received_at` ours."""
+
+    num_waiting: int
+    deadline_at: float
+    sent_at: float
+    received_at: float
+
+
 class LoadView:
-    """Demand per model, summed over the routers that have spoken lately."""
+    """Demand per model, summed over the routers that have spoken lately.
+
+    A router's request.waiting counts until a newer report of that router has replaced it; the router's own clock says
+    which of the two is newer. A router repeats both several times within LOAD_STALE_S, so that what a router that died
+    sent last counts no longer than that.
+    """
 
     def __init__(self) -> None:
         self._reports = LoadReports()
+        self._waiting: dict[str, dict[str, _Waiting]] = {}  # model_key -> router_id -> newer than its last report
+        self._sent_at: dict[str, float] = {}  # router_id -> when it sent its last report, by its clock
         self._by_router: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}
         self._last_active: dict[str, float] = {}
         self._counted: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_arrived as last told
         self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> (when told, how many), of late
+        self._dispatched_by: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_dispatched, likewise
+        self._dispatched: dict[str, int] = {}  # model_key -> how many since each router was first heard
 
-    def apply(self, report: RouterLoadReported, now_s: float) -> list[str]:
+    def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> list[str]:
         """Returns the models that hold or run something, or did since the last report."""
         self._by_router[report.router_id] = (now_s, self._reports.take(report))
+        self._sent_at[report.router_id] = sent_at
+        self._replace_waiting(report, sent_at)
         active = []
         for key, load in report.loads.items():
             is_active = load.num_waiting or load.num_in_flight
@@ -140,13 +161,46 @@ class LoadView:
                 self._last_active[key] = min(load.last_active_at, now_s)
                 is_active = True
             self._count(report.router_id, key, load.num_arrived, now_s)
+            before = self._dispatched_by.get((report.router_id, key))
+            if before != load.num_dispatched:
+                self._dispatched_by[report.router_id, key] = load.num_dispatched
+                if before is not None and load.num_dispatched > before:
+                    self._dispatched[key] = self._dispatched.get(key, 0) + load.num_dispatched - before
             if is_active:
                 active.append(key)
         return active
 
+    def wait(self, fact: RequestWaiting, now_s: float, sent_at: float) -> bool:
+        """Take what a router says between two reports. False when it is over: a newer report of that router is known,
+        or every request it speaks of has waited for as long as it may."""
+        if now_s > fact.deadline_at or sent_at < self._sent_at.get(fact.router_id, float("-inf")):
+            return False
+        waiting = _Waiting(fact.num_waiting, fact.deadline_at, sent_at, now_s)
+        self._waiting.setdefault(fact.model_key, {})[fact.router_id] = waiting
+        return True
+
+    def _replace_waiting(self, report: RouterLoadReported, sent_at: float) -> None:
+        """A report speaks of the models it names, and unless it is a part of a whole of all others too: no load."""
+        if not self._waiting:
+            return
+        is_part = report.num_parts not in (1, ONLY_CHANGES)
+        for key in list(self._waiting):
+            known = self._waiting[key].get(report.router_id)
+            if known and known.sent_at <= sent_at and (key in report.loads or not is_part):
+                self._drop_waiting(key, report.router_id)
+
+    def _drop_waiting(self, model_key: str, router_id: str) -> None:
+        del self._waiting[model_key][router_id]
+        if not self._waiting[model_key]:
+            del self._waiting[model_key]
+
     def arrived(self, model_key: str, since: float) -> int:
         """Requests told of after `since`, at most ARRIVALS_KEPT_S ago."""
         return sum(num for at, num in self._arrived.get(model_key, ()) if at > since)
+
+    def dispatched(self, model_key: str) -> int:
+        """Requests that have been sent to instances of the model; only its growth means something."""
+        return self._dispatched.get(model_key, 0)
 
     def _count(self, router_id: str, model_key: str, num: int, now_s: float) -> None:
         before = self._counted.get((router_id, model_key))
@@ -168,6 +222,7 @@ class LoadView:
         """Drop what is kept of a model that is no more."""
         self._last_active.pop(model_key, None)
         self._arrived.pop(model_key, None)
+        self._waiting.pop(model_key, None)
 
     def is_fresh(self, now_s: float) -> bool:
         """Whether any router has spoken lately, of all its models; without, nothing may be called idle."""
@@ -178,14 +233,30 @@ class LoadView:
 
     def expire(self, now_s: float) -> None:
         """Forget the demand of silent routers (their requests are gone with them)."""
+        for key, by_router in list(self._waiting.items()):
+            for router_id, waiting in list(by_router.items()):
+                if now_s - waiting.received_at > LOAD_STALE_S or now_s > waiting.deadline_at:
+                    self._drop_waiting(key, router_id)
         for router_id in [r for r, (at, _) in self._by_router.items() if now_s - at > 10 * LOAD_STALE_S]:
             del self._by_router[router_id]
             self._reports.forget(router_id)
+            self._sent_at.pop(router_id, None)
             self._counted = {k: num for k, num in self._counted.items() if k[0] != router_id}
+            self._dispatched_by = {k: num for k, num in self._dispatched_by.items() if k[0] != router_id}
 
     def of(self, model_key: str) -> ModelLoad:
         """What every router that has spoken lately told of the model, in one."""
-        told = [loads[model_key] for _, loads in self._by_router.values() if model_key in loads]
+        waiting = self._waiting.get(model_key)
+        if waiting is None:
+            told = [loads[model_key] for _, loads in self._by_router.values() if model_key in loads]
+        else:
+            told = [
+                _at_least(loads.get(model_key, _NO_LOAD), waiting[router_id].num_waiting if router_id in waiting else 0)
+                for router_id, (_, loads) in self._by_router.items()
+                if model_key in loads or router_id in waiting
+            ]
+            silent = (one.num_waiting for router_id, one in waiting.items() if router_id not in self._by_router)
+            told += [replace(_NO_LOAD, num_waiting=num) for num in silent]
         last_active_at = self._last_active.get(model_key, 0.0)
         if len(told) == 1:
             if told[0].last_active_at == last_active_at:
@@ -206,4 +277,12 @@ class LoadView:
             in_flight_by_instance=running,
             outlook_by_instance=outlooks,
             num_arrived=sum(load.num_arrived for load in told),
+            num_dispatched=sum(load.num_dispatched for load in told),
         )
+
+
+_NO_LOAD = ModelLoad()
+
+
+def _at_least(load: ModelLoad, num_waiting: int) -> ModelLoad:
+    return replace(load, num_waiting=num_waiting) if num_waiting > load.num_waiting else load

@@ -38,6 +38,7 @@ class ModelLoad:
     in_flight_by_instance: Mapping[str, int] = field(default_factory=dict)
     outlook_by_instance: Mapping[str, Outlook] = field(default_factory=dict)
     num_arrived: int = 0  # requests that have come since the router started; 0 where it does not count them
+    num_dispatched: int = 0  # ... that it has sent to an instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,53 @@ def test_an_instance_on_its_way_is_not_asked_for_twice():
     assert published(controller.handle(waiting(5), 10.0), PlaceInstance) == []
 
 
+def said(payload, occurred_at):
+    return an_event(payload, occurred_at=occurred_at)
+
+
+def holds(num=1, router_id="router-1", deadline_at=60.0):
+    return RequestWaiting(
+        model_key="m", request_id="r-1", router_id=router_id, num_waiting=num, waiting_since=1.0,
+        deadline_at=deadline_at,
+    )  # fmt: skip
+
+
+def test_a_start_is_not_cancelled_before_its_router_has_reported_again():
+    controller = autoscaler(a_model())
+    report = load_report(m=ModelLoad()).data
+    controller.handle(said(report, 1.9), 1.9)
+    (command,) = published(controller.handle(said(holds(), 2.0), 2.0), PlaceInstance)
+    assert published(controller.handle(Tick(), 2.1), CancelPlacement) == []
+    controller.handle(said(report, 1.95), 2.2)  # sent before the request came, received after its fact
+    assert published(controller.handle(Tick(), 2.2), CancelPlacement) == []
+    controller.handle(said(load_report("router-2", m=ModelLoad()).data, 2.3), 2.3)  # another router's word
+    assert published(controller.handle(Tick(), 2.4), CancelPlacement) == []
+    controller.handle(said(report, 2.5), 2.5)
+    (cancel,) = published(controller.handle(Tick(), 2.6), CancelPlacement)
+    assert cancel.instance_id == command.instance_id
+
+
+def test_what_a_router_that_died_sent_last_keeps_no_start():
+    controller = autoscaler(a_model())
+    published(controller.handle(said(holds(), 2.0), 2.0), PlaceInstance)
+    assert published(controller.handle(Tick(), 4.9), CancelPlacement) == []
+    assert len(published(controller.handle(Tick(), 5.1), CancelPlacement)) == 1
+    assert published(controller.handle(Tick(), 5.6), PlaceInstance) == []
+
+
+def test_a_request_past_its_deadline_keeps_no_start():
+    controller = autoscaler(a_model())
+    published(controller.handle(said(holds(deadline_at=3.0), 2.0), 2.0), PlaceInstance)
+    assert len(published(controller.handle(Tick(), 3.1), CancelPlacement)) == 1
+
+
+def test_a_fact_that_comes_after_a_newer_report_of_its_router_starts_nothing():
+    controller = autoscaler(a_model())
+    controller.handle(said(load_report(m=ModelLoad()).data, 2.5), 2.5)
+    assert controller.handle(said(holds(), 2.0), 2.6) == []
+    assert len(published(controller.handle(said(holds(router_id="router-2"), 2.0), 2.6), PlaceInstance)) == 1
+
+
 def test_demand_that_goes_away_cancels_what_was_not_placed():
     controller = autoscaler(a_model())
     (command,) = published(controller.handle(waiting(), 2.0), PlaceInstance)

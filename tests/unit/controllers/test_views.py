@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from glowplug.controllers.views import InstanceView, LoadView, NodeView
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.facts import RouterLoadReported
+from glowplug.events.facts import RequestWaiting, RouterLoadReported
 from tests.fleet_builder import a_node, an_instance
 
 STATES = [InstanceState.STARTING, InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING]
@@ -94,3 +94,28 @@ def test_arrivals_of_late_are_counted_over_routers_and_a_router_that_begins_anew
     assert view.arrived("m", 1.5) == 4
     told("r-1", 3, 13.5)
     assert view.arrived("m", 0.0) == 1, "longer ago than is kept"
+
+
+def test_what_waits_is_known_by_the_newest_word_of_each_router():
+    view = LoadView()
+
+    def waits(num, sent_at, router_id="a"):
+        fact = RequestWaiting(
+            model_key="m", request_id="r", router_id=router_id, num_waiting=num, waiting_since=0.0, deadline_at=60.0
+        )
+        return view.wait(fact, sent_at, sent_at)
+
+    def reports(sent_at, *, part=0, num_parts=1, **loads):
+        report = RouterLoadReported(router_id="a", loads=loads, part=part, num_parts=num_parts)
+        view.apply(report, sent_at, sent_at)
+        return view.of("m").num_waiting
+
+    assert waits(3, 1.0) and waits(2, 1.0, "b")
+    assert view.of("m").num_waiting == 5, "nobody has reported yet"
+    assert reports(2.0, m=ModelLoad(num_waiting=1)) == 3, "its report has replaced what a said, and not what b said"
+    assert not waits(9, 1.5) and view.of("m").num_waiting == 3
+    assert waits(4, 2.5) and view.of("m").num_waiting == 6
+    assert reports(3.0, part=0, num_parts=2, other=ModelLoad()) == 6, "a part that does not name the model"
+    assert reports(3.1, num_parts=0) == 3, "a report of changes names every model that holds something"
+    view.expire(5.0)
+    assert view.of("m").num_waiting == 1, "b has been silent"

@@ -138,7 +138,7 @@ REQUESTS = [
     ),
     Panel(
         title="Requests by code",
-        about="429: a queue was full. 499: the client left. 502: an engine failed. 503: no instance in time.",
+        about="429: a queue was too long. 499: the client left. 502: an engine failed. 503: no instance in time.",
         asks=[(rate("glowplug_requests_total", "code", MODEL), "{{code}}")],
         unit="reqps",
         stacked=True,

@@ -41,3 +41,14 @@ def test_a_longer_queue_never_lengthens_another_turn():
     for per_s in (0.0, 0.5, 1.0, 3.0):
         held = [bool(goes_on(turn(arriving_per_s=per_s, num_wanting=n), BALANCED)) for n in range(1, 100)]
         assert held == sorted(held, reverse=True)
+
+
+def test_an_engine_with_a_queue_stays_until_it_is_a_quantum_ahead_and_not_longer():
+    busy = {"num_waiting": 5, "num_wanting": 50}
+    assert goes_on(turn(ahead=5, **busy), BALANCED) == "it is 5 of 6 requests ahead of the other"
+    assert not goes_on(turn(ahead=6, **busy), BALANCED)
+    assert goes_on(turn(ahead=60, served_s=4.9, **busy), BALANCED), "a start is for more than one batch"
+    assert not goes_on(turn(ahead=-60, served_s=30.0, **busy), BALANCED), "nobody keeps a GPU longer"
+    assert not goes_on(turn(ahead=0, num_wanting=50), BALANCED), "without a queue its turn ends as before"
+    assert goes_on(turn(ahead=60, arriving_per_s=9.0), BALANCED), "a burst is served to its end"
+    assert not goes_on(turn(ahead=5, **busy), TurnParams(rule="balanced", fair_requests=0))
