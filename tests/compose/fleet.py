@@ -23,6 +23,7 @@ SETTINGS = {
     "GLOWPLUG_ADMIN_TOKEN": ADMIN,
     "GLOWPLUG_API_KEY": KEY,
     "GLOWPLUG_CONSOLE_KEY": CONSOLE_KEY,
+    "GLOWPLUG_ENGINE_SECRET": "the-engine-secret",
     **{variable(user): f"the-password-of-{user}" for user in USERS},
     "S3_ACCESS_KEY": "the-access-key",
     "S3_SECRET_KEY": "the-secret-key",

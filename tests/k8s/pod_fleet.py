@@ -26,6 +26,7 @@ from tests.servers import nats_binary, valkey_binary
 SECRETS = {
     "GLOWPLUG_ADMIN_TOKEN": "admin-of-the-test",
     "GLOWPLUG_API_KEY": "key-of-the-test",
+    "GLOWPLUG_ENGINE_SECRET": "engines-of-the-test",
     "GLOWPLUG_CONSOLE_KEY": "console-key-of-the-test",
     "NATS_PEER_PASSWORD": "0peers0of0the0test",
     **{variable(user): f"1e4{user}2of3the4test" for user in USERS},  # like a number, which a configuration may misread

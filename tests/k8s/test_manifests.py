@@ -201,6 +201,7 @@ def test_each_pod_gets_only_the_secrets_it_needs(overlay: str) -> None:
                 holders.setdefault(source["key"], set()).add(where.rpartition("/")[2])
     assert holders["GLOWPLUG_API_KEY"] == {"router"}
     assert holders["GLOWPLUG_CONSOLE_KEY"] == {"console"}
+    assert holders["GLOWPLUG_ENGINE_SECRET"] == {"router", "agent"}
     assert "console" not in holders["GLOWPLUG_ADMIN_TOKEN"]
     assert holders["NATS_PEER_PASSWORD"] == {"nats"}
     for user in USERS:
