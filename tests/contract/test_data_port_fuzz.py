@@ -1,11 +1,13 @@
 """Clients made by chance: every complete request gets one complete answer in order, whatever stands beside it.
 
-`FUZZ_S=300 FUZZ_SEED=7 python -m pytest tests/contract/test_data_port_fuzz.py` runs new seeds for that long.
+`FUZZ_S=300 FUZZ_SEED=7 python -m pytest --timeout=0 tests/contract/test_data_port_fuzz.py -k uvloop-1` runs new seeds
+for that long.
 """
 
 import asyncio
 import os
 import random
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -17,6 +19,7 @@ from tests.contract.data_port_rig import DONE, TOKEN, Answer, Client, Rig, Serve
 NUM_CLIENTS = 12  # at once, for each seed
 LIMITS = Limits(header_bytes=2000, body_bytes=4000, num_pipelined=4, write_buffer_bytes=4096)
 MOST_HELD = 300_000  # bytes of one connection: what was read at once, and what is parsed of it
+COMMENT = re.compile(rb"(?m)^:.*\n\n")  # to a client that is held, or has closed its sending side
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"
 
 
@@ -163,7 +166,8 @@ async def run(rig: Rig, chance: random.Random) -> None:
         answers.append(await asyncio.wait_for(client.answer(), 20))
     assert [a.status for a in answers] == statuses, (answers[-1].body, script.sent)
     assert all(a.complete for a in answers)
-    assert all(a.body == body for a, body in zip(answers, bodies, strict=True) if body)
+    told = [COMMENT.sub(b"", a.body) for a in answers]
+    assert [t for t, body in zip(told, bodies, strict=True) if body] == [body for body in bodies if body]
     if half_closes or script.last:
         assert await asyncio.wait_for(client.at_end(), 20), script.sent
     await sending
@@ -177,17 +181,25 @@ async def watch(rig: Rig) -> None:
         await asyncio.sleep(0.002)
 
 
+async def tick(rig: Rig) -> None:
+    """Time passes, as the router's shell has it: an engine that could not be reached is tried again."""
+    while True:
+        await asyncio.sleep(0.25)
+        rig.tick()
+
+
 async def check_seed(seed: int) -> None:
     chance = random.Random(seed)
     raised: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
     async with a_rig(LIMITS) as rig:
         await rig.engine(engine, max_concurrency=4)
-        watching = asyncio.create_task(watch(rig))
+        watching, ticking = asyncio.create_task(watch(rig)), asyncio.create_task(tick(rig))
         for _ in range(3):
             await asyncio.gather(*(run(rig, random.Random(chance.random())) for _ in range(NUM_CLIENTS)))
         assert not watching.done()
         watching.cancel()
+        ticking.cancel()
         for client in rig.clients:
             client.close()
         await rig.until(lambda: not rig.port.connections and not rig.desk.exchanges)
