@@ -219,7 +219,7 @@ class RouterController:
         model, queue = self.fleet.models.get(request.model_key), self._queue(request.model_key)
         num_ahead = list(queue.waiting).index(s.ticket)
         waited_s = now_s - request.arrived_at
-        if model is not None and self.overload.is_late(model, num_ahead, waited_s, now_s, guess=True):
+        if model is not None and self.overload.is_late(model, num_ahead, waited_s, now_s, last_chance=True):
             return self._refuse_late(model, queue, [request], now_s)
         request.head_sent = True
         return []

@@ -7,9 +7,11 @@ sharing each of the others has as much work done meanwhile as this one, or all i
 starts and drains included, is measured as it goes by.
 
 The seconds of an answer are measured: on a guess nobody is refused, except a stream at its last chance while memory is
-short. A refused request is told to come back when those that wait, and those refused before it, will have been served.
+short, which has to have some reserve. A refused request is told to come back when those that wait, and those refused
+before it, will have been served.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +25,8 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 
 _WITHOUT_S = 1.0  # who waits for so long with nothing on its way finds no memory: a start is seen in milliseconds
-_PACE_OVER_S = 20.0  # the pace is a mean over so long, and begins as if those with memory had only answered
+_PACE_OVER_S = 20.0  # the pace is a mean over so long, and begins as if those with memory only answered, at first
+_LAST_CHANCE = 2 / 3  # of the ratio, while memory is short: the pace begins without starts and drains, and only falls
 _LEAST_PACE = 0.1  # a fleet that seems to do nothing may be paused, and is not given up
 _MAX_LOOK_S = 1.0  # a longer gap between two looks is the router's pause, not the fleet's
 _MAX_ASKED_BACK = 10_000  # refused requests remembered per model
@@ -55,6 +58,9 @@ class Overload:
     _held: _Works = field(default_factory=_Works)  # of every model with requests, what waits
     _owed: _Works = field(default_factory=_Works)  # ... and was asked to come back
     pace: float = 1.0  # while it is short: work that is done in a second, of all models together
+    _best: float = 0.0  # the highest pace since it is short, once that is a measurement
+    _sustained: float = 0.0  # ... of the last time that it was; 0: not known
+    _short_at: float = 0.0  # since when it is
     _dispatched: dict[str, int] = field(default_factory=dict)  # model_key -> when last looked at
     _looked_at: float = 0.0
 
@@ -80,8 +86,12 @@ class Overload:
         if self.is_short:
             since_s = min(max(now_s - self._looked_at, 0.0), _MAX_LOOK_S)
             self.pace += (done_s - self.pace * since_s) / _PACE_OVER_S
+            if now_s - self._short_at >= _PACE_OVER_S:
+                self._best = max(self._best, self.pace)
         elif num_without:
-            self.pace = float(max(1, num_there))
+            self._sustained = self._best or self._sustained
+            self.pace = min(float(max(1, num_there)), self._sustained or math.inf)
+            self._best, self._short_at = 0.0, now_s
         self._held, self._owed, self._looked_at = _Works(held), _Works(owed), now_s
         self.is_short = num_without > 0
 
@@ -128,12 +138,16 @@ class Overload:
             return 0.0
         return self.estimates.start_left_s(model.key, self.fleet.coming(model.key), now_s)
 
-    def is_late(self, model: Model, num_ahead: int, waited_s: float, now_s: float, *, guess: bool = False) -> bool:
-        """Whether a request that has waited for so long, with `num_ahead` before it, need not wait on."""
+    def is_late(
+        self, model: Model, num_ahead: int, waited_s: float, now_s: float, *, last_chance: bool = False
+    ) -> bool:
+        """Whether a request that has waited for so long, with `num_ahead` before it, need not wait on. `last_chance`: it
+        cannot be refused later."""
         if not self.ratio:
             return False
-        wait_s = self.wait_s(model, num_ahead, now_s, guess=guess)
-        return wait_s is not None and wait_s > self.ratio * max(0.0, model.max_wait_s - waited_s)
+        wait_s = self.wait_s(model, num_ahead, now_s, guess=last_chance)
+        ratio = self.ratio * (_LAST_CHANCE if last_chance and self.is_short else 1.0)
+        return wait_s is not None and wait_s > ratio * max(0.0, model.max_wait_s - waited_s)
 
     def late(self, model: Model, queue: ModelQueue, now_s: float) -> list[Request]:
         """Those of a queue that need not wait on. Who has been answered 200 already stays."""
