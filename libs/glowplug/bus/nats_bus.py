@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import BadRequestError, NoStreamResponseError
 
 from glowplug.bus.port import BusCounts, BusUnavailable, Handler
-from glowplug.bus.streams import consumer_config, stream_configs, stream_of
+from glowplug.bus.streams import MAX_DELIVER, consumer_config, stream_configs, stream_of
 from glowplug.events import Event, decode, encode
 from glowplug.events import subjects as names
 from glowplug.events.envelope import MalformedEvent
@@ -254,12 +254,19 @@ class NatsBus:
             if event is not None:
                 await handler(event)
         except Exception:
-            log.exception("handler of %s failed; it will be delivered again", msg.subject)
-            with contextlib.suppress(*REFUSED):
-                await msg.nak(delay=RETRY_S)
+            await self._failed(msg)
             return
         with contextlib.suppress(*REFUSED):
             await msg.ack()
+
+    async def _failed(self, msg: Msg) -> None:
+        """The handler has raised: once more, until the last delivery."""
+        is_last = msg.metadata.num_delivered >= MAX_DELIVER
+        self.counts.num_given_up += is_last
+        what = f"it is given up after {MAX_DELIVER} deliveries" if is_last else "it will be delivered again"
+        log.exception("handler of %s failed; %s", msg.subject, what)
+        with contextlib.suppress(*REFUSED):
+            await (msg.term() if is_last else msg.nak(delay=RETRY_S))
 
     async def close(self) -> None:
         tasks = [*self._tasks, *(reader.task for reader in self._readers.values() if reader.task is not None)]

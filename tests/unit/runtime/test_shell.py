@@ -286,7 +286,7 @@ async def test_tables_are_read_again_and_unreadable_rows_are_left_out(stage: Sta
     await stage.store.put("nodes", "node-2", b"{broken")
     await stage.shell.start()
     assert stage.controller.restored[0] == ("nodes", {"node-1": node})
-    await stage.store.put("nodes", "node-3", to_json(node))
+    await stage.store.put("nodes", "node-3", to_json(replace(node, node_id="node-3")))
     await until(lambda: stage.controller.restored[-1][1].keys() == {"node-1", "node-3"})
 
 
