@@ -123,7 +123,9 @@ class Feed:
         except NotATable as error:
             self._unreadable.whole(DECISIONS_LOG, str(error))
             return []
-        named = {blake2b(raw, digest_size=8).hexdigest(): raw for raw in tail}  # a row's place changes with each new one
+        named = {
+            blake2b(raw, digest_size=8).hexdigest(): raw for raw in tail
+        }  # a row's place changes with each new one
         return list(self._readable(DECISIONS_LOG, named, DecisionRecord).values())
 
     def _readable(self, table: str, raw_rows: Mapping[str, bytes], cls: type[Any]) -> dict[str, Any]:

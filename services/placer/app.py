@@ -8,11 +8,14 @@ from fastapi import Depends, FastAPI, Query
 
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer import Cordon, PlacerController
+from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.errors import NoCapacity, NotFound
+from glowplug.domain.lease import Leader
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
-from glowplug.state.port import StoreUnavailable
+from glowplug.state.port import NotATable, StoreUnavailable
+from glowplug.state.rows import read_rows
 from services.placer.settings import PlacerSettings
 
 
@@ -37,9 +40,12 @@ def _leaders(app: FastAPI, service: ControlService) -> None:
         """Who leads each service that elects a leader, and since when; empty where none does."""
         try:
             rows = await service.world.store.load(LEADERS)
+        except NotATable as error:
+            raise NoCapacity(f"who leads cannot be read: {error}", retry_after_s=2) from error
         except StoreUnavailable as error:
             raise NoCapacity("the store does not answer; who leads is written there", retry_after_s=2) from error
-        return {"object": "list", "data": [msgspec.json.decode(rows[key]) for key in sorted(rows)]}
+        found, _ = read_rows(LEADERS, rows, Leader)
+        return {"object": "list", "data": [msgspec.to_builtins(found[key]) for key in sorted(found)]}
 
 
 def _fleet(app: FastAPI, service: ControlService) -> None:
@@ -88,9 +94,12 @@ def _decisions(app: FastAPI, service: ControlService) -> None:
     async def rows(count: int) -> list[dict[str, Any]]:
         try:
             raw = await service.world.store.tail(DECISIONS_LOG, count)
+        except NotATable as error:
+            raise NoCapacity(f"the decisions cannot be read: {error}", retry_after_s=2) from error
         except StoreUnavailable as error:
             raise NoCapacity("the store does not answer; decisions are kept there", retry_after_s=2) from error
-        return [msgspec.json.decode(row) for row in raw]
+        found, _ = read_rows(DECISIONS_LOG, {str(place): row for place, row in enumerate(raw)}, DecisionRecord)
+        return [msgspec.to_builtins(record) for record in found.values()]
 
     @app.get("/v1/decisions", tags=["decisions"])
     async def decisions(

@@ -254,6 +254,7 @@ class NatsBus:
             if event is not None:
                 await handler(event)
         except Exception:
+            log.exception("handler of %s failed", msg.subject)
             await self._failed(msg)
             return
         with contextlib.suppress(*REFUSED):
@@ -263,8 +264,8 @@ class NatsBus:
         """The handler has raised: once more, until the last delivery."""
         is_last = msg.metadata.num_delivered >= MAX_DELIVER
         self.counts.num_given_up += is_last
-        what = f"it is given up after {MAX_DELIVER} deliveries" if is_last else "it will be delivered again"
-        log.exception("handler of %s failed; %s", msg.subject, what)
+        if is_last:
+            log.error("the event of %s is given up after %d deliveries", msg.subject, MAX_DELIVER)
         with contextlib.suppress(*REFUSED):
             await (msg.term() if is_last else msg.nak(delay=RETRY_S))
 

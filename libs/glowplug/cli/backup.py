@@ -15,6 +15,7 @@ from glowplug.cli.backup_plan import Plan, plan
 from glowplug.cli.client import FleetClient, connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, StateDirOption
 from glowplug.cli.show import age
+from glowplug.cli.terminal import say
 from glowplug.controllers.placer import CORDONS, Cordon
 from glowplug.domain.model import Model
 from glowplug.events.envelope import MalformedEvent, from_json
@@ -37,7 +38,7 @@ def backup(
     models, cordons = _tables(fleet)
     taken = Backup(made_at=time.time(), models=models, cordons=cordons, files=_model_files(fleet) or {})
     backup_archive.write(file, backup_archive.pack(taken))
-    typer.echo(f"{file}: {_told(taken)}")
+    say(f"{file}: {_told(taken)}")
 
 
 def restore(
@@ -55,13 +56,13 @@ def restore(
     nodes = fleet.get("placer", "/v1/nodes")["data"]
     draining = frozenset(node["node_id"] for node in nodes if node["draining"])
     todo = plan(kept, rows, files, draining)
-    typer.echo(f"{file}: {_told(kept)}, made {age(time.time() - kept.made_at)} ago by glowplug {kept.made_by}")
+    say(f"{file}: {_told(kept)}, made {age(time.time() - kept.made_at)} ago by glowplug {kept.made_by}")
     if todo.conflicts and not replace:
         for line in todo.conflicts:
-            typer.echo(f"  {line}", err=True)
+            say(f"  {line}", err=True)
         raise CliError("nothing was restored: --replace overwrites what differs")
     for line in _steps(todo):
-        typer.echo(f"  {line}")
+        say(f"  {line}")
     if not dry_run:
         _carry_out(fleet, todo, kept, frozenset(node["node_id"] for node in nodes))
 
@@ -128,8 +129,8 @@ def _carry_out(fleet: FleetClient, todo: Plan, kept: Backup, nodes: frozenset[st
         if node_id in nodes:
             fleet.call("POST", "placer", f"/v1/nodes/{segment(node_id)}/drain")
         else:
-            typer.echo(f"  node {node_id} was drained and is not there: nothing to do", err=True)
-    typer.echo("restored")
+            say(f"  node {node_id} was drained and is not there: nothing to do", err=True)
+    say("restored")
 
 
 def _wait(fleet: FleetClient, keys: frozenset[str]) -> None:

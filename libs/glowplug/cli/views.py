@@ -8,6 +8,7 @@ import typer
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
 from glowplug.cli.show import age, emit
+from glowplug.cli.terminal import say
 from glowplug.domain.units import show_bytes
 
 MODEL_HEADERS = ("model", "engine", "state", "waiting", "running", "memory", "where", "note")
@@ -20,7 +21,7 @@ def models(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption =
     emit(output, value, MODEL_HEADERS, [model_row(row) for row in value["data"]], "no model is deployed")
     if output is Format.TABLE:
         for file, reason in value.get("errors", {}).items():
-            typer.echo(f"\nnot in force: {file}: {reason}", err=True)
+            say(f"\nnot in force: {file}: {reason}", err=True)
 
 
 def model_row(row: dict[str, Any]) -> tuple[object, ...]:

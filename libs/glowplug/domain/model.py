@@ -8,6 +8,11 @@ from typing import Any
 
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 
+# What is made one by one, per instance or per GPU of one: above these no owner means it, and who makes them never ends.
+# A model file allows less; a simulated fleet may have as many instances as GPUs.
+MAX_INSTANCES = 10_000
+MAX_GPUS = 1024
+
 
 class OnCold(StrEnum):
     """What a request does when no instance of its model runs."""
@@ -104,6 +109,9 @@ class Model:
             priority=float("-inf"),
             num_gpus=1,
         )
+        for name, most in (("max_instances", MAX_INSTANCES), ("num_gpus", MAX_GPUS)):
+            if (value := getattr(self, name)) > most:
+                raise OutOfBounds(name, f"{value} is above {most}")
         if self.min_instances > self.max_instances:
             raise OutOfBounds("min_instances", f"{self.min_instances} is above max_instances, {self.max_instances}")
 
