@@ -55,6 +55,12 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
         view = service.controller(PlacerController).view(time.time())
         return {"object": "list", "data": msgspec.to_builtins(view)}
 
+    @app.get("/v1/cordons", tags=["nodes"])
+    async def cordons() -> dict[str, Any]:
+        """Nodes that an operator drains, also those that are away and come back drained."""
+        found = service.controller(PlacerController).cordons(time.time())
+        return {"object": "list", "data": [{"node_id": name, "is_alive": alive} for name, alive in found.items()]}
+
     @app.get("/v1/instances", tags=["instances"])
     async def instances(model: str = "", gone: bool = False) -> dict[str, Any]:
         """Instances, newest first; `gone=true` shows stopped and failed ones too."""
@@ -141,8 +147,9 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
 
     async def cordon(node_id: str, cordoned: bool) -> dict[str, Any]:
         controller = service.controller(PlacerController)
-        if node_id not in controller.nodes.by_id:
-            raise NotFound(f"no node {node_id!r}")
+        is_known = node_id in controller.nodes.by_id or (not cordoned and node_id in controller.fleet.cordoned)
+        if not is_known:
+            raise NotFound(f"no node {node_id!r}" + ("" if cordoned else ", and no cordon of that name"))
         assert service.shell is not None
         await service.shell.ask(Cordon(node_id, cordoned))
         return {"node_id": node_id, "draining": cordoned}
@@ -154,5 +161,5 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
 
     @app.post("/v1/nodes/{node_id}/undrain", tags=["nodes"], dependencies=only_admin, status_code=202)
     async def undrain(node_id: str) -> dict[str, Any]:
-        """Place there again."""
+        """Place there again. Lifts the cordon of a node that is away too."""
         return await cordon(node_id, False)

@@ -20,7 +20,7 @@ def cordon(node: NodeArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) ->
 
 
 def uncordon(node: NodeArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-    """Place on a node again."""
+    """Place on a node again; one that is away comes back without its cordon."""
     connect(state_dir).call("POST", "placer", f"/v1/nodes/{segment(node)}/undrain")
     say(f"{node} takes instances again")
 
