@@ -189,11 +189,14 @@ async def test_draining_a_node_needs_a_node_and_the_token(fleet):
 
 async def test_the_cordon_of_a_node_that_has_left_is_shown_and_lifted(fleet):
     from glowplug.controllers.placer import Cordon
-    from glowplug.events.envelope import from_json, to_json
+    from glowplug.events.envelope import from_json
+    from glowplug.events.facts import NodeJoined, NodeLeft
+    from tests.fleet_builder import an_event
 
-    await fleet.store.put("cordons", "gone-1", to_json(Cordon("gone-1", True)))
-    await fleet.shells[1]._resync()
+    await fleet.shells[1].on_event(an_event(NodeJoined(node=a_node("gone-1"))))
     async with fleet.client("placer", headers=TOKEN) as client:
+        assert (await client.post("/v1/nodes/gone-1/drain")).status_code == 202
+        await fleet.shells[1].on_event(an_event(NodeLeft(node_id="gone-1", reason="asked to stop")))
         assert (await client.get("/v1/cordons")).json()["data"] == [{"node_id": "gone-1", "is_alive": False}]
         assert (await client.post("/v1/nodes/gone-1/drain")).status_code == 404, "nothing is known of such a node"
         assert (await client.post("/v1/nodes/gone-1/undrain")).status_code == 202
