@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from glowplug.domain.model import MAX_GPUS, MAX_INSTANCES
+from glowplug.domain.model import MOST
 from glowplug.events import Event
 
 MAX_ITEMS = 2
@@ -42,10 +42,8 @@ def values(cls: type[Any]) -> st.SearchStrategy[Any]:
 
 def _in_order(given: dict[str, Any]) -> dict[str, Any]:
     if "min_instances" in given:
-        given["num_gpus"] = min(given["num_gpus"], MAX_GPUS)
-        given["min_instances"], given["max_instances"] = (
-            min(given[name], MAX_INSTANCES) for name in ("min_instances", "max_instances")
-        )
+        given |= {name: min(given[name], int(most)) for name, most in MOST.items()}
+        given["min_instances"] = min(given["min_instances"], given["max_instances"])
         given["min_instances"], given["max_instances"] = sorted((given["min_instances"], given["max_instances"]))
     return given
 

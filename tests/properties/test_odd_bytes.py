@@ -1,16 +1,8 @@
-"""Bytes that nobody meant: decoding raises MalformedEvent or nothing, and what decodes is handled by every controller.
+"""Bytes nobody meant: decoding raises MalformedEvent or nothing, and what decodes is handled by every controller."""
 
-Rows and events are drawn with the names of one small fleet, so that odd ones meet each other, and with numbers and
-texts from the edges of what decodes.
-"""
-
-import dataclasses
 import itertools
 import json
-import typing
-from collections.abc import Callable, Mapping
-from enum import StrEnum
-from types import UnionType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,101 +14,26 @@ from glowplug.controllers.agent_words import EngineKind
 from glowplug.controllers.autoscaler import AutoscalerController
 from glowplug.controllers.effects import Publish, Record, Save, Tick
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer import CORDONS, Cordon, PlacerController
+from glowplug.controllers.placer import CORDONS, PlacerController
 from glowplug.controllers.predictor import PredictorController
 from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
 from glowplug.controllers.router import RouterController, RouterParams
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
-from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
+from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.envelope import PAYLOADS, Event, MalformedEvent, decode, encode, from_json, to_json
+from glowplug.events.facts import NodeBeat
 from glowplug.events.subjects import subject
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.registry import choose
 from glowplug.policies.systems import SYSTEMS
 from glowplug.state.rows import read_rows
 from glowplug.weights.region import region_digest
-from tests.fleet_builder import a_model, a_node, an_event, an_instance
+from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
+from tests.odd_rows import KINDS, NOW, TABLES, event_bytes, key_of, odd, steps
 from tests.strategies import events
-
-NOW = 1_700_000_000.0
-TABLES: dict[str, type[Any]] = {
-    "models": Model,
-    "nodes": Node,
-    "instances": Instance,
-    CORDONS: Cordon,
-    LEADERS: Leader,
-}
-LARGE = 2**62  # decodes, and leaves room to count on
-INTS = (0, 1, 2, 8, -1, 100 << 20, 300 << 20, 1 << 53, LARGE, -LARGE)
-FLOATS = (0.0, 0.5, -1.0, NOW, NOW - 60, NOW + 60, 1e-300, float(LARGE), -float(LARGE))
-NAMES = ("m", "other", "i-1", "i-2", "i-1.1", "node-1", "node-2", "node-1/0", "node-2/0", "emulated", "router-1", "")
-ODD = (
-    "..",
-    "/",
-    "a b",
-    "\x00",
-    "\x1b[2J",
-    "\u202e",
-    "*.>",
-    "x" * 300,
-    "file:/weights",
-    "http://h:1",
-    "prewarmed",
-    "🙂",
-)
-PLAIN: dict[Any, st.SearchStrategy[Any]] = {
-    int: st.sampled_from(INTS),
-    float: st.sampled_from(FLOATS),
-    bool: st.booleans(),
-    str: st.sampled_from(NAMES) | st.sampled_from(NAMES) | st.sampled_from(ODD),
-    Any: st.sampled_from([None, True, 1, LARGE, "x", [], {"a": [1]}]),
-}
-NAMED = {
-    "instance_id": ("i-1", "i-2", "i-1.1", ""),
-    "part_of": ("", "", "i-1", "i-2"),
-    "source": ("", "", "i-1", "i-2"),
-    "model_key": ("m", "other", ""),
-    "key": ("m", "other", ""),
-    "node_id": ("node-1", "node-2", ""),
-    "target": ("node-1", "any"),
-    "gpu_id": ("node-1/0", "node-1/1", "node-2/0", "nowhere", ""),
-    "engine": ("emulated", "emulated", "no-engine"),
-    "router_id": ("router-1", "router-2", ""),
-    "holder": ("i-1", "i-2", "x"),
-}
-_drawn: dict[Any, st.SearchStrategy[Any]] = {}
-
-
-def odd(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of one annotation, as JSON has them."""
-    if hint not in _drawn:
-        _drawn[hint] = _odd(hint)
-    return _drawn[hint]
-
-
-def _odd(hint: Any) -> st.SearchStrategy[Any]:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint in PLAIN:
-        return PLAIN[hint]
-    if origin is tuple:
-        return st.lists(odd(args[0]), max_size=3)
-    if origin is Mapping:
-        return st.dictionaries(st.sampled_from(NAMES), odd(args[1]), max_size=2)
-    if origin in (UnionType, typing.Union):
-        return st.one_of([odd(arg) for arg in args if arg is not type(None)])
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return st.sampled_from([member.value for member in hint])
-    hints = typing.get_type_hints(hint)
-    required, optional = {}, {}
-    for field in dataclasses.fields(hint):
-        names = NAMED.get(field.name) if hints[field.name] is str else None
-        drawn = st.sampled_from(names) if names else odd(hints[field.name])
-        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        (required if needed else optional)[field.name] = drawn
-    return st.fixed_dictionaries(required, optional=optional)
 
 
 def an_agent() -> AgentController:
@@ -158,22 +75,6 @@ READ = {
     "predictor": ("models",),
     "router": ("models", "instances"),
 }
-KINDS = sorted(PAYLOADS)
-an_odd_event = st.sampled_from(KINDS).flatmap(
-    lambda kind: st.tuples(st.just(kind), odd(PAYLOADS[kind]), odd(float), st.sampled_from((0, 1, 2, LARGE)))
-)
-an_odd_table = st.sampled_from(sorted(TABLES)).flatmap(
-    lambda table: st.tuples(st.just(table), st.lists(odd(TABLES[table]), max_size=3))
-)
-steps = st.lists(
-    st.one_of(
-        an_odd_event,
-        an_odd_table,
-        st.sampled_from([0.0, 0.5, 1.0, 20.0, 600.0]),
-    ),
-    min_size=1,
-    max_size=12,
-)
 
 
 class Stage:
@@ -194,23 +95,27 @@ class Stage:
         for table in sorted(sound.keys() & set(self._reads)):
             rows: dict[str, Any] = dict(sound[table])  # type: ignore[arg-type]
             self.effects(self.controller.restore(table, rows, self.now_s))
-        for _ in range(12):
-            self.now_s += 1.0
-            self.effects(self.controller.handle(Tick(), self.now_s))
+        for _ in range(8):
+            self.tick(1.0)
+
+    def tick(self, passed_s: float) -> None:
+        """Time passes; the node of the fleet is alive and a router has one request for its model."""
+        self.now_s += passed_s
+        beat = NodeBeat(node=a_node("node-1", gpus_mib=(300, 300), revision=next(self._ids)))
+        for told in (an_event(beat), load_report(m=ModelLoad(num_waiting=1, last_active_at=self.now_s)), Tick()):
+            self.effects(self.controller.handle(told, self.now_s))
 
     def take(self, step: Any) -> None:
         if isinstance(step, float):
-            self.now_s += step
-            self.effects(self.controller.handle(Tick(), self.now_s))
+            self.tick(step)
         elif len(step) == 2:
             self.table(*step)
         else:
             self.event(*step)
 
     def event(self, kind: str, data: Any, at: float, epoch: int) -> None:
-        about = {"event_id": f"e-{next(self._ids)}", "type": kind, "occurred_at": at, "issuer": "placer-1"}
         try:
-            event = decode(json.dumps(about | {"data": data, "epoch": epoch}).encode())
+            event = decode(event_bytes(next(self._ids), kind, data, at, epoch))
         except MalformedEvent:
             return
         try:
@@ -221,8 +126,7 @@ class Stage:
     def table(self, table: str, rows: list[Any]) -> None:
         if table not in self._reads:
             return
-        name = {"models": "key", "instances": "instance_id", LEADERS: "service"}.get(table, "node_id")
-        raw = {row[name]: json.dumps(row).encode() for row in rows}
+        raw = {key_of(table, row): json.dumps(row).encode() for row in rows}
         self.effects(self.controller.restore(table, read_rows(table, raw, TABLES[table])[0], self.now_s))
 
     def effects(self, effects: list[Any]) -> None:
@@ -283,8 +187,7 @@ def test_a_damaged_event_is_malformed_or_an_event_that_can_be_sent_on(event: Eve
 @given(row=a_row, drawn=st.just([]) | cuts)
 def test_a_damaged_row_is_named_or_a_row_that_can_be_written_again(row: tuple[str, bytes], drawn: list[Any]) -> None:
     table, raw = row
-    key = json.loads(raw).get({"models": "key", "instances": "instance_id", LEADERS: "service"}.get(table, "node_id"))
-    rows, unreadable = read_rows(table, {key: mutated(raw, drawn)}, TABLES[table])
+    rows, unreadable = read_rows(table, {key_of(table, json.loads(raw)): mutated(raw, drawn)}, TABLES[table])
     assert len(rows) + len(unreadable) == 1
     for value in rows.values():
         assert from_json(to_json(value), TABLES[table]) == value

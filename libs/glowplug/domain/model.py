@@ -8,10 +8,19 @@ from typing import Any
 
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 
-# What is made one by one, per instance or per GPU of one: above these no owner means it, and who makes them never ends.
-# A model file allows less; a simulated fleet may have as many instances as GPUs.
-MAX_INSTANCES = 10_000
-MAX_GPUS = 1024
+MAX_BYTES = 1 << 56  # of weights, or of a KV cache
+# Above these no owner means it: instances and GPUs are made one by one, and who makes them would never end; the others
+# are multiplied, and the product must still be a number that can be written. A model file allows less; a simulated
+# fleet may have as many instances as GPUs.
+MOST: Mapping[str, float] = {
+    "max_instances": 10_000,
+    "num_gpus": 1024,
+    "max_concurrency": 1 << 20,
+    "max_queue": 1 << 32,
+    "context_tokens": 1 << 32,
+    "weights_bytes": MAX_BYTES,
+    "kv_bytes": MAX_BYTES,
+}
 
 
 class OnCold(StrEnum):
@@ -52,7 +61,7 @@ class WeightsRef:
     sha256: str = ""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_bounds(self, most={"num_bytes": MAX_BYTES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +111,7 @@ class Model:
     def __post_init__(self) -> None:
         check_bounds(
             self,
+            most=MOST,
             context_tokens=1,
             max_concurrency=1,
             keep_alive_s=-1,
@@ -109,9 +119,6 @@ class Model:
             priority=float("-inf"),
             num_gpus=1,
         )
-        for name, most in (("max_instances", MAX_INSTANCES), ("num_gpus", MAX_GPUS)):
-            if (value := getattr(self, name)) > most:
-                raise OutOfBounds(name, f"{value} is above {most}")
         if self.min_instances > self.max_instances:
             raise OutOfBounds("min_instances", f"{self.min_instances} is above max_instances, {self.max_instances}")
 
