@@ -41,8 +41,8 @@ TABLES: dict[str, type[Any]] = {
     CORDONS: Cordon,
     LEADERS: Leader,
 }
-LARGE = 2**62  # decodes, and leaves room to count on
-INTS = (0, 1, 2, 8, -1, 100 << 20, 300 << 20, 1 << 53, LARGE, -LARGE)
+LARGE = 2**53  # decodes, and leaves room to count and to multiply
+INTS = (0, 1, 2, 8, -1, 100 << 20, 300 << 20, LARGE, -LARGE)
 FLOATS = (0.0, 0.5, -1.0, NOW, NOW - 60, NOW + 60, 1e-300, float(LARGE), -float(LARGE))
 NAMES = ("m", "other", "i-1", "i-2", "i-1.1", "node-1", "node-2", "node-1/0", "node-2/0", "emulated", "router-1", "")
 ODD = (
@@ -87,7 +87,8 @@ SOUND: dict[Any, st.SearchStrategy[Any]] = {
 COUNTED: dict[str, tuple[int, ...]] = {
     "weights_bytes": (1 << 20, 100 << 20, 100 << 20, MAX_BYTES),
     "kv_bytes": (0, 1 << 20, 100 << 20, MAX_BYTES),
-    "max_concurrency": (0, 1, 8, 1 << 20),
+    "num_stages": (0, 1, 1, 2, 3, 256),
+    "max_concurrency": (0, 1, 8, 1 << 20, LARGE),
     "context_tokens": (1, 2048, 1 << 32),
     "min_instances": (0, 1),
     "max_instances": (1, 2, 10_000),
@@ -146,14 +147,12 @@ def tweaked(sound: Any) -> st.SearchStrategy[Any]:
             (made[holder] if holder else made)[field] = value
         return made
 
-    def one(holder: str | None, cls: type[Any]) -> st.SearchStrategy[tuple[str | None, str, Any]]:
-        hints = typing.get_type_hints(cls)
-        places = [field.name for field in dataclasses.fields(cls)]
-        return st.sampled_from(places).flatmap(
-            lambda name: st.tuples(st.just(holder), st.just(name), _of_field(cls, name, hints[name]))
-        )
-
-    return st.lists(st.one_of([one(*holder) for holder in holders]), max_size=2).map(change)
+    changes = [
+        st.tuples(st.just(holder), st.just(name), _of_field(cls, name, typing.get_type_hints(cls)[name]))
+        for holder, cls in holders
+        for name in (field.name for field in dataclasses.fields(cls))
+    ]
+    return st.lists(st.one_of(changes), max_size=2).map(change)
 
 
 def an_event_of(kind: str, data: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -189,14 +188,13 @@ SOUND_PAYLOADS: tuple[Any, ...] = (
         node=a_node("node-2", gpus_mib=(300,), abilities=("emulated:prewarm", "emulated:swap", "emulated:stages"))
     ),
 )
-an_odd_event = st.sampled_from(KINDS).flatmap(lambda kind: an_event_of(kind, odd(PAYLOADS[kind])))
-a_tweaked_event = st.sampled_from(SOUND_PAYLOADS).flatmap(lambda sound: an_event_of(sound.TYPE, tweaked(sound)))
-an_odd_table = st.sampled_from(sorted(TABLES)).flatmap(
-    lambda table: st.tuples(st.just(table), st.lists(odd(TABLES[table]), max_size=3))
+an_odd_event = st.one_of([an_event_of(kind, odd(PAYLOADS[kind])) for kind in KINDS])
+a_tweaked_event = st.one_of([an_event_of(sound.TYPE, tweaked(sound)) for sound in SOUND_PAYLOADS])
+an_odd_table = st.one_of([st.tuples(st.just(name), st.lists(odd(TABLES[name]), max_size=3)) for name in sorted(TABLES)])
+SOUND_ROWS: tuple[tuple[str, Any], ...] = (("instances", READY), ("models", a_model("m")), ("nodes", a_node("node-1")))
+a_tweaked_table = st.one_of(
+    [st.tuples(st.just(table), st.lists(tweaked(sound), min_size=1, max_size=2)) for table, sound in SOUND_ROWS]
 )
-a_tweaked_table = st.sampled_from(
-    [("instances", READY), ("models", a_model("m")), ("nodes", a_node("node-1"))]
-).flatmap(lambda sound: st.tuples(st.just(sound[0]), st.lists(tweaked(sound[1]), min_size=1, max_size=2)))
 passing = st.sampled_from([0.0, 0.5, 1.0, 20.0, 600.0])
 steps = st.lists(
     st.one_of(an_odd_event, a_tweaked_event, a_tweaked_event, an_odd_table, a_tweaked_table, passing),

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from glowplug.domain.instance import MAX_STAGES
 from glowplug.domain.model import MOST
 from glowplug.events import Event
 
@@ -41,6 +42,8 @@ def values(cls: type[Any]) -> st.SearchStrategy[Any]:
 
 
 def _in_order(given: dict[str, Any]) -> dict[str, Any]:
+    if "num_stages" in given:
+        given["num_stages"] = min(given["num_stages"], MAX_STAGES)
     if "min_instances" in given:
         given |= {name: min(given[name], int(most)) for name, most in MOST.items()}
         given["min_instances"] = min(given["min_instances"], given["max_instances"])

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glowplug.controllers.agent import AgentController
-from glowplug.controllers.agent_words import EngineKind
+from glowplug.controllers.agent_words import AgentMemory, EngineKind, Recalled
 from glowplug.controllers.autoscaler import AutoscalerController
 from glowplug.controllers.effects import Publish, Record, Save, Tick
 from glowplug.controllers.fencing import LEADERS
@@ -32,14 +32,16 @@ from glowplug.policies.systems import SYSTEMS
 from glowplug.state.rows import read_rows
 from glowplug.weights.region import region_digest
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
-from tests.odd_rows import KINDS, NOW, TABLES, event_bytes, key_of, odd, steps
+from tests.odd_rows import KINDS, NOW, TABLES, a_tweaked_event, event_bytes, key_of, odd, steps
 from tests.strategies import events
 
 
-def an_agent() -> AgentController:
+def an_agent(memory: AgentMemory | None = None) -> AgentController:
     ledger = ByteLedger(a_node("node-1", gpus_mib=(300, 300)).gpus)
     abilities = frozenset({"prewarm", "swap", "stages"})
-    return AgentController("node-1", ledger, {"emulated": EngineKind(name="emulated", abilities=abilities)})
+    return AgentController(
+        "node-1", ledger, {"emulated": EngineKind(name="emulated", abilities=abilities)}, memory=memory
+    )
 
 
 def a_placer(system: str) -> PlacerController:
@@ -150,6 +152,21 @@ def test_what_decodes_never_breaks_a_controller(service: str, system: str, drawn
     for step in drawn:
         stage.take(step)
     stage.take(1.0)
+
+
+@settings(max_examples=60)
+@given(memory=odd(AgentMemory), drawn=st.lists(a_tweaked_event, max_size=4))
+def test_an_agent_starts_from_whatever_memory_decodes(memory: dict[str, Any], drawn: list[Any]) -> None:
+    stage = Stage("agent", "union")
+    try:
+        known = from_json(json.dumps(memory).encode(), AgentMemory)
+    except MalformedEvent:
+        return
+    stage.controller = an_agent(known)
+    stage.effects(stage.controller.handle(Recalled(frozenset({"i-1"})), stage.now_s))
+    for step in (*drawn, 1.0, 20.0):
+        stage.take(step)
+    assert from_json(to_json(stage.controller.memory()), AgentMemory)
 
 
 def mutated(raw: bytes, cuts: list[tuple[int, int, bytes]]) -> bytes:
