@@ -9,12 +9,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from glowplug.domain.instance import MAX_STAGES
+from glowplug.domain.model import MOST
 from glowplug.events import Event
 
 MAX_ITEMS = 2
 EXACT = 2**53  # the largest integer every JSON reader holds exactly
+LARGEST = 2.0**62  # within what is taken off the wire (events/soundness.py)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
-numbers = st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.floats(-LARGEST, LARGEST)
 any_json = (
     st.none() | st.booleans() | st.integers(-EXACT, EXACT) | numbers | texts | st.lists(texts, max_size=MAX_ITEMS)
 )
@@ -27,7 +30,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
-SOUND = {int: st.integers(1, EXACT), float: st.floats(0, allow_infinity=False)}  # of types that check their bounds
+SOUND = {int: st.integers(1, EXACT), float: st.floats(0, LARGEST)}  # of types that check their bounds
 
 
 def values(cls: type[Any]) -> st.SearchStrategy[Any]:
@@ -39,7 +42,11 @@ def values(cls: type[Any]) -> st.SearchStrategy[Any]:
 
 
 def _in_order(given: dict[str, Any]) -> dict[str, Any]:
+    if "num_stages" in given:
+        given["num_stages"] = min(given["num_stages"], MAX_STAGES)
     if "min_instances" in given:
+        given |= {name: min(given[name], int(most)) for name, most in MOST.items()}
+        given["min_instances"] = min(given["min_instances"], given["max_instances"])
         given["min_instances"], given["max_instances"] = sorted((given["min_instances"], given["max_instances"]))
     return given
 

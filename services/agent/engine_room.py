@@ -46,6 +46,7 @@ from glowplug.engines.process import log_tail
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import redacted
+from services.agent.file_names import file_name
 from services.agent.memory_watch import LIMIT, MemoryWatch, limit_bytes
 from services.agent.ports import EnginePorts
 from services.agent.settings import AgentSettings
@@ -119,10 +120,10 @@ class EngineRoom:
         }
 
     def run_dir(self, instance_id: str) -> Path:
-        return self._settings.node_dir / "run" / instance_id
+        return self._settings.node_dir / "run" / file_name(instance_id)
 
     def log_path(self, instance_id: str) -> Path:
-        return self._settings.node_dir / "logs" / f"{instance_id}.log"
+        return self._settings.node_dir / "logs" / f"{file_name(instance_id)}.log"
 
     def living(self) -> frozenset[str]:
         """Remembered instances whose very process still lives; each is watched from now on."""

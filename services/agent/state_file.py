@@ -10,8 +10,10 @@ import msgspec
 
 from glowplug.controllers.agent_words import AgentMemory
 from glowplug.engines.port import EngineHandle
+from glowplug.events.envelope import MalformedEvent, from_json
 
 log = logging.getLogger(__name__)
+MAX_STATE_BYTES = 64 << 20  # the instances of one node, each with its model: a few KiB apiece
 
 
 class NodeTaken(RuntimeError):
@@ -28,7 +30,7 @@ class NodeLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            owner = os.pread(self._fd, 32, 0).decode().strip() or "unknown"
+            owner = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise NodeTaken(f"node {node_id} has an agent already (pid {owner}, state in {node_dir})") from error
         os.ftruncate(self._fd, 0)
@@ -62,10 +64,10 @@ class StateFile:
 
     def _read(self) -> _Contents:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Contents)
+            return from_json(self._path.read_bytes(), _Contents, max_bytes=MAX_STATE_BYTES)
         except FileNotFoundError:
             return _Contents()
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, MalformedEvent) as error:
             log.error("the agent's memory in %s is not readable, it starts without: %s", self._path, error)
             return _Contents()
 

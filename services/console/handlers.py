@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from hashlib import blake2b
 from typing import Any, Final
 
 from glowplug.bus.port import Bus
@@ -11,11 +11,13 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
-from glowplug.events.envelope import MalformedEvent, from_json
+from glowplug.events.envelope import MalformedEvent
 from glowplug.events.facts import ServiceStarted
 from glowplug.events.subjects import COMMANDS_ALL, FACTS, TELEMETRY
 from glowplug.runtime.tasks import end, essential
-from glowplug.state.port import Store, StoreUnavailable
+from glowplug.runtime.unreadable import Unreadable
+from glowplug.state.port import NotATable, Store, StoreUnavailable
+from glowplug.state.rows import read_row
 from glowplug.telemetry.metrics import ShellMetrics
 from services.console.app import Console
 from services.console.fleet_view import TABLES
@@ -24,7 +26,6 @@ log = logging.getLogger(__name__)
 
 DECISIONS_LOG: Final = "decisions"
 DECISIONS_READ: Final = 100
-UNREADABLE_KEPT: Final = 256
 WATCHED: Final = (FACTS, TELEMETRY, COMMANDS_ALL)
 
 
@@ -43,7 +44,7 @@ class Feed:
         self._health = health
         self._tasks: list[asyncio.Task[None]] = []
         self._dropped_told = 0
-        self._unreadable: deque[tuple[str, str]] = deque(maxlen=UNREADABLE_KEPT)
+        self._unreadable = Unreadable(health.unreadable_rows if health else None)
         self._read: dict[str, dict[str, tuple[bytes, Any]]] = {}  # table -> key -> row as last read, what it says
 
     def start(self, stopping: asyncio.Event | None = None) -> None:
@@ -81,27 +82,29 @@ class Feed:
             await asyncio.sleep(self._console.settings.resync_s)
 
     async def resync(self) -> None:
-        """Read the tables and the tail of the decisions once. An unreadable row is left out and logged."""
+        """Read the tables and the tail of the decisions once. An unreadable row is left out, named and counted; what is
+        no table or log at all leaves the page as it was."""
         view, clock = self._console.view, self._console.clock
         try:
             for table, cls in TABLES.items():
-                raw_rows = await self._store.load(table)
-                table_rows = dict(self._readable(table, raw_rows.items(), cls))
+                try:
+                    raw_rows = await self._store.load(table)
+                except NotATable as error:
+                    self._unreadable.whole(table, str(error))
+                    continue
+                table_rows = self._readable(table, raw_rows, cls)
                 view.restore(table, table_rows, clock())
                 if cls is Model:
                     for model in table_rows.values():
                         self._console.decisions.put_model(model)
                 if cls is Instance:
                     self._restore_starts(table_rows.values())
-            wanted = DECISIONS_READ if len(self._console.decisions) else self._console.settings.decisions_kept
-            tail = await self._store.tail(DECISIONS_LOG, wanted)
+            records = await self._decisions()
         except StoreUnavailable as error:
             if view.sources["store"].is_up:
                 log.warning("store: %s", error)
             view.source("store", False, clock())
             return
-        numbered = [(str(i), raw) for i, raw in enumerate(tail)]
-        records = [row for _, row in self._readable(DECISIONS_LOG, numbered, DecisionRecord)]
         view.restore_decisions(records[:DECISIONS_READ])
         self._console.decisions.restore(records)
         view.source("store", True, clock())
@@ -113,19 +116,31 @@ class Feed:
             self._console.starts.put(instance)
             self._console.decisions.put_instance(instance)
 
-    def _readable(self, table: str, raw_rows: Iterable[tuple[str, bytes]], cls: type[Any]) -> list[tuple[str, Any]]:
-        """The rows that decode; each one that does not is logged once. A row that is as it was is not decoded anew."""
-        rows = []
+    async def _decisions(self) -> list[DecisionRecord]:
+        """The newest decisions of the log, newest first. Raises StoreUnavailable."""
+        wanted = DECISIONS_READ if len(self._console.decisions) else self._console.settings.decisions_kept
+        try:
+            tail = await self._store.tail(DECISIONS_LOG, wanted)
+        except NotATable as error:
+            self._unreadable.whole(DECISIONS_LOG, str(error))
+            return []
+        named = {
+            blake2b(raw, digest_size=8).hexdigest(): raw for raw in tail
+        }  # a row's place changes with each new one
+        return list(self._readable(DECISIONS_LOG, named, DecisionRecord).values())
+
+    def _readable(self, table: str, raw_rows: Mapping[str, bytes], cls: type[Any]) -> dict[str, Any]:
+        """The rows that can be read. A row that is as it was is not decoded anew."""
+        rows, unreadable = {}, {}
         before, self._read[table] = self._read.get(table, {}), (now := {})
-        for key, raw in raw_rows:
+        for key, raw in raw_rows.items():
             known = before.get(key)
             try:
-                now[key] = known if known and known[0] == raw else (raw, from_json(raw, cls))
-                rows.append((key, now[key][1]))
+                now[key] = known if known and known[0] == raw else (raw, read_row(table, key, raw, cls))
+                rows[key] = now[key][1]
             except MalformedEvent as error:
-                if (table, key) not in self._unreadable:
-                    log.warning("row %s of %s is not readable: %s", key, table, error)
-                self._unreadable.append((table, key))
+                unreadable[key] = str(error)
+        self._unreadable.seen(table, unreadable)
         return rows
 
     async def _beat_loop(self) -> None:

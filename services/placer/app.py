@@ -8,11 +8,14 @@ from fastapi import Depends, FastAPI, Query
 
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer import Cordon, PlacerController
+from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.errors import NoCapacity, NotFound
+from glowplug.domain.lease import Leader
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
-from glowplug.state.port import StoreUnavailable
+from glowplug.state.port import NotATable, StoreUnavailable
+from glowplug.state.rows import read_rows
 from services.placer.settings import PlacerSettings
 
 
@@ -37,9 +40,12 @@ def _leaders(app: FastAPI, service: ControlService) -> None:
         """Who leads each service that elects a leader, and since when; empty where none does."""
         try:
             rows = await service.world.store.load(LEADERS)
+        except NotATable as error:
+            raise NoCapacity(f"who leads cannot be read: {error}", retry_after_s=2) from error
         except StoreUnavailable as error:
             raise NoCapacity("the store does not answer; who leads is written there", retry_after_s=2) from error
-        return {"object": "list", "data": [msgspec.json.decode(rows[key]) for key in sorted(rows)]}
+        found, _ = read_rows(LEADERS, rows, Leader)
+        return {"object": "list", "data": [msgspec.to_builtins(found[key]) for key in sorted(found)]}
 
 
 def _fleet(app: FastAPI, service: ControlService) -> None:
@@ -48,6 +54,12 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
         """Nodes alive, with GPUs, grants, links and cached weights."""
         view = service.controller(PlacerController).view(time.time())
         return {"object": "list", "data": msgspec.to_builtins(view)}
+
+    @app.get("/v1/cordons", tags=["nodes"])
+    async def cordons() -> dict[str, Any]:
+        """Nodes that an operator drains, also those that are away and come back drained."""
+        found = service.controller(PlacerController).cordons(time.time())
+        return {"object": "list", "data": [{"node_id": name, "is_alive": alive} for name, alive in found.items()]}
 
     @app.get("/v1/instances", tags=["instances"])
     async def instances(model: str = "", gone: bool = False) -> dict[str, Any]:
@@ -88,9 +100,12 @@ def _decisions(app: FastAPI, service: ControlService) -> None:
     async def rows(count: int) -> list[dict[str, Any]]:
         try:
             raw = await service.world.store.tail(DECISIONS_LOG, count)
+        except NotATable as error:
+            raise NoCapacity(f"the decisions cannot be read: {error}", retry_after_s=2) from error
         except StoreUnavailable as error:
             raise NoCapacity("the store does not answer; decisions are kept there", retry_after_s=2) from error
-        return [msgspec.json.decode(row) for row in raw]
+        found, _ = read_rows(DECISIONS_LOG, {str(place): row for place, row in enumerate(raw)}, DecisionRecord)
+        return [msgspec.to_builtins(record) for record in found.values()]
 
     @app.get("/v1/decisions", tags=["decisions"])
     async def decisions(
@@ -132,8 +147,9 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
 
     async def cordon(node_id: str, cordoned: bool) -> dict[str, Any]:
         controller = service.controller(PlacerController)
-        if node_id not in controller.nodes.by_id:
-            raise NotFound(f"no node {node_id!r}")
+        is_known = node_id in controller.nodes.by_id or (not cordoned and node_id in controller.fleet.cordoned)
+        if not is_known:
+            raise NotFound(f"no node {node_id!r}" + ("" if cordoned else ", and no cordon of that name"))
         assert service.shell is not None
         await service.shell.ask(Cordon(node_id, cordoned))
         return {"node_id": node_id, "draining": cordoned}
@@ -145,5 +161,5 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
 
     @app.post("/v1/nodes/{node_id}/undrain", tags=["nodes"], dependencies=only_admin, status_code=202)
     async def undrain(node_id: str) -> dict[str, Any]:
-        """Place there again."""
+        """Place there again. Lifts the cordon of a node that is away too."""
         return await cordon(node_id, False)

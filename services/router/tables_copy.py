@@ -8,7 +8,9 @@ import msgspec
 from glowplug.controllers.router_fleet import Fleet
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
+from glowplug.events.envelope import MalformedEvent, from_json
 
+MAX_COPY_BYTES = 256 << 20  # every model and instance of a fleet: 10,000 models are 20 MiB
 log = logging.getLogger(__name__)
 
 
@@ -43,10 +45,10 @@ class TablesCopy:
     def read(self, now_s: float) -> tuple[dict[str, Model], dict[str, Instance]] | None:
         """(models, instances) as they were last; instances only while the copy is young. None when there is none."""
         try:
-            copy = msgspec.json.decode(self._path.read_bytes(), type=_Copy, strict=False)
+            copy = from_json(self._path.read_bytes(), _Copy, max_bytes=MAX_COPY_BYTES)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, MalformedEvent) as error:
             log.warning("the copy of the tables cannot be read: %s", error)
             return None
         young = now_s - copy.written_at < self._max_age_s

@@ -122,20 +122,34 @@ async def test_a_handler_that_always_fails_is_left_alone_after_five_times(rig: R
     await bus.publish(stop(node, "i-next"))
     assert [e.data.instance_id for e in await ear.hear(1)] == ["i-next"]
     assert ear.num_calls == 6
+    assert bus.counts.num_given_up == 1
 
 
 async def test_malformed_bytes_are_counted_and_dropped(rig: Rig) -> None:
     bus, kept, passing, node = await rig.client(), Ear(), Ear(), name()
     await bus.subscribe([evictions_of(node)], kept, durable=name())
     await bus.subscribe([facts_of("router.load_reported")], passing)
-    for raw in (b"", b"not json", b"\xff\xfe", b'{"type":"weights.evicted"}', b'{"event_id":"e","type":"no.such"}'):
+    damaged = encode(evicted(node))
+    for raw in (
+        b"",
+        b"not json",
+        b"\xff\xfe",
+        b'{"type":"weights.evicted"}',
+        b'{"event_id":"e","type":"no.such"}',
+        damaged.replace(b'"reason":"', b'"reason":"\xff'),
+        damaged.replace(b'"issuer":"', b'"issuer":"\xc3('),
+        damaged.replace(b'"num_bytes":0', b'"num_bytes":1e400'),
+        damaged.replace(b'"num_bytes":0', b'"num_bytes":' + b"9" * 5000),
+        damaged.replace(b'"data":{', b'"data":{"more":' + b"[" * 100_000),
+    ):
+        assert raw != damaged
         await rig.send_bytes(subject(evicted(node).data), raw)
     await rig.send_bytes(subject(load(node).data), b"[]")
     await bus.publish(evicted(node, 1))
     await bus.publish(load(node))
     assert [e.data.num_bytes for e in await kept.hear(1)] == [1]
     assert [e.data.router_id for e in await passing.hear(1)] == [node]
-    assert bus.counts.num_malformed == 6
+    assert bus.counts.num_malformed == 11
 
 
 async def test_telemetry_is_heard_by_those_present_and_not_kept(rig: Rig) -> None:

@@ -187,6 +187,45 @@ async def test_draining_a_node_needs_a_node_and_the_token(fleet):
     assert fleet.broker.of_type(StopInstance.TYPE) == []
 
 
+async def test_the_cordon_of_a_node_that_has_left_is_shown_and_lifted(fleet):
+    from glowplug.controllers.placer import Cordon
+    from glowplug.events.envelope import from_json
+    from glowplug.events.facts import NodeJoined, NodeLeft
+    from tests.fleet_builder import an_event
+
+    await fleet.shells[1].on_event(an_event(NodeJoined(node=a_node("gone-1"))))
+    async with fleet.client("placer", headers=TOKEN) as client:
+        assert (await client.post("/v1/nodes/gone-1/drain")).status_code == 202
+        await fleet.shells[1].on_event(an_event(NodeLeft(node_id="gone-1", reason="asked to stop")))
+        assert (await client.get("/v1/cordons")).json()["data"] == [{"node_id": "gone-1", "is_alive": False}]
+        assert (await client.post("/v1/nodes/gone-1/drain")).status_code == 404, "nothing is known of such a node"
+        assert (await client.post("/v1/nodes/gone-1/undrain")).status_code == 202
+        assert (await client.get("/v1/cordons")).json()["data"] == []
+        assert (await client.post("/v1/nodes/gone-1/undrain")).status_code == 404
+    assert from_json(fleet.store.tables["cordons"]["gone-1"], Cordon) == Cordon("gone-1", False)
+
+
+async def test_decisions_and_leaders_that_cannot_be_read_are_left_out(fleet):
+    from glowplug.domain.decision import DecisionRecord
+    from glowplug.domain.lease import Leader
+    from glowplug.events.envelope import to_json
+
+    made = DecisionRecord(decision_id="d-1", kind="place", policy="p", service="placer", reason="r", made_at=1.0)
+    leader = Leader(service="placer", service_id="placer-1", url="http://p", epoch=1, since=1.0)
+    for raw in (b"\xff", b"[]", b"{}", to_json(made), b""):
+        await fleet.store.append("decisions", raw, keep=100)
+    await fleet.store.put("leaders", "placer", to_json(leader))
+    await fleet.store.put("leaders", "autoscaler", b"\xff")
+    async with fleet.client("placer") as client:
+        assert [d["decision_id"] for d in (await client.get("/v1/decisions")).json()["data"]] == ["d-1"]
+        assert (await client.get("/v1/decisions/d-1")).status_code == 200
+        assert [r["service"] for r in (await client.get("/v1/leaders")).json()["data"]] == ["placer"]
+        fleet.store.no_tables |= {"decisions", "leaders"}
+        for path in ("/v1/decisions", "/v1/leaders"):
+            answer = await client.get(path)
+            assert answer.status_code == 503 and "cannot be read" in answer.text
+
+
 async def test_forecasts_are_empty_and_say_why(fleet):
     async with fleet.client("predictor") as client:
         assert (await client.get("/v1/forecasts")).json() == {"object": "list", "data": [], "policy": "none"}

@@ -230,6 +230,11 @@ CASES = (
         {SYNC: "60x80", STORE: "1x80"},
         ({SYNC: "0+60x80", STORE: "1x80"}, {SYNC: "60x80", STORE: "0x80"}),
     ),
+    Case(
+        "RowsUnreadable",
+        {'glowplug_rows_unreadable{service="placer",table="nodes"}': "2x80"},
+        ({'glowplug_rows_unreadable{service="placer",table="nodes"}': "0x60 1x2 0x20"},),  # a row being written anew
+    ),
     Case("ServiceOverloaded", lag("0+10x80", "0+20x80"), (lag("0+20x80", "0+20x80"),)),
     Case(
         "ServiceOverloaded",

@@ -142,6 +142,7 @@ class MemoryBus:
                 return
             except Exception:
                 log.exception("handler failed", extra={"event_type": event.type, "attempt": attempt})
+        self.counts.num_given_up += bool(sub.durable)
 
     async def release(self, durable: str) -> None:
         for sub in [sub for sub in self._mine if sub.durable == durable]:

@@ -15,7 +15,7 @@ from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError
 
 from glowplug.bus.nats_storing import CHECK_HEADER, Storing
 from glowplug.bus.port import BusCounts, BusUnavailable, Handler
-from glowplug.bus.streams import consumer_config, stream_configs, stream_of
+from glowplug.bus.streams import MAX_DELIVER, consumer_config, stream_configs, stream_of
 from glowplug.events import Event, decode, encode
 from glowplug.events import subjects as names
 from glowplug.events.envelope import MalformedEvent
@@ -324,12 +324,20 @@ class NatsBus:
             if event is not None:
                 await handler(event)
         except Exception:
-            log.exception("handler of %s failed; it will be delivered again", msg.subject)
-            with contextlib.suppress(*REFUSED):
-                await msg.nak(delay=RETRY_S)
+            log.exception("handler of %s failed", msg.subject)
+            await self._failed(msg)
             return
         with contextlib.suppress(*REFUSED):
             await msg.ack()
+
+    async def _failed(self, msg: Msg) -> None:
+        """The handler has raised: once more, until the last delivery."""
+        is_last = msg.metadata.num_delivered >= MAX_DELIVER
+        self.counts.num_given_up += is_last
+        if is_last:
+            log.error("the event of %s is given up after %d deliveries", msg.subject, MAX_DELIVER)
+        with contextlib.suppress(*REFUSED):
+            await (msg.term() if is_last else msg.nak(delay=RETRY_S))
 
     async def close(self) -> None:
         tasks = [

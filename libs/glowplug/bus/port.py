@@ -20,13 +20,15 @@ class BusCounts:
     num_reconnects: int = 0
     num_redelivered: int = 0
     num_malformed: int = 0
+    num_given_up: int = 0  # durable events whose handler raised at every delivery
     pending: dict[str, int] = field(default_factory=dict)
 
 
 class Bus(Protocol):
     """Delivers events at least once, in order per subject. Handlers must be idempotent.
 
-    A handler that raises has its durable event delivered again, at most `max_deliver` times.
+    A handler that raises has its durable event delivered again, at most `max_deliver` times; then it is given up and
+    counted.
     """
 
     async def publish(self, event: Event) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from glowplug.cli import backup_archive
 from glowplug.cli.backup_archive import Backup
@@ -15,10 +15,11 @@ from glowplug.cli.backup_plan import Plan, plan
 from glowplug.cli.client import FleetClient, connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, StateDirOption
 from glowplug.cli.show import age
+from glowplug.cli.terminal import say
 from glowplug.controllers.placer import CORDONS, Cordon
 from glowplug.domain.model import Model
-from glowplug.events.envelope import MalformedEvent, from_json
-from glowplug.state.redis_store import PREFIX
+from glowplug.state.redis_store import PREFIX, table_row
+from glowplug.state.rows import read_rows, shown
 
 ANSWER_S = 5.0
 IN_FORCE_S = 30.0  # until the autoscaler has read the files: it looks every second
@@ -34,10 +35,12 @@ def backup(
     if file.exists() and not force:
         raise CliError(f"{file} is there already: choose another name, or --force")
     fleet = connect(state_dir)
-    models, cordons = _tables(fleet)
+    models, cordons, left_out = _tables(fleet)
     taken = Backup(made_at=time.time(), models=models, cordons=cordons, files=_model_files(fleet) or {})
     backup_archive.write(file, backup_archive.pack(taken))
-    typer.echo(f"{file}: {_told(taken)}")
+    for line in left_out:
+        say(f"left out: {line}", err=True)
+    say(f"{file}: {_told(taken)}")
 
 
 def restore(
@@ -55,19 +58,19 @@ def restore(
     nodes = fleet.get("placer", "/v1/nodes")["data"]
     draining = frozenset(node["node_id"] for node in nodes if node["draining"])
     todo = plan(kept, rows, files, draining)
-    typer.echo(f"{file}: {_told(kept)}, made {age(time.time() - kept.made_at)} ago by glowplug {kept.made_by}")
+    say(f"{file}: {_told(kept)}, made {age(time.time() - kept.made_at)} ago by glowplug {kept.made_by}")
     if todo.conflicts and not replace:
         for line in todo.conflicts:
-            typer.echo(f"  {line}", err=True)
+            say(f"  {line}", err=True)
         raise CliError("nothing was restored: --replace overwrites what differs")
     for line in _steps(todo):
-        typer.echo(f"  {line}")
+        say(f"  {line}")
     if not dry_run:
         _carry_out(fleet, todo, kept, frozenset(node["node_id"] for node in nodes))
 
 
-def _tables(fleet: FleetClient) -> tuple[dict[str, Model], tuple[str, ...]]:
-    """Models and cordons, read in one transaction."""
+def _tables(fleet: FleetClient) -> tuple[dict[str, Model], tuple[str, ...], list[str]]:
+    """Models and cordons, read in one transaction, and a line for each row that cannot be read. Raises CliError."""
     url = fleet.document.get("redis_url") or os.environ.get("GLOWPLUG_REDIS_URL", "")
     if not url:
         raise CliError("this fleet has no address of its store: set GLOWPLUG_REDIS_URL")
@@ -77,14 +80,15 @@ def _tables(fleet: FleetClient) -> tuple[dict[str, Model], tuple[str, ...]]:
             pipe.hgetall(f"{PREFIX}:models")
             pipe.hgetall(f"{PREFIX}:{CORDONS}")
             models, cordons = pipe.execute()
+    except ResponseError as error:
+        raise CliError(f"what the store holds are no tables of a fleet: {error}") from error
     except (RedisError, OSError, ValueError) as error:
         raise CliError(f"the store does not answer: {error}") from error
-    try:
-        kept = {key.decode(): from_json(row, Model) for key, row in models.items()}
-        asked = [from_json(row, Cordon) for row in cordons.values()]
-    except MalformedEvent as error:
-        raise CliError(f"the store holds rows of another version: {error}") from error
-    return kept, tuple(cordon.node_id for cordon in asked if cordon.cordoned)
+    kept, bad_models = read_rows("models", dict(table_row(key, row) for key, row in models.items()), Model)
+    asked, bad_cordons = read_rows(CORDONS, dict(table_row(key, row) for key, row in cordons.items()), Cordon)
+    left_out = [f"models/{shown(key)}: {problem}" for key, problem in bad_models.items()]
+    left_out += [f"{CORDONS}/{shown(key)}: {problem}" for key, problem in bad_cordons.items()]
+    return kept, tuple(cordon.node_id for cordon in asked.values() if cordon.cordoned), left_out
 
 
 def _model_files(fleet: FleetClient) -> dict[str, str] | None:
@@ -128,8 +132,8 @@ def _carry_out(fleet: FleetClient, todo: Plan, kept: Backup, nodes: frozenset[st
         if node_id in nodes:
             fleet.call("POST", "placer", f"/v1/nodes/{segment(node_id)}/drain")
         else:
-            typer.echo(f"  node {node_id} was drained and is not there: nothing to do", err=True)
-    typer.echo("restored")
+            say(f"  node {node_id} was drained and is not there: nothing to do", err=True)
+    say("restored")
 
 
 def _wait(fleet: FleetClient, keys: frozenset[str]) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 import tempfile
 import zlib
@@ -19,17 +20,23 @@ from typing import Any
 
 from glowplug import __version__
 from glowplug.cli.options import CliError
+from glowplug.cli.terminal import in_line
 from glowplug.controllers.placer import Cordon
 from glowplug.domain.model import Model
-from glowplug.events.envelope import MalformedEvent, from_json, to_json
+from glowplug.events.envelope import SAID, MalformedEvent, from_json, to_json
 
 FORMAT, FORMAT_VERSION = "glowplug-backup", 1
 MANIFEST, MODELS, CORDONS, FILES = "manifest.json", "models.jsonl", "cordons.jsonl", "files/"
-MAX_BYTES = 256 << 20  # unpacked: a fleet of 10,000 models has 20 MiB
+MAX_BYTES = 256 << 20  # packed or unpacked: a fleet of 10,000 models has 20 MiB
+_FILE_NAME = re.compile(r"(?!\.)[^/\\]{1,200}\.ya?ml")  # of a model file: one name, not hidden, printable
 
 
 class BadArchive(CliError):
-    """The file is no backup, or not a whole one, or of a format this version does not know."""
+    """The file is no backup, or not a whole one, or of a format this version does not know. One line, whatever names
+    the file holds."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(in_line(message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,23 @@ class Backup:
     cordons: tuple[str, ...] = ()  # nodes an operator took out of placement
     files: Mapping[str, str] = field(default_factory=dict)
     made_by: str = __version__  # version of glowplug
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manifest:
+    """What manifest.json says, of a format that this version knows."""
+
+    format: str
+    format_version: int
+    made_by: str
+    made_at: float
+    members: Mapping[str, _Member]
 
 
 def pack(backup: Backup) -> bytes:
@@ -86,24 +110,39 @@ def write(path: Path, raw: bytes) -> None:
 
 def read(path: Path) -> Backup:
     """The backup in a file. Raises BadArchive saying what is wrong with it; nothing is unpacked to disk."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise CliError(f"cannot read {path}: {error.strerror}") from error
+    raw = _packed(path)
     try:
         members = _members(raw)
         manifest = _manifest(members.pop(MANIFEST, b""))
     except BadArchive as error:
         raise BadArchive(f"{path}: {error}") from error
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, OSError) as error:
-        raise BadArchive(f"{path} is no backup of `glowplug backup`, or is cut short: {error}") from error
-    _check_members(path, manifest["members"], members)
+    except (*_NO_TAR, OSError) as error:
+        said = str(error)[:SAID] or type(error).__name__
+        raise BadArchive(f"{path} is no backup of `glowplug backup`, or is cut short: {said}") from error
+    _check_members(path, manifest.members, members)
     return _decoded(path, manifest, members)
+
+
+# What reading a damaged gzip or tar raises: beside their own errors those of the numbers and names in their headers.
+_NO_TAR = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, ArithmeticError, LookupError)
+
+
+def _packed(path: Path) -> bytes:
+    """The file as it is, of a bounded size. Raises CliError."""
+    try:
+        if not path.is_file():
+            raise BadArchive(f"{path} is no file")
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise CliError(f"cannot read {path}: {error.strerror}") from error
+    if len(raw) > MAX_BYTES:
+        raise BadArchive(f"{path} has more than {MAX_BYTES >> 20} MiB: it is no backup of `glowplug backup`")
+    return raw
 
 
 def _members(raw: bytes) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    room = MAX_BYTES
     with gzip.GzipFile(fileobj=io.BytesIO(raw)) as zipped:
         plain = zipped.read(MAX_BYTES + 1)
     if len(plain) > MAX_BYTES:
@@ -111,51 +150,65 @@ def _members(raw: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
         for entry in tar:
             path = PurePosixPath(entry.name)
-            if not entry.isreg() or path.is_absolute() or ".." in path.parts:
-                raise BadArchive(f"member {entry.name!r} is not one that `glowplug backup` writes")
+            # A sparse file is as large as it says, whatever the archive holds of it.
+            if not entry.isreg() or entry.issparse() or path.is_absolute() or ".." in path.parts:
+                raise BadArchive(f"member {entry.name[:SAID]!r} is not one that `glowplug backup` writes")
+            if entry.name in found:
+                raise BadArchive(f"member {entry.name[:SAID]!r} is there twice")
             file = tar.extractfile(entry)
-            found[entry.name] = file.read(room) if file else b""
+            found[entry.name] = file.read(len(plain)) if file else b""
     return found
 
 
-def _manifest(raw: bytes) -> dict[str, Any]:
+def _manifest(raw: bytes) -> _Manifest:
+    """Raises BadArchive. What a newer format says beside its version is not looked at."""
     try:
-        manifest: dict[str, Any] = json.loads(raw)
-        if manifest["format"] != FORMAT:
-            raise BadArchive(f"its manifest names another format, {manifest['format']!r}")
-        if manifest["format_version"] > FORMAT_VERSION:
-            raise BadArchive(
-                f"it has format {manifest['format_version']}, made by glowplug {manifest['made_by']}; "
-                f"this one reads up to format {FORMAT_VERSION}: use a newer glowplug"
-            )
+        told = from_json(raw, dict[str, Any], max_bytes=MAX_BYTES)
+        if (name := told.get("format")) != FORMAT and name is not None:
+            raise BadArchive(f"its manifest names another format, {str(name)[:SAID]!r}")
+        version = told.get("format_version")
+        if name == FORMAT and isinstance(version, int) and version > FORMAT_VERSION:
+            raise _newer(version, told.get("made_by"))
+        manifest = from_json(raw, _Manifest, max_bytes=MAX_BYTES)
+        if manifest.format_version > FORMAT_VERSION:  # a number as text is one too
+            raise _newer(manifest.format_version, manifest.made_by)
         return manifest
-    except (ValueError, LookupError, TypeError) as error:
-        raise BadArchive("it is no backup of `glowplug backup`: it has no manifest that can be read") from error
+    except MalformedEvent as error:
+        says = f"it is no backup of `glowplug backup`: it has no manifest that can be read ({error})"
+        raise BadArchive(says) from error
 
 
-def _check_members(path: Path, told: Mapping[str, Mapping[str, Any]], members: Mapping[str, bytes]) -> None:
+def _newer(version: int, made_by: object) -> BadArchive:
+    return BadArchive(
+        f"it has format {version}, made by glowplug {str(made_by)[:SAID]}; "
+        f"this one reads up to format {FORMAT_VERSION}: use a newer glowplug"
+    )
+
+
+def _check_members(path: Path, told: Mapping[str, _Member], members: Mapping[str, bytes]) -> None:
     if missing := sorted(set(told) - set(members)):
         raise BadArchive(f"{path} is not whole: {missing[0]} is missing")
     if unknown := sorted(set(members) - set(told)):
         raise BadArchive(f"{path} was changed: its manifest does not name {unknown[0]}")
     for name, raw in members.items():
-        if hashlib.sha256(raw).hexdigest() != told[name].get("sha256"):
+        if hashlib.sha256(raw).hexdigest() != told[name].sha256:
             raise BadArchive(f"{path} is corrupt: {name} is not what its manifest says")
 
 
-def _decoded(path: Path, manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> Backup:
+def _decoded(path: Path, manifest: _Manifest, members: Mapping[str, bytes]) -> Backup:
     try:
         models = [from_json(line, Model) for line in members[MODELS].splitlines()]
         cordons = [from_json(line, Cordon) for line in members[CORDONS].splitlines()]
         files = {name.removeprefix(FILES): raw.decode() for name, raw in members.items() if name.startswith(FILES)}
     except (MalformedEvent, LookupError, UnicodeDecodeError) as error:
         raise BadArchive(f"{path} holds rows this version cannot read: {error}") from error
-    if bad := next((name for name in files if "/" in name or not name.endswith((".yaml", ".yml"))), ""):
-        raise BadArchive(f"{path}: {bad!r} is no name of a model file")
+    bad = [name for name in files if not name.isprintable() or not _FILE_NAME.fullmatch(name)]
+    if bad:
+        raise BadArchive(f"{path}: {bad[0][:SAID]!r} is no name of a model file")
     return Backup(
-        made_at=float(manifest["made_at"]),
+        made_at=manifest.made_at,
         models={model.key: model for model in models},
         cordons=tuple(cordon.node_id for cordon in cordons if cordon.cordoned),
         files=files,
-        made_by=str(manifest["made_by"]),
+        made_by=manifest.made_by,
     )

@@ -18,6 +18,7 @@ import yaml
 from glowplug.cli.options import CliError, Format, OutputOption
 from glowplug.cli.show import seconds, table
 from glowplug.cli.stream import Answer, chat
+from glowplug.cli.terminal import say
 from glowplug.cli.up import EngineOption, NodesOption, settings_of, wait_for_models
 from glowplug.domain.instance import InstanceState
 from glowplug.runtime.supervisor.fleet import Fleet
@@ -99,14 +100,14 @@ def demo(
         shown.close()
         state.unlock()
         if keep or code:
-            typer.echo(f"state and logs: {folder}", err=True)
+            say(f"state and logs: {folder}", err=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
     if output is Format.JSON:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        say(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        typer.echo(table(HEADERS, [row.cells() for row in rows]))
-        typer.echo("\n" + explanation(settings.engine))
+        say(table(HEADERS, [row.cells() for row in rows]))
+        say("\n" + explanation(settings.engine))
     raise typer.Exit(code)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from glowplug.cli.client import FleetClient, connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, StateDirOption
+from glowplug.cli.terminal import say
 from glowplug.cli.views import instances
 
 POLL_S = 0.3
@@ -43,10 +44,10 @@ def _tail_file(path: Path, lines: int, follow: bool) -> None:
     offset = 0
     if path.exists():
         text = path.read_text("utf-8", "replace")
-        typer.echo("\n".join(text.splitlines()[-lines:]))
+        say("\n".join(text.splitlines()[-lines:]))
         offset = path.stat().st_size
     else:
-        typer.echo(f"{path.stem} has written nothing yet", err=True)
+        say(f"{path.stem} has written nothing yet", err=True)
     while follow:
         time.sleep(POLL_S)
         now = path.stat().st_size if path.exists() else 0
@@ -54,7 +55,7 @@ def _tail_file(path: Path, lines: int, follow: bool) -> None:
         if now > offset:
             with path.open("rb") as file:
                 file.seek(offset)
-                typer.echo(file.read(now - offset).decode("utf-8", "replace"), nl=False)
+                say(file.read(now - offset).decode("utf-8", "replace"), nl=False)
             offset = now
 
 
@@ -69,7 +70,7 @@ def _engine_logs(fleet: FleetClient, name: str, lines: int, follow: bool) -> Non
             known = shown.get(row["instance_id"], [])
             fresh = _fresh(known, _log_lines(fleet, row, lines))
             for line in fresh:
-                typer.echo(f"{row['instance_id']} | {line}")
+                say(f"{row['instance_id']} | {line}")
             shown[row["instance_id"]] = (known + fresh)[-lines * 4 :]
         if not follow:
             return
@@ -96,6 +97,8 @@ def _instances_of(fleet: FleetClient, name: str) -> list[dict[str, Any]]:
 
 
 def _log_lines(fleet: FleetClient, row: dict[str, Any], lines: int) -> list[str]:
+    if not row["workers"]:
+        raise CliError(f"{row['instance_id']} says of no node that it ran there")
     node_id = row["workers"][0]["node_id"]
     nodes = {node["node_id"]: node["agent_url"] for node in fleet.document.get("nodes", [])}
     if node_id not in nodes:

@@ -25,6 +25,7 @@ from glowplug.cli import (
 )
 from glowplug.cli.doctor.command import doctor
 from glowplug.cli.options import CliError
+from glowplug.cli.terminal import say
 from glowplug.runtime.supervisor.errors import FleetError
 
 app = typer.Typer(
@@ -59,7 +60,7 @@ for panel, commands in _PANELS.items():
 @app.command()
 def version() -> None:
     """The version of this command."""
-    typer.echo(__version__)
+    say(__version__)
 
 
 def main() -> None:
@@ -67,7 +68,7 @@ def main() -> None:
     try:
         app()
     except (CliError, FleetError) as error:
-        typer.echo(f"glowplug: {error}", err=True)
+        say(f"glowplug: {error}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader of our output has gone: `glowplug tap | head`
         sys.stderr.close()

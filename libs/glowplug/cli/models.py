@@ -9,6 +9,7 @@ import yaml
 from glowplug.cli.client import connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
 from glowplug.cli.show import emit
+from glowplug.cli.terminal import say
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.runtime import model_files
 
@@ -47,12 +48,12 @@ def _bodies(path: Path) -> list[dict[str, Any]]:
 def undeploy(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
     """Remove a model; its instances finish what they have and stop."""
     connect(state_dir).call("DELETE", "autoscaler", f"/v1/models/{segment(model)}")
-    typer.echo(f"{model} undeployed")
+    say(f"{model} undeployed")
 
 
 def _act(verb: str, model: str, state_dir: Path, done: str) -> None:
     row = connect(state_dir).call("POST", "autoscaler", f"/v1/models/{segment(model)}/{verb}")
-    typer.echo(f"{row['name']}: {done} (now {row['state']})")
+    say(f"{row['name']}: {done} (now {row['state']})")
 
 
 def load(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:

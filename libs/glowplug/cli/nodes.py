@@ -8,6 +8,7 @@ import typer
 
 from glowplug.cli.client import connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, StateDirOption
+from glowplug.cli.terminal import say
 from glowplug.runtime.privileges import READER, USERS
 
 SERVICES = tuple(user for user in USERS if user != READER)
@@ -17,13 +18,13 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of a node:
 def cordon(node: NodeArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
     """Place nothing on a node any more and drain what runs there; it stays so over restarts, until `uncordon`."""
     connect(state_dir).call("POST", "placer", f"/v1/nodes/{segment(node)}/drain")
-    typer.echo(f"{node} drains: nothing is placed there until `glowplug uncordon {node}`")
+    say(f"{node} drains: nothing is placed there until `glowplug uncordon {node}`")
 
 
 def uncordon(node: NodeArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
-    """Place on a node again."""
+    """Place on a node again; one that is away comes back without its cordon."""
     connect(state_dir).call("POST", "placer", f"/v1/nodes/{segment(node)}/undrain")
-    typer.echo(f"{node} takes instances again")
+    say(f"{node} takes instances again")
 
 
 def env(
@@ -52,4 +53,4 @@ def env(
     }
     for name, value in values.items():
         if value:
-            typer.echo(f"export {name}={shlex.quote(value)}")
+            say(f"export {name}={shlex.quote(value)}")

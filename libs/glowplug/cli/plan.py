@@ -23,6 +23,7 @@ from glowplug.cli.simulate import (
     progress,
     told_apart,
 )
+from glowplug.cli.terminal import say
 from glowplug.simulator.fleet_size import (
     Objective,
     Search,
@@ -124,7 +125,7 @@ def plan(
         whole = load(scenario, settings or ())
         check_objectives(objectives, whole.setup)
         for note in whole.notes:
-            typer.echo(f"glowplug: {note}", err=True)
+            say(f"glowplug: {note}", err=True)
         chosen = parse_seeds(seeds) if seeds else (whole.seed,)
         folder = free_folder(out or Path("runs") / f"{whole.name or 'scenario'}-plan", force)
 
@@ -183,16 +184,16 @@ def _show(sweep: _Sweep, answer: int | None, notes: list[str], folder: Path, out
         )
         for point in points
     ]
-    typer.echo(f"simulated: {sweep.scenario.words.title or sweep.scenario.name}\n")
-    typer.echo(table(("gpus", first.name, "meets it", "why not"), rows))
+    say(f"simulated: {sweep.scenario.words.title or sweep.scenario.name}\n")
+    say(table(("gpus", first.name, "meets it", "why not"), rows))
     for note in notes:
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")
     goal = _goal(sweep.objectives)
     if answer is None:
-        typer.echo(f"\nno number in this range meets {goal}")
+        say(f"\nno number in this range meets {goal}")
     else:
-        typer.echo(f"\n{answer} GPU{'s meet' if answer > 1 else ' meets'} {goal}")
-    typer.echo(f"report  {folder / REPORT}")
+        say(f"\n{answer} GPU{'s meet' if answer > 1 else ' meets'} {goal}")
+    say(f"report  {folder / REPORT}")
 
 
 def _figure(value: float | None, objective: Objective) -> str:

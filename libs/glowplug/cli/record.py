@@ -12,6 +12,8 @@ import typer
 from glowplug.cli.bus_ear import listen
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, StateDirOption
+from glowplug.cli.terminal import say
+from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.filters import PLANES
 from glowplug.events.subjects import facts_of
 
@@ -34,8 +36,8 @@ def record(
                 file.write(json.dumps(line) + "\n")
 
             def hear(subject: str, data: bytes) -> bool:
-                with contextlib.suppress(ValueError):  # what is no JSON is no event of ours
-                    file.write(json.dumps({"subject": subject, **json.loads(data)}) + "\n")
+                with contextlib.suppress(MalformedEvent):  # what cannot be read is no event of ours
+                    file.write(json.dumps({"subject": subject, **from_json(data, dict[str, Any])}) + "\n")
                 return False
 
             listen(fleet, "record", PLANES, hear, seconds)
@@ -46,7 +48,7 @@ def record(
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
-    typer.echo(f"{num} events in {out}")
+    say(f"{num} events in {out}")
 
 
 def present(fleet: FleetClient) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from glowplug.cli.simulate import (
     show,
     told_apart,
 )
+from glowplug.cli.terminal import say
 from glowplug.simulator.jobs import Outcome
 from glowplug.simulator.recording import read_recording
 from glowplug.simulator.recording_scenario import ARRIVALS, scenario_of, write_arrivals
@@ -68,7 +69,7 @@ def replay(
 
         outcomes = carry_out(whole, todo, folder, jobs, around=around, files=files)
         for note in recorded.notes:
-            typer.echo(f"glowplug: {note}", err=True)
+            say(f"glowplug: {note}", err=True)
         show([recorded, *outcomes], whole, folder, output)
 
 

@@ -1,17 +1,17 @@
 """How values look on a terminal: tables, sizes, ages."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import typer
-
 from glowplug.cli.options import Format
+from glowplug.cli.terminal import in_line, say
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns as wide as their widest cell; numbers to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[in_line(cell) for cell in row] for row in rows]
     widths = [max(len(h), *(len(row[i]) for row in cells), 0) for i, h in enumerate(headers)]
     right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
 
@@ -34,6 +34,14 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
+def clock(at: float) -> str:
+    """'13:04:05' of epoch seconds, local time; '--:--:--' for a moment that no calendar has."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at))
+    except (ValueError, OverflowError, OSError):
+        return "--:--:--"
+
+
 def seconds(value: float | None) -> str:
     """'1.234 s', or '-' when there is none."""
     return "-" if value is None else f"{value:.3f} s"
@@ -42,14 +50,14 @@ def seconds(value: float | None) -> str:
 def emit(output: Format, value: Any, headers: Sequence[str], rows: Sequence[Sequence[object]], empty: str = "") -> None:
     """JSON of `value`, or the table of `rows`."""
     if output is Format.JSON:
-        typer.echo(json.dumps(value, indent=2))
+        say(json.dumps(value, indent=2))
     elif rows:
-        typer.echo(table(headers, rows))
+        say(table(headers, rows))
     else:
-        typer.echo(empty or "none", err=True)
+        say(empty or "none", err=True)
 
 
 def pairs(values: Mapping[str, object], indent: str = "  ") -> str:
-    """One `name  value` line each, aligned."""
+    """One `name  value` line each, aligned; one that has line ends in it stays one."""
     width = max((len(key) for key in values), default=0)
-    return "\n".join(f"{indent}{key:<{width}}  {value}" for key, value in values.items())
+    return "\n".join(f"{indent}{in_line(key):<{width}}  {in_line(value)}" for key, value in values.items())

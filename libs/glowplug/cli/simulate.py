@@ -17,6 +17,7 @@ from glowplug.cli.again import command
 from glowplug.cli.options import CliError, Format, OutputOption
 from glowplug.cli.show import emit, table
 from glowplug.cli.simulate_table import comparison, per_model
+from glowplug.cli.terminal import say
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.report.page_data import html, page_data
 from glowplug.simulator.report.run_detail import detail_of_run
@@ -80,7 +81,7 @@ def check(todo: Sequence[Case]) -> Scenario:
         first = scenario if case.variant == todo[0].variant else first
     assert first is not None
     for note in first.notes:
-        typer.echo(f"glowplug: {note}", err=True)
+        say(f"glowplug: {note}", err=True)
     return first
 
 
@@ -200,9 +201,9 @@ def show(outcomes: Sequence[Outcome], scenario: Scenario, folder: Path, output: 
         emit(output, {"runs": value, "notes": list(scenario.notes), "folder": str(folder)}, (), ())
         return
     title = scenario.words.title or scenario.name
-    typer.echo(f"simulated: {title}\n")
+    say(f"simulated: {title}\n")
     if len(outcomes) == 1:
-        typer.echo(table(*per_model(outcomes[0])))
-        typer.echo()
-    typer.echo(table(*comparison(outcomes)))
-    typer.echo(f"\nreport  {folder / REPORT}")
+        say(table(*per_model(outcomes[0])))
+        say()
+    say(table(*comparison(outcomes)))
+    say(f"\nreport  {folder / REPORT}")

@@ -12,6 +12,7 @@ from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOpti
 from glowplug.cli.show import emit
 from glowplug.cli.stream import Answer, Message
 from glowplug.cli.stream import chat as stream_chat
+from glowplug.cli.terminal import say
 
 TokensOption = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show on stderr where the time went.")]
@@ -37,7 +38,7 @@ def run(
         value = {name: getattr(answer, name) for name in ("text", "ttft_s", "total_s", "request_id", "instance_id")}
         emit(output, value | {"model": model, "emulated": answer.emulated, "timings_s": answer.timings_s}, (), ())
     if verbose:
-        typer.echo(timing_line(answer), err=True)
+        say(timing_line(answer), err=True)
 
 
 def chat(
@@ -54,7 +55,7 @@ def chat(
         try:
             text = input("you> ")
         except EOFError:
-            typer.echo("")
+            say()
             return
         if not text.strip():
             return
@@ -62,12 +63,12 @@ def chat(
         try:
             answer = asyncio.run(_answer(fleet, model, messages, max_tokens, True))
         except CliError as error:
-            typer.echo(f"glowplug: {error}", err=True)
+            say(f"glowplug: {error}", err=True)
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer.text})
         if verbose:
-            typer.echo(timing_line(answer), err=True)
+            say(timing_line(answer), err=True)
 
 
 async def _answer(
@@ -77,10 +78,9 @@ async def _answer(
     async with httpx.AsyncClient(base_url=fleet.url("data"), headers=fleet.data_headers(), trust_env=False) as client:
         async for piece in stream_chat(client, model, messages, answer, max_tokens):
             if show:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                say(piece, nl=False)
     if show:
-        sys.stdout.write("\n")
+        say()
     return answer
 
 

@@ -10,6 +10,9 @@ from glowplug.cli import past
 from glowplug.cli.bus_ear import listen
 from glowplug.cli.client import connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
+from glowplug.cli.show import clock
+from glowplug.cli.terminal import in_line, say
+from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, sight, summary
 from glowplug.events.subjects import parse
 
@@ -48,22 +51,27 @@ def tap(
     show = _raw if raw else _json if output is Format.JSON else _line
     if run is not None:
         for line in past.events(run, wanted, show, count):
-            typer.echo(line)
+            say(line)
         return
     num_shown = 0
 
     def hear(subject: str, data: bytes) -> bool:
         nonlocal num_shown
-        try:
-            event = json.loads(data)
-        except ValueError:
-            event = {}
+        event = _event(data)
         if _wants(wanted, subject, event, data):
-            typer.echo(show(subject, event, data))
+            say(show(subject, event, data))
             num_shown += 1
         return num_shown == count > 0
 
     listen(connect(state_dir), "tap", planes, hear)
+
+
+def _event(data: bytes) -> dict[str, Any]:
+    """An event as JSON has it, of this version or another; {} for what is none."""
+    try:
+        return from_json(data, dict[str, Any])
+    except MalformedEvent:
+        return {}
 
 
 def _wants(wanted: EventFilter, subject: str, event: dict[str, Any], raw: bytes) -> bool:
@@ -84,7 +92,8 @@ def _json(subject: str, event: dict[str, Any], _data: bytes) -> str:
 
 def _line(subject: str, event: dict[str, Any], _data: bytes) -> str:
     """'13:04:05.123 instance.ready placer-1 instance_id=… model_key=…'."""
-    occurred = float(event.get("occurred_at") or time.time())
-    clock = time.strftime("%H:%M:%S", time.localtime(occurred)) + f".{int(occurred * 1000) % 1000:03d}"
-    words = summary(event.get("data") or {})
-    return f"{clock} {parse(subject).plane} {event.get('type', '?'):<22} {event.get('issuer', '?'):<14} {words}"
+    told = event.get("occurred_at")
+    occurred = float(told) if told and isinstance(told, int | float) else time.time()
+    when = f"{clock(occurred)}.{int(occurred * 1000) % 1000:03d}"
+    kind, issuer = (str(event.get(name, "?")) for name in ("type", "issuer"))
+    return in_line(f"{when} {parse(subject).plane} {kind:<22} {issuer:<14} {summary(event.get('data') or {})}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 import time
 from typing import Annotated, Any
 
@@ -10,7 +9,8 @@ import typer
 
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
-from glowplug.cli.show import table
+from glowplug.cli.show import clock, table
+from glowplug.cli.terminal import clear, say
 from glowplug.cli.views import INSTANCE_HEADERS, MODEL_HEADERS, instance_row, instances, model_row
 from glowplug.domain.units import show_bytes
 
@@ -29,8 +29,9 @@ def top(
         while True:
             value = snapshot(fleet)
             text = json.dumps(value) if output is Format.JSON else screen(value)
-            clear = "\x1b[2J\x1b[H" if sys.stdout.isatty() and output is Format.TABLE and not once else ""
-            typer.echo(clear + text)
+            if output is Format.TABLE and not once:
+                clear()
+            say(text)
             if once:
                 return
             time.sleep(interval_s)
@@ -58,7 +59,7 @@ def screen(value: dict[str, Any]) -> str:
                 f"{show_bytes(used)} / {show_bytes(gpu['total_bytes'])}"
             )
     parts = [
-        time.strftime("%H:%M:%S", time.localtime(value["at"])) + "  Ctrl-C ends",
+        clock(value["at"]) + "  Ctrl-C ends",
         "\n".join(bars) or "no node has joined",
         table(MODEL_HEADERS, [model_row(row) for row in value["models"]]),
     ]

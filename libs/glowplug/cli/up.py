@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from glowplug.cli.client import connect
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
 from glowplug.cli.show import age, emit
+from glowplug.cli.terminal import say
 from glowplug.domain.units import show_bytes
 from glowplug.runtime.settings import explain
 from glowplug.runtime.supervisor import footprint
@@ -150,10 +151,9 @@ def _up_detached(settings: FleetSettings) -> None:
     argv += ["--engine", settings.engine, "--nodes", str(settings.nodes), "--port-base", str(settings.port_base)]
     with log_path.open("w") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    with log_path.open() as shown:
+    with log_path.open(encoding="utf-8", errors="replace") as shown:
         while process.poll() is None:
-            sys.stdout.write(shown.read())
-            sys.stdout.flush()
+            say(shown.read(), nl=False)
             fleet = read_fleet(settings.state_dir)
             if (
                 fleet is not None
@@ -161,10 +161,10 @@ def _up_detached(settings: FleetSettings) -> None:
                 and fleet["phase"] == "ready"
                 and _has_banner(log_path)
             ):
-                sys.stdout.write(shown.read())
+                say(shown.read(), nl=False)
                 return
             time.sleep(POLL_S)
-        sys.stdout.write(shown.read())
+        say(shown.read(), nl=False)
     raise typer.Exit(process.returncode or 1)
 
 
@@ -181,18 +181,18 @@ def down(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
         return
     supervisor = psutil.Process(fleet["pid"])
     os.kill(supervisor.pid, signal.SIGTERM)
-    typer.echo(f"stopping the fleet in {settings.state_dir} (pid {supervisor.pid}) ...")
+    say(f"stopping the fleet in {settings.state_dir} (pid {supervisor.pid}) ...")
     try:
         supervisor.wait(timeout=DOWN_WAIT_S)
     except psutil.TimeoutExpired as error:
         raise CliError(f"it did not stop within {DOWN_WAIT_S:g} s; its log: {fleet['log_dir']}/up.log") from error
-    typer.echo("stopped")
+    say("stopped")
 
 
 def _sweep_left_over(settings: FleetSettings) -> None:
     """No supervisor lives: end what a killed one may have left. Engines outlive everything else."""
     if not settings.state_dir.is_dir():
-        typer.echo(f"no fleet runs in {settings.state_dir}")
+        say(f"no fleet runs in {settings.state_dir}")
         return
     state = StateDir(settings.state_dir)
     state.lock()
@@ -202,7 +202,7 @@ def _sweep_left_over(settings: FleetSettings) -> None:
         state.remove_fleet()
     finally:
         state.unlock()
-    typer.echo(f"stopped {left} process(es) left by an earlier run" if left else f"no fleet runs in {state.path}")
+    say(f"stopped {left} process(es) left by an earlier run" if left else f"no fleet runs in {state.path}")
 
 
 def status(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
@@ -232,7 +232,7 @@ def status(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption =
     ]
     emit(output, value, ("process", "state", "pid", "restarts", "memory", "url"), rows)
     if output is Format.TABLE:
-        typer.echo(
+        say(
             f"\n{fleet['phase']}, up {age(value['uptime_s'])}, {show_bytes(total)} without engines, "
             f"{len(engines)} engine process(es) with {show_bytes(value['engine_memory_bytes'])}\n"
             f"console {fleet['urls']['console']}   API {fleet['urls']['data']}/v1   logs {fleet['log_dir']}"

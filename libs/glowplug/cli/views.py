@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from glowplug.cli.client import FleetClient, connect
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
 from glowplug.cli.show import age, emit
+from glowplug.cli.terminal import say
 from glowplug.domain.units import show_bytes
 
 MODEL_HEADERS = ("model", "engine", "state", "waiting", "running", "memory", "where", "note")
@@ -20,7 +21,7 @@ def models(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption =
     emit(output, value, MODEL_HEADERS, [model_row(row) for row in value["data"]], "no model is deployed")
     if output is Format.TABLE:
         for file, reason in value.get("errors", {}).items():
-            typer.echo(f"\nnot in force: {file}: {reason}", err=True)
+            say(f"\nnot in force: {file}: {reason}", err=True)
 
 
 def model_row(row: dict[str, Any]) -> tuple[object, ...]:
@@ -74,10 +75,27 @@ def instance_row(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 def nodes(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = Format.TABLE) -> None:
-    """Nodes, their GPUs and who holds the bytes, and the weights in their host memory."""
-    value = connect(state_dir).get("placer", "/v1/nodes")["data"]
+    """Nodes, their GPUs and who holds the bytes, and the weights in their host memory; cordoned ones that are away."""
+    fleet = connect(state_dir)
+    value = fleet.get("placer", "/v1/nodes")["data"]
     value = list(value.values()) if isinstance(value, dict) else value
-    emit(output, value, NODE_HEADERS, [row for node in value for row in node_rows(node)], "no node has joined")
+    rows = [row for node in value for row in node_rows(node)]
+    if output is Format.TABLE:
+        rows += [away_row(node_id) for node_id in _cordoned_away(fleet)]
+    emit(output, value, NODE_HEADERS, rows, "no node has joined")
+
+
+def _cordoned_away(fleet: FleetClient) -> list[str]:
+    try:
+        cordons = fleet.get("placer", "/v1/cordons")["data"]
+    except CliError:  # a placer of an earlier version does not list them
+        return []
+    return [cordon["node_id"] for cordon in cordons if not cordon["is_alive"]]
+
+
+def away_row(node_id: str) -> tuple[object, ...]:
+    """A node that is not there and would come back cordoned, as `glowplug nodes` shows it."""
+    return (node_id, *("-" for _ in NODE_HEADERS[1:-2]), "away, cordoned", "-")
 
 
 NODE_HEADERS = ("gpu", "kind", "used", "total", "holders", "cached weights", "engines", "state", "seen")

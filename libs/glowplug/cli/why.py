@@ -1,6 +1,5 @@
 """`glowplug why`: the decisions behind a request, a model, a GPU, a node or an instance."""
 
-import time
 from typing import Annotated, Any
 
 import typer
@@ -8,7 +7,8 @@ import typer
 from glowplug.cli import past
 from glowplug.cli.client import FleetClient, connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
-from glowplug.cli.show import emit, pairs, seconds
+from glowplug.cli.show import clock, emit, pairs, seconds
+from glowplug.cli.terminal import in_line, say
 from glowplug.cli.views import instances
 from glowplug.domain.units import show_bytes
 
@@ -36,15 +36,15 @@ def why(
         emit(output, {"request": request, "decisions": found}, (), ())
         return
     if run is not None:
-        typer.echo(f"simulated, from {run}\n")
+        say(f"simulated, from {run}\n")
     if request is not None:
-        typer.echo(_request_text(request))
+        say(_request_text(request))
     if undecided:
-        typer.echo(f"nothing has been decided about the {undecided} {subject!r} yet")
+        say(f"nothing has been decided about the {undecided} {subject!r} yet")
     if request is not None and not found:
-        typer.echo(_without_decision(request))
+        say(_without_decision(request))
     for decision in found:
-        typer.echo(decision_text(decision))
+        say(decision_text(decision))
 
 
 def _request(fleet: FleetClient, subject: str) -> dict[str, Any] | None:
@@ -130,7 +130,7 @@ def _readable(values: dict[str, Any]) -> dict[str, Any]:
         if key.endswith("_bytes"):
             value = show_bytes(value)
         elif key.endswith("_at"):
-            value = time.strftime("%H:%M:%S", time.localtime(value))
+            value = clock(value)
         elif key.endswith("_s"):
             value = seconds(value)
         shown[key] = value
@@ -141,22 +141,20 @@ def _score(kind: str, score: float) -> str:
     """A rival's score as people read it: room on a GPU is bytes, the order of an eviction may be when each was last
     used (epoch seconds)."""
     if kind == "evict" and 1e9 < score < 1e10:
-        return time.strftime("%H:%M:%S", time.localtime(score))
+        return clock(score)
     return f"{show_bytes(int(score))}" if abs(score) >= 1e6 else f"score {score:g}"
 
 
 def decision_text(decision: dict[str, Any]) -> str:
     """One decision as a person reads it."""
-    when = time.strftime("%H:%M:%S", time.localtime(decision["made_at"]))
+    when = clock(decision["made_at"])
     about = {
         key: decision[key]
         for key in ("model_key", "instance_id", "node_id", "gpu_id", "request_id", "chosen", "cause_id")
         if decision.get(key)
     }
-    lines = [
-        f"{when} {decision['service']} decided to {decision['kind']} by {decision['policy']}: {decision['reason']}",
-        pairs(about),
-    ]
+    decided = f"{decision['service']} decided to {decision['kind']} by {decision['policy']}: {decision['reason']}"
+    lines = [f"{when} {in_line(decided)}", pairs(about)]
     if decision.get("inputs"):
         lines += ["  inputs", pairs(_readable(decision["inputs"]), "    ")]
     if decision.get("rivals"):

@@ -309,6 +309,10 @@ class PlacerController:
                 effects.append(Publish(stop(node_id, instance.instance_id, why, self._params.evict_grace_s)))
         return effects
 
+    def cordons(self, now_s: float) -> dict[str, bool]:
+        """Every cordoned node by id, also one that is away: whether it is alive now."""
+        return {node_id: self.nodes.is_alive(node_id, now_s) for node_id in sorted(self.fleet.cordoned)}
+
     def view(self, now_s: float) -> list[Node]:
         """The nodes alive now, cordoned ones marked as draining."""
         return self.fleet.view(now_s)

@@ -1,7 +1,8 @@
 """Numbers that must make sense wherever a type is made: in a model file, over REST, in a scenario, off the wire."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 
@@ -17,13 +18,18 @@ class OutOfBounds(ValueError):
         return type(self), (self.field, self.problem)
 
 
-def check_bounds(owner: Any, *, above_0: Collection[str] = (), **least: float) -> None:
+def check_bounds(
+    owner: Any, *, above_0: Collection[str] = (), most: Mapping[str, float] = MappingProxyType({}), **least: float
+) -> None:
     """Every number of a dataclass, none of them NaN: above 0 where named so, else no less than its `least` (0 where
-    none is given). Raises OutOfBounds naming the first field that is not."""
+    none is given); no more than its `most` where there is one. Raises OutOfBounds naming the first field that is
+    not."""
     for field in fields(owner):
         value = getattr(owner, field.name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
+        if field.name in most and value > most[field.name]:
+            raise OutOfBounds(field.name, f"{value} is above {most[field.name]}")
         if field.name in above_0:
             if not value > 0:
                 raise OutOfBounds(field.name, f"{value} is not above 0")

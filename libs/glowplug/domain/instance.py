@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from glowplug.domain.bounds import OutOfBounds
+
+MAX_STAGES = 256  # more than a model has layers to share out
 Becomes = Literal["stopped", "swapped_out", "prewarmed"]  # what an engine is after its drain, where it can
 
 
@@ -62,9 +65,16 @@ class Worker:
     rank: int = 0
 
 
+def check_num_stages(num_stages: int) -> None:
+    """Raises OutOfBounds for what no pipeline has: a model is divided by it, and each stage is made by itself."""
+    if not 1 <= num_stages <= MAX_STAGES:
+        raise OutOfBounds("num_stages", f"{num_stages} is not in 1-{MAX_STAGES}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One running engine serving one model: a set of workers. Written by the agent of its first worker alone."""
+    """One running engine serving one model: a set of workers. Written by the agent of its first worker alone. Raises
+    OutOfBounds for a number of stages that cannot be."""
 
     instance_id: str
     model_key: str
@@ -90,6 +100,9 @@ class Instance:
     source: str = ""  # the dormant instance it grew from
     consolidating: bool = False  # a stage into which the rest of the model comes: it will run all of it
     key_id: str = ""  # of the key its engine asks for (engine_key.py); "": it asks for none
+
+    def __post_init__(self) -> None:
+        check_num_stages(self.num_stages)
 
     @property
     def serves(self) -> bool:

@@ -8,6 +8,20 @@ from typing import Any
 
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 
+MAX_BYTES = 1 << 56  # of weights, or of a KV cache
+# Above these no owner means it: instances and GPUs are made one by one, and who makes them would never end; the others
+# are multiplied, and the product must still be a number that can be written. A model file allows less; a simulated
+# fleet may have as many instances as GPUs.
+MOST: Mapping[str, float] = {
+    "max_instances": 10_000,
+    "num_gpus": 1024,
+    "max_concurrency": 1 << 20,
+    "max_queue": 1 << 32,
+    "context_tokens": 1 << 32,
+    "weights_bytes": MAX_BYTES,
+    "kv_bytes": MAX_BYTES,
+}
+
 
 class OnCold(StrEnum):
     """What a request does when no instance of its model runs."""
@@ -47,7 +61,7 @@ class WeightsRef:
     sha256: str = ""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_bounds(self, most={"num_bytes": MAX_BYTES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +111,7 @@ class Model:
     def __post_init__(self) -> None:
         check_bounds(
             self,
+            most=MOST,
             context_tokens=1,
             max_concurrency=1,
             keep_alive_s=-1,

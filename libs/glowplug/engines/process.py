@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 POLL_S = 0.01
+HIGHEST_PID = 2**31 - 1  # 0, -1 and below mean groups and everybody to the kernel: never a process of ours
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,6 +54,8 @@ def started_at(pid: int) -> float | None:
 
 def is_alive(pid: int, pid_started_at: float) -> bool:
     """Whether that very process lives: same pid and same start time. A dead child of ours is reaped."""
+    if not 0 < pid <= HIGHEST_PID:
+        return False
     started = started_at(pid)
     if started is None:
         with contextlib.suppress(ChildProcessError):  # not our child, or reaped already
@@ -63,6 +66,8 @@ def is_alive(pid: int, pid_started_at: float) -> bool:
 
 def group_members(pid: int, pid_started_at: float) -> list[int]:
     """Living processes of the group that `pid` leads or led; empty when the number has gone to someone else."""
+    if not 0 < pid <= HIGHEST_PID:
+        return []
     leader = started_at(pid)
     if leader is not None and abs(leader - pid_started_at) >= 0.02:
         return []

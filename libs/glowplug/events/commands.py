@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from glowplug.domain.instance import Phase, Worker
+from glowplug.domain.instance import Phase, Worker, check_num_stages
 from glowplug.domain.model import Model, WeightsRef
 
 
@@ -55,6 +55,9 @@ class StartInstance:
     part_of: str = ""
     num_stages: int = 1
     stage: int = 0  # which of them, from 0
+
+    def __post_init__(self) -> None:
+        check_num_stages(self.num_stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,11 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from glowplug.events import commands, facts
+from glowplug.events.soundness import check_of
 
 SCHEMA = 1
+MAX_BYTES = 4 << 20  # of one event or row: what the bus takes of an event (max_payload), and a row is told of by one
+SAID = 200  # characters of what is wrong with one: it may quote what it found, which is of any length
 T = TypeVar("T")
 Payload = facts.Fact | commands.Command
 PAYLOADS: dict[str, type[Any]] = {cls.TYPE: cls for cls in (*get_args(facts.Fact), *get_args(commands.Command))}
@@ -30,7 +33,7 @@ class Event:
 
 
 class MalformedEvent(ValueError):
-    """Bytes on the bus that are no event of ours; they are counted and dropped, never retried."""
+    """Bytes that are no event or row of ours; they are counted and left out, never retried."""
 
 
 class _Wire(msgspec.Struct):
@@ -47,7 +50,15 @@ class _Wire(msgspec.Struct):
 
 _encoder = msgspec.json.Encoder()
 _wire = msgspec.json.Decoder(_Wire, strict=False)
-_data = {name: msgspec.json.Decoder(cls, strict=False) for name, cls in PAYLOADS.items()}
+_data = {name: (msgspec.json.Decoder(cls, strict=False), check_of(cls)) for name, cls in PAYLOADS.items()}
+_check_wire: Any = check_of(_Wire)
+# Whatever decoding raises: no JSON, no UTF-8, another shape, numbers out of range (each a ValueError), absurd nesting.
+UNREADABLE = (ValueError, RecursionError)
+
+
+def _check_size(raw: bytes, max_bytes: int = MAX_BYTES) -> None:
+    if len(raw) > max_bytes:
+        raise MalformedEvent(f"{len(raw)} bytes, at most {max_bytes} are read")
 
 
 def encode(event: Event) -> bytes:
@@ -58,12 +69,17 @@ def encode(event: Event) -> bytes:
 def decode(raw: bytes) -> Event:
     """The event in `raw`. Unknown fields are ignored (newer writers). Raises MalformedEvent."""
     try:
+        _check_size(raw)
         wire = _wire.decode(raw)
-        data = _data[wire.type].decode(wire.data)
+        decoder, check = _data[wire.type]
+        data = decoder.decode(wire.data)
+        _check_wire(wire)
+        if check is not None:
+            check(data)
     except KeyError as error:
-        raise MalformedEvent(f"unknown event type {error}") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedEvent(str(error)) from error
+        raise MalformedEvent(f"unknown event type {error}"[:SAID]) from error
+    except UNREADABLE as error:
+        raise MalformedEvent(str(error)[:SAID]) from error
     return Event(
         event_id=wire.event_id,
         type=wire.type,
@@ -94,9 +110,13 @@ def to_json(value: object) -> bytes:
     return _encoder.encode(value)
 
 
-def from_json(raw: bytes, cls: type[T]) -> T:
+def from_json(raw: bytes, cls: type[T], *, max_bytes: int = MAX_BYTES) -> T:
     """A domain value back from `to_json`. Raises MalformedEvent."""
     try:
-        return msgspec.json.decode(raw, type=cls, strict=False)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedEvent(f"{cls.__name__}: {error}") from error
+        _check_size(raw, max_bytes)
+        value = msgspec.json.decode(raw, type=cls, strict=False)
+        if (check := check_of(cls)) is not None:
+            check(value)
+    except UNREADABLE as error:
+        raise MalformedEvent(f"{getattr(cls, '__name__', cls)}: {error}"[:SAID]) from error
+    return value

@@ -177,7 +177,7 @@ class ElectedShell(Shell):
     async def _begin(self, epoch: int) -> bool:
         """A new controller with what the earlier one knew and the tables say. False when the store does not answer."""
         try:
-            tables = {table: await self._read(table) for table in self._tables}
+            read = {table: await self._read(table) for table in self._tables}
         except StoreUnavailable as error:
             return self._not_synced(error)
         async with self._turn:
@@ -185,6 +185,7 @@ class ElectedShell(Shell):
                 return True  # the term has begun while this was read
             now_s, heir = self._clock(), self._make(epoch)
             heir.inherit(self.controller, now_s)
+            tables = {table: rows for table, rows in read.items() if rows is not None}
             effects = [effect for table, rows in tables.items() for effect in heir.restore(table, rows, now_s)]
             self.controller, self.epoch = heir, epoch
             await self.execute(effects)

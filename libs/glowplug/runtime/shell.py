@@ -12,10 +12,12 @@ from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, 
 from glowplug.controllers.port import Controller
 from glowplug.domain.errors import StaleEpoch
 from glowplug.events import Event
-from glowplug.events.envelope import COMMANDS, MalformedEvent, from_json, to_json
+from glowplug.events.envelope import COMMANDS, to_json
 from glowplug.events.facts import DecisionMade
 from glowplug.runtime.tasks import end
-from glowplug.state.port import Store, StoreUnavailable
+from glowplug.runtime.unreadable import Unreadable
+from glowplug.state.port import NotATable, Store, StoreUnavailable
+from glowplug.state.rows import read_rows
 from glowplug.telemetry import semconv
 from glowplug.telemetry.logs import of_event
 from glowplug.telemetry.metrics import ShellMetrics
@@ -56,6 +58,7 @@ class Shell:
         self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
         self._turn = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
+        self._unreadable = Unreadable(metrics.unreadable_rows)
         self.restored = False
 
     def may_act(self) -> bool:
@@ -214,20 +217,23 @@ class Shell:
         try:
             for table in self._tables:
                 rows = await self._read(table)
+                if rows is None:
+                    continue
                 async with self._turn:
                     await self.execute(self.controller.restore(table, rows, self._clock()))
         except StoreUnavailable as error:
             return self._not_synced(error)
         return self._synced()
 
-    async def _read(self, table: str) -> dict[str, Any]:
-        """One table, without the rows that cannot be read."""
-        rows = {}
-        for key, raw in (await self.store.load(table)).items():
-            try:
-                rows[key] = from_json(raw, self._tables[table])
-            except MalformedEvent as error:
-                log.warning("row %s of %s is not readable: %s", key, table, error)
+    async def _read(self, table: str) -> dict[str, Any] | None:
+        """One table, without the rows that cannot be read. Where no table stands it is as good as empty to who starts,
+        and None, what is known stays, to who has read it before."""
+        try:
+            rows, unreadable = read_rows(table, await self.store.load(table), self._tables[table])
+        except NotATable as error:
+            self._unreadable.whole(table, str(error))
+            return None if self.restored else {}
+        self._unreadable.seen(table, unreadable)
         return rows
 
     def _synced(self) -> bool:

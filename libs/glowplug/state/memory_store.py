@@ -7,12 +7,12 @@ from copy import copy
 from dataclasses import replace
 
 from glowplug.domain.lease import Lease
-from glowplug.state.port import Fenced, StoreUnavailable
+from glowplug.state.port import Fenced, NotATable, StoreUnavailable
 
 
 class MemoryStore:
-    """Set `down = True` to make every call raise StoreUnavailable. Share one object between services under test, or
-    give each a `client()` of it where their fences differ."""
+    """Set `down = True` to make every call raise StoreUnavailable; what is named in `no_tables` raises NotATable. Share
+    one object between services under test, or give each a `client()` of it where their fences differ."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.leases: dict[str, tuple[Lease, float]] = {}  # service -> lease, when it ends by `clock`
@@ -23,13 +23,19 @@ class MemoryStore:
         self.epochs: dict[str, int] = defaultdict(int)
         self.down = False
         self.refusal = ""  # why every write raises StoreUnavailable though reads are answered
+        self.no_tables: set[str] = set()
 
     def _check(self) -> None:
         if self.down:
             raise StoreUnavailable("memory store is down")
 
+    def _check_kind(self, name: str) -> None:
+        if name in self.no_tables:
+            raise NotATable(f"WRONGTYPE {name}")
+
     async def put(self, table: str, key: str, row: bytes) -> None:
         self._check_fence()
+        self._check_kind(table)
         self.tables[table][key] = row
 
     async def delete(self, table: str, key: str) -> None:
@@ -42,6 +48,7 @@ class MemoryStore:
 
     async def load(self, table: str) -> dict[str, bytes]:
         self._check()
+        self._check_kind(table)
         return dict(self.tables[table])
 
     async def append(self, log: str, row: bytes, *, keep: int) -> None:
@@ -51,6 +58,7 @@ class MemoryStore:
 
     async def tail(self, log: str, count: int) -> list[bytes]:
         self._check()
+        self._check_kind(log)
         return self.logs[log][: -count - 1 : -1] if count > 0 else []
 
     async def next_epoch(self, issuer: str) -> int:

@@ -9,6 +9,10 @@ class StoreUnavailable(Exception):
     """The store cannot answer now. Callers keep what they know and try again at the next tick."""
 
 
+class NotATable(StoreUnavailable):
+    """Something else stands where a table or a log is kept, and stays there until somebody deletes it."""
+
+
 class Fenced(StoreUnavailable):
     """Another process leads with a newer epoch: this one's writes are refused."""
 
@@ -23,7 +27,8 @@ class Store(Protocol):
     async def get(self, table: str, key: str) -> bytes | None: ...
 
     async def load(self, table: str) -> dict[str, bytes]:
-        """The whole table."""
+        """The whole table. A row whose key is no UTF-8 comes without bytes under its escaped key, so that whoever reads
+        the table leaves it out and names it. Raises NotATable."""
         ...
 
     async def append(self, log: str, row: bytes, *, keep: int) -> None:
@@ -31,7 +36,7 @@ class Store(Protocol):
         ...
 
     async def tail(self, log: str, count: int) -> list[bytes]:
-        """The newest `count` rows, newest first."""
+        """The newest `count` rows, newest first. Raises NotATable."""
         ...
 
     async def next_epoch(self, issuer: str) -> int:

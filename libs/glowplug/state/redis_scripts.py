@@ -5,18 +5,34 @@ A lease is a hash {holder, epoch, url} that expires; beside it stands the counte
 
 PREFIX = "glowplug:v1"  # of every key
 
-NEXT_EPOCH = """
-local next = math.max(tonumber(redis.call('get', KEYS[1]) or '0') + 1, tonumber(ARGV[1]))
+# An epoch as the store has it. What is no epoch, or more than a number of Lua holds exactly, counts as none: the next
+# one is taken from the clock, which is past every one that was ever given.
+_EPOCH = """
+local function epoch_of(text)
+  local epoch = type(text) == 'string' and tonumber(text)
+  if not epoch or epoch ~= epoch or epoch < 0 or epoch >= 2^53 or epoch % 1 ~= 0 then return 0 end
+  return epoch
+end
+local function epoch_at(key) return epoch_of(redis.pcall('get', key)) end
+"""
+
+NEXT_EPOCH = f"""{_EPOCH}
+local next = math.max(epoch_at(KEYS[1]) + 1, tonumber(ARGV[1]))
 redis.call('set', KEYS[1], string.format('%.0f', next))
 return next
 """
 
-# The answer of every lease script: holder, its epoch, its url, ms left, newest epoch.
-_SEEN = """
+LONGEST_LEASE_MS = 3_600_000  # far above every GLOWPLUG_LEADER_LEASE_S in use, which is seconds
+
+# The answer of every lease script: holder, its epoch, its url, ms left, newest epoch. What stands at the lease and is
+# none (another type, no holder, no end, or one far away) goes first: nobody could lead again.
+_SEEN = f"""{_EPOCH}
+local LONGEST_MS = {LONGEST_LEASE_MS}
+local function whole(number) return string.format('%.0f', number) end
 local function seen()
   local lease = redis.call('hmget', KEYS[1], 'holder', 'epoch', 'url')
-  local left, newest = redis.call("pttl", KEYS[1]), redis.call("get", KEYS[2])
-  return {lease[1] or "", lease[2] or "0", lease[3] or "", left, newest or "0"}
+  local left = redis.call('pttl', KEYS[1])
+  return {{lease[1] or '', whole(epoch_of(lease[2])), lease[3] or '', left, whole(epoch_at(KEYS[2]))}}
 end
 local function hold(holder, url, ms, epoch)
   redis.call('set', KEYS[2], epoch)
@@ -24,8 +40,13 @@ local function hold(holder, url, ms, epoch)
   redis.call('pexpire', KEYS[1], ms)
   return seen()
 end
-local holder = redis.call('hget', KEYS[1], 'holder')
-local newest = tonumber(redis.call('get', KEYS[2]) or '0')
+local holder = redis.pcall('hget', KEYS[1], 'holder')
+local left = redis.call('pttl', KEYS[1])
+if type(holder) ~= 'string' or left < 0 or left > LONGEST_MS then
+  redis.call('del', KEYS[1])
+  holder = false
+end
+local newest = epoch_at(KEYS[2])
 """
 
 # ARGV: highest epoch known to the caller
@@ -54,8 +75,8 @@ return seen()
 
 FENCED = "GLOWPLUG-FENCED"
 # KEYS: counter of epochs, key. ARGV: our epoch, command, its words
-FENCED_WRITE = f"""
-if tonumber(redis.call('get', KEYS[1]) or '0') > tonumber(ARGV[1]) then
+FENCED_WRITE = f"""{_EPOCH}
+if epoch_at(KEYS[1]) > tonumber(ARGV[1]) then
   return redis.error_reply('{FENCED} a newer epoch has been given')
 end
 return redis.call(ARGV[2], KEYS[2], unpack(ARGV, 3))

@@ -13,12 +13,13 @@ from redis.exceptions import RedisError
 
 from glowplug.domain.lease import Lease
 from glowplug.state import redis_scripts as scripts
-from glowplug.state.port import Fenced, StoreUnavailable
+from glowplug.state.port import Fenced, NotATable, StoreUnavailable
 
 T = TypeVar("T")
 PREFIX = scripts.PREFIX
 TIMEOUT_S = 2.0
 READ_ONLY = ("MISCONF", "OOM command", "READONLY")  # a full disk, full memory, a replica: reads are answered
+WRONG_TYPE = "WRONGTYPE"  # how the server's error begins: the key holds another kind of value
 
 
 class RedisStore:
@@ -42,6 +43,8 @@ class RedisStore:
         except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             if scripts.FENCED in str(error):
                 raise Fenced(f"{self._fence}: another leads with a newer epoch") from error
+            if WRONG_TYPE in str(error):
+                raise NotATable(str(error)) from error
             if any(word in str(error) for word in READ_ONLY):
                 self.refusal = f"the store takes no writes: {error}"
             raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
@@ -67,7 +70,7 @@ class RedisStore:
 
     async def load(self, table: str) -> dict[str, bytes]:
         rows: dict[bytes, bytes] = await self._ask(self._redis.hgetall(f"{PREFIX}:{table}"))
-        return {key.decode(): row for key, row in rows.items()}
+        return dict(table_row(key, row) for key, row in rows.items())
 
     async def append(self, log: str, row: bytes, *, keep: int) -> None:
         await self._write("LPUSH", f"{PREFIX}:{log}", row)
@@ -98,9 +101,9 @@ class RedisStore:
         answer = await self._ask(self._redis.eval(script, len(keys), *keys, *(str(word) for word in words)))
         holder, epoch, url, left_ms, newest = answer
         return Lease(
-            holder=holder.decode(),
+            holder=holder.decode("utf-8", "backslashreplace"),
             epoch=int(epoch),
-            url=url.decode(),
+            url=url.decode("utf-8", "backslashreplace"),
             left_s=max(int(left_ms), 0) / 1000,
             newest_epoch=int(newest),
         )
@@ -116,6 +119,14 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+
+def table_row(key: bytes, row: bytes) -> tuple[str, bytes]:
+    """One field of a table's hash. See Store.load for a key that is no UTF-8."""
+    try:
+        return key.decode(), row
+    except UnicodeDecodeError:
+        return key.decode("utf-8", "backslashreplace"), b""
 
 
 def _epoch(service: str) -> str:

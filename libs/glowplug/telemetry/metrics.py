@@ -1,6 +1,7 @@
 """Prometheus instruments of the shell, and a cap on label values so that a stray client cannot grow memory."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -65,6 +66,8 @@ class ShellMetrics:
         self.store_writable = Gauge(semconv.STORE_WRITABLE, "1 while the store takes writes", registry=registry)
         self.store_writable.set(1)
         self.store_connected = Gauge(semconv.STORE_CONNECTED, "1 when the store answers", registry=registry)
+        rows = Gauge(semconv.ROWS_UNREADABLE, "Rows left out of a table", ["service", "table"], registry=registry)
+        self.unreadable_rows = partial(rows.labels, service)
         self.published = counter(semconv.EVENTS_PUBLISHED_TOTAL, "Events the bus has taken", "service", "type")
         self.leader = Gauge(semconv.LEADER, "1 when this process leads", ["service"], registry=registry).labels(service)
         self.leader_changes = counter(semconv.LEADER_CHANGES_TOTAL, "New leaders heard of", "service").labels(service)
@@ -90,6 +93,7 @@ class ShellMetrics:
         self._reconnects = total(semconv.BUS_RECONNECTS_TOTAL, "Times the bus was lost and found")
         self._redelivered = total(semconv.BUS_REDELIVERIES_TOTAL, "Events delivered again")
         self._malformed = total(semconv.BUS_MALFORMED_TOTAL, "Messages that are no event")
+        self._given_up = total(semconv.BUS_GIVEN_UP_TOTAL, "Events given up after the last delivery failed")
         self._exported = total(semconv.SPANS_EXPORTED_TOTAL, "Spans the receiver has taken")
         self._dropped = total(semconv.SPANS_DROPPED_TOTAL, "Spans the receiver never got")
         self._lag = Histogram(
@@ -115,6 +119,7 @@ class ShellMetrics:
         self._reconnects.follow(bus.num_reconnects)
         self._redelivered.follow(bus.num_redelivered)
         self._malformed.follow(bus.num_malformed)
+        self._given_up.follow(bus.num_given_up)
         if spans is not None:
             self._exported.follow(spans.num_exported)
             self._dropped.follow(spans.num_dropped)
@@ -126,4 +131,5 @@ class BusBooks(Protocol):
     num_reconnects: int
     num_redelivered: int
     num_malformed: int
+    num_given_up: int
     pending: dict[str, int]

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from glowplug.domain.hardware import CachedWeights, Link
+from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.weights.region import Region, RegionState
 
 LINKS_FILE = "links.json"
@@ -63,8 +64,8 @@ def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
 def read_links(shm_dir: Path, node_id: str) -> tuple[Link, ...]:
     """The links of one node with the bytes in flight on them, as its prefetcher last wrote them."""
     try:
-        return tuple(msgspec.json.decode((shm_dir / node_id / LINKS_FILE).read_bytes(), type=list[Link]))
-    except (OSError, msgspec.DecodeError):
+        return tuple(from_json((shm_dir / node_id / LINKS_FILE).read_bytes(), list[Link]))
+    except (OSError, MalformedEvent):
         return ()
 
 
@@ -87,7 +88,7 @@ def _complete(region: Region) -> CachedWeights | None:
         return None
     try:
         num_bytes = _size(Path(status.info.path))
-    except OSError:
+    except (OSError, ValueError):  # a path may hold what no path can
         return None
     if num_bytes != status.info.num_bytes:
         return None
@@ -101,7 +102,7 @@ def _complete(region: Region) -> CachedWeights | None:
 
 def _partial(region: Region) -> PartialWeights | None:
     meta = region.read_meta()
-    landed, num_bytes = meta.get("landed") or [], int(meta.get("num_bytes", 0))
+    landed, num_bytes = meta.get("landed", []), meta.get("num_bytes", 0)
     if not landed or not num_bytes:
         return None  # nothing to go on from: a source of unknown size has no ranges
     try:

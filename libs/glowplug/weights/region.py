@@ -25,10 +25,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.domain.model import WeightsRef
+from glowplug.events.envelope import MalformedEvent, from_json
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WATERMARK = struct.Struct("<Q")
@@ -144,10 +143,15 @@ class Region:
             return 0.0
 
     def read_meta(self) -> dict[str, Any]:
-        return _read_json(self._meta)
+        """What the writer wrote down; {} when it is absent or does not say which bytes have landed."""
+        meta = _read_json(self._meta)
+        landed, num_bytes = meta.get("landed", []), meta.get("num_bytes", 0)
+        if not _is_count(num_bytes) or not isinstance(landed, list) or not all(_is_range(item) for item in landed):
+            return {}
+        return meta
 
     def model_keys(self) -> tuple[str, ...]:
-        return tuple(_read_json(self._models).get("model_keys", ()))
+        return _words(_read_json(self._models).get("model_keys"))
 
     # writer's side
 
@@ -208,29 +212,42 @@ class Region:
 
     def _read_info(self) -> RegionInfo | None:
         try:
-            return msgspec.json.decode(self._complete.read_bytes(), type=RegionInfo)
-        except (OSError, msgspec.DecodeError):
+            return from_json(self._complete.read_bytes(), RegionInfo)
+        except (OSError, MalformedEvent):
             return None  # absent, torn or of another version: nothing to trust
 
     def _read_failure(self) -> RegionFailure | None:
         raw = _read_json(self._failed)
         if not raw:
             return None
+        failed_at = raw.get("failed_at", 0.0)
         return RegionFailure(
             code=str(raw.get("code", "weights_unavailable")),
             message=str(raw.get("message", "")),
-            failed_at=float(raw.get("failed_at", 0.0)),
-            instance_ids=tuple(raw.get("instance_ids", ())),
+            failed_at=float(failed_at) if _is_count(failed_at) or isinstance(failed_at, float) else 0.0,
+            instance_ids=_words(raw.get("instance_ids")),
         )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`, or {} when it is absent or not JSON."""
+    """The object in `path`, or {} when it is absent or none that can be read."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return from_json(path.read_bytes(), dict[str, Any])
+    except (OSError, MalformedEvent):
         return {}
-    return value if isinstance(value, dict) else {}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_range(value: Any) -> bool:
+    """[first, last) of bytes that have landed."""
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)) and value[0] <= value[1]
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, list) and all(isinstance(word, str) for word in value) else ()
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -15,6 +15,22 @@ HANDLE = EngineHandle(
 )
 
 
+ODD = [
+    b"",
+    b"{",
+    b"[]",
+    b'{"memory": 7}',
+    b'{"handles": {"i": {}}}',
+    b"\xff\x00",
+    b'{"handles": {"\xff": {}}}',
+    b'{"memory": {"fence": {"placer": "\xff"}}}',
+    b'{"x": ' + b"[" * 100_000,
+    b'{"memory": {"fence": {"placer": 1e400}}}',
+    b'{"memory": {"fence": {"placer": ' + b"9" * 5000 + b"}}}",
+    b'{"memory": {"history": {"m": {"load": "nan"}}}}',
+]
+
+
 def test_memory_and_handles_come_back(tmp_path: Path) -> None:
     memory = ready(make()).memory()
     first = StateFile(tmp_path / "agent.json")
@@ -31,11 +47,19 @@ def test_two_files_share_nothing(tmp_path: Path) -> None:
     assert StateFile(tmp_path / "b.json").handles == {} and StateFile(tmp_path / "b.json").memory == AgentMemory()
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"memory": 7}', b'{"handles": {"i": {}}}', b"\xff\x00"])
+@pytest.mark.parametrize("raw", ODD)
 def test_unreadable_memory_counts_as_none(tmp_path: Path, raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "agent.json").write_bytes(raw)
     assert StateFile(tmp_path / "agent.json").memory == AgentMemory()
     assert "not readable" in caplog.text
+
+
+def test_a_lock_whose_owner_cannot_be_read_is_taken_all_the_same(tmp_path: Path) -> None:
+    lock = NodeLock(tmp_path, "node-1")
+    (tmp_path / "agent.lock").write_bytes(b"\xff\xfe")
+    with pytest.raises(NodeTaken):
+        NodeLock(tmp_path, "node-1")
+    lock.release()
 
 
 def test_disk_that_takes_nothing_is_said_once_and_harms_nobody(

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,10 +12,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glowplug.cli.backup_archive import FORMAT_VERSION, MANIFEST, MODELS, Backup, BadArchive, pack, read, write
+from glowplug.cli.backup_archive import (
+    FORMAT_VERSION,
+    MANIFEST,
+    MAX_BYTES,
+    MODELS,
+    Backup,
+    BadArchive,
+    pack,
+    read,
+    write,
+)
 from glowplug.cli.backup_plan import body, plan
 from glowplug.cli.options import CliError
 from glowplug.domain.model import Model
@@ -26,6 +37,10 @@ FILE = "name: m\nengine: emulated\nweights_bytes: 100MiB\n"
 M = a_model("m", source="/somewhere/m.yaml", pinned=True)
 API = a_model("api", source="api", suspended=True)
 KEPT = Backup(made_at=1_800_000_000.0, models={"m": M, "api": API}, cordons=("node-2",), files={"m.yaml": FILE})
+
+
+PACKED = pack(KEPT)
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 50)}
 
 
 def shown(model: Model, **fields: Any) -> dict[str, Any]:
@@ -70,6 +85,14 @@ def manifest(**fields: Any) -> Callable[[dict[str, bytes]], None]:
     return change
 
 
+def tarred(**fields: Any) -> bytes:
+    """A tar of one member with these header fields and no bytes."""
+    entry = tarfile.TarInfo(MANIFEST)
+    for name, value in fields.items():
+        setattr(entry, name, value)
+    return gzip.compress(entry.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+
+
 def linked() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -95,6 +118,37 @@ def linked() -> bytes:
         (repacked(manifest(format="other")), "another format, 'other'"),
         (repacked(manifest(format_version=FORMAT_VERSION + 1, made_by="9.0")), "made by glowplug 9.0"),
         (linked(), "is not one that"),
+        (repacked(manifest(members=[])), "no manifest that can be read"),
+        (repacked(manifest(members={"models.jsonl": 5})), "no manifest that can be read"),
+        (
+            repacked(manifest(members={"models.jsonl": {"num_bytes": 1, "sha256": None}})),
+            "no manifest that can be read",
+        ),
+        (repacked(manifest(made_at="soon")), "no manifest that can be read"),
+        (repacked(manifest(made_at="nan")), "no manifest that can be read"),
+        (repacked(manifest(made_at=None)), "no manifest that can be read"),
+        (repacked(manifest(made_by=["x"])), "no manifest that can be read"),
+        (repacked(manifest(format_version=str(FORMAT_VERSION + 1))), "made by glowplug"),
+        (repacked(manifest(format_version=10**30)), "no manifest that can be read"),
+        (repacked(manifest(format_version=10**9, made_by="\x1b[2J\n")), "made by glowplug \\x1b[2J\\n"),
+        (repacked(lambda m: m.update({MANIFEST: b"[]"})), "no manifest that can be read"),
+        (repacked(lambda m: m.update({MANIFEST: b"\xff\xfe"})), "no manifest that can be read"),
+        (repacked(lambda m: m.update({MANIFEST: b'{"a":' * 5000})), "no manifest that can be read"),
+        (
+            repacked(lambda m: m.update({MANIFEST: b'{"format_version":' + b"9" * 5000 + b"}"})),
+            "no manifest that can be",
+        ),
+        (repacked(lambda m: m.update({"\x1b]0;x\x07\n": b""})), "does not name \\x1b]0;x\\x07\\n"),
+        (tarred(size=1 << 40), "is no backup"),
+        (tarred(type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is not one that"),
+        (tarred(type=tarfile.FIFOTYPE), "is not one that"),
+        (tarred(name="/etc/passwd"), "is not one that"),
+        (
+            tarred(pax_headers=SPARSE),
+            "is ",
+        ),
+        (tarred(pax_headers={"size": "9" * 5000}), "is "),
+        (gzip.compress(bytes(MAX_BYTES + 1), 1), "unpacks to more than"),
     ],
 )
 def test_a_foreign_or_corrupt_archive_says_what_is_wrong(raw: bytes, words: str, tmp_path: Path) -> None:
@@ -104,6 +158,42 @@ def test_a_foreign_or_corrupt_archive_says_what_is_wrong(raw: bytes, words: str,
         read(file)
     assert words in str(error.value) and str(file) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a b.yaml", "modèle.yml"])
+def test_a_model_file_of_any_printable_name_comes_back(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "b.tar.gz", pack(replace(KEPT, files={name: FILE})))
+    assert read(tmp_path / "b.tar.gz").files == {name: FILE}
+
+
+@pytest.mark.parametrize(
+    "name", ["../m.yaml", "a/m.yaml", ".yaml", ".m.yaml", "m.txt", "m\x1b.yaml", "m\n.yaml", "\u202em.yaml"]
+)
+def test_what_is_no_name_of_a_model_file_is_refused(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "b.tar.gz", pack(replace(KEPT, files={name: FILE})))
+    with pytest.raises(BadArchive) as error:
+        read(tmp_path / "b.tar.gz")
+    assert str(error.value).isprintable()
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
+        with pytest.raises(BadArchive, match="is no file"):
+            read(path)
+
+
+@settings(max_examples=150)
+@given(at=st.integers(0, 4000), num=st.integers(0, 40), instead=st.binary(max_size=40))
+def test_a_damaged_archive_inside_a_sound_gzip_is_refused_or_whole(
+    tmp_path_factory: pytest.TempPathFactory, at: int, num: int, instead: bytes
+) -> None:
+    plain, file = gzip.decompress(PACKED), tmp_path_factory.getbasetemp() / "damaged.tar.gz"
+    file.write_bytes(gzip.compress(plain[:at] + instead + plain[at + num :], 1))
+    try:
+        assert read(file) == KEPT
+    except BadArchive as error:
+        assert "\n" not in str(error)
 
 
 def test_every_flipped_byte_is_seen_or_harmless(tmp_path: Path) -> None:

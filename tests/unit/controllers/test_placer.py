@@ -19,6 +19,7 @@ from glowplug.events.facts import (
     InstanceStarting,
     InstanceStopped,
     NodeBeat,
+    NodeJoined,
     NodeLeft,
 )
 from glowplug.policies.placement.first_fit import place
@@ -302,6 +303,19 @@ def test_a_placement_that_nobody_repeats_is_forgotten():
         if n % 4 == 0:
             controller.handle(asked(a_model("wanted"), "i-wanted"), n / 2)
     assert list(controller.placements) == ["i-wanted"]
+
+
+def test_the_cordon_of_a_node_that_left_is_listed_and_can_be_lifted():
+    controller = placer(a_node())
+    controller.restore("cordons", {}, 1.0)
+    controller.handle(Cordon("node-1", True), 5.0)
+    controller.handle(an_event(NodeLeft(node_id="node-1", reason="asked to stop")), 6.0)
+    assert controller.cordons(6.5) == {"node-1": False}
+    lifted = controller.handle(Cordon("node-1", False), 7.0)
+    assert Save("cordons", "node-1", Cordon("node-1", False)) in lifted
+    assert controller.cordons(7.5) == {}
+    controller.handle(an_event(NodeJoined(node=a_node(revision=9))), 8.0)
+    assert [n.draining for n in controller.view(8.5)] == [False]
 
 
 def test_a_cordon_outlives_the_placer():

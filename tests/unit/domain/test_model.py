@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.domain.bounds import OutOfBounds, check_bounds
-from glowplug.domain.model import Model, Slo, WeightsRef, model_key
+from glowplug.domain.model import MOST, Model, Slo, WeightsRef, model_key
 from glowplug.runtime.model_files import json_schema
 
 REF = WeightsRef(uri="file:/w")
@@ -104,6 +104,15 @@ def test_a_model_file_allows_nothing_that_a_model_does_not() -> None:
         if bounds[name] <= 1:
             with pytest.raises(OutOfBounds, match=name):
                 a_model(**{name: bounds[name] - 1})
+
+
+@pytest.mark.parametrize("name", sorted(MOST))
+def test_what_no_owner_can_mean_is_too_much(name: str) -> None:
+    told = json_schema()["properties"][name]
+    assert told.get("maximum", 0) <= MOST[name], "a model file allows less"
+    assert getattr(a_model(**{name: MOST[name]}), name) == MOST[name]
+    with pytest.raises(OutOfBounds, match=f"{name}: .* is above"):
+        a_model(**{name: MOST[name] + 1})
 
 
 @dataclass(frozen=True)

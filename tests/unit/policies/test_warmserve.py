@@ -8,7 +8,13 @@ from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan
 from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode, is_nested_or_disjoint
 from glowplug.policies.prediction.warmserve_csp import CspParams, forecast, season
 from glowplug.policies.prewarming.warmserve_reservation import ReservationParams, prewarmable_bytes
-from glowplug.policies.prewarming.warmserve_scores import PrewarmDemand, ReplicaClass, ScoreParams, replicas
+from glowplug.policies.prewarming.warmserve_scores import (
+    MAX_REPLICAS,
+    PrewarmDemand,
+    ReplicaClass,
+    ScoreParams,
+    replicas,
+)
 
 GB = 10**9
 ONE = ReplicaShape(num_gpus=1, bytes_per_gpu=13 * GB)
@@ -80,6 +86,11 @@ def test_no_forecast_below_nothing():
 
 
 # section 5.2, scores
+
+
+def test_a_forecast_beyond_any_fleet_makes_a_bounded_list_of_replicas():
+    wishes = replicas([a_demand(mean=4e18, peak=9e18, active=0)])
+    assert len(wishes) == 2 * MAX_REPLICAS
 
 
 def test_numbers_of_basic_and_burst_replicas():

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from glowplug.controllers.router_fleet import Fleet
 from services.router.tables_copy import TablesCopy
 from tests.contract.data_port_rig import a_model, an_instance
@@ -26,11 +28,27 @@ def test_old_addresses_are_not_trusted_but_models_are(tmp_path: Path) -> None:
     assert copy.read(111.0) == ({"m": a_model()}, {})
 
 
-def test_no_copy_and_a_broken_copy_are_none(tmp_path: Path) -> None:
-    copy = TablesCopy(tmp_path / "tables.json")
-    assert copy.read(0.0) is None
-    (tmp_path / "tables.json").write_bytes(b'{"written_at": "now"')
-    assert copy.read(0.0) is None
+def test_no_copy_is_none(tmp_path: Path) -> None:
+    assert TablesCopy(tmp_path / "tables.json").read(0.0) is None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff",
+        b'{"written_at": "now"',
+        b'{"written_at": 1e400, "models": [], "instances": []}',
+        b'{"written_at": "nan", "models": [], "instances": []}',
+        b'{"written_at": 0, "models": ["\xff"], "instances": []}',
+        b'{"written_at": 0, "models": [{}], "instances": []}',
+        b'{"written_at": 0, "models": ' + b"[" * 100_000,
+        b'{"written_at": ' + b"9" * 5000 + b', "models": [], "instances": []}',
+    ],
+)
+def test_a_broken_copy_is_none(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "tables.json").write_bytes(raw)
+    assert TablesCopy(tmp_path / "tables.json").read(0.0) is None
 
 
 def test_a_disk_that_takes_nothing_does_not_stop_the_router(tmp_path: Path) -> None:

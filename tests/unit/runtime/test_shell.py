@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from glowplug.events.envelope import to_json
 from glowplug.events.facts import NodeLeft
 from glowplug.runtime.shell import DECISIONS_LOG, Shell
 from glowplug.state.memory_store import MemoryStore
+from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 
@@ -286,8 +287,38 @@ async def test_tables_are_read_again_and_unreadable_rows_are_left_out(stage: Sta
     await stage.store.put("nodes", "node-2", b"{broken")
     await stage.shell.start()
     assert stage.controller.restored[0] == ("nodes", {"node-1": node})
-    await stage.store.put("nodes", "node-3", to_json(node))
+    await stage.store.put("nodes", "node-3", to_json(replace(node, node_id="node-3")))
     await until(lambda: stage.controller.restored[-1][1].keys() == {"node-1", "node-3"})
+
+
+async def test_rows_that_cannot_be_read_are_named_once_and_counted_while_they_stand(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for n in range(9):
+        await stage.store.put("nodes", f"bad-{n}", b"\xff" * (n + 1))
+    await stage.shell.start()
+    resyncs = len(stage.controller.restored)
+    await until(lambda: len(stage.controller.restored) > resyncs + 2)
+    assert stage.counted(semconv.ROWS_UNREADABLE, table="nodes") == 9.0
+    said = [record.message for record in caplog.records if "left out" in record.message]
+    assert len(said) == 6 and "'bad-0' of nodes" in said[0] and said[-1].startswith("4 more rows")
+    for n in range(9):
+        await stage.store.delete("nodes", f"bad-{n}")
+    await until(lambda: stage.counted(semconv.ROWS_UNREADABLE, table="nodes") == 0.0)
+
+
+async def test_what_is_no_table_keeps_nobody_from_starting_and_takes_nothing_from_who_runs(stage: Stage) -> None:
+    node = Node(node_id="node-1", gpus=(), engines=("llamacpp",), agent_url="http://a")
+    await stage.store.put("nodes", "node-1", to_json(node))
+    stage.store.no_tables.add("nodes")
+    await stage.shell.start()
+    assert stage.shell.restored and stage.controller.restored == [("nodes", {})]
+    assert stage.counted(semconv.ROWS_UNREADABLE, table="nodes") == 1.0
+    stage.store.no_tables.clear()
+    await until(lambda: stage.controller.restored[-1] == ("nodes", {"node-1": node}))
+    stage.store.no_tables.add("nodes")
+    await until(lambda: stage.counted(semconv.ROWS_UNREADABLE, table="nodes") == 1.0)
+    assert stage.controller.restored[-1] == ("nodes", {"node-1": node}), "it keeps what it knows"
 
 
 async def test_a_reading_of_the_tables_that_fails_is_followed_by_the_next(stage: Stage) -> None:

@@ -132,3 +132,55 @@ def test_links_are_told_by_file(tmp_path: Path) -> None:
     write_links(tmp_path, "node-1", [link])
     assert read_links(tmp_path, "node-1") == (link,)
     assert read_inventory(tmp_path, "node-1").rubbish == ()
+
+
+ODD_FILES = (
+    b"",
+    b"\xff",
+    b"[]",
+    b"7",
+    b'"x"',
+    b"[" * 100_000,
+    b'{"num_bytes": 1e400}',
+    b'{"num_bytes": ' + b"9" * 5000 + b"}",
+    b'{"landed": 5, "num_bytes": 3}',
+    b'{"landed": [[0]], "num_bytes": 3}',
+    b'{"landed": [["a", "b"]], "num_bytes": "x"}',
+    b'{"landed": [[5, 1]], "num_bytes": 3}',
+    b'{"landed": [[-9, 1]], "num_bytes": 3}',
+    b'{"landed": [[0, 2]], "num_bytes": null}',
+    b'{"landed": [[0, true]], "num_bytes": 3}',
+    b'{"model_keys": 5}',
+    b'{"model_keys": [5]}',
+    b'{"model_keys": null}',
+    b'{"failed_at": "soon", "instance_ids": 7, "code": [], "message": {}}',
+    b'{"failed_at": null, "instance_ids": [7], "code": null}',
+    b'{"path": "\\u0000", "num_bytes": 7, "sha256": "", "source": "", "seconds": 0}',
+    b'{"path": "/", "num_bytes": -1, "sha256": "", "source": "", "seconds": "nan"}',
+    b'[{"link_id": "\xff", "bytes_per_s": 1}]',
+    b'[{"link_id": "l", "bytes_per_s": "inf"}]',
+)
+
+
+@pytest.mark.parametrize("raw", ODD_FILES)
+@pytest.mark.parametrize("name", ["meta.json", "models.json", "complete.json", "failed.json", "progress", "links.json"])
+def test_whatever_a_file_of_a_region_holds_the_others_are_read(tmp_path: Path, name: str, raw: bytes) -> None:
+    whole = Region.at(tmp_path, "node-1", "cd" * 32)
+    completed(whole)
+    odd = Region.at(tmp_path, "node-1", SHA)
+    odd.begin()
+    odd.set_watermark(2)
+    odd.write_meta({"landed": [[0, 2]], "num_bytes": 3})
+    path = tmp_path / "node-1" / name if name == "links.json" else odd.directory / name
+    path.write_bytes(raw)
+    for _ in range(2):
+        assert [cached.digest for cached in read_cached(tmp_path, "node-1")] == ["cd" * 32]
+    read_inventory(tmp_path, "node-1")
+    assert read_links(tmp_path, "node-1") == ()
+    odd.read_state("i-1")
+    odd.add_model_key("m")
+    assert odd.model_keys() == ("m",)
+    landed = odd.read_meta().get("landed", [])
+    assert all(0 <= first <= last for first, last in landed)
+    odd.begin()
+    assert odd.read_state().state is RegionState.FETCHING

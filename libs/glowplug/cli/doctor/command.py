@@ -16,6 +16,7 @@ from glowplug.cli.doctor.cluster_facts import Kubectl
 from glowplug.cli.doctor.findings import Finding, Findings, document, lines
 from glowplug.cli.doctor.redact import redacted
 from glowplug.cli.options import DEFAULT_STATE_DIR, FAILED, CliError, Format, NoFleet, OutputOption, StateDirOption
+from glowplug.cli.terminal import say
 
 WRONG_USAGE = 2
 ANSWER_S = 4.0
@@ -53,9 +54,9 @@ def doctor(
         found = asyncio.run(_machine_and_fleet(state_dir, tuple(url or ()), deep))
     shown = document(found)
     if as_json or output is Format.JSON:
-        typer.echo(json.dumps(shown, indent=2))
+        say(json.dumps(shown, indent=2))
     else:
-        typer.echo("\n".join(lines(found, only_bad=quiet)))
+        say("\n".join(lines(found, only_bad=quiet)))
     if not shown["healthy"]:
         raise typer.Exit(FAILED)
 

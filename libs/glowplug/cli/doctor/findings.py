@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from glowplug.cli.terminal import in_line
+
 
 class Level(StrEnum):
     OK = "ok"
@@ -69,7 +71,7 @@ def lines(findings: list[Finding], *, only_bad: bool = False) -> list[str]:
     for area in dict.fromkeys(f.area for f in shown):
         out += ["", area] if out else [area]
         for finding in (f for f in shown if f.area == area):
-            out.append(f"  {finding.level.value:<7}  {finding.about:<{width}}  {finding.says}")
+            out.append(f"  {finding.level.value:<7}  {in_line(finding.about):<{width}}  {in_line(finding.says)}")
             if finding.do and finding.level is not Level.OK:
                 out.append(f"  {'':<7}  {'':<{width}}  do: {finding.do}")
     counts = summary(findings)

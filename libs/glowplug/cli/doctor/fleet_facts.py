@@ -24,6 +24,8 @@ COUNTED = frozenset(
     {
         semconv.STALE_COMMANDS_TOTAL,
         semconv.BUS_MALFORMED_TOTAL,
+        semconv.BUS_GIVEN_UP_TOTAL,
+        semconv.ROWS_UNREADABLE,
         semconv.TABLE_SYNC_TIMESTAMP_SECONDS,
         semconv.SPANS_DROPPED_TOTAL,
         semconv.REQUESTS_TOTAL,

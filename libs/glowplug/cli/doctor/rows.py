@@ -27,7 +27,8 @@ def check(facts: FleetFacts) -> Iterator[Finding]:
 
 def _tables(facts: FleetFacts) -> Iterator[Finding]:
     for row in facts.store.unreadable:
-        yield _F.fail("rows", f"{row}", "written by a newer version? docs/howto/upgrade.md")
+        says = f"{row}; services leave it out"
+        yield _F.fail("rows", says, "of a newer version? docs/howto/upgrade.md; else docs/runbooks.md#rowsunreadable")
     ahead = {who: epoch for who, epoch in facts.store.epochs.items() if epoch / 1000 - facts.now_s > FUTURE_S}
     for who, epoch in sorted(ahead.items()):
         yield _F.warn(

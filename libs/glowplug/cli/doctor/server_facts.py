@@ -15,20 +15,27 @@ from nats.js import JetStreamContext
 from nats.js.api import StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from glowplug.bus.streams import stream_configs
 from glowplug.cli.doctor.fleet import BusFacts, StoreFacts, StreamFacts
+from glowplug.controllers.fencing import LEADERS
+from glowplug.controllers.placer import CORDONS, Cordon
+from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
+from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
-from glowplug.events.envelope import MalformedEvent, from_json
+from glowplug.runtime.identity import PROCESSES, Holder
 from glowplug.runtime.privileges import RIGHTS, inbox_of, user_of
+from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
 from glowplug.runtime.supervisor.embedded import ACL_FILE, FSYNC
-from glowplug.state.redis_store import PREFIX
+from glowplug.state.redis_store import PREFIX, table_row
+from glowplug.state.rows import read_rows, shown
 
 T = TypeVar("T")
 ANSWER_S = 4.0
+EPOCH_DIGITS = 16  # below 2^53, see state/redis_scripts.py
 LOST = (OSError, TimeoutError, NatsError, asyncio.IncompleteReadError)
 
 
@@ -53,6 +60,10 @@ async def _store(client: Redis) -> StoreFacts:
     info = cast(Mapping[str, Any], await client.info())
     config = await _config(client)
     unreadable: list[str] = []
+    others: dict[str, type[Any]] = {LEADERS: Leader, CORDONS: Cordon, PROCESSES: Holder}
+    for table, cls in others.items():
+        await _table(client, table, cls, unreadable)
+    await _log(client, unreadable)
     server = "Valkey" if info.get("server_name") == "valkey" else "Redis"
     return StoreFacts(
         version=f"{server} {info.get('valkey_version') or info.get('redis_version', '')}".strip(),
@@ -63,7 +74,7 @@ async def _store(client: Redis) -> StoreFacts:
         used_bytes=int(info.get("used_memory", 0)),
         max_bytes=int(info.get("maxmemory", 0)),
         policy=str(info.get("maxmemory_policy", "")),
-        epochs=await _epochs(client),
+        epochs=await _epochs(client, unreadable),
         models=await _table(client, "models", Model, unreadable),
         instances=await _table(client, "instances", Instance, unreadable),
         nodes=await _table(client, "nodes", Node, unreadable),
@@ -89,24 +100,44 @@ def _fsync(state_dir: str) -> str:
     return FSYNC if state_dir and (Path(state_dir) / "valkey" / ACL_FILE).exists() else ""
 
 
-async def _epochs(client: Redis) -> dict[str, int]:
+async def _epochs(client: Redis, unreadable: list[str]) -> dict[str, int]:
     found = {}
-    for service in (name for name, rights in RIGHTS.items() if rights.has_epoch):
-        raw = await client.get(f"{PREFIX}:epoch:{service}")
-        if raw is not None and raw.isdigit():
-            found[service] = int(raw)
+    for name in (name for name, rights in RIGHTS.items() if rights.has_epoch):
+        try:
+            raw = await client.get(f"{PREFIX}:epoch:{name}")
+        except ResponseError as error:
+            unreadable.append(f"epoch:{name} cannot be read: {error}")
+            continue
+        if raw is not None and raw.isdigit() and len(raw) <= EPOCH_DIGITS:
+            found[name] = int(raw)
+        elif raw is not None:
+            unreadable.append(f"epoch:{name} is no epoch: {raw[:40]!r}")
     return found
 
 
 async def _table(client: Redis, table: str, cls: type[T], unreadable: list[str]) -> dict[str, T]:
-    raw = await cast(Any, client.hgetall(f"{PREFIX}:{table}"))
-    rows: dict[str, T] = {}
-    for key, value in raw.items():
-        try:
-            rows[key.decode()] = from_json(value, cls)
-        except MalformedEvent as error:
-            unreadable.append(f"{table}/{key.decode()} cannot be read: {error}")
+    """Rows that can be read; `unreadable` gets a line for each other one."""
+    try:
+        raw = await cast(Any, client.hgetall(f"{PREFIX}:{table}"))
+    except ResponseError as error:
+        unreadable.append(f"{table} is no table: {error}")
+        return {}
+    rows, problems = read_rows(table, dict(table_row(key, value) for key, value in raw.items()), cls)
+    unreadable += [f"{table}/{shown(key)} cannot be read: {problem}" for key, problem in problems.items()]
     return rows
+
+
+async def _log(client: Redis, unreadable: list[str]) -> None:
+    """The log of decisions: rows of it that cannot be read, as one line."""
+    try:
+        raw = await cast(Any, client.lrange(f"{PREFIX}:{DECISIONS_LOG}", 0, DECISIONS_KEPT - 1))
+    except ResponseError as error:
+        unreadable.append(f"{DECISIONS_LOG} is no log: {error}")
+        return
+    _, problems = read_rows(DECISIONS_LOG, {str(place): row for place, row in enumerate(raw)}, DecisionRecord)
+    if problems:
+        first = next(iter(problems))
+        unreadable.append(f"{len(problems)} row(s) of {DECISIONS_LOG} cannot be read; {first}: {problems[first]}")
 
 
 async def ask_bus(url: str, state_dir: str) -> BusFacts:

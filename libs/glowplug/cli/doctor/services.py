@@ -132,6 +132,12 @@ def _numbers(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]:
                 f"could not read {malformed:.0f} event(s): somebody of another version, or not of this fleet, writes",
                 f"glowplug tap --raw; {LOGS.format(name=service.name)}",
             )
+        if given_up := metrics.get(semconv.BUS_GIVEN_UP_TOTAL, 0):
+            says = f"gave up {given_up:.0f} event(s): it failed at every delivery of them"
+            yield _F.warn(service.name, says, LOGS.format(name=service.name))
+        if unreadable := metrics.get(semconv.ROWS_UNREADABLE, 0):
+            says = f"leaves out {unreadable:.0f} row(s) of its tables: it cannot read them"
+            yield _F.warn(service.name, says, f"docs/runbooks.md#rowsunreadable; {LOGS.format(name=service.name)}")
         synced_at = metrics.get(semconv.TABLE_SYNC_TIMESTAMP_SECONDS, 0)
         if synced_at and (age_s := facts.now_s - synced_at) > MAX_SYNC_AGE_S:
             yield _F.warn(

@@ -41,6 +41,9 @@ class PrewarmDemand:
     load_s: float  # T_c
 
 
+MAX_REPLICAS = 1024  # of a class and a model: above what any fleet has room for; a forecast may say any number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaWish:
     """One replica worth prewarming."""
@@ -69,8 +72,8 @@ def replicas(demands: Iterable[PrewarmDemand], params: ScoreParams = ScoreParams
 def _of(demand: PrewarmDemand, params: ScoreParams) -> list[ReplicaWish]:
     average, peak = max(0.0, demand.concurrency_mean), max(0.0, demand.concurrency_peak)
     batch = max(1, demand.max_concurrency)
-    num_basic = max(math.ceil(average / batch) - demand.num_active, 0)
-    num_burst = max(math.ceil(peak / batch) - num_basic - demand.num_active, 0)
+    num_basic = min(max(math.ceil(average / batch) - demand.num_active, 0), MAX_REPLICAS)
+    num_burst = min(max(math.ceil(peak / batch) - num_basic - demand.num_active, 0), MAX_REPLICAS)
     total = num_basic + num_burst
     if not total:
         return []
