@@ -141,8 +141,8 @@ class Overload:
     def is_late(
         self, model: Model, num_ahead: int, waited_s: float, now_s: float, *, last_chance: bool = False
     ) -> bool:
-        """Whether a request that has waited for so long, with `num_ahead` before it, need not wait on. `last_chance`:
-        it cannot be refused later."""
+        """Whether a request that has waited for so long, with `num_ahead` before it, need not wait on.
+        `last_chance`: it cannot be refused later."""
         if not self.ratio:
             return False
         wait_s = self.wait_s(model, num_ahead, now_s, guess=last_chance)
