@@ -26,9 +26,11 @@ from glowplug.runtime.privileges import (
     variable,
 )
 from tests.contract.bus_rig import Ear, name, stop
+from tests.contract.engine_rig import eventually
 from tests.house.tree import ROOT as TREE
 from tests.servers import NatsProcess
 
+LAST = f"{ROOT}.the.last"
 PASSWORDS = {variable(user): f"the-secret-of-{user}" for user in USERS}
 SUBJECTS = {kind: f"{ROOT}.cmd.{kind}.t" if kind in COMMANDS else facts_of(kind, "m")[:-1] + "t" for kind in PAYLOADS}
 users = pytest.mark.parametrize("user", USERS)
@@ -93,8 +95,8 @@ async def let_through(server: NatsProcess, user: str, subjects: Iterable[str]) -
         for subject in subjects:
             await client.publish(subject, b"{}")
         await client.flush()
-        await witness.flush()
-        await asyncio.sleep(0.01)  # its callbacks run
+        await witness.publish(LAST, b"")  # what came before it has been seen when this has
+        await eventually(lambda: LAST in seen, "the last message is seen")
         return seen & subjects
 
 
@@ -129,6 +131,11 @@ async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server
     heard: set[tuple[str, str]] = set()
     filters = {f"{ROOT}.cmd.{kind}.*" if kind in COMMANDS else facts_of(kind): SUBJECTS[kind] for kind in PAYLOADS}
     wide = [*others, ">", "*.>", "_INBOX.>", "$JS.>", "$JS.API.>", "$JS.ACK.>", f"{ROOT}.>", f"{ROOT}.*.>"]
+    declared = {
+        (filter_, subject)
+        for filter_, subject in filters.items()
+        if any(matches(watched, subject) for watched in RIGHTS[user].watches)
+    }
     async with watching(bus_server) as (witness, _), guest(bus_server, user) as client:
         for filter_ in [*filters, *wide]:
 
@@ -141,12 +148,7 @@ async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server
             await witness.publish(subject, b"{}")
         await witness.flush()
         await client.flush()
-        await asyncio.sleep(0.01)  # its callbacks run
-    declared = {
-        (filter_, subject)
-        for filter_, subject in filters.items()
-        if any(matches(watched, subject) for watched in RIGHTS[user].watches)
-    }
+        await eventually(lambda: heard >= declared, "what is declared is heard")
     assert heard == declared
 
 
