@@ -33,7 +33,7 @@ async def connected() -> None:
     """The bus in memory needs no connecting."""
 
 
-async def shown(drawn: list[Any]) -> None:
+async def expect_shown(drawn: list[Any]) -> None:
     now_s, ids = NOW, itertools.count(1)
     store = MemoryStore()
     console = Console(ConsoleSettings(), ConsoleMetrics(CollectorRegistry()), clock=lambda: now_s)
@@ -63,4 +63,4 @@ async def shown(drawn: list[Any]) -> None:
 @settings(max_examples=40)
 @given(drawn=steps)
 def test_a_console_shows_whatever_decodes(drawn: list[Any]) -> None:
-    asyncio.run(shown(drawn))
+    asyncio.run(expect_shown(drawn))

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from glowplug.cli.options import CliError, NoFleet
-from glowplug.runtime.supervisor.statedir import read_fleet
+from glowplug.runtime.supervisor.statedir import FLEET_FILE, read_fleet
 
 TIMEOUT_S = 10.0
 SERVICES = ("data", "console", "router", "predictor", "placer", "autoscaler")
@@ -78,17 +78,20 @@ def error_message(response: httpx.Response) -> str:
     return f"{message}; try again in {retry} s" if retry else message
 
 
+def _of_document(document: dict[str, Any], state_dir: Path) -> FleetClient:
+    """Raises CliError for what no supervisor of this version wrote."""
+    texts: dict[str, Any] = {name: document.get(name) for name in ("admin_token", "api_key", "nats_url")}
+    urls = document.get("urls")
+    if not isinstance(urls, dict) or not all(isinstance(text, str) for text in (*urls.values(), *texts.values())):
+        raise CliError(f"{state_dir / FLEET_FILE} is not of this version: `glowplug down`, then `glowplug up`")
+    return FleetClient(urls=urls, document=document, **texts)
+
+
 def connect(state_dir: Path) -> FleetClient:
-    """The fleet of `state_dir`, else the one named by GLOWPLUG_*_URL. Raises NoFleet."""
+    """The fleet of `state_dir`, else the one named by GLOWPLUG_*_URL. Raises NoFleet, CliError."""
     document = read_fleet(state_dir)
     if document is not None:
-        return FleetClient(
-            urls=document["urls"],
-            admin_token=document["admin_token"],
-            api_key=document["api_key"],
-            nats_url=document["nats_url"],
-            document=document,
-        )
+        return _of_document(document, state_dir)
     urls = {s: os.environ[f"GLOWPLUG_{s.upper()}_URL"] for s in SERVICES if os.environ.get(f"GLOWPLUG_{s.upper()}_URL")}
     if not urls or not all(urlsplit(url).scheme for url in urls.values()):
         raise NoFleet(state_dir)

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from glowplug.cli import logs, tap, up, why
 from glowplug.cli.client import connect
 from glowplug.cli.demo import HEADERS, Row, idle, write_models
-from glowplug.cli.options import NoFleet
+from glowplug.cli.options import CliError, NoFleet
 from glowplug.cli.stream import Answer
 from glowplug.events.filters import EventFilter
 from glowplug.runtime import model_files
@@ -139,6 +140,18 @@ def test_no_fleet_names_the_directory_and_the_command(tmp_path: Path, monkeypatc
         connect(tmp_path)
     assert str(tmp_path) in str(refused.value)
     assert refused.value.exit_code == 3
+
+
+@pytest.mark.parametrize("change", [{"urls": 7}, {"urls": {"console": None}}, {"nats_url": []}, {"api_key": None}])
+def test_a_fleet_file_of_another_shape_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    own = psutil.Process()
+    sound = {"pid": own.pid, "pid_started_at": own.create_time(), "urls": {}}
+    sound |= dict.fromkeys(("admin_token", "api_key", "nats_url"), "")
+    (tmp_path / "fleet.json").write_text(json.dumps(sound))
+    assert connect(tmp_path).urls == {}
+    (tmp_path / "fleet.json").write_text(json.dumps(sound | change))
+    with pytest.raises(CliError, match="is not of this version"):
+        connect(tmp_path)
 
 
 def test_a_fleet_elsewhere_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,8 @@ def test_a_fleet_that_is_well_has_nothing_to_do() -> None:
         ),
         (with_service("placer", metrics={semconv.STALE_COMMANDS_TOTAL: 2.0}), "placer", Level.WARN, "older epoch"),
         (with_service("placer", metrics={semconv.BUS_MALFORMED_TOTAL: 1.0}), "placer", Level.WARN, "1 event"),
+        (with_service("placer", metrics={semconv.BUS_GIVEN_UP_TOTAL: 2.0}), "placer", Level.WARN, "gave up 2 event(s)"),
+        (with_service("placer", metrics={semconv.ROWS_UNREADABLE: 3.0}), "placer", Level.WARN, "leaves out 3 row(s)"),
         (
             with_service("placer", metrics={semconv.TABLE_SYNC_TIMESTAMP_SECONDS: NOW - 60}),
             "placer",
