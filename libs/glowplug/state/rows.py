@@ -19,6 +19,8 @@ SHOWN = 80  # characters of a key in a log line: a key may be anything
 
 def read_row(table: str, key: str, raw: bytes, cls: type[T]) -> T:
     """One row. Raises MalformedEvent, also for one that stands under the key of another."""
+    if not raw:
+        raise MalformedEvent(f"{cls.__name__}: no bytes, or a key that is no UTF-8")
     row = from_json(raw, cls)
     if table in KEYS and (own := getattr(row, KEYS[table])) != key:
         raise MalformedEvent(f"{cls.__name__}: it is the row of {own!r}"[:SAID])
