@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from tests import lanes
 from tests.servers import Infra, NatsProcess, ValkeyProcess
 
+LONGEST_ID = 40
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 settings.register_profile(
@@ -86,6 +87,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
     left_out = set(others)
     items[:] = sorted((item for item in items if item not in left_out), key=lambda item: ranks[item])
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long bytes make no name: what is packed anew in each process (with its time of day) would differ there."""
+    return argname if isinstance(val, bytes) and len(val) > LONGEST_ID else None
 
 
 def _relative(path: Path, config: pytest.Config) -> str:
