@@ -73,6 +73,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.lane not in (None, lanes.lane(path)) else None
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each test gets its group; what takes longest comes first; in files of both lanes the marker `vllm` decides."""
     ranks, others = {}, []

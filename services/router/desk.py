@@ -41,6 +41,7 @@ class Desk:
         self.exchanges: dict[int, Exchange] = {}
         self.started_at = clock()
         self.table_loaded = self.leaving = False
+        self.bus_awaited_until = 0.0  # a router of a new fleet is not ready before it has reached the bus, or this time
         self.changed: Callable[[], None] = lambda: None  # told whenever loads change
 
     def lookup(self, name: str) -> Model | None:
@@ -53,7 +54,9 @@ class Desk:
         """Why the router cannot route yet or takes no more, or ""."""
         if self.leaving:
             return "stopping"
-        return "" if self.table_loaded else "the table of models has not been read yet"
+        if not self.table_loaded:
+            return "the table of models has not been read yet"
+        return "connecting to the bus" if self.clock() < self.bus_awaited_until else ""
 
     def arrive(self, exchange: "Exchange") -> None:
         self.exchanges[exchange.ticket] = exchange

@@ -65,6 +65,10 @@ class RouterShell(Shell):
             self._from_copy = True
             log.info("%d models and %d instances from the copy on disk", len(copied[0]), len(copied[1]))
 
+    def bus_reached(self) -> None:
+        """Facts come in from now on, and go out."""
+        self._desk.bus_awaited_until = 0.0
+
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(loop()) for loop in (self._consume, self._tick, self._resync_from_start)]
 

@@ -21,6 +21,7 @@ from services.router.settings import RouterSettings
 log = logging.getLogger(__name__)
 GC_EVERY_ALLOCATIONS = 20_000
 SPARE_FILES = 256
+AWAIT_BUS_S = 5.0  # longer, and the router serves what its tables say without the bus
 
 
 async def serve(stopping: asyncio.Event) -> None:
@@ -47,6 +48,8 @@ async def serve(stopping: asyncio.Event) -> None:
         engine_secret=settings.engine_secret,
     )
     shell.take_copy()
+    if not desk.table_loaded:  # nothing can be warm yet: the first request needs the bus
+        desk.bus_awaited_until = desk.clock() + AWAIT_BUS_S
     sock = listen(settings.host, settings.data_port, reuse_port=settings.reuse_port)
     server, url = await serve_rest(make(settings, desk, ledger), settings)
     await port.serve(sock)
@@ -102,6 +105,7 @@ async def _follow(world: World, shell: RouterShell, url: str, data_url: str) -> 
     identity = Identity(world.store, world.settings.service_id, url)
     await identity.claim()
     await listen_to_facts(world, shell)
+    shell.bus_reached()
     await announce(shell, url, data_url)
     await identity.watch()
 
