@@ -107,7 +107,7 @@ def test_a_fleet_starts_and_serves_beside_what_nobody_can_read(
             wait_until(f"{name} counts", lambda url=process.url: counted(url, "glowplug_rows_unreadable") >= 8, 30)
             assert process.ready(), name
             assert "Traceback" not in process.log(), process.log()
-        facts = asyncio.run(ask_store(own_valkey.url))
+        facts = asyncio.run(ask_store(own_valkey.url, ""))
         named = "\n".join(facts.unreadable)
         for table in TABLES:
             assert f"{table}/bytes cannot be read" in named and f"{table}/\\xff\\xfe cannot be read" in named

@@ -174,7 +174,7 @@ def test_compose_names_what_prometheus_looks_for() -> None:
     kinds = {"agent-llamacpp": "agent", "agent-vllm": "agent"}
     ours = {}
     for name, service in compose.items():
-        image = re.match(r"glowplug/([\w-]+)", service.get("image", ""))
+        image = re.match(r"\$\{IMAGE_PREFIX:-glowplug\}/([\w-]+)", service.get("image", ""))
         if image and service.get("restart") != "no":  # those run once and end
             ours[name] = kinds.get(image[1], image[1])
     assert looked_for == {(kind, name) for name, kind in ours.items()}

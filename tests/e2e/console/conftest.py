@@ -1,6 +1,6 @@
 """What every test of the page needs: a console to look at, and a tab whose complaints fail the test.
 
-One browser serves the session; each test has a context of its own in it, with cookies and storage of its own. All of it
+One browser serves a file of tests; each test has a context of its own in it, with cookies and storage of its own. All of it
 lives in one event loop, the session's. `at` is a console fed by a made-up fleet (`at.tell` and `at.export` tell it more
 events and spans), `page` a fresh tab of playwright's async API; `tests/browser.py` has `until` for what `expect` cannot
 say.
@@ -28,9 +28,9 @@ async def at() -> AsyncIterator[ConsoleUnderTest]:
         yield console
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
-    """One headless browser for all tests; without chromium they are skipped."""
+    """One headless browser for the tests of a file; without chromium they are skipped."""
     if chromium.CHROMIUM is None:
         pytest.skip(chromium.MISSING)
     async with chromium.browsing() as started:
