@@ -1,9 +1,9 @@
 """What every test of the page needs: a console to look at, and a tab whose complaints fail the test.
 
-One browser serves a file of tests; each test has a context of its own in it, with cookies and storage of its own. All of it
-lives in one event loop, the session's. `at` is a console fed by a made-up fleet (`at.tell` and `at.export` tell it more
-events and spans), `page` a fresh tab of playwright's async API; `tests/browser.py` has `until` for what `expect` cannot
-say.
+One browser serves a file of tests; each test has a context of its own in it, with cookies and storage of its own.
+All of it lives in one event loop, the session's. `at` is a console fed by a made-up fleet (`at.tell` and `at.export`
+tell it more events and spans), `page` a fresh tab of playwright's async API; `tests/browser.py` has `until` for what
+`expect` cannot say.
 """
 
 from collections.abc import AsyncIterator
