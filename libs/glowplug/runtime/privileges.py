@@ -158,7 +158,7 @@ RIGHTS: Final[Mapping[str, Rights]] = {
     ),
     "reader": Rights(
         watches=(FACTS, TELEMETRY, COMMANDS_ALL),
-        reads=("models", "instances", "nodes", CORDONS),
+        reads=("models", "instances", "nodes", CORDONS, LEADERS, PROCESSES, DECISIONS),
         inspects=True,
     ),
 }
