@@ -110,8 +110,10 @@ class AutoscalerController:
             self._resting.pop(data.model_key, None)
             return []
         if isinstance(data, RequestWaiting):
-            if data.model_key not in self.models or not self.loads.wait(data, now_s, event.occurred_at):
-                return []  # a late fact: that request has been answered long ago
+            if data.model_key not in self.models:
+                return []
+            if not self.loads.wait(data, now_s, event.occurred_at) and not self.loads.of(data.model_key).num_waiting:
+                return []  # a late fact, and nobody waits by what is newer: that request has been answered long ago
             self._waiting[data.model_key] = event
             self.loads.touch(data.model_key, now_s)  # a router's report of it may be half a second behind
             return self._balance(data.model_key, now_s)

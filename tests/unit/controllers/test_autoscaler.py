@@ -158,6 +158,16 @@ def test_a_fact_that_comes_after_a_newer_report_of_its_router_starts_nothing():
     assert len(published(controller.handle(said(holds(router_id="router-2"), 2.0), 2.6), PlaceInstance)) == 1
 
 
+def test_a_fact_that_a_report_has_overtaken_starts_at_once_and_is_the_cause_while_its_request_waits():
+    """The bus stores a fact before it is read; a report is not stored, and may be sent later and come sooner."""
+    controller = autoscaler(a_model())
+    assert controller.handle(said(load_report(m=ModelLoad(num_waiting=1)).data, 2.5), 2.5) == []
+    late = said(holds(), 2.0)
+    effects = controller.handle(late, 2.6)
+    (place,) = [e for e in effects if isinstance(e, Publish) and isinstance(e.payload, PlaceInstance)]
+    assert place.cause is late
+
+
 def test_demand_that_goes_away_cancels_what_was_not_placed():
     controller = autoscaler(a_model())
     (command,) = published(controller.handle(waiting(), 2.0), PlaceInstance)
