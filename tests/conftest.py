@@ -90,6 +90,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted((item for item in items if item not in left_out), key=lambda item: ranks[item])
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without its group a test runs in any process, and the fleet of its file is built anew in each."""
+    if getattr(session.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in session.items):
+        raise pytest.UsageError("this pytest-xdist hands no groups to this pytest: see the versions in pyproject.toml")
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Long bytes make no name: what is packed anew in each process (with its time of day) would differ there."""
     return argname if isinstance(val, bytes) and len(val) > LONGEST_ID else None
