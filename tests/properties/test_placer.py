@@ -1,11 +1,12 @@
 """What the placer must keep whatever the fleet, the policy and the order of events."""
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glowplug.controllers.effects import Publish, Tick
@@ -152,12 +153,19 @@ class Agents:
         self.rows: dict[str, Instance] = {}
         self.now_s = 1.0
         self.evicted: list[str] = []
+        self._commands: deque[object] = deque()
+        self._is_busy = False
 
     def give(self, payload: object) -> None:
         event = payload if isinstance(payload, Tick) else an_event(payload, issuer="autoscaler-1", epoch=1)
-        for effect in self.controller.handle(event, self.now_s):
-            if isinstance(effect, Publish):
-                self.carry_out(effect.payload)
+        effects = self.controller.handle(event, self.now_s)
+        self._commands += [effect.payload for effect in effects if isinstance(effect, Publish)]
+        if self._is_busy:
+            return  # what an agent says while it carries out a command: what follows from it comes after the rest
+        self._is_busy = True
+        while self._commands:
+            self.carry_out(self._commands.popleft())
+        self._is_busy = False
 
     def carry_out(self, command: object) -> None:
         if isinstance(command, StartInstance):
@@ -274,6 +282,9 @@ def steps(chance: random.Random, agents: Agents) -> Iterator[None]:
 @settings(max_examples=15)
 @pytest.mark.parametrize("name", PLACEMENTS)
 @given(seed=st.integers(0, 10**6))
+@example(seed=26)  # these three: a plan counted on bytes of an instance that drains
+@example(seed=60)
+@example(seed=112)
 def test_bytes_are_never_promised_twice(name, seed):
     """Agents that carry out the orders as they come always have the bytes; the books agree with them; nobody busy is
     evicted within the fair wait, and only replicas give way at once."""

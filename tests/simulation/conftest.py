@@ -1,5 +1,6 @@
 """A simulation that fails prints the command that runs its seed alone."""
 
+import re
 import shlex
 from collections.abc import Generator
 
@@ -11,7 +12,8 @@ from tests.simulation.seeds import VARIABLE
 def again(item: pytest.Item) -> str:
     """The command for one test: its seed is named, since another commit chooses others."""
     seed = item.callspec.params.get("seed") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
-    return ("" if seed is None else f"{VARIABLE}={seed} ") + shlex.join(["python", "-m", "pytest", item.nodeid])
+    name = re.sub(r"@[^\]]*$", "", item.nodeid)  # pytest-xdist writes a test's group behind its name
+    return ("" if seed is None else f"{VARIABLE}={seed} ") + shlex.join(["python", "-m", "pytest", name])
 
 
 @pytest.hookimpl(wrapper=True)

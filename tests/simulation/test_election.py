@@ -54,6 +54,7 @@ class World:
         self.terms: list[tuple[float, str, int]] = []  # when, who, epoch
         self.ends: list[tuple[float, str]] = []
         self.may_be_two = False
+        self.loss = 0.02  # of the answers; a few lost in a row end a term
         self.all = [Candidate(f"c-{k}", 1 + self.random.uniform(-drift, drift)) for k in range(num)]
         for candidate in self.all:
             self.at(self.random.random(), lambda c=candidate: self.wake(c))
@@ -110,7 +111,7 @@ class World:
                 Ask.KEEP: lambda: self.store.keep_lease("placer", candidate.name, election.epoch, "", LEASE_S),
             }
             lease = now_of(calls[ask]())
-        if self.random.random() < 0.02:
+        if self.random.random() < self.loss:
             lease = None  # its answer is lost
         delay_s = self.random.uniform(0, self._slow_s)
         self.at(delay_s, lambda: self.when_awake(candidate, lambda: self.answered(candidate, ask, lease, asked_at)))
@@ -154,6 +155,7 @@ def harm(world: World, kinds: list[str], seconds: float) -> None:
 
     world.at(2.0, once)
     world.run(seconds + 30.0)
+    world.loss = 0.0
 
 
 @pytest.mark.parametrize("seed", SEEDS)

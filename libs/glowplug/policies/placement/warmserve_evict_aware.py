@@ -154,7 +154,7 @@ def plan(
         if found is None and not any(node.groups_for(shape) for node in able):
             full.add(shape)
         if found is None and params.evict_stale:
-            stale = [_best_stale(n, wish, shape, sizes) for n in able if any(r.score == 0.0 for _, r in n.held)]
+            stale = [_best_stale(n, wish, shape, sizes) for n in able if any(r.score == 0.0 and r.may_go for _, r in n.held)]
             found = min((fit for fit in stale if fit), key=lambda fit: fit.order, default=None)
             if found is not None:
                 full.clear()
@@ -223,7 +223,7 @@ def _fit(node: _Node, wish: ReplicaWish, shape: ReplicaShape, bits: int, sizes: 
             continue
         if replica.model_key == wish.model_key:
             return None
-        if replica.score == 0.0:
+        if replica.score == 0.0 and replica.may_go:
             drop.append(replica)
         elif not is_nested_or_disjoint(bits, other):
             return None
@@ -253,7 +253,9 @@ def _take(
         node.free[at] -= shape.bytes_per_gpu
     gpu_ids = tuple(node.view.gpu_ids[at] for at in members(fit.bits))
     name = f"new {wish.model_key} {wish.kind.name.lower()} {wish.rank}"
-    mine = Prewarmed(replica_id=name, model_key=wish.model_key, gpu_ids=gpu_ids, score=wish.score, is_ready=False)
+    mine = Prewarmed(
+        replica_id=name, model_key=wish.model_key, gpu_ids=gpu_ids, score=wish.score, is_ready=False, may_go=False
+    )
     node.held.append((fit.bits, mine))
     over = "above every replica it lies with" if fit.beaten else "nowhere above the others"
     reason = f"{wish.kind.name.lower()} replica {wish.rank}, score {wish.score:.3g}: {over}, which score {fit.lost:.3g}"

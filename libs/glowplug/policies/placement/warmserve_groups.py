@@ -17,6 +17,7 @@ class Prewarmed:
     is_ready: bool = True
     counts: bool = True  # for a wish; False: it lies where no start can use it
     bytes_per_gpu: int = 0  # that it holds; 0: what any replica of its model does
+    may_go: bool = True  # a plan may drop it; not what drains, nor what is only planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,6 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
         for key in {wish.model_key for wish in wishes} | {r.model_key for node in nodes for r in node.replicas}
         if (m := view.models.get(key)) is not None
     }
-    may_go = {r.replica_id for node in nodes for r in node.replicas}  # not what still drains, nor what is only planned
     scores, still_open = share_out(wishes, nodes)
     steps: list[PrewarmStep] = []
     if params.proactive and params.usable_first and (closed := draining_gpus(view.nodes, view.draining)):
@@ -67,7 +66,7 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
         steps = _place(wishes, still_open, shapes, now, params)
         nodes = after(nodes, steps, shapes, view.finishing)
     _, rest = share_out(wishes, nodes)
-    steps += [step for step in _place(wishes, rest, shapes, nodes, params) if may_go.issuperset(step.drop)]
+    steps += _place(wishes, rest, shapes, nodes, params)
     inputs = {"wishes": len(wishes), "open": len(still_open)}
     return PrewarmPlan(steps=tuple(steps), drops=stale, scores=scores, inputs=inputs)
 

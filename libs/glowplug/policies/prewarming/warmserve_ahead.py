@@ -44,11 +44,12 @@ def after(
         mine = [step for step in steps if step.node_id == node.node_id]
         gone = {replica_id for step in mine for replica_id in step.drop}
         there = [r for r in node.replicas if r.replica_id not in gone]
-        there += replicas_on(finishing.get(node.node_id, ()), {})
-        there += [
+        coming = [
             Prewarmed(replica_id=f"~{at}", model_key=s.model_key, gpu_ids=s.gpu_ids, score=s.score, is_ready=False)
             for at, s in enumerate(mine)
         ]
+        stays = (*replicas_on(finishing.get(node.node_id, ()), {}), *coming)
+        there += [replace(replica, may_go=False) for replica in stays]
         free = dict(zip(node.gpu_ids, node.free_bytes, strict=True))
         for step in mine:
             for gpu_id in step.gpu_ids:
