@@ -9,6 +9,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
+from glowplug.domain.model import Model
+from glowplug.engines import apis
+from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, LaunchRequest
 
@@ -32,6 +35,17 @@ class LlamacppDriver(HostedDriver):
     capabilities = EngineCapabilities(embeddings=True, cancels_unstreamed=False, overhead_bytes=2 << 30)
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+
+    @staticmethod
+    def api(model: Model) -> EngineApi:
+        args = model.engine_args
+        lacks = {}
+        if not args.get("embeddings"):
+            lacks[apis.EMBEDDINGS] = "does not make embeddings: engine_args.embeddings is not set"
+        if not (args.get("embeddings") and str(args.get("pooling", "")).lower() == "rank"):
+            lacks[apis.RERANK] = "does not rank: it takes a reranker's weights, engine_args.embeddings and pooling: rank"
+        # llama.cpp reads a tool choice that is an object as "auto".
+        return EngineApi(lacks=lacks, text_only=not args.get("mmproj"), tool_choices=frozenset((apis.REQUIRED,)))
 
     def __init__(self, settings: EngineSettings | None = None) -> None:
         super().__init__(settings)
