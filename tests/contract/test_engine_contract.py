@@ -93,7 +93,9 @@ async def test_slots_and_kv_tokens_are_the_engines_own(case: EngineCase, started
     """PreServe's M: what the grant of 128 MiB holds, not max_concurrency * context_tokens."""
     per_token = {"emulated": PROFILES[DEFAULT_PROFILE].kv_bytes_per_token}.get(case.name, SMOLLM2_KV_BYTES_PER_TOKEN)
     fitting = (128 << 20) // per_token
-    expected = min(fitting, 4 * 1024) if case.name == "llamacpp" else fitting  # llama.cpp: each slot has a part of its own
+    expected = (
+        min(fitting, 4 * 1024) if case.name == "llamacpp" else fitting
+    )  # llama.cpp: each slot has a part of its own
     one_context = 1024 + 16
     assert started.num_slots == 4
     assert expected * 0.95 - 128 <= started.kv_tokens <= max(expected, one_context)

@@ -22,9 +22,10 @@ REQUIRED, NAMED = "required", "named"  # a tool choice: any tool must be called,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineApi:
-    """`lacks`: path -> why the engine does not answer it for this model, a clause that goes on from the model's name."""
+    """`lacks`: path -> why the engine does not answer it for this model, to be read behind the model's name."""
 
     lacks: Mapping[str, str] = field(default_factory=dict)
+    functions_only: bool = False  # tools that an engine would run itself (a web search) are refused, else ignored
     text_only: bool = False  # images, sounds and files within messages are refused
     tool_choices: frozenset[str] = frozenset((REQUIRED, NAMED))  # that it honours; "auto" and "none" bind nobody
 

@@ -86,8 +86,14 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
         pooling = str(args.get("pooling", "mean")).upper()
         p.embedding = True
         p.pooling_type = xllamacpp.llama_pooling_type[f"LLAMA_POOLING_TYPE_{pooling}"]
+    template = str(args.get("chat_template", ""))
     if spec["system_prompt"]:
-        p.chat_template = template_with_system(facts.chat_template, spec["system_prompt"])
+        template = template_with_system(template or facts.chat_template, spec["system_prompt"])
+    if template:
+        p.chat_template = template
+    if projector := args.get("mmproj"):
+        p.mmproj.path = str(projector)
+        p.mmproj_use_gpu = p.n_gpu_layers != 0
     print(f"context: {slots} slots of {p.n_ctx // slots} tokens, {p.cpuparams.n_threads} threads", flush=True)
     return p
 
@@ -95,6 +101,10 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
 def check_size(spec: dict[str, Any], weights: Path) -> None:
     """The grant holds all of the file, unless only some layers go to the GPU. Raises WeightsUnavailable."""
     num_bytes, granted = weights.stat().st_size, int(spec["weights_bytes"])
+    if projector := spec["engine_args"].get("mmproj"):
+        if not Path(projector).is_file():
+            raise WeightsUnavailable(f"engine_args.mmproj: there is no file {projector} on this node")
+        num_bytes += Path(projector).stat().st_size
     if num_bytes > granted and "n_gpu_layers" not in spec["engine_args"]:
         raise WeightsUnavailable(f"{weights.name} has {num_bytes} bytes; weights_bytes of the model is {granted}")
 
@@ -125,7 +135,7 @@ def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: s
 
 
 def holds(props: dict[str, Any]) -> dict[str, Any]:
-    """The slots, the KV cache and what is lacking, from llama.cpp's /props: as it has them, not as they were planned."""
+    """Slots, KV cache and what is lacking, from llama.cpp's /props: as it has them, not as they were planned."""
     num_slots = int(props["total_slots"])
     caps = props.get("chat_template_caps", {})
     lacks = [] if caps.get("supports_tools") or caps.get("supports_tool_calls") else [TOOL_CHOICE]

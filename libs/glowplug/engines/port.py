@@ -78,7 +78,7 @@ class EngineHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """A READY engine: the handle with its url, the phases (LAUNCH, LOAD, WARMUP) in epoch seconds, and what it holds."""
+    """A READY engine: its handle with the url, its phases (LAUNCH, LOAD, WARMUP) in epoch seconds, what it holds."""
 
     handle: EngineHandle
     phases: tuple[Phase, ...]

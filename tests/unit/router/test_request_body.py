@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from glowplug.domain.errors import BadRequest
+from glowplug.engines.drivers import api_of
 from services.router.request_body import check_model, read_body, readers, sizes
 from tests.contract.data_port_rig import a_model
 
@@ -200,7 +201,8 @@ def test_all_tools_together_are_bounded() -> None:
 
 
 def check(path: bytes, fields: dict[str, Any], **model: Any) -> None:
-    check_model(read_body(path, json.dumps(BODIES[path] | fields).encode()), a_model(**model))
+    made = a_model(**model)
+    check_model(read_body(path, json.dumps(BODIES[path] | fields).encode()), made, api_of(made), path)
 
 
 @pytest.mark.parametrize(
