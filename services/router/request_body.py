@@ -150,7 +150,7 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes) -> None:
 def tool_choice_refused(model: Model, *, can_require: bool = False) -> ToolChoiceRefused:
     """Why a choice of tools is refused, and what would be taken."""
     if can_require:
-        text = f"`{model.name}` cannot be made to call one tool of several; send that tool alone and ask for any call."
+        text = f"`{model.name}` cannot be made to call a tool by its name; send it alone and ask for any call."
     else:
         text = f"`{model.name}` cannot be made to call a tool; leave the choice to it (auto)."
     return ToolChoiceRefused(f"tool_choice: {text}", param="tool_choice")
