@@ -9,6 +9,7 @@ import asyncio
 import multiprocessing
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,21 @@ class GlowplugEndpoint:
             self._watch = CoreWatch(engine_client.is_sleeping)  # a round trip through the core's busy loop
         if START is not None:
             port = args.port or process.bound_port()
-            self._announcement = asyncio.create_task(announce(START, args.host or "", port))
+            self._announcement = asyncio.create_task(announce(START, args.host or "", port, holds(engine_client)))
 
 
-async def announce(start: Start, host: str, port: int) -> None:
+def holds(engine_client: Any) -> dict[str, int]:
+    """Slots and tokens of KV cache, as vLLM has planned them; nothing where this vLLM does not say."""
+    config = getattr(engine_client, "vllm_config", None)
+    cache, scheduler = getattr(config, "cache_config", None), getattr(config, "scheduler_config", None)
+    num_blocks, block_size = getattr(cache, "num_gpu_blocks", None), getattr(cache, "block_size", None)
+    return {
+        "num_slots": int(getattr(scheduler, "max_num_seqs", 0) or 0),
+        "kv_tokens": int(num_blocks or 0) * int(block_size or 0),
+    }
+
+
+async def announce(start: Start, host: str, port: int, held: Mapping[str, int]) -> None:
     """Write ready.json as soon as the port accepts."""
     loaded_at = time.time()
     host = _LOOPBACK_OF.get(host, host)
@@ -112,4 +124,4 @@ async def announce(start: Start, host: str, port: int) -> None:
         ("load", start.load_began_at, loaded_at),
         ("warmup", loaded_at, time.time()),
     ]
-    rundir.write(start.run_dir, rundir.READY, {"port": port, "phases": phases})
+    rundir.write(start.run_dir, rundir.READY, {"port": port, "phases": phases, **held})

@@ -2,7 +2,7 @@
 
     spec.json    driver -> server  {"argv", "launched_at", "wait_s", "system_prompt"}, before the process starts
     go.json      driver -> server  {"path"}: the weights are complete
-    ready.json   server -> driver  {"port", "phases": [[name, started_at, ended_at], ...]}
+    ready.json   server -> driver  {"port", "phases": [[name, started_at, ended_at], ...], "num_slots", "kv_tokens"}
     failed.json  server -> driver  {"message"}
     exit.json    zygote -> driver  {"code", "at"}: how a parked-started server ended
 

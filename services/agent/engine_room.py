@@ -3,6 +3,7 @@ task, whose outcome goes back to the controller as a stimulus."""
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -41,7 +42,7 @@ from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import ChecksumMismatch, EngineFailed, GlowplugError
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, Sleeper
+from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, Sleeper
 from glowplug.engines.process import log_tail
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
@@ -58,6 +59,7 @@ REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows 
 SLOW_POLLS = 10
 KEY_ID = "key_id"  # in a handle's data, beside the key itself
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
+HOLDS = "holds"  # in a handle's data: what its load has reported of slots, KV cache and features, as JSON
 
 
 class EngineRoom:
@@ -262,18 +264,17 @@ class EngineRoom:
         handle = self._state.handles[effect.instance_id]
         driver = self._driver(handle)
         try:
-            report = await driver.load(handle, Path(effect.path))
-            self._state.put_handle(report.handle)
+            loaded = _with_holds(await driver.load(handle, Path(effect.path)))
+            self._state.put_handle(loaded.handle)
             if REPLICA in handle.data and isinstance(driver, Sleeper):
-                await driver.sleep(report.handle, "prewarmed")
+                await driver.sleep(loaded.handle, "prewarmed")
         except GlowplugError as error:
             await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
             return
         if REPLICA in handle.data:
             await self._tell(EnginePrewarmed(effect.instance_id))
             return
-        url = advertised(report.handle.url, self._settings.advertise_host)
-        await self._tell(EngineReady(effect.instance_id, url, report.phases, key_id=_key_id(handle)))
+        await self._tell(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
     async def _activate(self, effect: ActivateEngine) -> None:
         """The process of `source` goes on under a new id, from wherever it is: a load under way is waited for."""
@@ -291,7 +292,7 @@ class EngineRoom:
         driver, began = self._driver(handle), self._clock()
         try:
             if not handle.url:
-                handle = (await driver.load(handle, Path(path))).handle
+                handle = _with_holds(await driver.load(handle, Path(path))).handle
             handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
             self._state.put_handle(handle)
             if isinstance(driver, Sleeper):
@@ -300,8 +301,19 @@ class EngineRoom:
             await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
             return
         load = Phase(name=PhaseName.LOAD, started_at=began, ended_at=self._clock())
-        url = advertised(handle.url, self._settings.advertise_host)
-        await self._tell(EngineReady(effect.instance_id, url, (load,), key_id=_key_id(handle)))
+        await self._tell(self._ready(effect.instance_id, handle, (load,)))
+
+    def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> EngineReady:
+        holds = json.loads(handle.data.get(HOLDS, "{}"))
+        return EngineReady(
+            instance_id,
+            advertised(handle.url, self._settings.advertise_host),
+            phases,
+            kv_tokens=holds.get("kv_tokens", 0),
+            key_id=_key_id(handle),
+            num_slots=holds.get("num_slots", 0),
+            lacks=tuple(holds.get("lacks", ())),
+        )
 
     async def _sleep(self, effect: SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
@@ -393,6 +405,13 @@ class EngineRoom:
                 except EngineFailed as error:
                     log.warning("the KV cache of %s stays as it is: %s", instance_id, error.message)
         self._tasks.pop((instance_id, "limit"), None)  # the next one begins anew, whenever it comes
+
+
+def _with_holds(report: LoadReport) -> LoadReport:
+    """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew."""
+    holds = {"num_slots": report.num_slots, "kv_tokens": report.kv_tokens, "lacks": report.lacks}
+    data = {**report.handle.data, HOLDS: json.dumps(holds)}
+    return replace(report, handle=replace(report.handle, data=data))
 
 
 def _key_id(handle: EngineHandle) -> str:

@@ -2,13 +2,12 @@
 
 import re
 
-from services.router import http_text
-
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _DONE = b"data: [DONE]"
 _DONE_WITHIN = len(_DONE) + 4  # with the longest end of an event
 _RESPONSE_OVER = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\r?$", re.MULTILINE)
-_RESPONSES = b"/v1/responses"
+_MESSAGE_OVER = re.compile(rb"^event: message_stop\r?$", re.MULTILINE)
+_OVER = {b"/v1/responses": _RESPONSE_OVER, b"/v1/messages": _MESSAGE_OVER}
 
 
 def whole_events(body: bytes, most: int) -> int:
@@ -20,16 +19,11 @@ def whole_events(body: bytes, most: int) -> int:
 
 
 def is_over(path: bytes, last: bytes) -> bool:
-    """Whether the whole events passed on last end the answer: `[DONE]`, or the event that closes a response."""
+    """Whether the whole events passed on last end the answer: `[DONE]`, or the event that closes a response or a
+    message."""
     if not last.endswith(EVENT_ENDS):
         return False
     if last[-_DONE_WITHIN:].rstrip(b"\r\n").endswith(_DONE):
         return True
-    return path == _RESPONSES and _RESPONSE_OVER.search(last) is not None
-
-
-def as_error(body: bytes) -> bytes:
-    """An engine's error body for use inside a stream; wrapped when it is no error object on one line."""
-    if b'"error"' in body and b"\n" not in body.strip():
-        return body.strip()
-    return http_text.error_json(body.decode("utf-8", "replace")[:2000], "server_error", "engine_error")
+    end = _OVER.get(path)
+    return end is not None and end.search(last) is not None

@@ -1,4 +1,4 @@
-"""Bytes of HTTP/1.1 answers the router writes itself: heads, JSON, OpenAI-shaped errors, SSE pieces."""
+"""Bytes of HTTP/1.1 answers the router writes itself: heads, JSON, chunks."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -15,21 +15,12 @@ CLOSE = b"connection: close\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 EVENT_STREAM_HEADERS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+JSON_HEADERS = b"content-type: application/json\r\n"
 encode_json = msgspec.json.Encoder().encode
 
 
 def status_line(code: int) -> bytes:
     return _STATUS_LINES.get(code) or b"%b%d Unknown\r\n" % (VERSION, code)
-
-
-def error_json(message: str, error_type: str, code: str, param: str | None = None) -> bytes:
-    """OpenAI's error object."""
-    return encode_json({"error": {"message": message, "type": error_type, "param": param, "code": code}})
-
-
-def sse_error(body: bytes) -> bytes:
-    """One SSE event that carries an error object, after which the stream closes without [DONE]."""
-    return b"data: " + body + b"\n\n"
 
 
 def chunk(data: bytes) -> bytes:

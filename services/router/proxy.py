@@ -14,18 +14,22 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
-from glowplug.domain.errors import BadRequest
+from glowplug.domain.errors import BadRequest, GlowplugError
 from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.engines.apis import TOOL_CHOICE, EngineApi
+from glowplug.engines.drivers import api_of
 from glowplug.runtime.web import WebRules
 from glowplug.telemetry.tracing import Tracing
-from services.router import http_text, ids, proxy_local
+from services.router import api_errors, ids, proxy_local
 from services.router.desk import Desk
+from services.router.http_text import JSON_HEADERS
 from services.router.limits import Limits
 from services.router.metrics import RouterMetrics
 from services.router.proxy_client import ClientConnection
 from services.router.proxy_engine import Pool
 from services.router.proxy_exchange import Exchange
-from services.router.request_body import READERS, check_model, read_body, readers, sizes
+from services.router.request_body import READERS, check_model, forced_choice, read_body, readers, sizes
 from services.router.request_head import Parsed, Refused
 from services.router.spans import RequestTrace
 from services.router.web_access import WebAccess
@@ -58,10 +62,11 @@ class DataPort:
         self.tracks_tokens = desk.controller.tracks_tokens  # else nobody counts them
         self.buffered_bytes = 0
         self.connections: set[ClientConnection] = set()
-        self._expected = b"Bearer " + api_key.encode() if api_key else b""
+        self._expected = api_key.encode()
         self.web = WebAccess(rules)
         self._engine_secret = engine_secret
         self._readers = readers(passed_fields)
+        self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key: what its engine answers, as its driver says
         self._tracing, self._sampler = tracing, sampler or ids.Sampler()
         self._on_finished = on_finished
         self._tickets = itertools.count(1)
@@ -147,6 +152,9 @@ class DataPort:
             if instance_id not in known:
                 pool.close()
                 del self._pools[instance_id]
+        models = self.desk.controller.fleet.models
+        for key in [key for key in self._apis if key not in models]:
+            del self._apis[key]
         self.metrics.connections.set(len(self.connections))
 
     def _postpone(self, by_s: float) -> None:
@@ -186,8 +194,7 @@ class DataPort:
         """One complete request, none other being answered on its connection. True when an exchange now has it, and
         its body counts as buffered until that is over."""
         if (refusal := self.web.refusal(parsed)) is not None:
-            status, message = refusal.status, refusal.message
-            self._refuse(client, parsed, status, message, refusal.code, refusal.type, param=refusal.param)
+            self._refuse_with(client, parsed, refusal)
             return False
         if parsed.path not in READERS or parsed.method != b"POST":
             self._local(client, parsed)
@@ -202,7 +209,7 @@ class DataPort:
         try:
             asked = read_body(parsed.path, parsed.body, self._readers)
         except BadRequest as error:
-            self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
+            self._refuse_with(client, parsed, error)
             return False
         model = self.desk.lookup(asked.model)
         if model is None:
@@ -210,11 +217,13 @@ class DataPort:
             self._refuse(client, parsed, 404, message, "model_not_found", param="model")
             return False
         try:
-            check_model(asked, model)
-        except BadRequest as error:
-            self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
+            check_model(asked, model, self._api(model), parsed.path)
+        except GlowplugError as error:
+            self._refuse_with(client, parsed, error)
             return False
         exchange = Exchange(self, client, parsed, model, bool(asked.stream))
+        if forced_choice(asked):
+            exchange.needs = TOOL_CHOICE
         if self.tracks_tokens:
             exchange.prompt_tokens, exchange.max_tokens = sizes(asked)
         self._trace(exchange, parsed)
@@ -232,11 +241,21 @@ class DataPort:
         else:
             exchange.traceparent = parent[0] if parent is not None else ids.new_context()
 
+    def _api(self, model: Model) -> EngineApi:
+        known = self._apis.get(model.key)
+        if known is None or known[0] is not model:
+            known = self._apis[model.key] = model, api_of(model)
+        return known[1]
+
     def _may(self, parsed: Parsed) -> bool:
-        return hmac.compare_digest(parsed.headers.get(b"authorization", b""), self._expected)
+        """Clients of OpenAI's API send the key as a bearer token, those of Anthropic's in a header of its own."""
+        scheme, _, given = parsed.headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            given = parsed.headers.get(b"x-api-key", b"")
+        return hmac.compare_digest(given, self._expected)
 
     def _unauthorized(self, client: ClientConnection, parsed: Parsed) -> None:
-        message = "The API key is missing or wrong (`Authorization: Bearer ...`)."
+        message = "The API key is missing or wrong (`Authorization: Bearer ...`, or `x-api-key`)."
         self._refuse(client, parsed, 401, message, "invalid_api_key", "authentication_error")
 
     def _local(self, client: ClientConnection, parsed: Parsed) -> None:
@@ -259,8 +278,8 @@ class DataPort:
 
     def _not_allowed(self, client: ClientConnection, parsed: Parsed, allowed: bytes) -> None:
         message = f"{parsed.method.decode('ascii', 'replace')} is not allowed here; use {allowed.decode()}."
-        body = http_text.error_json(message, "invalid_request_error", "method_not_allowed")
-        headers = b"content-type: application/json\r\nallow: %b\r\n" % allowed
+        body = api_errors.body(parsed.path, 405, message, "invalid_request_error", "method_not_allowed")
+        headers = JSON_HEADERS + b"allow: %b\r\n" % allowed
         self.metrics.refused(405)
         client.respond(parsed, 405, body, headers=headers)
 
@@ -277,8 +296,12 @@ class DataPort:
         retry_after_s: float = 0.0,
     ) -> None:
         self.metrics.refused(status)
-        body = http_text.error_json(message, kind, code, param)
-        client.respond(parsed, status, body, retry_after_s=retry_after_s)
+        body = api_errors.body(parsed.path, status, message, kind, code, param)
+        headers = JSON_HEADERS + (api_errors.NO_RETRY if status == 501 else b"")
+        client.respond(parsed, status, body, headers=headers, retry_after_s=retry_after_s)
+
+    def _refuse_with(self, client: ClientConnection, parsed: Parsed, error: GlowplugError) -> None:
+        self._refuse(client, parsed, error.status, error.message, error.code, error.type, param=error.param)
 
     def ended(self, exchange: Exchange, *, left: bool) -> None:
         """The books of one request: counted, told, and its place given to the next."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from services.router import direct_write, http_text, request_head
+from services.router import api_errors, direct_write, http_text, request_head
 from services.router.request_head import Parsed, Refused
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ class ClientConnection(asyncio.Protocol):
         status: int,
         body: bytes,
         *,
-        headers: bytes = b"content-type: application/json\r\n",
+        headers: bytes = http_text.JSON_HEADERS,
         retry_after_s: float = 0.0,
         traceparent: str = "",
     ) -> None:
@@ -329,10 +329,11 @@ class ClientConnection(asyncio.Protocol):
         if not parsed.request_id:
             self.port.name(parsed)
         kind = "server_error" if reason.status >= 500 else "invalid_request_error"
-        headers = b"content-type: application/json\r\nx-request-id: %b\r\n" % parsed.request_id.encode()
+        headers = http_text.JSON_HEADERS + b"x-request-id: %b\r\n" % parsed.request_id.encode()
+        headers += self.port.web.cors(parsed)
         if reason.retry_after_s:
             headers += b"retry-after: %d\r\n" % round(reason.retry_after_s)
-        body = http_text.error_json(reason.message, kind, reason.code)
+        body = api_errors.body(parsed.path, reason.status, reason.message, kind, reason.code)
         self._refusal = (
             reason.status,
             http_text.head(reason.status, headers, length=len(body), keep_alive=False) + body,

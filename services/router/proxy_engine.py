@@ -37,10 +37,10 @@ _DROPPED = frozenset(
         b"server-timing",
         b"x-glowplug-instance",
         b"x-glowplug-emulated",
-        b"access-control-allow-origin",  # which pages may read an answer is for the data port to say
-        b"access-control-allow-credentials",
+        b"server",  # which engine it is stands in x-glowplug-instance, for those who may look that up
     )
 )
+_OF_PAGES = b"access-control-"  # which pages may read an answer is for the data port to say
 
 
 class EngineConnection(asyncio.Protocol):
@@ -179,7 +179,7 @@ class EngineConnection(asyncio.Protocol):
         lower = name.lower()
         if self.has_head:
             return  # a trailer
-        if lower not in _DROPPED:
+        if lower not in _DROPPED and not lower.startswith(_OF_PAGES):
             self.headers.append(b"%b: %b\r\n" % (name, value))
             if lower == b"content-type":
                 self.is_sse = value.startswith(b"text/event-stream")

@@ -1,11 +1,15 @@
 """One request's life on the data port: arrived, held, sent to an engine, answered; then told to metrics and traces.
 
-The answer's body passes through untouched. A streamed answer is passed on in whole SSE events, so that when its engine
+The answer's body passes through untouched; what an engine refuses is told in the words of the client's API
+(api_errors.py). A streamed answer is passed on in whole SSE events, so that when its engine
 dies the client gets one error event and a clean end, never half an event and never a silent stop.
 
 An answer is whole when the client has been handed its end: by HTTP's framing, or, of a stream, by the event that ends
 it (`[DONE]`), since clients close their connection on reading that and the last chunk may come in a later read. From
 there on it is 200, whoever leaves or dies. A plain chunked answer has no end but its last chunk.
+
+What may be sent again: a request of which not one byte has been answered, whatever its path, for every answer is made
+anew and no engine keeps anything of it. What has begun is never sent again.
 """
 
 import asyncio
@@ -13,11 +17,13 @@ import time
 from typing import TYPE_CHECKING
 
 from glowplug.controllers.router_words import Reject
+from glowplug.domain.errors import GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.telemetry.semconv import HEADER_EMULATED
-from services.router import event_stream, http_text, tokens
+from services.router import api_errors, event_stream, http_text, tokens
 from services.router.event_stream import EVENT_ENDS
+from services.router.request_body import tool_choice_refused
 from services.router.spans import RequestTrace
 
 if TYPE_CHECKING:
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
 
 _EMULATED = HEADER_EMULATED.encode()
 _monotonic = time.monotonic
+ENGINE_RETRY_S = 1.0  # after which a client asks again that an engine has sent away for now
 
 
 class Exchange:
@@ -38,6 +45,7 @@ class Exchange:
         "_counted",
         "_kept",
         "_last",
+        "_opening",
         "_previous",
         "_timer",
         "arrived",
@@ -59,6 +67,7 @@ class Exchange:
         "keep_alive",
         "max_tokens",
         "model",
+        "needs",
         "num_attempts",
         "num_events",
         "path",
@@ -90,10 +99,10 @@ class Exchange:
         self.done = self.cold = self.head_sent = self.started = self.is_sse = self.is_flowing = False
         self.status = self.num_attempts = self.num_events = 0
         self.prompt_tokens = self.max_tokens = 0  # 0: nobody wants to know
-        self.error_code = ""
+        self.error_code = self.needs = ""  # needs: a feature that an instance may lack
         self.dispatched = self.first_byte = self.ended = self.queue_s = self.router_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._kept = self._last = self._previous = b""
+        self._kept = self._last = self._previous = self._opening = b""
         self._collected: list[bytes] | None = None
         self._counted: tuple[int, int, bool] | None = None
 
@@ -103,6 +112,9 @@ class Exchange:
         """Send the request to `instance` now."""
         self._stop_timer()
         self.instance, self.queue_s, self.cold = instance, held_s, self.cold or cold
+        if self.needs and self.needs in instance.lacks:
+            self._refuse(tool_choice_refused(self.model))
+            return
         self.num_attempts += 1
         self.dispatched = _monotonic()
         if self.trace is not None:
@@ -153,18 +165,38 @@ class Exchange:
 
     def reject(self, effect: Reject) -> None:
         """Answer with an error: as the response, or as one SSE event when the stream has begun."""
-        body = http_text.error_json(effect.message, effect.error_type, effect.code)
-        self.error_code = effect.code
-        self._finish_with_error(effect.status, body, effect.retry_after_s)
+        self._fail(effect.status, effect.message, effect.error_type, effect.code, retry_after_s=effect.retry_after_s)
 
-    def _finish_with_error(self, status: int, body: bytes, retry_after_s: float = 0.0) -> None:
-        self.status = status
-        if self.head_sent:
-            self.keep_alive = False
-            self._write(http_text.sse_error(body))
-            self._write_end()
+    def _refuse(self, error: GlowplugError) -> None:
+        self._fail(error.status, error.message, error.type, error.code, error.param)
+
+    def _fail(
+        self, status: int, message: str, kind: str, code: str, param: str | None = None, retry_after_s: float = 0.0
+    ) -> None:
+        """End it with an error. Of an answer that has begun this is the last event, after which it ends whole; an
+        answer that is no stream can only break off."""
+        self.status, self.error_code = status, code
+        body = api_errors.body(self.path, status, message, kind, code, param)
+        if not self.head_sent:
+            headers = http_text.JSON_HEADERS + self._instance_headers()
+            if self.started:
+                headers += b"server-timing: %b\r\n" % self._timings()
+            if status == 501:
+                headers += api_errors.NO_RETRY
+            self.client.respond(
+                self.request,
+                status,
+                body,
+                headers=headers,
+                retry_after_s=retry_after_s,
+                traceparent=self.traceparent,
+            )
         else:
-            self.client.respond(self.request, status, body, retry_after_s=retry_after_s, traceparent=self.traceparent)
+            self.keep_alive = False
+            if self.is_sse or self._collected is not None or not self.started:
+                self._kept = b""
+                self._write(api_errors.event(self.path, body))
+                self._write_end()
         self._finish()
 
     # -- what the engine answers --------------------------------------------------------------------------------
@@ -205,9 +237,11 @@ class Exchange:
             if not body and not complete:
                 return
             self.started, self.first_byte = True, _monotonic()
-            out = self._begin(engine)
-            if self.port.tracks_tokens and self.is_sse:
-                self.port.desk.first_token(self)
+            out = self._begin(engine, body)
+            if self.is_sse and self._collected is None:
+                self._opening = body[: tokens.TAIL_BYTES] if api_errors.is_anthropic(self.path) else b""
+                if self.port.tracks_tokens:
+                    self.port.desk.first_token(self)
         self._continue(body, complete, out)
 
     def _continue(self, body: bytes, complete: bool, out: bytes = b"") -> None:
@@ -237,13 +271,14 @@ class Exchange:
             self.client.write(out)
         self.is_flowing = self.is_sse and self.chunked and self._collected is None and not self._kept
 
-    def _begin(self, engine: "EngineConnection") -> bytes:
-        """The head of the answer; b"" when the client has one since it was held."""
+    def _begin(self, engine: "EngineConnection", first: bytes) -> bytes:
+        """The head of the answer; b"" when the client has one since it was held, or when this is no answer."""
         self.is_sse = engine.is_sse
+        is_error = engine.status >= 400 or (self.is_sse and api_errors.starts_stream(first))
+        if is_error or (self.head_sent and (engine.status != 200 or not engine.is_sse)):
+            self._collected, self.status, self.is_sse = [], engine.status, False
+            return b""
         if self.head_sent:
-            if engine.status != 200 or not engine.is_sse:
-                self._collected = []
-                self.status = engine.status if engine.status >= 400 else 502
             return b""
         self.head_sent, self.status = True, engine.status
         length = None if engine.is_sse else engine.length
@@ -267,7 +302,10 @@ class Exchange:
         if self.done:
             return
         if self._collected is not None:
-            self._finish_with_error(self.status, event_stream.as_error(b"".join(self._collected)))
+            answer = b"".join(self._collected)
+            error = api_errors.read(self.status, api_errors.starts_stream(answer) or answer, self.path)
+            retry_after_s = ENGINE_RETRY_S if error.status in (429, 503) else 0.0
+            self._fail(error.status, error.message, error.type, error.code, error.param, retry_after_s)
         else:
             self._finish()
 
@@ -301,13 +339,7 @@ class Exchange:
         self.port.desk.failed(self, reached=False, reason=reason)
 
     def _fail_midway(self, reason: str) -> None:
-        self.status, self.error_code, self.keep_alive = 502, "engine_failed", False
-        if self.is_sse or self._collected is not None:
-            self._kept = b""
-            body = http_text.error_json(reason, "server_error", "engine_failed")
-            self._write(http_text.sse_error(body))
-            self._write_end()
-        self._finish()
+        self._fail(502, reason, "server_error", "engine_failed")
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -344,13 +376,8 @@ class Exchange:
             self._end_whole()
             return
         self._leave_engine()
-        body = http_text.error_json(message, "service_unavailable", code)
-        self.error_code, self.keep_alive = code, False
-        if self.started and not self.is_sse:
-            self.status = status
-            self._finish()
-        else:
-            self._finish_with_error(status, body, 1.0)
+        self.keep_alive = False
+        self._fail(status, message, "service_unavailable", code, retry_after_s=1.0)
 
     def _finish(self) -> None:
         self._close_books()
@@ -365,8 +392,10 @@ class Exchange:
         """(prompt, response, exact) of an answer that is over; see tokens.count."""
         if self._counted is not None:
             return self._counted
-        tail = self._previous[-tokens.TAIL_BYTES :] + self._last if len(self._last) < tokens.TAIL_BYTES else self._last
-        self._counted = tokens.count(tail, self.num_events)
+        tail = self._last[-tokens.TAIL_BYTES :]
+        if len(tail) < tokens.TAIL_BYTES:
+            tail = self._previous[-tokens.TAIL_BYTES :] + tail
+        self._counted = tokens.count(self._opening + tail, self.num_events)
         return self._counted
 
     # -- bytes --------------------------------------------------------------------------------------------------
@@ -393,13 +422,14 @@ class Exchange:
 
     def _own_headers(self) -> bytes:
         own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (self.request_id.encode(), self.traceparent.encode())
-        own += self.port.web.cors(self.request)
+        return own + self.port.web.cors(self.request) + self._instance_headers()
+
+    def _instance_headers(self) -> bytes:
         instance = self.instance
-        if instance is not None:
-            own += b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
-            if instance.emulated:
-                own += b"%b: 1\r\n" % _EMULATED
-        return own
+        if instance is None:
+            return b""
+        name = b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
+        return name + b"%b: 1\r\n" % _EMULATED if instance.emulated else name
 
     def _timings(self) -> bytes:
         phases = self.instance.phases if self.cold and self.instance is not None else ()

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from glowplug.domain.model import Model
-from services.router.http_text import encode_json, error_json
+from services.router import api_errors
+from services.router.http_text import encode_json
 
 if TYPE_CHECKING:
     from services.router.desk import Desk
@@ -26,9 +27,8 @@ def answer(path: bytes, desk: "Desk") -> Answer:
         name = _unquote(path.removeprefix(b"/v1/models/"))
         model = desk.lookup(name)
         if model is None:
-            return 404, error_json(
-                f"The model `{name}` does not exist.", "invalid_request_error", "model_not_found", "model"
-            )
+            message = f"The model `{name}` does not exist."
+            return 404, api_errors.body(path, 404, message, "invalid_request_error", "model_not_found", "model")
         return 200, encode_json(model_row(model, desk))
     if path in (b"/ready", b"/readyz"):
         why = desk.not_ready()

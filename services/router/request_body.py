@@ -9,8 +9,11 @@ from typing import Any, cast
 
 import msgspec
 
-from glowplug.domain.errors import BadRequest
+from glowplug.domain.errors import BadRequest, GlowplugError
 from glowplug.domain.model import Model
+from glowplug.engines import apis
+from glowplug.engines.apis import EngineApi
+from services.router.anthropic_shapes import Block, CountAsked, MessagesAsked
 from services.router.request_shapes import (
     CHARS_PER_TOKEN_MAX,
     NUM_CHOICES,
@@ -20,11 +23,13 @@ from services.router.request_shapes import (
     Asked,
     ChatAsked,
     CompletionAsked,
+    Document,
     EmbeddingAsked,
     Function,
     Item,
     Message,
     Part,
+    RerankAsked,
     ResponseAsked,
     ResponseTool,
     Text,
@@ -36,15 +41,23 @@ SHAPES: dict[bytes, type[Asked]] = {
     b"/v1/completions": CompletionAsked,
     b"/v1/embeddings": EmbeddingAsked,
     b"/v1/responses": ResponseAsked,
+    b"/v1/messages": MessagesAsked,
+    b"/v1/messages/count_tokens": CountAsked,
+    b"/v1/rerank": RerankAsked,
 }
 OPERATIONS = {
     b"/v1/chat/completions": "chat",
     b"/v1/completions": "text_completion",
     b"/v1/embeddings": "embeddings",
     b"/v1/responses": "chat",
+    b"/v1/messages": "chat",
+    b"/v1/messages/count_tokens": "count_tokens",
+    b"/v1/rerank": "rerank",
 }
 CHARS_PER_TOKEN = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"})
+_TEXT_PARTS |= {"thinking", "redacted_thinking", "tool_use", "tool_result"}  # of Anthropic's messages
+_FUNCTIONS = frozenset({"function", "custom"})  # tools that the client runs
 _WITH_TEXT = frozenset({"text", "input_text", "output_text"})
 _UNKNOWN = "Object contains unknown field `"
 
@@ -87,8 +100,29 @@ def read_body(path: bytes, body: bytes, by_path: Readers = READERS) -> Any:
     return asked
 
 
-def check_model(asked: Any, model: Model) -> None:
-    """Hold a request against the model it is for. Raises BadRequest naming the field that this model cannot do."""
+class NotSupported(GlowplugError):
+    """The model's engine has no such API, whatever is asked of it (501)."""
+
+    status, type, code = 501, "invalid_request_error", "not_supported"
+
+
+class TooLong(BadRequest):
+    """The text cannot fit the model's context (400)."""
+
+    code = "context_length_exceeded"
+
+
+class ToolChoiceRefused(BadRequest):
+    """The model cannot be made to call a tool, or not in this way (400)."""
+
+    code = "unsupported_tool_choice"
+
+
+def check_model(asked: Any, model: Model, api: EngineApi, path: bytes) -> None:
+    """Hold a request against the model it is for, and against what its engine answers. Raises BadRequest naming the
+    field that this model cannot do, and NotSupported."""
+    if api.lacks and (why := api.lacks.get(path.decode())):
+        raise NotSupported(f"`{model.name}` {why}.", param="model")
     for field in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         most = getattr(asked, field, None)
         if most is not None and most > model.context_tokens:
@@ -99,15 +133,40 @@ def check_model(asked: Any, model: Model) -> None:
         text = (
             f"{param}: {num_chars} characters do not fit the context of `{model.name}`, {model.context_tokens} tokens."
         )
-        raise BadRequest(text, param=param)
-    if model.engine != "llamacpp":
-        return
-    # Its driver loads no projector for images and sounds, and the engine answers 500 for them and 501 for embeddings.
-    if isinstance(asked, EmbeddingAsked) and not model.engine_args.get("embeddings"):
-        raise BadRequest(f"model: `{model.name}` does not make embeddings.", param="model")
-    for param, part in _parts(asked):
-        if part.type not in _TEXT_PARTS:
-            raise BadRequest(f"{param}: `{model.name}` takes text only, not `{part.type}`.", param=param)
+        raise TooLong(text, param=param)
+    if api.text_only:
+        for param, part in _parts(asked):
+            if part.type not in _TEXT_PARTS:
+                raise BadRequest(f"{param}: `{model.name}` takes text only, not `{part.type}`.", param=param)
+    if api.functions_only and isinstance(asked, ResponseAsked):
+        for i, tool in enumerate(asked.tools or ()):
+            if tool.type not in _FUNCTIONS:
+                text = f"tools[{i}].type: `{model.name}` calls functions only, and runs no `{tool.type}`."
+                raise BadRequest(text, param=f"tools[{i}].type")
+    if (kind := forced_choice(asked)) and kind not in api.tool_choices:
+        raise tool_choice_refused(model, can_require=apis.REQUIRED in api.tool_choices)
+
+
+def tool_choice_refused(model: Model, *, can_require: bool = False) -> ToolChoiceRefused:
+    """Why a choice of tools is refused, and what would be taken."""
+    if can_require:
+        text = f"`{model.name}` cannot be made to call a tool by its name; send it alone and ask for any call."
+    else:
+        text = f"`{model.name}` cannot be made to call a tool; leave the choice to it (auto)."
+    return ToolChoiceRefused(f"tool_choice: {text}", param="tool_choice")
+
+
+def forced_choice(asked: Any) -> str:
+    """Whether some tool has to be called (apis.REQUIRED) or one of certain ones (apis.NAMED); "" when that is left
+    open. To name the only tool of a message is to require a call: engines read it so."""
+    choice = getattr(asked, "tool_choice", None)
+    if choice is None or isinstance(choice, str):
+        return apis.REQUIRED if choice == "required" else ""
+    if isinstance(choice, dict):
+        return apis.NAMED
+    if choice.type not in ("any", "tool") or not isinstance(asked, MessagesAsked):
+        return ""
+    return apis.NAMED if choice.type == "tool" and len(asked.tools or ()) > 1 else apis.REQUIRED
 
 
 def sizes(asked: Any) -> tuple[int, int]:
@@ -120,6 +179,12 @@ def sizes(asked: Any) -> tuple[int, int]:
         num_chars, most = _chars_of_text(asked.prompt), asked.max_tokens
     elif isinstance(asked, EmbeddingAsked):
         num_chars, most = _chars_of_text(asked.input), 1
+    elif isinstance(asked, MessagesAsked):
+        num_chars, most = _chars_of_turns(asked), asked.max_tokens
+    elif isinstance(asked, CountAsked):
+        num_chars, most = 0, 1  # its text is cut into tokens, and not read
+    elif isinstance(asked, RerankAsked):
+        num_chars, most = sum(map(_chars_of_document, asked.documents)) + len(asked.query) * len(asked.documents), 1
     else:
         num_chars, most = _chars_of_items(asked.input), asked.max_output_tokens
     return num_chars // CHARS_PER_TOKEN, most or 0
@@ -131,6 +196,10 @@ def _longest_text(asked: Any) -> tuple[str, int]:
         return "messages", sum(_chars_of_message(message) for message in asked.messages)
     if isinstance(asked, ResponseAsked):
         return "input", _chars_of_items(asked.input) + len(asked.instructions or "")
+    if isinstance(asked, CountAsked):
+        return "messages", _chars_of_turns(asked)
+    if isinstance(asked, RerankAsked):
+        return "documents", max(map(_chars_of_document, asked.documents)) + len(asked.query)
     param, text = ("prompt", asked.prompt) if isinstance(asked, CompletionAsked) else ("input", asked.input)
     if isinstance(text, str):
         return param, len(text)
@@ -153,6 +222,23 @@ def _chars_of_items(given: str | list[Item]) -> int:
         return len(given)
     contents = [content for item in given for content in (item.content, item.output) if content]
     return sum(len(content) if isinstance(content, str) else _chars(content) for content in contents)
+
+
+def _chars_of_turns(asked: CountAsked) -> int:
+    contents = [asked.system, *(turn.content for turn in asked.messages)]
+    return sum(len(content) if isinstance(content, str) else _chars_of_blocks(content) for content in contents)
+
+
+def _chars_of_blocks(blocks: Sequence[Block] | None) -> int:
+    num_chars = 0
+    for block in blocks or ():
+        num_chars += len(block.text or "") + len(block.thinking or "") + memoryview(block.input).nbytes
+        num_chars += len(block.content) if isinstance(block.content, str) else _chars_of_blocks(block.content)
+    return num_chars
+
+
+def _chars_of_document(document: str | Document) -> int:
+    return len(document if isinstance(document, str) else document.text)
 
 
 def _chars_of_text(text: Text) -> int:
@@ -178,6 +264,7 @@ def _check(asked: Any) -> None:
     """What types cannot say: fields that bound each other, and the sizes of schemas."""
     if isinstance(asked, ChatAsked):
         _check_tools("tools[{}].function", [tool.function for tool in asked.tools or ()])
+        _check_choice(asked.tool_choice, [tool.function.name for tool in asked.tools or ()])
         _check_format(asked)
         _check_schema("chat_template_kwargs", asked.chat_template_kwargs)
         for param, part in _parts(asked):
@@ -196,8 +283,56 @@ def _check(asked: Any) -> None:
         num_inputs = _num_texts(asked.input)
         if not 1 <= num_inputs <= NUM_INPUTS:
             raise BadRequest(f"input: {num_inputs} texts; 1 to {NUM_INPUTS} are allowed.", param="input")
-    else:
+    elif isinstance(asked, CountAsked):
+        _check_anthropic(asked)
+    elif isinstance(asked, ResponseAsked):
         _check_response(asked)
+
+
+def _check_anthropic(asked: CountAsked) -> None:
+    num_bytes = 0
+    for i, tool in enumerate(asked.tools or ()):
+        if tool.type not in (None, "custom"):
+            text = f"tools[{i}].type: `{tool.type}` is run by its maker's own servers, and not here."
+            raise BadRequest(text, param=f"tools[{i}].type")
+        _check_schema(f"tools[{i}].input_schema", tool.input_schema)
+        num_bytes += memoryview(tool.input_schema).nbytes + len(tool.description or "")
+    _check_tools_bytes(num_bytes)
+    choice = asked.tool_choice
+    if choice is not None and choice.type in ("any", "tool"):
+        _check_forced([tool.name for tool in asked.tools or ()], choice.name if choice.type == "tool" else None)
+        if choice.type == "tool" and not choice.name:
+            raise BadRequest("tool_choice.name is missing.", param="tool_choice.name")
+    for param, part in _parts(asked):
+        _check_part(param, part)
+
+
+def _check_choice(choice: str | dict[str, Any] | None, tools: Sequence[str | None]) -> None:
+    """A choice that is one, of tools that are given."""
+    if choice is None or choice in ("auto", "none"):
+        return
+    if isinstance(choice, str):
+        if choice != "required":
+            raise BadRequest(f"tool_choice: `{choice}` is none of auto, none and required.", param="tool_choice")
+        _check_forced(tools, None)
+    elif choice.get("type") == "allowed_tools":
+        _check_forced(tools, None)
+    else:
+        _check_forced(tools, _named_tool(choice))
+
+
+def _check_forced(tools: Sequence[str | None], name: str | None) -> None:
+    if not tools:
+        raise BadRequest("tool_choice: a call is asked for, and no tools are given.", param="tool_choice")
+    if name and name not in tools:
+        raise BadRequest(f"tool_choice: `{name[:100]}` is none of the tools that are given.", param="tool_choice")
+
+
+def _named_tool(choice: Mapping[str, Any]) -> str:
+    """The function that a tool choice names: within `function` for a chat, beside `type` for a response."""
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else choice.get("name")
+    return name if isinstance(name, str) else ""
 
 
 def _check_response(asked: ResponseAsked) -> None:
@@ -205,6 +340,11 @@ def _check_response(asked: ResponseAsked) -> None:
         if tool.type == "function" and not tool.name:
             raise BadRequest(f"tools[{i}].name is missing.", param=f"tools[{i}].name")
     _check_tools("tools[{}]", asked.tools or ())
+    _check_choice(asked.tool_choice, [tool.name for tool in asked.tools or ()])
+    for field in ("previous_response_id", "conversation", "background"):
+        if getattr(asked, field):
+            text = f"{field}: no engine keeps answers for later requests; send the whole conversation as `input`."
+            raise BadRequest(text, param=field)
     if asked.text is not None and asked.text.format is not None:
         _check_schema("text.format.schema", asked.text.format.schema)
     for param, part in _parts(asked):
@@ -216,6 +356,10 @@ def _check_tools(where: str, tools: Sequence[Function | ResponseTool]) -> None:
     for i, tool in enumerate(tools):
         _check_schema(f"{where.format(i)}.parameters", tool.parameters)
         num_bytes += memoryview(tool.parameters).nbytes + len(tool.description or "")
+    _check_tools_bytes(num_bytes)
+
+
+def _check_tools_bytes(num_bytes: int) -> None:
     if num_bytes > TOOLS_BYTES:
         raise BadRequest(f"tools: {num_bytes} bytes are more than {TOOLS_BYTES}.", param="tools")
 
@@ -235,14 +379,21 @@ def _check_schema(param: str, schema: msgspec.Raw) -> None:
         raise BadRequest(f"{param}: an object is expected.", param=param)
 
 
-def _check_part(param: str, part: Part) -> None:
+def _check_part(param: str, part: Part | Block) -> None:
     if part.type in _WITH_TEXT and part.text is None:
         raise BadRequest(f"{param}.text is missing.", param=f"{param}.text")
 
 
-def _parts(asked: Any) -> Iterator[tuple[str, Part]]:
+def _parts(asked: Any) -> Iterator[tuple[str, Part | Block]]:
     """Every part of every message, with where it is."""
-    if isinstance(asked, ChatAsked):
+    contents: Sequence[tuple[str, str | Sequence[Part] | Sequence[Block] | None]]
+    if isinstance(asked, CountAsked):
+        turns = [(f"messages[{i}].content", turn.content) for i, turn in enumerate(asked.messages)]
+        contents = [("system", asked.system), *turns]
+        for where, blocks in turns:  # a tool's result has pieces too
+            if isinstance(blocks, list):
+                contents += [(f"{where}[{i}].content", block.content) for i, block in enumerate(blocks)]
+    elif isinstance(asked, ChatAsked):
         contents = [(f"messages[{i}].content", m.content) for i, m in enumerate(asked.messages)]
     elif isinstance(asked, ResponseAsked) and isinstance(asked.input, list):
         contents = [(f"input[{i}].content", item.content) for i, item in enumerate(asked.input)]

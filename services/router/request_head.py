@@ -17,6 +17,8 @@ _NOT_PASSED = frozenset(
         b"proxy-connection",
         b"proxy-authorization",
         b"authorization",
+        b"api-key",
+        b"x-api-key",
         b"transfer-encoding",
         b"te",
         b"trailer",

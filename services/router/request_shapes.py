@@ -88,10 +88,13 @@ class Asked(Struct):
 
     model: str
     stream: bool | None = None
+
+
+class OpenAiAsked(Asked, kw_only=True):
     user: Short | None = None
 
 
-class Generating(Asked, kw_only=True):
+class Generating(OpenAiAsked, kw_only=True):
     """What chats and completions have in common. From `top_k` on: fields that engines know and OpenAI does not."""
 
     stream_options: StreamOptions | None = None
@@ -133,6 +136,7 @@ class ChatAsked(Generating, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     service_tier: Short | None = None
     prompt_cache_key: Short | None = None
+    prompt_cache_retention: Short | None = None
     safety_identifier: Short | None = None
     chat_template_kwargs: Raw = Raw(b"null")
     add_generation_prompt: bool | None = None
@@ -147,7 +151,7 @@ class CompletionAsked(Generating, kw_only=True, forbid_unknown_fields=True):
     suffix: str | None = None
 
 
-class EmbeddingAsked(Asked, kw_only=True, forbid_unknown_fields=True):
+class EmbeddingAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
     input: Text
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
@@ -177,7 +181,7 @@ class ResponseText(Struct):
     format: TextFormat | None = None
 
 
-class ResponseAsked(Asked, kw_only=True, forbid_unknown_fields=True):
+class ResponseAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
     input: str | Annotated[list[Item], Meta(max_length=NUM_MESSAGES)] = ""
     instructions: str | None = None
     max_output_tokens: Tokens | None = None
@@ -200,4 +204,18 @@ class ResponseAsked(Asked, kw_only=True, forbid_unknown_fields=True):
     conversation: Short | dict[str, Any] | None = None
     service_tier: Short | None = None
     prompt_cache_key: Short | None = None
+    prompt_cache_retention: Short | None = None
     safety_identifier: Short | None = None
+
+
+class Document(Struct):
+    text: str
+
+
+class RerankAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
+    query: str
+    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=NUM_INPUTS)]
+    top_n: Annotated[int, Meta(ge=0, le=NUM_INPUTS)] | None = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None

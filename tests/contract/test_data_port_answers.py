@@ -114,14 +114,16 @@ async def test_server_timing_of_a_cold_request_has_the_phases() -> None:
     assert "fetch;dur=500.0" in answer.headers["server-timing"]
 
 
-async def test_an_engine_error_passes_through() -> None:
+async def test_what_an_engine_refuses_keeps_its_status_its_reason_and_its_code() -> None:
     async def refuse(served: Served) -> None:
         await served.json({"error": {"message": "no", "code": "bad"}}, status="400 Bad Request", extra=b"x-e: 1\r\n")
 
     async with a_rig() as rig:
         await rig.engine(refuse)
         answer = await rig.ask(chat(stream=True))
-    assert answer.status == 400 and answer.code == "bad" and answer.headers["x-e"] == "1"
+    error = {"message": "no", "type": "invalid_request_error", "param": None, "code": "bad"}
+    assert answer.status == 400 and answer.json() == {"error": error}
+    assert answer.headers["x-glowplug-instance"] == "i-1" and "server-timing" in answer.headers
 
 
 async def test_an_answer_split_at_every_byte_is_the_same() -> None:

@@ -80,6 +80,9 @@ async def test_it_sleeps_and_wakes_and_its_kv_cache_can_be_cut(case: EngineCase)
         assert (await client.get("/admin/kv")).json()["total_bytes"] == 96 << 20  # whole blocks of 8 MiB
         await driver.limit_kv(handle, 0)
         assert (await client.get("/admin/kv")).json()["total_bytes"] == 5 * (8 << 20)  # 65 tokens: one whole context
+        await driver.sleep(handle, "swapped_out")
+        await driver.wake(handle)
+        assert (await client.get("/admin/kv")).json()["total_bytes"] == 1 << 30, "who wakes has its whole grant"
         assert (await client.post("/admin/kv", json={"num_bytes": -1})).status_code == 400
         for becomes in ("prewarmed", "swapped_out"):
             await driver.sleep(handle, becomes)

@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import PhaseName
+from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES
 from glowplug.engines.port import EngineHandle, LoadReport
 from tests.contract.engine_rig import ENGINES, EngineCase, eventually, until_idle
 
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)
 
 KEY = "key-of-this-engine"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
+SMOLLM2_KV_BYTES_PER_TOKEN = 30 * 3 * (64 + 64) * 2  # layers, heads, key and value, two bytes each
 LONG = {"max_tokens": 900, "min_tokens": 900, "ignore_eos": True}
 
 
@@ -85,6 +87,18 @@ async def test_a_ready_engine_is_healthy_idle_and_on_loopback(case: EngineCase, 
     assert started.handle.url.startswith("http://127.0.0.1:")
     assert (await case.driver.health(started.handle)).ok
     assert await case.driver.num_in_flight(started.handle) == 0
+
+
+async def test_slots_and_kv_tokens_are_the_engines_own(case: EngineCase, started: LoadReport) -> None:
+    """PreServe's M: what the grant of 128 MiB holds, not max_concurrency * context_tokens."""
+    per_token = {"emulated": PROFILES[DEFAULT_PROFILE].kv_bytes_per_token}.get(case.name, SMOLLM2_KV_BYTES_PER_TOKEN)
+    fitting = (128 << 20) // per_token
+    expected = (
+        min(fitting, 4 * 1024) if case.name == "llamacpp" else fitting
+    )  # llama.cpp: each slot has a part of its own
+    one_context = 1024 + 16
+    assert started.num_slots == 4
+    assert expected * 0.95 - 128 <= started.kv_tokens <= max(expected, one_context)
 
 
 async def test_models_lists_the_model(client: httpx.AsyncClient) -> None:

@@ -34,6 +34,13 @@ async def test_embeddings_when_asked_for_and_text_all_the_same(case: EngineCase)
     assert text.status_code == 200
 
 
+async def test_a_grant_for_fewer_slots_is_reported_as_such(case: EngineCase) -> None:
+    """The sample model smol-chat: 140 MiB hold three contexts of 2,048 tokens, not the four of max_concurrency."""
+    report = await case.start(kv_bytes=140 << 20, context_tokens=2048, max_concurrency=4)
+    assert (report.num_slots, report.kv_tokens) == (3, 6144)
+    assert report.lacks == ("tool_choice",), "its chat template knows no tools"
+
+
 async def test_weights_cut_short_are_never_served(case: EngineCase) -> None:
     with case.weights.open("rb") as whole:
         cut = case.folder / "cut.gguf"

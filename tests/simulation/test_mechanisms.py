@@ -272,6 +272,7 @@ def test_a_pipelined_cold_start_fetches_in_parts_and_serves(reserve_compute, slo
     assert seen == [(16 * GB, 16 * GB)]
     assert row.max_concurrency == 32 and row.kv_tokens == 32 * GB // 500_000
     assert world.find("x").serving.limits.max_sequences == 32, "a batch for each stage"
+    assert row.slots_per_stage == 8
     total = results.total()
     hops_s = 4 * START.hop_s
     step_s = COSTS.decode_base_s + COSTS.decode_s_per_sequence / 4

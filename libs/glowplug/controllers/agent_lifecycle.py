@@ -113,7 +113,9 @@ class Lifecycle:
             url=report.url,
             ready_at=turn.now_s,
             phases=phases,
+            max_concurrency=report.num_slots or holding.instance.max_concurrency,
             kv_tokens=report.kv_tokens,
+            lacks=report.lacks,
             key_id=report.key_id,
             reason=f"ready after {turn.now_s - holding.instance.created_at:.2f} s",
         )

@@ -95,6 +95,8 @@ class EngineReady:
     phases: tuple[Phase, ...] = ()
     kv_tokens: int = 0  # that its KV cache holds; 0: not known
     key_id: str = ""  # as in Instance
+    num_slots: int = 0  # requests it runs at once; 0: what was planned for it
+    lacks: tuple[str, ...] = ()  # as in Instance
 
 
 @dataclass(frozen=True, slots=True)

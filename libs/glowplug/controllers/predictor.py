@@ -162,7 +162,8 @@ class PredictorController:
         series = self._of(key, now_s)
         if series is not None:
             fullest = max((o.peak_ratio for o in load.outlook_by_instance.values()), default=0.0)
-            series.told(router_id, load.num_waiting + load.num_in_flight, load.in_flight_by_instance.keys(), fullest)
+            num_here, busy = load.num_waiting + load.num_in_flight, load.in_flight_by_instance.keys()
+            series.told(router_id, num_here, busy, fullest, load.slots_per_instance)
 
     def _absent(self, router_id: str, present: Set[str], now_s: float) -> None:
         """A report is whole: of models that are not in it the router holds and runs nothing (any more)."""

@@ -121,7 +121,8 @@ def measured(known: Capacity, window: Window, window_s: float, model: Model | No
     """mu after one more window."""
     if model is None or not window.num_requests or window.instance_seconds < params.min_share * window_s:
         return known
-    batch = window.concurrency_seconds / (model.max_concurrency * window.instance_seconds)
+    slots = window.slots_per_instance or model.max_concurrency
+    batch = window.concurrency_seconds / (slots * window.instance_seconds)
     is_busy = max(batch, window.kv_peak_ratio) >= params.busy_ratio
     tokens = WindowTokens(prompt_tokens=window.prompt_tokens, response_tokens=window.response_tokens, window_s=window_s)
     is_clean = is_busy and window.num_missed <= (1 - params.clean_share) * window.num_requests

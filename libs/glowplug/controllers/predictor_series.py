@@ -25,6 +25,7 @@ class Window:
     num_missed: int = 0  # requests that missed an objective of their model, or failed
     instance_seconds: float = 0.0  # integral of the number of instances that ran something
     kv_peak_ratio: float = 0.0  # the fullest KV cache a router's look-ahead has expected
+    slots_per_instance: int = 0  # requests that an instance ran at once, at most; 0: no router has said so
 
     def totals(self, window_s: float) -> WindowTotals:
         """What a forecaster learns of it."""
@@ -86,13 +87,17 @@ class Series:
         while self.windows and (first := next(iter(self.windows))) < oldest:
             del self.windows[first]
 
-    def told(self, router_id: str, concurrency: int, busy: Collection[str], kv_peak_ratio: float = 0.0) -> None:
-        """What one router holds and runs from now on, on which instances, and how full it expects the fullest."""
+    def told(
+        self, router_id: str, concurrency: int, busy: Collection[str], kv_peak_ratio: float = 0.0, slots: int = 0
+    ) -> None:
+        """What one router holds and runs from now on, on which instances of how many slots each, and how full it
+        expects the fullest."""
         self.by_router[router_id], self.busy_by_router[router_id] = concurrency, busy
         if self.concurrency:
             window = self.open()
             window.concurrency_peak = max(window.concurrency_peak, self.concurrency)
             window.kv_peak_ratio = max(window.kv_peak_ratio, kv_peak_ratio)
+            window.slots_per_instance = max(window.slots_per_instance, slots)
 
     def left(self, router_id: str) -> None:
         """A router holds and runs nothing any more."""

@@ -41,7 +41,7 @@ from glowplug.controllers.router_words import (
 )
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model, OnCold
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event, facts
@@ -404,7 +404,8 @@ class RouterController:
             return ModelLoad()
         mine = self.fleet.by_model.get(model_key, {})
         running = {i: self.in_flight[i] for i in mine if i in self.in_flight}
-        return router_facts.load(queue, running, self.balances.outlooks(model_key))
+        slots = slots_per_instance(mine.values())
+        return router_facts.load(queue, running, self.balances.outlooks(model_key), slots)
 
     def _queue(self, model_key: str) -> ModelQueue:
         return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())

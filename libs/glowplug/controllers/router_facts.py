@@ -36,7 +36,9 @@ def rejected(request: Request, error: GlowplugError, router_id: str) -> Publish:
     return Publish(fact, _cause(request, router_id))
 
 
-def load(queue: ModelQueue, running: Mapping[str, int], outlooks: Mapping[str, Outlook]) -> ModelLoad:
+def load(
+    queue: ModelQueue, running: Mapping[str, int], outlooks: Mapping[str, Outlook], slots_per_instance: int = 0
+) -> ModelLoad:
     """What router.load_reported says of one model; `running` and `outlooks` by instance_id."""
     return ModelLoad(
         num_waiting=len(queue.waiting),
@@ -46,6 +48,7 @@ def load(queue: ModelQueue, running: Mapping[str, int], outlooks: Mapping[str, O
         num_dispatched=queue.num_dispatched,
         in_flight_by_instance=running,
         outlook_by_instance=outlooks,
+        slots_per_instance=slots_per_instance,
     )
 
 

@@ -21,7 +21,7 @@ from glowplug.controllers.router_eta import Estimates
 from glowplug.controllers.router_fleet import Fleet
 from glowplug.controllers.router_queue import ModelQueue, Request
 from glowplug.domain.errors import Contended
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model
 
 _WITHOUT_S = 1.0  # who waits for so long with nothing on its way finds no memory: a start is seen in milliseconds
@@ -128,7 +128,8 @@ class Overload:
             return None
         num_slots = self._num_slots(model.key)
         if not self.is_short:
-            num_slots = max(num_slots, model.max_instances * model.max_concurrency)
+            each = slots_per_instance(self.fleet.ready(model.key)) or model.max_concurrency
+            num_slots = max(num_slots, model.max_instances * each)
             return self._start_s(model, now_s) + num_ahead * service_s / num_slots
         work_s = num_ahead * service_s / num_slots
         return max(self._start_s(model, now_s), self._shared_s(model.key, work_s, self._held))

@@ -278,6 +278,7 @@ class LoadView:
             outlook_by_instance=outlooks,
             num_arrived=sum(load.num_arrived for load in told),
             num_dispatched=sum(load.num_dispatched for load in told),
+            slots_per_instance=max((load.slots_per_instance for load in told), default=0),
         )
 
 

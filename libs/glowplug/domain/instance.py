@@ -1,5 +1,6 @@
 """A running engine, the GPU processes it is made of, and the phases of its start."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -82,7 +83,7 @@ class Instance:
     state: InstanceState
     workers: tuple[Worker, ...]
     url: str = ""  # http://host:port once known
-    max_concurrency: int = 8
+    max_concurrency: int = 8  # requests its engine runs at once: the model's, or the fewer that its memory allows
     model_revision: int = 0
     created_at: float = 0.0
     ready_at: float = 0.0
@@ -100,6 +101,7 @@ class Instance:
     source: str = ""  # the dormant instance it grew from
     consolidating: bool = False  # a stage into which the rest of the model comes: it will run all of it
     key_id: str = ""  # of the key its engine asks for (engine_key.py); "": it asks for none
+    lacks: tuple[str, ...] = ()  # what its engine could do with other weights and cannot with these, e.g. "tool_choice"
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)
@@ -115,9 +117,21 @@ class Instance:
         return self.num_stages == 1
 
     @property
+    def slots_per_stage(self) -> int:
+        """Requests that each of its stages would run at once alone (HydraServe section 6.1), one at least."""
+        return max(1, self.max_concurrency // self.num_stages)
+
+    @property
     def node_id(self) -> str:
         return self.workers[0].node_id if self.workers else ""
 
     @property
     def gpu_id(self) -> str:
         return self.workers[0].gpu_id if self.workers else ""
+
+
+def slots_per_instance(instances: Iterable[Instance]) -> int:
+    """Requests that each of these instances of one model runs at once, as their engines say; 0 when none is READY. The
+    smallest counts: which instance a request finds is not known beforehand."""
+    ready = (i.slots_per_stage for i in instances if i.state is InstanceState.READY)
+    return min(ready, default=0)

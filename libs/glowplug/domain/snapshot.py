@@ -39,6 +39,7 @@ class ModelLoad:
     outlook_by_instance: Mapping[str, Outlook] = field(default_factory=dict)
     num_arrived: int = 0  # requests that have come since the router started; 0 where it does not count them
     num_dispatched: int = 0  # ... that it has sent to an instance
+    slots_per_instance: int = 0  # requests that each of its READY instances runs at once; 0: none is READY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 from glowplug.domain.errors import BadRequest, EngineFailed
-from glowplug.engines import probe
+from glowplug.domain.model import Model
+from glowplug.engines import apis, probe
+from glowplug.engines.apis import EngineApi
 from glowplug.engines.emulated_host.faults import Faults, changed
 from glowplug.engines.emulated_host.profiles import PROFILES
 from glowplug.engines.hosted import HostedDriver
@@ -31,6 +33,12 @@ class EmulatedDriver(HostedDriver):
     )
     module = "glowplug.engines.emulated_host"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    @staticmethod
+    def api(model: Model) -> EngineApi:
+        why = "runs on the emulated engine, which has no such API"
+        lacks = dict.fromkeys((apis.RESPONSES, apis.MESSAGES, apis.COUNT_TOKENS, apis.RERANK), why)
+        return EngineApi(lacks=lacks, tool_choices=frozenset())
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         args = request.model.engine_args

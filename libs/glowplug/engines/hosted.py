@@ -10,7 +10,9 @@ from typing import Any
 from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import Phase, PhaseName
+from glowplug.domain.model import Model
 from glowplug.engines import probe, process, rendezvous
+from glowplug.engines.apis import EVERYTHING, EngineApi
 from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, Health, LaunchRequest, LoadReport
 
 
@@ -28,6 +30,11 @@ class HostedDriver:
     @property
     def _python(self) -> str:
         return self._settings.python or sys.executable
+
+    @staticmethod
+    def api(model: Model) -> EngineApi:
+        """What its engines answer for `model`: see engines/apis.py. Asked before any engine of it runs."""
+        return EVERYTHING
 
     def unavailable(self) -> str:
         return "" if Path(self._python).exists() else f"no interpreter at {self._python}"
@@ -104,7 +111,13 @@ class HostedDriver:
             await process.stop_group(handle.pid, handle.pid_started_at, grace_s=0.0)
             raise
         phases = tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in ready["phases"])
-        return LoadReport(handle=replace(handle, url=http_url(reachable(handle.host), ready["port"])), phases=phases)
+        return LoadReport(
+            handle=replace(handle, url=http_url(reachable(handle.host), ready["port"])),
+            phases=phases,
+            num_slots=int(ready.get("num_slots", 0)),
+            kv_tokens=int(ready.get("kv_tokens", 0)),
+            lacks=tuple(ready.get("lacks", ())),
+        )
 
     async def _wait_ready(self, handle: EngineHandle, run_dir: Path) -> dict[str, Any]:
         deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s

@@ -9,10 +9,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
+from glowplug.domain.model import Model
+from glowplug.engines import apis
+from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, LaunchRequest
 
 ENGINE_ARGS = frozenset({"n_threads", "n_ctx", "n_batch", "n_ubatch", "n_gpu_layers", "embeddings", "pooling"})
+ENGINE_ARGS |= {"chat_template", "mmproj"}  # texts: Jinja of a template, path of a projector's file on the node
+MAX_TEMPLATE_CHARS = 64 * 1024  # the longest templates published have 20,000; it travels in every row of its model
 _PROBE_TIMEOUT_S = 20.0
 _QUICK_S = 2.0  # how long after it was found busy an engine is asked as often as one likes
 _QUIET_S = 1.3  # afterwards at most so often: see LlamacppDriver.num_in_flight
@@ -32,6 +37,24 @@ class LlamacppDriver(HostedDriver):
     capabilities = EngineCapabilities(embeddings=True, cancels_unstreamed=False, overhead_bytes=2 << 30)
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+
+    @staticmethod
+    def api(model: Model) -> EngineApi:
+        args = model.engine_args
+        lacks = {}
+        if not args.get("embeddings"):
+            lacks[apis.EMBEDDINGS] = "does not make embeddings: engine_args.embeddings is not set"
+        if not (args.get("embeddings") and str(args.get("pooling", "")).lower() == "rank"):
+            lacks[apis.RERANK] = (
+                "does not rank: it takes a reranker's weights, engine_args.embeddings and pooling: rank"
+            )
+        # llama.cpp reads a tool choice that is an object as "auto".
+        return EngineApi(
+            lacks=lacks,
+            functions_only=True,
+            text_only=not args.get("mmproj"),
+            tool_choices=frozenset((apis.REQUIRED,)),
+        )
 
     def __init__(self, settings: EngineSettings | None = None) -> None:
         super().__init__(settings)
@@ -80,4 +103,17 @@ class LlamacppDriver(HostedDriver):
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
         if unknown := sorted(set(request.model.engine_args) - ENGINE_ARGS):
             raise BadRequest(f"engine_args.{unknown[0]} is not known to llamacpp", param=f"engine_args.{unknown[0]}")
+        for name in ("chat_template", "mmproj"):
+            _check_text(name, request.model.engine_args.get(name, " "))
         return super().spec(request)
+
+
+def _check_text(name: str, value: Any) -> None:
+    """Raises BadRequest for what is no template and no path."""
+    param = f"engine_args.{name}"
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"{param}: a text is expected", param=param)
+    if name == "chat_template" and value != " " and "{%" not in value and "{{" not in value:
+        raise BadRequest(f"{param}: the text of a Jinja template is expected, not the name of one", param=param)
+    if len(value) > MAX_TEMPLATE_CHARS:
+        raise BadRequest(f"{param}: {len(value)} characters are more than {MAX_TEMPLATE_CHARS}", param=param)

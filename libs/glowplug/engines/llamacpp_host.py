@@ -21,6 +21,7 @@ import xllamacpp
 
 from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.engines import rendezvous
+from glowplug.engines.apis import TOOL_CHOICE
 from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
 
 _WARMUP_TIMEOUT_S = 120
@@ -85,8 +86,14 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
         pooling = str(args.get("pooling", "mean")).upper()
         p.embedding = True
         p.pooling_type = xllamacpp.llama_pooling_type[f"LLAMA_POOLING_TYPE_{pooling}"]
+    template = str(args.get("chat_template", ""))
     if spec["system_prompt"]:
-        p.chat_template = template_with_system(facts.chat_template, spec["system_prompt"])
+        template = template_with_system(template or facts.chat_template, spec["system_prompt"])
+    if template:
+        p.chat_template = template
+    if projector := args.get("mmproj"):
+        p.mmproj.path = str(projector)
+        p.mmproj_use_gpu = p.n_gpu_layers != 0
     print(f"context: {slots} slots of {p.n_ctx // slots} tokens, {p.cpuparams.n_threads} threads", flush=True)
     return p
 
@@ -94,24 +101,46 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
 def check_size(spec: dict[str, Any], weights: Path) -> None:
     """The grant holds all of the file, unless only some layers go to the GPU. Raises WeightsUnavailable."""
     num_bytes, granted = weights.stat().st_size, int(spec["weights_bytes"])
+    if projector := spec["engine_args"].get("mmproj"):
+        if not Path(projector).is_file():
+            raise WeightsUnavailable(f"engine_args.mmproj: there is no file {projector} on this node")
+        num_bytes += Path(projector).stat().st_size
     if num_bytes > granted and "n_gpu_layers" not in spec["engine_args"]:
         raise WeightsUnavailable(f"{weights.name} has {num_bytes} bytes; weights_bytes of the model is {granted}")
 
 
-def serve_one(address: str) -> None:
-    """One token through the whole path, so that READY means answering. Raises RuntimeError when it does not."""
+def serve_one(address: str) -> dict[str, Any]:
+    """One token through the whole path, so that READY means answering. Returns what the server says of itself. Raises
+    RuntimeError when it does not answer."""
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=_WARMUP_TIMEOUT_S)
     body = json.dumps({"prompt": "Hello", "max_tokens": 1, "cache_prompt": False})
+    try:
+        _ask(connection, "POST", "/v1/completions", body)
+        return holds(json.loads(_ask(connection, "GET", "/props")))
+    finally:
+        connection.close()
+
+
+def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: str = "") -> bytes:
     headers = {"Content-Type": "application/json"}
     if api_key := os.environ.get(rendezvous.API_KEY, ""):
         headers["Authorization"] = f"Bearer {api_key}"
-    connection.request("POST", "/v1/completions", body, headers)
+    connection.request(method, path, body, headers)
     answer = connection.getresponse()
+    text = answer.read()
     if answer.status != 200:
-        raise RuntimeError(f"warm-up answered {answer.status}: {answer.read(500).decode('utf-8', 'replace')}")
-    answer.read()
-    connection.close()
+        raise RuntimeError(f"{path} answered {answer.status} at the warm-up: {text[:500].decode('utf-8', 'replace')}")
+    return text
+
+
+def holds(props: dict[str, Any]) -> dict[str, Any]:
+    """Slots, KV cache and what is lacking, from llama.cpp's /props: as it has them, not as they were planned."""
+    num_slots = int(props["total_slots"])
+    caps = props.get("chat_template_caps", {})
+    lacks = [] if caps.get("supports_tools") or caps.get("supports_tool_calls") else [TOOL_CHOICE]
+    kv_tokens = num_slots * int(props["default_generation_settings"]["n_ctx"])
+    return {"num_slots": num_slots, "kv_tokens": kv_tokens, "lacks": lacks}
 
 
 def bring_up(run_dir: Path, spec: dict[str, Any]) -> Any:
@@ -122,14 +151,14 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> Any:
     load_at = time.time()
     server = xllamacpp.Server(parameters(spec, weights, read_facts(weights)))
     warmup_at = time.time()
-    serve_one(server.listening_address)
+    held = serve_one(server.listening_address)
     phases = [
         ["launch", spec["launched_at"], imported_at],
         ["load", load_at, warmup_at],
         ["warmup", warmup_at, time.time()],
     ]
     port = urlsplit(server.listening_address).port
-    rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases})
+    rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases, **held})
     return server
 
 

@@ -78,10 +78,13 @@ class EngineHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """A READY engine: the handle with its url, and the phases (LAUNCH, LOAD, WARMUP) in epoch seconds."""
+    """A READY engine: its handle with the url, its phases (LAUNCH, LOAD, WARMUP) in epoch seconds, what it holds."""
 
     handle: EngineHandle
     phases: tuple[Phase, ...]
+    num_slots: int = 0  # requests it runs at once; 0: as many as its model's max_concurrency
+    kv_tokens: int = 0  # tokens that its KV cache holds, of all requests together; 0: the engine does not say
+    lacks: tuple[str, ...] = ()  # of its kind's features, those that these weights do not have: see Instance.lacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

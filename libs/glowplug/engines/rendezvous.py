@@ -2,7 +2,8 @@
 
     spec.json    driver -> host  what to serve, written before the process starts
     go.json      driver -> host  {"path"}: the weights are complete
-    ready.json   host -> driver  {"port", "phases": [[name, started_at, ended_at], ...]}
+    ready.json   host -> driver  {"port", "phases": [[name, started_at, ended_at], ...]}, and what the engine holds, as
+                                 far as it says so: "num_slots", "kv_tokens", "lacks"
     failed.json  host -> driver  {"message", "code" where waiting for another start would not help}
 
 Files, not pipes: either side may be killed and come back, and saying a thing twice is harmless.

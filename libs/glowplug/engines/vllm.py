@@ -19,7 +19,9 @@ from typing import Any
 import structlog
 
 from glowplug.domain.errors import EngineFailed
-from glowplug.engines import probe, process, rendezvous, vllm_args, vllm_env
+from glowplug.domain.model import Model
+from glowplug.engines import apis, probe, process, rendezvous, vllm_args, vllm_env
+from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
 from glowplug.engines.vllm_zygote import Zygote, default_dir
@@ -40,6 +42,16 @@ class VllmDriver(HostedDriver):
     capabilities = EngineCapabilities(parked=True, metrics=True)
     module = "glowplug_vllm.server"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    @staticmethod
+    def api(model: Model) -> EngineApi:
+        """vLLM finds out by itself what the weights are for, unless it is told (`--runner`)."""
+        runner = model.engine_args.get("runner")
+        generating = (apis.CHAT, apis.COMPLETIONS, apis.RESPONSES, apis.MESSAGES, apis.COUNT_TOKENS)
+        if runner == "pooling":
+            return EngineApi(lacks=dict.fromkeys(generating, "generates no text: engine_args.runner is pooling"))
+        pooling = (apis.EMBEDDINGS, apis.RERANK) if runner == "generate" else ()
+        return EngineApi(lacks=dict.fromkeys(pooling, "only generates text: engine_args.runner is generate"))
 
     @cached_property
     def _interpreter(self) -> Path:

@@ -80,7 +80,7 @@ class Dormancy:
         engine.serve(self.node.server.gpu_kind, self.world.setup.params)
         load = Phase(name=PhaseName.LOAD, started_at=since_s, ended_at=now_s)
         url = f"sim://{engine.instance_id}"
-        self.node.tell_agent(aw.EngineReady(engine.instance_id, url, (load,), engine.kv_tokens))
+        self.node.tell_agent(engine.ready(url, (load,)))
 
     def _left(self, engine: SimEngine) -> float:
         """Bytes that are still to come over each lane."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from glowplug.controllers.agent_words import EngineReady
+from glowplug.domain.instance import Phase
 from glowplug.simulator.batching import BatchEngine, EngineLimits
 from glowplug.simulator.kernel import Timer
 from glowplug.simulator.links import Transfer
@@ -73,6 +75,15 @@ class SimEngine:
     def kv_tokens(self) -> int:
         """That its KV cache holds; 0 while it serves nobody."""
         return self.serving.limits.kv_tokens if self.serving is not None else 0
+
+    @property
+    def num_slots(self) -> int:
+        """Requests that it runs at once; 0 while it serves nobody."""
+        return self.serving.limits.max_sequences if self.serving is not None else 0
+
+    def ready(self, url: str, phases: tuple[Phase, ...]) -> EngineReady:
+        """What its agent is told once it serves, or once a pipeline's stage has its part."""
+        return EngineReady(self.instance_id, url, phases, self.kv_tokens, num_slots=self.num_slots)
 
     @property
     def weights_bytes(self) -> int:

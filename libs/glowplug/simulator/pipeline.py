@@ -42,7 +42,7 @@ class Pipelines:
         if engine.serving is None:
             engine.serve(self.node.server.gpu_kind, self.world.setup.params, stages)
         url = f"sim://{engine.instance_id}"
-        self.node.answer_agent(aw.EngineReady(engine.instance_id, url, (), engine.kv_tokens))
+        self.node.answer_agent(engine.ready(url, ()))
 
     def _consolidate(self, effect: aw.ConsolidateEngine) -> None:
         engine = self.node.engines.get(effect.instance_id)

@@ -148,7 +148,7 @@ class Starting:
         if engine.num_stages == 1:
             engine.serve(self.node.server.gpu_kind, self.world.setup.params)
         url = f"sim://{engine.instance_id}"
-        self.node.tell_agent(aw.EngineReady(engine.instance_id, url, self._phases(engine), engine.kv_tokens))
+        self.node.tell_agent(engine.ready(url, self._phases(engine)))
 
     def _phases(self, engine: SimEngine) -> tuple[Phase, ...]:
         return (

@@ -47,7 +47,8 @@ class FakeSleeper(FakeEngineDriver):
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         report = await super().load(handle, weights_path)
         self.told.append(f"load {weights_path}")
-        return replace(report, handle=replace(report.handle, url="http://127.0.0.1:1"))
+        handle = replace(report.handle, url="http://127.0.0.1:1")
+        return replace(report, handle=handle, num_slots=3, kv_tokens=6144, lacks=("tool_choice",))
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         if self.sleep_error is not None:
@@ -96,6 +97,7 @@ async def test_a_replica_is_parked_once_loaded_and_goes_on_under_a_new_id(room: 
     ready = await room.outcome(EngineReady)
     assert room.driver.told[2:] == ["wake"] and ready.url == "http://127.0.0.1:1"
     assert [phase.name.value for phase in ready.phases] == ["load"]
+    assert (ready.num_slots, ready.kv_tokens, ready.lacks) == (3, 6144, ("tool_choice",)), "as its load has said"
     handles = room.state.handles
     assert list(handles) == ["i-1"] and (handles["i-1"].pid, handles["i-1"].instance_id) == (pid, "i-1")
     process.kill_group(pid, handles["i-1"].pid_started_at)

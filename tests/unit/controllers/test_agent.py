@@ -76,6 +76,19 @@ def test_ready_tells_url_phases_and_trace() -> None:
     assert fact.cause is not None and fact.cause.traceparent == "tp" and fact.cause.event_id == now.cause_id
 
 
+def test_slots_and_kv_tokens_are_what_the_engine_says_and_else_what_the_model_declares() -> None:
+    """Memory allows llama.cpp fewer slots than max_concurrency: more would wait inside it, where nobody sees them."""
+    agent = make()
+    for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",)}, {})):
+        instance_id, at = f"i-{n + 1}", 10.0 + 10 * n
+        agent.handle(start(instance_id), at)
+        agent.handle(EngineLaunched(instance_id), at + 1)
+        agent.handle(WeightsComplete(instance_id, "/w"), at + 2)
+        agent.handle(EngineReady(instance_id, "u", **said), at + 3)
+    rows = [instance(agent, "i-1"), instance(agent, "i-2")]
+    assert [(r.max_concurrency, r.kv_tokens, r.lacks) for r in rows] == [(3, 6144, ("tool_choice",)), (8, 0, ())]
+
+
 def test_each_write_raises_the_revision() -> None:
     agent = make()
     revisions = []

@@ -1,5 +1,7 @@
 """Forecasts at each window's close, how far off they were, and mu (PreServe section 4.1, Algorithm 1)."""
 
+from dataclasses import replace
+
 import pytest
 
 from glowplug.controllers.effects import Publish, Tick
@@ -148,6 +150,20 @@ def test_a_window_with_a_full_cache_is_not_quiet_however_wide_the_batch():
     (told,) = made(controller.handle(Tick(), 60.0))
     assert told.forecasts[0].prompt_per_s == pytest.approx(10.0)
     assert one_window(predictor(model=wide), finished()).prompt_per_s == 0.0
+
+
+def test_a_batch_is_full_when_every_slot_that_engines_really_have_is_taken():
+    """Of 8 declared slots memory allows 3: three requests at once are a full batch, and mu is learned."""
+    declared = a_model(max_concurrency=8, slo=SLO)
+    three = ModelLoad(num_in_flight=3, in_flight_by_instance={"i-1": 3})
+    learned = []
+    for load in (three, replace(three, slots_per_instance=3)):
+        controller = predictor(model=declared)
+        controller.handle(load_report(m=load), 0.0)
+        controller.handle(finished(), 30.0)
+        (forecast,) = made(controller.handle(Tick(), 60.0))
+        learned.append(forecast.forecasts[0].total_per_s > 0)
+    assert learned == [False, True]
 
 
 def test_capacities_measured_elsewhere_are_the_least_there_is():

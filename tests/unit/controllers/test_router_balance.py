@@ -215,3 +215,13 @@ def test_another_routers_tokens_turn_a_request_elsewhere() -> None:
     run.now_s += 10.0  # silent for longer than a router is
     run.tell(Tick())
     assert went(run.arrive()) == ["i-1"]
+
+
+def test_the_peak_is_held_against_the_cache_that_the_engine_says_it_has() -> None:
+    """PreServe's M of smol-chat is 6,144 tokens; max_concurrency * context_tokens would be 8,192."""
+    run = Run(max_concurrency=4, context_tokens=2048)
+    run.instance(max_concurrency=3, kv_tokens=6144)
+    run.arrive(prompt=3072, expected=1)
+    load = run.controller.load("m")
+    assert load.outlook_by_instance["i-1"].peak_ratio == pytest.approx(3072 / 6144, rel=0.01)
+    assert load.slots_per_instance == 3

@@ -1,6 +1,7 @@
 """The watch on the engine core: one question at a time, silence measured from the oldest open one."""
 
 import asyncio
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,17 @@ async def test_a_dead_core_raises_what_it_raised_and_is_asked_again() -> None:
 async def test_ready_is_announced_once_the_port_accepts(tmp_path: Path) -> None:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    await plugin.announce(plugin.Start(tmp_path, 1.0, 2.0, 3.0), "0.0.0.0", port)
+    held = {"num_slots": 4, "kv_tokens": 11_648}
+    await plugin.announce(plugin.Start(tmp_path, 1.0, 2.0, 3.0), "0.0.0.0", port, held)
     server.close()
     ready = rundir.read(tmp_path, rundir.READY)
-    assert ready["port"] == port
+    assert ready["port"] == port and held.items() <= ready.items()
     assert [phase[:2] for phase in ready["phases"][:2]] == [["launch", 1.0], ["load", 3.0]]
     assert ready["phases"][0][2] == 2.0
+
+
+def test_slots_and_the_kv_cache_are_those_of_vllms_configuration() -> None:
+    cache, scheduler = Namespace(num_gpu_blocks=728, block_size=16), Namespace(max_num_seqs=4)
+    client = Namespace(vllm_config=Namespace(cache_config=cache, scheduler_config=scheduler))
+    assert plugin.holds(client) == {"num_slots": 4, "kv_tokens": 11_648}
+    assert plugin.holds(None) == plugin.holds(Namespace()) == {"num_slots": 0, "kv_tokens": 0}

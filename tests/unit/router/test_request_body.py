@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from glowplug.domain.errors import BadRequest
-from services.router.request_body import check_model, read_body, readers, sizes
+from glowplug.engines.drivers import api_of
+from services.router.request_body import NotSupported, check_model, read_body, readers, sizes
 from tests.contract.data_port_rig import a_model
 
 CHAT, COMPLETION, EMBEDDING, RESPONSE = (
@@ -200,7 +201,8 @@ def test_all_tools_together_are_bounded() -> None:
 
 
 def check(path: bytes, fields: dict[str, Any], **model: Any) -> None:
-    check_model(read_body(path, json.dumps(BODIES[path] | fields).encode()), a_model(**model))
+    made = a_model(**model)
+    check_model(read_body(path, json.dumps(BODIES[path] | fields).encode()), made, api_of(made), path)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ def test_a_text_that_cannot_fit_the_context_is_not_tokenized(path: bytes, fields
 )
 def test_what_a_text_model_of_llamacpp_cannot_do(path: bytes, fields: dict[str, Any], param: str) -> None:
     check(path, fields, engine="vllm")  # it may have eyes: its engine knows
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises((BadRequest, NotSupported)) as refused:
         check(path, fields, engine="llamacpp")
     assert refused.value.param == param
     check(EMBEDDING, {}, engine="llamacpp", engine_args={"embeddings": True})

@@ -10,6 +10,7 @@ from typing import Any
 
 from glowplug.engines import rendezvous
 from glowplug.engines.emulated_host.api import Api
+from glowplug.engines.emulated_host.batch import BLOCK_TOKENS
 from glowplug.engines.emulated_host.engine import Engine, EngineConfig
 from glowplug.engines.emulated_host.faults import Faults, changed
 from glowplug.engines.emulated_host.http import Connection
@@ -77,7 +78,9 @@ async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: lis
     stepping = asyncio.ensure_future(engine.run())
     stepping.add_done_callback(lambda _: stopping.set())  # an engine that cannot step must not seem to live
     port = server.sockets[0].getsockname()[1]
-    rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases})
+    config = engine.config
+    holds = {"num_slots": config.max_running, "kv_tokens": config.num_blocks * BLOCK_TOKENS}
+    rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases, **holds})
     print(f"emulated engine for {spec['model']} ready on port {port}", flush=True)
     await stopping.wait()
     if stepping.done():

@@ -107,8 +107,10 @@ class Engine:
         self.sleep_level = level
 
     async def wake_up(self) -> None:
-        """Bring the weights back over the modelled link, then go on. Of a replica of the first layers the rest comes;
-        it goes on once the last layers come while the shortest prefill runs (WarmServe section 4)."""
+        """Bring the weights back over the modelled link, then go on, with the whole KV cache. Of a replica of the first
+        layers the rest comes; it goes on once the last layers come while the shortest prefill runs (WarmServe section
+        4)."""
+        self.batch.num_blocks = self.config.num_blocks
         rest_bytes, self.rest_bytes = self.rest_bytes, 0
         if self.sleep_level:
             await self.pass_time(self.config.weights_bytes / self.config.load_bytes_per_s)

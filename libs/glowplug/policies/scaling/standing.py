@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import FleetSnapshot, Forecast, ModelLoad
 from glowplug.policies.decisions import ScaleDecision
@@ -52,7 +52,8 @@ class Standing:
 
     @property
     def per_instance(self) -> int:
-        return max(1, self.model.max_concurrency)
+        """Requests that one instance runs at once: as the engines that are READY say, else as the model declares."""
+        return slots_per_instance(self.running) or max(1, self.model.max_concurrency)
 
     @property
     def needed(self) -> int:
@@ -180,7 +181,7 @@ def _figures(st: Standing) -> dict[str, float | int | str]:
     return {
         "waiting": st.load.num_waiting,
         "in_flight": st.load.num_in_flight,
-        "per_instance": st.model.max_concurrency,
+        "per_instance": st.per_instance,
         "running": st.num_running,
         "min": st.floor,
         "max": st.ceiling,

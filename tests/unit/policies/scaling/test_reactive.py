@@ -26,6 +26,15 @@ def test_wants_enough_instances_for_waiting_and_running():
     assert decision.inputs["waiting"] == 9
 
 
+def test_an_engine_that_has_fewer_slots_than_declared_is_counted_with_those():
+    """llama.cpp whose grant holds 3 contexts: 8 requests need three instances, not one."""
+    model = a_model(max_concurrency=8, max_instances=4)
+    small = an_instance(max_concurrency=3, kv_tokens=6144)
+    decision = decide(model, ModelLoad(num_waiting=5, num_in_flight=3), small)
+    assert decision.num_wanted == 3 and decision.inputs["per_instance"] == 3
+    assert decide(model, ModelLoad(num_waiting=8)).num_wanted == 1, "while none has answered, what is declared"
+
+
 def test_never_wants_more_than_max_instances():
     assert decide(a_model(max_instances=2), ModelLoad(num_waiting=1000)).num_wanted == 2
 

@@ -1,0 +1,33 @@
+"""What of the data port's HTTP API an engine answers for one model, known from the model's file before an engine runs.
+
+Each driver declares it (`api` of its class); a router refuses the rest with the reason, and wakes no model for it. What
+depends on the weights, the engine itself says when it is ready (`LoadReport.lacks`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+RERANK = "/v1/rerank"
+PATHS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, COUNT_TOKENS, RERANK)
+
+TOOL_CHOICE = "tool_choice"  # in Instance.lacks: a call of a tool cannot be forced, the chat template knows no tools
+REQUIRED, NAMED = "required", "named"  # a tool choice: any tool must be called, or this one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineApi:
+    """`lacks`: path -> why the engine does not answer it for this model, to be read behind the model's name."""
+
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    functions_only: bool = False  # tools that an engine would run itself (a web search) are refused, else ignored
+    text_only: bool = False  # images, sounds and files within messages are refused
+    tool_choices: frozenset[str] = frozenset((REQUIRED, NAMED))  # that it honours; "auto" and "none" bind nobody
+
+
+EVERYTHING = EngineApi()  # of an engine that declares nothing: it is asked, and refuses by itself

@@ -1,0 +1,485 @@
+"""Each API of the data port speaks its own way: errors in its shape whatever an engine says, and 501 where none can."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import OnCold
+from glowplug.runtime.settings import ServiceSettings
+from services.router import api_errors
+from services.router.limits import Limits
+from tests.contract.data_port_rig import DONE, TOKEN, Answer, FakeEngine, Served, a_model, a_rig, an_instance, chat
+
+CHAT, COMPLETION, EMBEDDING, RESPONSE, MESSAGE, COUNT, RERANK = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+)
+USER = {"role": "user", "content": "Hi"}
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "m", "messages": [USER]},
+    COMPLETION: {"model": "m", "prompt": "Hi"},
+    EMBEDDING: {"model": "m", "input": "Hi"},
+    RESPONSE: {"model": "m", "input": "Hi"},
+    MESSAGE: {"model": "m", "messages": [USER], "max_tokens": 8},
+    COUNT: {"model": "m", "messages": [USER]},
+    RERANK: {"model": "m", "query": "Hi", "documents": ["a", {"text": "b"}]},
+}
+WHERE = {
+    CHAT: "messages", COMPLETION: "prompt", EMBEDDING: "input", RESPONSE: "input", MESSAGE: "messages",
+    COUNT: "messages", RERANK: "documents",
+}  # fmt: skip
+QUICK = Limits(keepalive_after_s=0.02, keepalive_every_s=0.02)
+LLAMA = {
+    "code": 400, "message": "request (31 tokens) exceeds the available context size (10 tokens), try increasing",
+    "type": "exceed_context_size_error", "n_prompt_tokens": 31, "n_ctx": 10,
+}  # fmt: skip
+INVALID = "invalid_request_error"
+VLLM = "This model's maximum context length is 10 tokens. However, you requested 31 tokens."
+
+
+def post(path: str, extra: bytes = b"", **fields: Any) -> bytes:
+    body = json.dumps(BODIES[path] | fields).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (path.encode(), extra, len(body)) + body
+
+
+def refusing(status: str, body: Any, extra: bytes = b"") -> Any:
+    async def refuse(served: Served) -> None:
+        await served.json(body, status=status, extra=extra)
+
+    return refuse
+
+
+def error_of(answer: Answer, path: str) -> dict[str, Any]:
+    """The error, after a look at its shape."""
+    found = answer.json()
+    if path in (MESSAGE, COUNT):
+        assert (
+            found.keys() == {"type", "error"}
+            and found["type"] == "error"
+            and found["error"].keys() == {"type", "message"}
+        )
+    else:
+        assert found.keys() == {"error"} and found["error"].keys() == {"message", "type", "param", "code"}
+        assert isinstance(found["error"]["code"], str)
+    return dict(found["error"])
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"error": LLAMA},
+        {"error": {"message": VLLM, "type": "BadRequestError", "param": None, "code": 400}},
+        {"object": "error", "message": VLLM, "type": "BadRequestError", "param": None, "code": 400},
+        {"type": "error", "error": {"type": "BadRequestError", "message": VLLM}},
+        {"error": {"message": VLLM, "type": "invalid_request_error", "param": "x", "code": "context_length_exceeded"}},
+    ],
+)
+async def test_a_prompt_too_long_is_the_same_error_whichever_engine_says_so(path: str, said: Any) -> None:
+    async with a_rig() as rig:
+        await rig.engine(refusing("400 Bad Request", said))
+        answer = await rig.ask(post(path))
+    error = error_of(answer, path)
+    assert answer.status == 400 and error["type"] == "invalid_request_error"
+    assert "maximum context length is 10 tokens" in error["message"] and "31 tokens" in error["message"]
+    if path not in (MESSAGE, COUNT):
+        assert (error["code"], error["param"]) == ("context_length_exceeded", WHERE[path])
+
+
+@pytest.mark.parametrize(
+    ("said_status", "said", "status", "code", "kind"),
+    [
+        ("400", {"error": {"code": 400, "message": "no", "type": "x"}}, 400, "bad_request", INVALID),
+        ("422", {"detail": [{"loc": ["body", "n"]}]}, 422, "bad_request", INVALID),
+        ("500", {"error": {"code": 500, "message": "no"}}, 500, "engine_error", "server_error"),
+        ("500", b"Traceback", 500, "engine_error", "server_error"),
+        ("503", {"error": {"code": 503, "message": "Loading model"}}, 503, "engine_unavailable", "service_unavailable"),
+        ("429", {"message": "slow down"}, 429, "engine_overloaded", "rate_limit_error"),
+        ("404", {"error": {"message": "File Not Found", "code": 404}}, 501, "not_supported", "server_error"),
+        ("404", {"detail": "Not Found"}, 501, "not_supported", "server_error"),
+        ("405", {"detail": "Method Not Allowed"}, 501, "not_supported", "server_error"),
+        ("404", {"error": {"message": "The model `x` does not exist.", "code": 404}}, 404, "model_not_found", INVALID),
+        ("501", {"error": {"code": 501, "message": "no"}}, 501, "not_supported", "server_error"),
+        ("401", {"error": "Unauthorized"}, 502, "engine_refused_key", "server_error"),
+        ("400", b"[" * 5000, 400, "bad_request", INVALID),
+        ("400", b"\xff\xfe", 400, "bad_request", INVALID),
+        ("400", b"", 400, "bad_request", INVALID),
+    ],
+)  # fmt: skip
+async def test_every_refusal_of_an_engine_is_an_error_object_of_openai(
+    said_status: str, said: Any, status: int, code: str, kind: str
+) -> None:
+    async with a_rig() as rig:
+        await rig.engine(
+            refusing(f"{said_status} Odd", said, b"server: llama.cpp\r\naccess-control-allow-headers: *\r\n")
+        )
+        answers = [await rig.ask(chat()), await rig.ask(chat(stream=True))]
+    for answer in answers:
+        error = error_of(answer, CHAT)
+        assert (answer.status, error["code"], error["type"]) == (status, code, kind) and error["message"]
+        assert not {"server", "access-control-allow-headers"} & answer.headers.keys()
+        assert ("retry-after" in answer.headers) == (status in (429, 503))
+        assert (answer.headers.get("x-should-retry") == "false") == (status == 501)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_no_answer_says_which_server_made_it(path: str) -> None:
+    extra = b"Server: llama.cpp\r\nAccess-Control-Expose-Headers: x\r\nx-own: 1\r\n"
+    async with a_rig() as rig:
+        await rig.engine(refusing("200 OK", {"usage": {"prompt_tokens": 3}}, extra))
+        answer = await rig.ask(post(path))
+    assert answer.status == 200 and answer.headers["x-own"] == "1"
+    assert not {"server", "access-control-expose-headers"} & answer.headers.keys()
+
+
+async def test_an_engine_that_dies_within_its_refusal_is_502_and_not_half_an_answer() -> None:
+    async def die(served: Served) -> None:
+        await served.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 100\r\n\r\n{")
+        await asyncio.sleep(0.02)
+        served.die()
+
+    async with a_rig() as rig:
+        await rig.engine(die)
+        answer = await rig.ask(chat())
+    assert (answer.status, answer.code, answer.complete) == (502, "engine_failed", True)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b'data: {"error":{"code":400,"message":"no","type":"x"}}\n\n',
+        b'error: {"code":400,"message":"no","type":"x"}\n\n',
+        b'event: error\ndata: {"type":"error","error":{"type":"x","message":"no","code":400}}\n\n',
+    ],
+)
+async def test_a_stream_that_begins_with_an_error_is_an_error_with_a_status(first: bytes) -> None:
+    async def stream(served: Served) -> None:
+        await served.sse_head()
+        await served.chunk(first)
+        await served.chunk(DONE)
+        await served.end()
+
+    async with a_rig() as rig:
+        await rig.engine(stream)
+        answer = await rig.ask(chat(stream=True))
+        assert answer.status == 400 and error_of(answer, CHAT)["message"] == "no"
+        assert rig.finished[0].status == 400
+
+
+async def dying(served: Served) -> None:
+    await served.sse_head()
+    await served.chunk(b'event: message_start\ndata: {"type":"message_start"}\n\n')
+    await asyncio.sleep(0.02)
+    served.die()
+
+
+async def test_a_message_that_breaks_off_ends_with_anthropics_error_event() -> None:
+    async with a_rig() as rig:
+        await rig.engine(dying)
+        answer = await rig.ask(post(MESSAGE, stream=True))
+    events = answer.body.decode().split("\n\n")
+    assert answer.complete and events[0].startswith("event: message_start") and events[2] == ""
+    name, data = events[1].split("\n")
+    assert name == "event: error" and json.loads(data[6:])["error"]["type"] == "api_error"
+
+
+async def test_a_response_that_breaks_off_ends_with_an_error_event_of_its_own() -> None:
+    async with a_rig() as rig:
+        await rig.engine(dying)
+        answer = await rig.ask(post(RESPONSE, stream=True))
+    name, data = answer.body.decode().split("\n\n")[1].split("\n")
+    event = json.loads(data[6:])
+    assert name == "event: error" and (event["type"], event["code"]) == ("error", "engine_failed")
+    assert event["error"]["message"] == event["message"], "clients of OpenAI's raise what stands in `error`"
+
+
+async def test_a_message_is_over_with_its_last_event_whoever_leaves_then() -> None:
+    """Its events pass untouched, its prompt is counted at its beginning and its answer at its end."""
+    start = {
+        "type": "message_start",
+        "message": {"usage": {"input_tokens": 1, "cache_read_input_tokens": 30, "output_tokens": 0}},
+    }
+    sent = [f"event: message_start\ndata: {json.dumps(start)}\n\n"]
+    delta = 'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"%s"}}\n\n'
+    sent += [delta % ("x" * 50)] * 200
+    sent += ['event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":200}}\n\n']
+    sent += ['event: message_stop\ndata: {"type":"message_stop"}\n\n']
+
+    async def stream(served: Served) -> None:
+        await served.sse_head()
+        for event in sent:
+            await served.chunk(event.encode())
+        await served.left.wait()  # it never says that it is over, as far as HTTP goes
+
+    async with a_rig() as rig:
+        await rig.engine(stream)
+        client = await rig.client()
+        await client.send(post(MESSAGE, stream=True))
+        status, _ = await client.head()
+        body = b""
+        while not body.endswith(sent[-1].encode()):
+            body += await client.chunk()
+        client.close()
+        await rig.until(lambda: bool(rig.finished))
+        assert status == 200 and body.decode() == "".join(sent)
+        assert (rig.finished[0].status, rig.finished[0].token_counts()) == (200, (31, 200, True))
+
+
+@pytest.mark.parametrize("path", [MESSAGE, RESPONSE, COUNT, RERANK])
+async def test_what_has_no_byte_of_an_answer_is_sent_to_another_instance(path: str) -> None:
+    async def die(served: Served) -> None:
+        served.die()
+
+    async with a_rig() as rig:
+        first = await rig.engine(die)
+        second = await rig.engine(
+            refusing("200 OK", {"usage": {"input_tokens": 3, "output_tokens": 1}}), instance_id="i-2"
+        )
+        answer = await rig.ask(post(path))
+    assert answer.status == 200 and len(first.served) + len(second.served) == 2
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_held_request_that_times_out_says_so_in_its_own_shape(path: str) -> None:
+    async with a_rig(QUICK, models=(a_model(max_wait_s=0.03),)) as rig:
+        client = await rig.client()
+        await client.send(post(path))
+        await rig.until(lambda: rig.num_held == 1)
+        await asyncio.sleep(0.04)
+        rig.tick()
+        answer = await client.answer()
+    error = error_of(answer, path)
+    assert answer.status == 503 and int(answer.headers["retry-after"]) >= 1
+    assert error["type"] == ("overloaded_error" if path in (MESSAGE, COUNT) else "service_unavailable")
+
+
+async def test_a_held_message_is_kept_alive_and_ends_with_an_error_event() -> None:
+    async with a_rig(QUICK, models=(a_model(max_wait_s=0.06),)) as rig:
+        client = await rig.client()
+        await client.send(post(MESSAGE, stream=True))
+        status, headers = await client.head()
+        assert status == 200 and headers["content-type"].startswith("text/event-stream")
+        assert (await client.chunk()).startswith(b": glowplug waiting model=m ")
+        await asyncio.sleep(0.08)
+        rig.tick()
+        body = b""
+        while part := await client.chunk():
+            body += part
+    assert b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"' in body
+
+
+# -- what an engine cannot do -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "cannot"),
+    [
+        ("emulated", {}, {RESPONSE, MESSAGE, COUNT, RERANK}),
+        ("llamacpp", {}, {EMBEDDING, RERANK}),
+        ("llamacpp", {"embeddings": True}, {RERANK}),
+        ("llamacpp", {"embeddings": True, "pooling": "rank"}, set()),
+        ("vllm", {}, set()),
+        ("vllm", {"runner": "pooling"}, {CHAT, COMPLETION, RESPONSE, MESSAGE, COUNT}),
+        ("vllm", {"runner": "generate"}, {EMBEDDING, RERANK}),
+        ("one-of-a-newer-version", {}, set()),
+    ],
+)
+async def test_what_an_engine_does_not_answer_is_501_with_the_reason_and_wakes_nobody(
+    engine: str, args: dict[str, Any], cannot: set[str]
+) -> None:
+    async with a_rig(models=(a_model(engine=engine, engine_args=args, on_cold=OnCold.REFUSE),)) as rig:
+        found = set()
+        for path in BODIES:
+            answer = await rig.ask(post(path))
+            error = error_of(answer, path)
+            assert answer.status in (501, 503), "503: it came as far as the model, which is cold"
+            if answer.status == 501:
+                found.add(path)
+                assert error["message"].startswith("`m` ") and answer.headers["x-should-retry"] == "false"
+                assert path in (MESSAGE, COUNT) or (error["code"], error["param"]) == ("not_supported", "model")
+    assert found == cannot
+
+
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+FLAT = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "engines"),
+    [
+        (CHAT, {"tools": [FUNCTION], "tool_choice": "auto"}, "emulated llamacpp vllm"),
+        (CHAT, {"tools": [FUNCTION], "tool_choice": "none"}, "emulated llamacpp vllm"),
+        (CHAT, {"tools": [FUNCTION], "tool_choice": "required"}, "llamacpp vllm"),
+        (CHAT, {"tools": [FUNCTION], "tool_choice": FUNCTION}, "vllm"),
+        (CHAT, {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools"}}, "vllm"),
+        (CHAT, {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}}, ""),
+        (CHAT, {"tools": [FUNCTION], "tool_choice": "any"}, ""),
+        (CHAT, {"tool_choice": "required"}, ""),
+        (CHAT, {"tool_choice": FUNCTION}, ""),
+        (RESPONSE, {"tools": [FLAT], "tool_choice": "required"}, "llamacpp vllm"),
+        (RESPONSE, {"tools": [FLAT], "tool_choice": FLAT}, "vllm"),
+        (RESPONSE, {"tools": [FLAT], "tool_choice": {"type": "function", "name": "g"}}, ""),
+        (RESPONSE, {"tools": [{"type": "web_search"}]}, "vllm"),
+        (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "auto"}}, "llamacpp vllm"),
+        (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "any"}}, "llamacpp vllm"),
+        (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "llamacpp vllm"),
+        (MESSAGE, {"tools": [TOOL, TOOL | {"name": "g"}], "tool_choice": {"type": "tool", "name": "f"}}, "vllm"),
+        (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, ""),
+        (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool"}}, ""),
+        (MESSAGE, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ""),
+        (MESSAGE, {"tool_choice": {"type": "any"}}, ""),
+    ],
+)
+async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
+    path: str, fields: dict[str, Any], engines: str
+) -> None:
+    honoured = set()
+    for engine in ("emulated", "llamacpp", "vllm"):
+        async with a_rig(models=(a_model(engine=engine),)) as rig:
+            await rig.engine(refusing("200 OK", {"usage": {"input_tokens": 3}}))
+            answer = await rig.ask(post(path, **fields))
+        if answer.status == 200:
+            honoured.add(engine)
+        elif answer.status == 400:
+            assert "tool" in error_of(answer, path)["message"]
+        else:
+            assert (answer.status, engine) == (501, "emulated")
+    assert honoured == set(engines.split())
+
+
+@pytest.mark.parametrize("held", [False, True])
+async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows_no_tools(held: bool) -> None:
+    fake = await FakeEngine(refusing("200 OK", {"usage": {"input_tokens": 3}})).start()
+    able = an_instance("i-2", fake.url)
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+        lacking = an_instance("i-1", fake.url, lacks=("tool_choice",))
+        if not held:
+            rig.tell(lacking)
+        client = await rig.client()
+        await client.send(post(CHAT, tools=[FUNCTION], tool_choice="required"))
+        if held:
+            await rig.until(lambda: rig.num_held == 1)
+            rig.tell(lacking)
+        refused = await client.answer()
+        left_open = await rig.ask(post(CHAT, tools=[FUNCTION], tool_choice="auto"))
+        assert not rig.num_in_flight and not rig.num_held
+        rig.tell(an_instance("i-1", fake.url, InstanceState.STOPPED, revision=2))
+        rig.tell(able)
+        taken = await rig.ask(post(CHAT, tools=[FUNCTION], tool_choice="required"))
+    await fake.stop()
+    error = error_of(refused, CHAT)
+    assert (refused.status, error["code"], error["param"]) == (400, "unsupported_tool_choice", "tool_choice")
+    assert (left_open.status, taken.status, len(fake.served)) == (200, 200, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        (MESSAGE, {"max_tokens": None}, "max_tokens"),
+        (MESSAGE, {"messages": "no"}, "messages"),
+        (MESSAGE, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        (MESSAGE, {"grammar": "x"}, "grammar"),
+        (MESSAGE, {"max_tokens": 100_000}, "max_tokens"),
+        (COUNT, {"stop_sequences": ["x"]}, "stop_sequences"),
+        (RERANK, {"documents": []}, "documents"),
+        (RERANK, {"documents": [{"body": "x"}]}, "documents"),
+        (RESPONSE, {"previous_response_id": "resp_1"}, "previous_response_id"),
+        (RESPONSE, {"background": True}, "background"),
+        (RESPONSE, {"conversation": "c"}, "conversation"),
+    ],
+)
+async def test_a_wrong_field_is_named_in_the_shape_of_its_api(path: str, fields: dict[str, Any], names: str) -> None:
+    async with a_rig() as rig:
+        answer = await rig.ask(post(path, **fields))
+    assert answer.status == 400 and names in error_of(answer, path)["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_text_that_cannot_fit_its_context_is_too_long_before_a_model_is_woken(path: str) -> None:
+    long = {"prompt": "x" * 9000, "input": "x" * 9000, "documents": ["x" * 9000]}
+    given = long.get(WHERE[path], [{"role": "user", "content": "x" * 9000}])
+    async with a_rig(models=(a_model(context_tokens=128),)) as rig:
+        answer = await rig.ask(post(path, **{WHERE[path]: given}))
+    error = error_of(answer, path)
+    assert answer.status == 400 and "128 tokens" in error["message"]
+    assert path in (MESSAGE, COUNT) or (error["code"], error["param"]) == ("context_length_exceeded", WHERE[path])
+
+
+async def test_images_are_refused_for_a_text_model_also_within_a_tools_result() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    async with a_rig(
+        models=(a_model(engine="llamacpp"), a_model("eyes", engine="llamacpp", engine_args={"mmproj": "/p"}))
+    ) as rig:
+        await rig.engine(refusing("200 OK", {}), instance_id="i-9", model_key="eyes")
+        for content in ([image], [result]):
+            messages = [{"role": "user", "content": content}]
+            refused = await rig.ask(post(MESSAGE, messages=messages))
+            assert refused.status == 400 and "takes text only" in error_of(refused, MESSAGE)["message"]
+            assert (await rig.ask(post(MESSAGE, messages=messages, model="eyes"))).status == 200
+
+
+# -- keys, pages and paths --------------------------------------------------------------------------------------------
+
+
+async def test_anthropics_clients_send_the_key_in_a_header_of_their_own_which_no_engine_sees() -> None:
+    async with a_rig(api_key="k") as rig:
+        engine = await rig.engine(refusing("200 OK", {}))
+        wrong = [
+            await rig.ask(post(MESSAGE, extra))
+            for extra in (b"", b"x-api-key: no\r\n", b"authorization: Bearer no\r\n")
+        ]
+        right = [await rig.ask(post(MESSAGE, extra)) for extra in (b"x-api-key: k\r\n", b"authorization: Bearer k\r\n")]
+    assert [a.status for a in wrong] == [401] * 3 and [a.status for a in right] == [200] * 2
+    assert error_of(wrong[0], MESSAGE)["type"] == "authentication_error"
+    assert all(served.header("x-api-key") is None for served in engine.served)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [(b"/v1/messages/batches", "not_found_error"), (b"/v1/messages", "invalid_request_error")]
+)
+async def test_other_paths_and_methods_of_anthropics_api_are_refused_in_its_shape(path: bytes, kind: str) -> None:
+    async with a_rig() as rig:
+        answer = await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)
+    assert answer.status in (404, 405) and error_of(answer, MESSAGE)["type"] == kind
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_pages_that_are_let_in_may_ask_every_api_and_read_every_refusal(path: str) -> None:
+    origin = b"origin: https://app.example\r\nsec-fetch-site: cross-site\r\n"
+    rules = ServiceSettings(allowed_hosts="t", allowed_origins="https://app.example").web_rules()
+    preflight = b"OPTIONS %b HTTP/1.1\r\nhost: t\r\n%baccess-control-request-method: POST\r\n"
+    preflight += b"access-control-request-headers: x-api-key, anthropic-version\r\n\r\n"
+    async with a_rig(Limits(body_bytes=2000), rules=rules) as rig:
+        await rig.engine(
+            refusing("400 Bad Request", {"error": {"message": "no"}}, b"access-control-allow-origin: *\r\n")
+        )
+        asked = await rig.ask(preflight % (path.encode(), origin))
+        refused = await rig.ask(post(path, origin))
+        too_large = await rig.ask(post(path, origin, user="x" * 3000))
+    assert asked.status == 200 and "x-api-key" in asked.headers["access-control-allow-headers"]
+    assert (refused.status, too_large.status) == (400, 413)
+    assert {a.headers["access-control-allow-origin"] for a in (asked, refused, too_large)} == {"https://app.example"}
+    assert error_of(too_large, path)["message"]
+
+
+def test_a_stream_that_begins_with_an_answer_begins_with_no_error() -> None:
+    for first in (
+        TOKEN,
+        DONE,
+        b": ping\n\n",
+        b"",
+        b'data: {"choices":[],"error":{}}\n\n',
+        b"event: message_start\ndata: {}\n\n",
+    ):
+        assert not api_errors.starts_stream(first)
