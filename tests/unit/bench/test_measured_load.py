@@ -47,3 +47,13 @@ def test_every_bench_that_prints_a_ratio_of_measured_figures_takes_it_from_here(
     assert Path("router/run.py") in found, "the search finds those there are"
     named = {path for path in found if "measured.load import" not in texts[path] and path.parts[0] != "measured"}
     assert not named, f"take the ratio from bench/measured/load.py: {sorted(map(str, named))}"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/engines/vllm.md", "docs/engines/llamacpp.md", "docs/observability.md"]
+)
+def test_a_page_that_says_how_many_times_names_the_load_it_was_so_at(page: str) -> None:
+    """A ratio of measured figures without the load of its run is a statement about a machine nobody knows."""
+    blocks = re.split(r"\n\n|\n(?=\|)", (BENCH.parent / page).read_text())
+    told = [block for block in blocks if re.search(r"\b\d+(\.\d+)?x\b", block)]
+    assert [block for block in told if "load" not in block] == []
