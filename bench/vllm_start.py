@@ -1,9 +1,10 @@
 """How long a real vLLM takes from `launch` to its first streamed token: a fresh interpreter against a parked one.
 
-    python bench/vllm_start.py [--rounds N] [--plain N] [--threads N]
+    python bench/vllm_start.py [--rounds N] [--threads N]
 
-Needs `make vllm-env`. Runs one engine at a time through the driver an agent uses; nothing is emulated. The table is
-seconds since `launch`: READY (the port accepts), first token of a stream, and the tokens per second after it.
+Needs `make vllm-env`. Runs one engine at a time through the driver an agent uses, a plain start and a parked one in
+turns; nothing is emulated. The table is seconds since `launch`: READY (the port accepts), first token of a stream, and
+the tokens per second after it; then the ratio of the two, at the load there was.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import httpx
 
+from bench.measured.load import Timed, compare, load_now
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import vllm_sample
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest
@@ -31,6 +33,7 @@ class Start:
     ready_s: float
     first_token_s: float
     tokens_per_s: float
+    load: float  # of the machine, before
 
 
 async def start_once(driver: VllmDriver, weights: Path, parked: bool, num_threads: int) -> Start:
@@ -48,7 +51,7 @@ async def start_once(driver: VllmDriver, weights: Path, parked: bool, num_thread
         request = LaunchRequest(
             instance_id="bench", model=model, num_bytes=0, run_dir=Path(folder), log_path=Path(folder) / "engine.log"
         )
-        began = time.monotonic()
+        load, began = load_now(), time.monotonic()
         handle: EngineHandle = await driver.launch(request)
         try:
             report = await driver.load(handle, weights)
@@ -56,7 +59,7 @@ async def start_once(driver: VllmDriver, weights: Path, parked: bool, num_thread
             first_s, tokens_per_s = await stream(report.handle.url, began)
         finally:
             await driver.stop(handle, 10.0)
-        return Start(ready_s, first_s, tokens_per_s)
+        return Start(ready_s, first_s, tokens_per_s, load)
 
 
 async def stream(url: str, began: float) -> tuple[float, float]:
@@ -81,29 +84,38 @@ async def stream(url: str, began: float) -> tuple[float, float]:
 
 def show(name: str, starts: list[Start]) -> None:
     for what in ("ready_s", "first_token_s", "tokens_per_s"):
-        values = sorted(getattr(start, what) for start in starts)
+        values = [getattr(start, what) for start in starts]
         print(f"{name:<10} {what:<14} median {statistics.median(values):6.2f}   all {[round(v, 2) for v in values]}")
+    print(f"{name:<10} load before {[round(start.load, 1) for start in starts]}", flush=True)
+
+
+def first_tokens(starts: list[Start]) -> list[Timed]:
+    return [Timed(start.first_token_s, start.load) for start in starts]
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="parked starts")
-    parser.add_argument("--plain", type=int, default=1, help="plain starts (about 40 s each)")
+    parser.add_argument("--rounds", type=int, default=3, help="of one plain start (20 s and more) and one parked one")
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds between two starts, for the load to settle")
     parser.add_argument("--threads", type=int, default=min(4, os.cpu_count() or 1))
     options = parser.parse_args()
     weights = vllm_sample.prepare()
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"{os.cpu_count()} cores, load average {load} at the start, {options.threads} threads, SmolLM2-135M bfloat16")
     driver = VllmDriver(EngineSettings())
-    if options.plain:
-        show("plain", [await start_once(driver, weights, False, options.threads) for _ in range(options.plain)])
     began = time.monotonic()
     await driver._zygote.ensure()
     print(f"{'zygote':<10} {'parked_s':<14}        {time.monotonic() - began:6.2f}   (once per node and fleet)")
     show("parked 1st", [await start_once(driver, weights, True, options.threads)])
     await asyncio.sleep(4)  # the zygote keeps the tokenizer now
-    if options.rounds:
-        show("parked", [await start_once(driver, weights, True, options.threads) for _ in range(options.rounds)])
+    plain, parked = [], []
+    for _ in range(options.rounds):
+        for starts, is_parked in ((plain, False), (parked, True)):
+            await asyncio.sleep(options.rest)
+            starts.append(await start_once(driver, weights, is_parked, options.threads))
+    show("plain", plain)
+    show("parked", parked)
+    print(f"plain / parked, first token: {compare(first_tokens(plain), first_tokens(parked)).show('.0f')}")
     await driver.close()
     print(f"load average at the end {os.getloadavg()[0]:.1f}")
 

@@ -45,6 +45,7 @@ SPREAD = frozenset(
     {
         "tests/e2e/test_simulate_broken.py",
         "tests/e2e/test_simulate_command.py",
+        "tests/e2e/test_systems_emulated.py",
         "tests/howto/test_pages.py",
         "tests/observability/test_alerts.py",
     }

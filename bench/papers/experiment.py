@@ -6,7 +6,7 @@ kept. A *judge* reads the outcomes of all cases and seeds and says what came out
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,6 +70,10 @@ class Runs:
     def cases(self) -> list[str]:
         return list(self._outcomes)
 
+    def among(self, seeds: Collection[int]) -> "Runs":
+        """Those of these seeds alone."""
+        return Runs({case: {s: found[s] for s in found if s in seeds} for case, found in self._outcomes.items()})
+
     def of(self, case: str, name: str) -> Spread:
         """One figure of one case over its seeds, in order of the seeds."""
         by_seed = self._outcomes[case]
@@ -119,7 +123,14 @@ class Experiment:
     judge: Callable[[Runs], Verdict]
     reads: Sequence[str]
     max_seeds: int = 10
+    calibrated: bool = False  # what is compared was put in, or constants were fitted to it: it had to come out
+    held_out: Sequence[int] = ()  # seeds beside those that nothing was tuned on: a whole run takes all of them
     kept_with: str = ""  # the row whose outcomes these are too: same cases, same run
+
+    def seeds(self, num: int) -> list[int]:
+        """Those of a run of `num` seeds: 1 to `num`, at most `max_seeds`, and of the held out ones one to each two."""
+        num = min(num, self.max_seeds)
+        return [*range(1, 1 + num), *self.held_out[: num // 2]]
 
     @property
     def kept_as(self) -> str:

@@ -29,7 +29,8 @@ from glowplug.simulator.scenario import Scenario, load
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 
-PLACED = {"HydraServe": "hydraserve", "serverless vLLM": "first_fit", "ServerlessLLM": "serverlessllm"}
+SYSTEMS = {"HydraServe": "hydraserve", "serverless vLLM": "serverless_vllm", "ServerlessLLM": "serverlessllm"}
+"""libs/glowplug/policies/systems.py. All scale as HydraServe does: the three run on one platform, its own."""
 CHAT = "{prompt_mean: 236, prompt_cv: 4.4, response_mean: 180, response_cv: 1.81}"  # ShareGPT's quantiles
 CODE = "{prompt_mean: 160, prompt_cv: 0.45, response_mean: 70, response_cv: 0.6}"  # HumanEval: short both ways
 KNOWN = "params.placer.start_stages={container_s: 1.0, library_s: 3.0, prefill_s: 2.0, decode_s: 0.05, hop_s: 0.001}"
@@ -65,7 +66,7 @@ def end_to_end(system: str, rps: float, cv: float, seconds: float, variant: str)
             out.append(f"models.{application}-{size}.start={{{shown}}}")
             if variant == QUICK and base != "HydraServe":
                 out[-1] = f"models.{application}-{size}.start={QUICK_START}"
-    out += policies(scaling="hydraserve", placement=PLACED[base])
+    out += [f"policies={SYSTEMS[base]}", *policies(scaling="hydraserve")]
     if base != "HydraServe":
         out.append("servers.*.abilities=[]")
     if system in HOST:

@@ -6,15 +6,16 @@ import yaml
 
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
+from bench.papers.h_load import SYSTEMS as NAMES
 from bench.papers.h_starts import MODELS, PRINTED_S, SIZES_GB, SYSTEMS, own, stages
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR, figures
+from glowplug.policies.systems import SYSTEMS as WHOLE
 from glowplug.simulator.scenario import load_tree
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 
 KNOWN = "params.placer.start_stages={container_s: 1.0, library_s: 2.0, prefill_s: 0.3, decode_s: 0.05, hop_s: 0.001}"
-PLACED = {"HydraServe": "hydraserve", "serverless vLLM": "first_fit", "ServerlessLLM": "serverlessllm"}
 
 
 def fleet(system: str, kind: str, num_servers: int, num_gpus: int, model: dict[str, object]) -> dict[str, object]:
@@ -36,7 +37,7 @@ def fleet(system: str, kind: str, num_servers: int, num_gpus: int, model: dict[s
         "seconds": 300,
         "servers": [server],
         "models": [{"max_concurrency": 8, "keep_alive_s": 30, "max_queue": 1000, "max_wait_s": 600} | model],
-        "policies": {"scaling": "hydraserve", "placement": PLACED[base]},
+        "policies": {**WHOLE[NAMES[base]].policies, "scaling": "hydraserve"},
         "workload": {"source": "gamma", "rps": 0.1, "lengths": {"prompt_mean": 512}},
     }
 
@@ -304,6 +305,7 @@ H1 = Experiment(
     judge=judge_cold,
     reads=READS,
     max_seeds=1,
+    calibrated=True,
 )
 H3 = Experiment(
     id="H3",

@@ -4,6 +4,7 @@ from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict,
 from bench.papers.h_pipeline import alone, ready_s
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR
+from glowplug.policies.systems import SYSTEMS
 from glowplug.simulator.workload.arrival import Arrival
 
 GIGABYTES, PREFILL_S, DECODE_S = 128.49, 0.1, 0.03
@@ -57,7 +58,7 @@ def fleet(num_servers: int, num_models: int, num_stages: int, *, pipelines: bool
         "seconds": 300,
         "servers": [server],
         "models": models,
-        "policies": {"scaling": "hydraserve", "placement": placement},
+        "policies": {**SYSTEMS["hydraserve"].policies, "placement": placement},
         "workload": {"source": "gamma", "rps": 0.1, "lengths": {"prompt_mean": 512}},
     }
 

@@ -11,27 +11,25 @@ from glowplug.simulator.world import World
 
 LEAD_S, SQUEEZE = 200.0, 24
 START = "models.llama-7b.start={launch_s: 15s, warmup_s: 15s}"
-SYSTEMS = {
-    "PreServe": policies(scaling="preserve", routing="preserve_load_aware"),
-    "PreServe, load errors": [
-        *policies(scaling="preserve", routing="preserve_load_aware"),
-        "workload.length_errors=true",
-    ],
-    "Llumnix-like": policies(scaling="llumnix_like", routing="llumnix_like"),
-    "reactive": policies(scaling="reactive", routing="least_loaded"),
-    "proactive": policies(scaling="proactive", routing="least_loaded"),
-    "hybrid": policies(scaling="hybrid", routing="least_loaded"),
-    "static 8": [*policies(scaling="static", routing="least_loaded"), "models.llama-7b.min_instances=8"],
-    "union": policies(scaling="union", routing="union"),
+SYSTEMS = {  # whole ones of libs/glowplug/policies/systems.py, and what a case does otherwise
+    "PreServe": ["policies=preserve"],
+    "PreServe, load errors": ["policies=preserve", "workload.length_errors=true"],
+    "Llumnix-like": ["policies=llumnix_like"],
+    "reactive": ["policies=serverless_vllm"],
+    "proactive": ["policies=proactive"],
+    "hybrid": ["policies=hybrid"],
+    "static 8": ["policies=serverless_vllm", *policies(scaling="static"), "models.llama-7b.min_instances=8"],
+    "union": ["policies=union"],
 }
 ROUTERS = {
-    "PreServe": "preserve_load_aware",
-    "least request": "least_loaded",
+    "PreServe": "preserve",
+    "least request": "serverless_vllm",
     "minimum use": "minimum_use",
     "round robin": "round_robin",
     "Llumnix-like": "llumnix_like",
     "union": "union",
 }
+"""Systems by what a case is called; of each its router alone runs, for instances neither come nor go."""
 LENGTHS = "{prompt_mean: 236, prompt_cv: 4.4, response_mean: 180, response_cv: 1.81}"
 
 

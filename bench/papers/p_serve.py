@@ -7,11 +7,11 @@ from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict,
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR, policies, simulate
 
-HOLD = "params.router.balancer.hold_overloaded=true"
+NEVER_HOLDS = "policies.routing=preserve_load_aware"
 PROFILE = {"prompt_per_s": 1560, "response_per_s": 285, "total_per_s": 1845}
 """mu: what one instance takes at 1.35 requests a second, the most with a mean below 0.2 s a token (`PROFILED`)."""
 FROZEN, LEARNED = ("params.predictor.capacity.busy_ratio=1000", "params.predictor.capacity.busy_ratio=0.5")
-PARTS = {"PreServe, mu learned": [LEARNED, HOLD], "PreServe, never holds": [FROZEN]}
+PARTS = {"PreServe, mu learned": [LEARNED], "PreServe, never holds": [FROZEN, NEVER_HOLDS]}
 CODE = "code: "
 ON_CODE = tuple(CODE + case for case in ("PreServe", "PreServe, load errors", "Llumnix-like", "proactive", "static 8"))
 CODE_MU = {"prompt_per_s": 3876, "response_per_s": 52, "total_per_s": 3928}
@@ -31,7 +31,7 @@ def run_scaling(case: str, seed: int, quick: bool) -> Outcome:
     mu = CODE_MU if on_code else PROFILE
     given = [*service, f"workload.rps={CODE_RATE if on_code else RATE}"]
     given += [f"params.predictor.capacity.{name}={value}" for name, value in mu.items()]
-    given += PARTS.get(system, [FROZEN, *([HOLD] if system.startswith("PreServe") else [])])
+    given += PARTS.get(system, [FROZEN])
     return p_preserve.run_scaling("PreServe" if system in PARTS else system, seed, quick, *given)
 
 
@@ -108,11 +108,16 @@ HIGH = """
 def run_routing(case: str, seed: int, quick: bool) -> Outcome:
     """P3."""
     router, _, rate = case.partition(" @")
-    plain = router == "PreServe, never holds"
-    given = [f"workload.rps={rate}", f"workload.lengths={p_preserve.LENGTHS}", "params.exact_lengths=true"]
-    given += ["seconds=600", *([HOLD] if router == "PreServe" else [])]
-    names = policies(routing="preserve_load_aware" if plain else p_preserve.ROUTERS[router])
-    return simulate("preserve_routing", [*given, *names], seed)
+    name = p_preserve.ROUTERS[router.removesuffix(", never holds")]
+    given = [
+        f"policies={name}",
+        *policies(scaling="static", prediction="none"),
+        f"workload.rps={rate}",
+        f"workload.lengths={p_preserve.LENGTHS}",
+        "params.exact_lengths=true",
+    ]
+    given += ["seconds=600", *([NEVER_HOLDS] if router != router.removesuffix(", never holds") else [])]
+    return simulate("preserve_routing", given, seed)
 
 
 def routing_cases(quick: bool) -> tuple[str, ...]:

@@ -43,14 +43,14 @@ def carry_out(job: Job) -> tuple[Job, Outcome | None, str, float]:
     return job, outcome, "", seconds
 
 
-def seeds_of(experiment: Experiment, num_seeds: int, quick: bool) -> range:
-    return range(1, 1 + min(QUICK_SEEDS if quick else num_seeds, experiment.max_seeds))
+def seeds_of(experiment: Experiment, num_seeds: int, quick: bool) -> list[int]:
+    return experiment.seeds(QUICK_SEEDS if quick else num_seeds)
 
 
 def missing(chosen: Sequence[Experiment], num_seeds: int, quick: bool, *, fresh: bool, stale: bool) -> Iterator[Job]:
     """What must be computed, seed by seed, so that a broken-off run has whole seeds."""
     found: set[tuple[str, str, int]] = set()
-    for seed in range(1, num_seeds + 1):
+    for seed in sorted({seed for experiment in chosen for seed in seeds_of(experiment, num_seeds, quick)}):
         for experiment in chosen:
             if seed not in seeds_of(experiment, num_seeds, quick):
                 continue

@@ -7,6 +7,7 @@ from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict,
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR, figures
 from glowplug.simulator.scenario import load_tree
+from glowplug.simulator.scenario_systems import with_system
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 
@@ -63,14 +64,15 @@ def tree(engine: str, name: str) -> dict[str, object]:
         "host_cache_bytes": "221GB",
         "abilities": ["swap"],
     }
-    return {
-        "seconds": 1000,
-        "servers": [server],
-        "models": [model],
-        "policies": {"residency": "swapserve"},
-        "params": {"placer": {"evict_becomes": "swapped_out"}, "autoscaler": {"stop_becomes": "swapped_out"}},
-        "workload": {"source": "gamma", "rps": 0.1, "lengths": {"prompt_mean": 20}},
-    }
+    return with_system(
+        {
+            "seconds": 1000,
+            "servers": [server],
+            "models": [model],
+            "policies": "swapserve",
+            "workload": {"source": "gamma", "rps": 0.1, "lengths": {"prompt_mean": 20}},
+        }
+    )
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
@@ -190,6 +192,7 @@ S1 = Experiment(
     judge=judge("vLLM", 15, 27, 15, 27),
     reads=READS,
     max_seeds=1,
+    calibrated=True,
 )
 S2 = Experiment(
     id="S2",
@@ -202,4 +205,5 @@ S2 = Experiment(
     judge=judge("Ollama", 2, 3, 1.15, 1.45),
     reads=READS,
     max_seeds=1,
+    calibrated=True,
 )

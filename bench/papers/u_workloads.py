@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 
 from bench.papers import h_load, p_preserve, w_mux, w_warm
 from bench.papers.cache import ROOT
@@ -37,8 +38,8 @@ class Workload:
 
 
 def _bare(settings: Iterable[str]) -> list[str]:
-    """What a paper's own row lays over its scenario, its policies aside."""
-    return [setting for setting in settings if not setting.startswith("policies.")]
+    """What a paper's own row lays over its scenario, its system aside."""
+    return [setting for setting in settings if not setting.startswith("policies")]
 
 
 def _warm(rps: float) -> Callable[[float], list[str]]:
@@ -122,12 +123,17 @@ WORKLOADS = {
 }
 
 
-def run(name: str, system: str, seed: int, quick: bool) -> Outcome:
-    """One system on one workload. Raises ScenarioError."""
+def laid_over(name: str, system: str, quick: bool = False) -> tuple[Path, list[str]]:
+    """The scenario of one system on one workload, and what is laid over it."""
     workload = WORKLOADS[name]
     given = workload.given(300 if quick else workload.seconds)
-    laid = [*given, ABLE, *SYSTEMS[system], *workload.own.get(system, ())]
-    found = load(ROOT / "scenarios" / f"{workload.scenario}.yaml", laid)
+    laid = [*given, ABLE, f"policies={SYSTEMS[system]}", *workload.own.get(system, ())]
+    return ROOT / "scenarios" / f"{workload.scenario}.yaml", laid
+
+
+def run(name: str, system: str, seed: int, quick: bool) -> Outcome:
+    """One system on one workload. Raises ScenarioError."""
+    workload, found = WORKLOADS[name], load(*laid_over(name, system, quick))
     arrivals, from_s = workload.draw(found, seed), workload.opening_s
     if not workload.starts_each:
         return settled(found, arrivals, from_s, found.seconds)

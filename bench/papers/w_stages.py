@@ -14,7 +14,6 @@ from bench.papers import w_warm
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import Bars
-from bench.papers.simulated import policies
 from glowplug.simulator.scenario import load
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
@@ -86,7 +85,7 @@ def settings(model: str, step: str) -> list[str]:
     rate = 32e9 if step == PCIE else STAGES.load_bytes_per_s
     prefill_ms, decode_ms = w_warm.STEPS_MS[model]
     return [
-        *policies(placement="serverlessllm", prewarming="keep_last", prediction="none", scaling="warmserve_one_way"),
+        "policies=sllm_gpu",
         f"params.autoscaler.stop_becomes={'prewarmed' if at >= 3 else 'stopped'}",
         f"servers.server.pcie_bytes_per_s={rate:.0f}",
         f"models.{model}.costs={{prefill_ms: [{prefill_ms}], decode_ms: [{decode_ms}]}}",
@@ -190,5 +189,6 @@ EXPERIMENT: Experiment = replace(
     judge=judge,
     reads=(*w_warm.READS, "bench/papers/w_stages.py"),
     max_seeds=1,
+    calibrated=True,
     kept_with="",
 )

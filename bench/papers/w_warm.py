@@ -18,22 +18,22 @@ HIT_S = {
 POOLED_S = {"7b-0": 0.8, "7b-1": 0.8, "13b": 1.3, "70b": 3.2}  # a start without weights is 7.0-7.8 times a hit
 BARE_S = {"7b-0": 6.9, "7b-1": 6.9, "13b": 12.2, "70b": 25.0}  # one with nothing prepared 29.8-54.8 times
 STEPS_MS = {"7b-0": (35, 15), "7b-1": (35, 15), "13b": (70, 20), "70b": (100, 30)}
-KEEP = ["params.autoscaler.stop_becomes=prewarmed", "policies.scaling=warmserve_one_way"]
-NO_SWAP = policies(placement="serverlessllm", prewarming="keep_last", prediction="none")
+WHOLE, SLLM = "policies=warmserve", "policies=sllm_gpu"  # libs/glowplug/policies/systems.py
 SYSTEMS = {
-    "WarmServe": ["params.agent.reservation=paper"],
-    "no proactive": policies(prewarming="warmserve_unproactive"),
-    "no placement": [
-        "params.agent.reservation=paper",
-        *policies(placement="warmserve_unplaced", prewarming="warmserve_unplaced"),
+    "WarmServe": [WHOLE],
+    "no proactive": [WHOLE, *policies(prewarming="warmserve_unproactive")],
+    "no placement": [WHOLE, *policies(placement="warmserve_unplaced", prewarming="warmserve_unplaced")],
+    "E3 literal": [WHOLE, "params.agent.reservation=literal_code"],
+    "drains taken back": [WHOLE, *policies(scaling="warmserve")],
+    "drains taken back, no proactive": [
+        WHOLE,
+        *policies(prewarming="warmserve_unproactive", scaling="warmserve"),
     ],
-    "E3 literal": ["params.agent.reservation=literal_code"],
-    "drains taken back": ["params.agent.reservation=paper", *policies(scaling="warmserve")],
-    "drains taken back, no proactive": policies(prewarming="warmserve_unproactive", scaling="warmserve"),
-    "E5 literal": ["params.agent.reservation=paper", *policies(prewarming="warmserve_literal")],
-    "SLLM-GPU": NO_SWAP,
-    "SLLM-GPU pooled": NO_SWAP,
+    "E5 literal": [WHOLE, *policies(prewarming="warmserve_literal")],
+    "SLLM-GPU": [SLLM],
+    "SLLM-GPU pooled": [SLLM],
 }
+"""A whole system, and for an ablation what it does otherwise."""
 MUX = "MuxServe-like"
 ALONE = {
     "no placement": "no placement",
@@ -51,7 +51,7 @@ def settings(system: str, rps: float, cv: float, seconds: float) -> list[str]:
     asked = [f"workload.rps={rps}", f"workload.cv={cv}", f"seconds={seconds}"]
     if system == MUX:
         return [*asked, *w_mux.settings(STEPS_MS)]
-    out = [*asked, *KEEP, *SYSTEMS[system]]
+    out = [*asked, *SYSTEMS[system]]
     launch = BARE_S if system == "SLLM-GPU" else POOLED_S
     for model, (prefill, decode) in STEPS_MS.items():
         out.append(f"models.{model}.costs={{prefill_ms: [{prefill}], decode_ms: [{decode}]}}")

@@ -1,7 +1,8 @@
 """CPU of the data port beside nginx: per request, per chunk, and with 2,000 open streams.
 
-    python bench/router/run.py [--rounds 3] [--seconds 5] [--only-router]
+    python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--only-router]
 
+A run starts both anew; its ratios are of medians over its rounds, and what is reported of several runs is their range.
 Both stand in front of the same mock engine and under the same load generator, in turns, on the same machine: the proxy
 alone on core 0; mock, load generator and bus on core 1. The router is the service as it is
 (`python -m services.router`) with routing, metrics, request ids, request facts and load reports on, and with traces at
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.measured.load import Ratio, Timed, compare, load_now
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.runtime.supervisor.embedded import find_nats, find_valkey
@@ -71,6 +73,8 @@ class Sample:
     ttft_us_p99: int
     gap_us_p50: int
     gap_us_p99: int
+    run: int = 1
+    load: float = 0.0  # of the machine, before
 
 
 @dataclass
@@ -78,6 +82,7 @@ class Proxy:
     name: str
     pid: int
     port: int
+    run: int = 1
     samples: list[Sample] = field(default_factory=list)
 
 
@@ -242,7 +247,7 @@ def fill_store(url: str, folder: Path) -> None:
 def measure(proxy: Proxy, case: Case, engine: int) -> Sample:
     get(f"http://127.0.0.1:{engine}/configure?chunks={case.num_chunks}&interval_us={case.interval_us}")
     load = [HERE / "build/load", proxy.port, case.num_connections, case.seconds, case.num_chunks, case.spread_ms]
-    before = cpu_us(proxy.pid)
+    busy, before = load_now(), cpu_us(proxy.pid)
     done = subprocess.run(
         [str(part) for part in load],
         stdout=subprocess.PIPE,
@@ -250,7 +255,9 @@ def measure(proxy: Proxy, case: Case, engine: int) -> Sample:
         preexec_fn=lambda: os.sched_setaffinity(0, {OTHER_CORE}),
     )
     used_us = cpu_us(proxy.pid) - before
-    sample = Sample(proxy=proxy.name, case=case.name, cpu_us=used_us, **json.loads(done.stdout))
+    sample = Sample(
+        proxy=proxy.name, case=case.name, cpu_us=used_us, run=proxy.run, load=busy, **json.loads(done.stdout)
+    )
     proxy.samples.append(sample)
     time.sleep(0.3)
     return sample
@@ -287,6 +294,28 @@ def figures(proxy: Proxy) -> Figures:
     )
 
 
+def ratios(ours: Proxy, theirs: Proxy) -> tuple[Ratio, Ratio]:
+    """CPU per request and per chunk, this proxy over that one, of one run: round by round, in turns."""
+
+    def per_request(proxy: Proxy) -> list[Timed]:
+        return [Timed(s.cpu_us / s.streams, s.load) for s in proxy.samples if s.case == "requests"]
+
+    def per_chunk(proxy: Proxy) -> list[Timed]:
+        request_us = statistics.median(one.figure for one in per_request(proxy))
+        found = [s for s in proxy.samples if s.case == "chunks"]
+        return [Timed((s.cpu_us - s.streams * request_us) / max(s.events - 2 * s.streams, 1), s.load) for s in found]
+
+    return compare(per_request(ours), per_request(theirs)), compare(per_chunk(ours), per_chunk(theirs))
+
+
+def _span(found: list[Ratio], form: str) -> str:
+    """The ratios of all runs as a range, or why a run has none."""
+    if refused := [one for one in found if one.why_not]:
+        return refused[0].show()
+    low, high = (f"{pick(one.middle for one in found):{form}}" for pick in (min, max))
+    return f"{low}x to {high}x" if len(found) > 1 else f"{low}x"
+
+
 def cases(seconds: float) -> list[Case]:
     return [
         Case("requests", 32, 1, 0, 0, seconds),
@@ -295,14 +324,19 @@ def cases(seconds: float) -> list[Case]:
     ]
 
 
-def report(proxies: list[Proxy], out: Path, args: argparse.Namespace) -> str:
-    rows = {p.name: figures(p) for p in proxies}
+def report(runs: list[list[Proxy]], out: Path, args: argparse.Namespace) -> str:
+    proxies = [proxy for one in runs for proxy in one]
+    rows = {
+        name: figures(Proxy(name, 0, 0, samples=[s for p in proxies if p.name == name for s in p.samples]))
+        for name in dict.fromkeys(p.name for p in proxies)
+    }
+    loads = [s.load for p in proxies for s in p.samples]
     lines = [
         "# The data port beside nginx",
         "",
-        f"`python bench/router/run.py --rounds {args.rounds} --seconds {args.seconds:g}`; "
-        f"medians of {args.rounds} rounds, in turns on one machine, the proxy pinned to core 0. "
-        "Engine and load are mocks.",
+        f"`python bench/router/run.py --runs {args.runs} --rounds {args.rounds} --seconds {args.seconds:g}`; "
+        f"medians of {args.runs} x {args.rounds} rounds, in turns on one machine of {os.cpu_count()} cores at load "
+        f"{min(loads):.1f} to {max(loads):.1f}, the proxy pinned to core 0. Engine and load are mocks.",
         "",
         "| proxy | CPU us/request | CPU us/chunk | added TTFT p50 / p99 us | open streams | errors | cores then |",
         "|---|---|---|---|---|---|---|",
@@ -315,11 +349,14 @@ def report(proxies: list[Proxy], out: Path, args: argparse.Namespace) -> str:
     ours = rows["glowplug router"]
     lines.append("")
     if "nginx" in rows:
-        request, chunk = ours.request_us / rows["nginx"].request_us, ours.chunk_us / rows["nginx"].chunk_us
-        lines.append(f"Per request {request:.1f} x nginx (target at most {REQUEST_TARGET:g}), per chunk {chunk:.2f} x")
-        lines[-1] += (
-            f" (target at most {CHUNK_TARGET:g}); {ours.open_errors} errors with {ours.most_open} open streams."
+        found = [ratios(one[-1], one[0]) for one in runs]
+        request, chunk = (_span([pair[which] for pair in found], form) for which, form in ((0, ".1f"), (1, ".2f")))
+        lines.append(
+            f"Over nginx, of {len(runs)} runs: per request {request} (target at most {REQUEST_TARGET:g}), "
+            f"per chunk {chunk} (target at most {CHUNK_TARGET:g}); "
+            f"{ours.open_errors} errors with {ours.most_open} open streams."
         )
+        lines += [f"- run {n}: request {a.show()}; chunk {b.show()}" for n, (a, b) in enumerate(found, start=1)]
     else:
         lines.append("nginx is not on this machine: no ratios.")
     out.mkdir(exist_ok=True)
@@ -352,6 +389,7 @@ def svg(rows: dict[str, Figures]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3, help="with both proxies started anew")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--only-router", action="store_true", help="no nginx, no ratios: for profiling")
@@ -371,19 +409,30 @@ def main() -> None:
         folder.chmod(0o755)
         mock = stack.enter_context(running([str(HERE / "build/mock_engine"), str(engine)], OTHER_CORE, folder / "mock"))
         wait_for(f"http://127.0.0.1:{engine}/", mock)
+        runs = [one_run(number, binary, engine, folder, args) for number in range(1, args.runs + 1)]
+        print()
+        print(report(runs, args.out, args))
+
+
+def one_run(run: int, binary: str, engine: int, into: Path, args: argparse.Namespace) -> list[Proxy]:
+    """Both proxies anew, each case in turns."""
+    folder = into / f"run-{run}"
+    folder.mkdir(mode=0o755)
+    with contextlib.ExitStack() as stack:
         proxies = [stack.enter_context(nginx(binary, engine, folder))] if binary else []
         proxies.append(stack.enter_context(router(engine, folder)))
+        for proxy in proxies:
+            proxy.run = run
         for case in [c for c in cases(args.seconds) if not (args.no_open and c.name == "open")]:
             for number in range(args.rounds if case.name != "open" else 1):
                 for proxy in proxies:
                     s = measure(proxy, case, engine)
                     print(
-                        f"{case.name} {number + 1}: {proxy.name}: {s.streams} streams, {s.events} events, "
-                        f"{s.errors} errors, {s.cpu_us / 1e6:.2f} s of CPU in {s.elapsed_s:.1f} s",
+                        f"run {run}, {case.name} {number + 1}: {proxy.name}: {s.streams} streams, {s.events} events, "
+                        f"{s.errors} errors, {s.cpu_us / 1e6:.2f} s of CPU in {s.elapsed_s:.1f} s, load {s.load:.1f}",
                         flush=True,
                     )
-        print()
-        print(report(proxies, args.out, args))
+    return proxies
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def params_of(settings: PlacerSettings) -> PlacerParams:
         fair_wait_s=settings.fair_wait_s,
         evict_grace_s=settings.evict_grace_s,
         turns=settings.turns,
+        victims=settings.victims,
         fair_requests=settings.fair_requests,
         evict_becomes=settings.evict_becomes,
         prewarm_every_s=settings.prewarm_every_s,

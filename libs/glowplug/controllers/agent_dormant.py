@@ -3,6 +3,9 @@
 Papers: WarmServe section 4 (universal workers, Fig. 5), SwapServeLLM section 3 (swap out and in). Departures:
 - A drained engine keeps its own weights only when the placer asks for it (`becomes`); WarmServe always keeps them.
 - SwapServeLLM lets a victim finish what it runs; here its grace bounds that, then what still runs ends.
+- An engine that is swapped out holds no GPU bytes in the ledger. Real ones keep a rest there, a CUDA context and what
+  the allocator does not give back: 0.4 GB (RTX 3080) to 1.1 GB a GPU were measured of vLLM. Nothing is set aside for
+  it: on an 80 GB GPU seven sleepers would be 3 to 8 GB short. No driver of a real engine declares `swap`.
 - Host memory for engines asleep is bounded (`swap_host_bytes`); past it an engine simply stops.
 """
 

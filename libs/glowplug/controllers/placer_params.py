@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.instance import Becomes
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.policies.residency.turns import Turns
+from glowplug.policies.residency.turns import Turns, Victims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class PlacerParams:
     repeat_s: float = 2.0  # a start of which no fact has come is sent again after this
     give_up_s: float = 8.0  # ... and placed anew after this, on another node where there is one
     impossible_s: float = 3.0  # how long a placement that no GPU could hold waits for nodes to join
-    evict_grace_s: float = 30.0  # longest drain of a victim
+    evict_grace_s: float = 300.0  # longest drain of a victim: it ends hung engines, not slow answers
     min_residency_s: float = 1.0  # a READY instance stays at least this long
     fair_wait_s: float = 5.0  # after this wait a busy instance may be drained for a model none of whose requests runs
     fair_turn_s: float = 5.0  # ... that has been READY this long: a start costs seconds, and is for more than one batch
@@ -27,6 +27,7 @@ class PlacerParams:
     settle_s: float = 3.0  # after start, time for nodes and routers to speak before anybody is evicted or given up
     retry_s: float = 1.0  # a placement without room asks its policy again after this, or as soon as bytes come free
     turns: Turns = "fair"  # when a busy instance gives way: policies/residency/turns.py
+    victims: Victims = "oldest_use"  # on which of several GPUs room is made: policies/residency/turns.py
     evict_becomes: Becomes = "stopped"  # what a running engine turns into that makes room, where it can
     prewarm_every_s: float = 2.0  # between two plans of what to prewarm, when nothing happens
     prewarm_gap_s: float = 0.25  # ... and when something does

@@ -44,6 +44,7 @@ class Look:
             loads=fleet.loads,
             min_residency_s=params.min_residency_s,
             turns=TurnParams(rule=params.turns, turn_s=params.fair_turn_s, fair_requests=params.fair_requests),
+            victims=params.victims,
             shares=shares,
         )
         self.no_room: dict[Any, PlaceDecision] = {}  # of those alike in size

@@ -13,7 +13,7 @@ from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.residency.resident import Resident
 from glowplug.policies.residency.shares import Demand, Shares
-from glowplug.policies.residency.turns import Turn, TurnParams, goes_on, is_too_new
+from glowplug.policies.residency.turns import Turn, TurnParams, Victims, goes_on, is_too_new
 
 Evict = Callable[..., EvictDecision]
 Cost = tuple[bool, int, int, int, float, str]  # see Room.make
@@ -30,6 +30,7 @@ class Room:
     loads: LoadView
     min_residency_s: float
     turns: TurnParams
+    victims: Victims
     shares: Shares
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
     _residents: dict[tuple[str, int, int, bool, int], tuple[list[Resident], int]] = field(default_factory=dict)
@@ -43,8 +44,8 @@ class Room:
         `whole`: everybody leaves who serves there.
 
         Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of `model` (by whole
-        quanta, see shares.py), then fewest GPUs that lose an engine, then the shortest queue, then oldest use
-        (SwapServeLLM section 3.5), then id. A queue counts where those waited for may be chosen at all.
+        quanta, see shares.py), then what `victims` names (turns.py), then id. A queue counts where those waited for
+        may be chosen at all.
         """
         best: tuple[Cost, Node, StageDecision] | None = None
         for node in self.nodes:
@@ -124,18 +125,23 @@ class Room:
         gpu_ids = tuple(sorted(cost[5] for cost, _ in chosen))
         stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
         going = {v: self.books.by_gpu[cost[5]][v] for cost, decision in chosen for v in decision.victims}
-        lost = sum(len(instance.workers) for instance in going.values())
-        return (lost > 0, ahead, lost, queue, newest, gpu_ids[0]), stage, first
+        lost = self._num_lost(going.values())
+        return (bool(going), ahead, lost, queue, newest, gpu_ids[0]), stage, first
 
     def _cost(self, gpu_id: str, model: Model, decision: EvictDecision, wanting: int) -> Cost:
         here = self.books.by_gpu.get(gpu_id, {})
         going = [here[v] for v in decision.victims if v in here]
-        queue = max((self._load(i.model_key).num_waiting for i in going), default=0)
+        queues = (self._load(i.model_key).num_waiting for i in going)
+        queue = 0 if self.victims == "oldest_use" else max(queues, default=0)
         newest = max((self._used_at(i) for i in going), default=0.0)
         quantum = self.turns.fair_requests if wanting else 0
         least = min((self.shares.ahead(i.model_key, of=model.key) for i in going), default=0)
         ahead = max(0, least) // quantum if quantum else 0
-        return (bool(going), -ahead, sum(len(i.workers) for i in going), queue, newest, gpu_id)
+        return (bool(going), -ahead, self._num_lost(going), queue, newest, gpu_id)
+
+    def _num_lost(self, going: Collection[Instance]) -> int:
+        """GPUs that lose an engine, where that counts."""
+        return sum(len(i.workers) for i in going) if self.victims == "fewest_gpus" else 0
 
     def _on(self, gpu: Gpu, model: Model, evict: Evict, wanting: int, whole: bool) -> EvictDecision | None:
         wanted = bytes_per_gpu(model)

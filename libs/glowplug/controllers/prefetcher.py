@@ -67,7 +67,7 @@ class PrefetcherParams:
     hold_s: float = 120.0  # a region asked for an instance nobody has seen yet stays so long
     heal_s: float = 2.0  # a starting instance whose weights nobody brings for so long is helped
     caching: str = "lru"  # who leaves first: a name of room `caching`
-    importance: ImportanceParams = field(default_factory=ImportanceParams)  # of mcache
+    importance: ImportanceParams = field(default_factory=lambda: ImportanceParams(renew_s=10.0))  # of mcache
 
 
 class PrefetcherController:

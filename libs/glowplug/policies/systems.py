@@ -1,8 +1,9 @@
 """Whole systems by name: a policy for every room with the settings that go with them. `union` joins the five papers;
 the other names are each paper alone, and the baselines they were compared with.
 
-`GLOWPLUG_POLICIES=warmserve` is one for a fleet, `policies: warmserve` (or `--set policies=warmserve`) for a scenario.
-What is set by itself goes before what its system says.
+This is the one definition of each. A fleet (`GLOWPLUG_POLICIES=warmserve`), a scenario (`policies: warmserve`, or
+`--set policies=warmserve`) and the rows of `bench/papers` all read it here. What is set by itself goes before what its
+system says. What holds for every system alike is in docs/policies.md.
 """
 
 from collections.abc import Mapping
@@ -12,14 +13,24 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """`policies` by room, and `params` of the controllers that are not their defaults."""
+    """`policies` by room, and `params`: what each service is told besides. Every system says all of both, so that
+    nothing of another one is left over where it is laid over a scenario."""
 
     about: str
     policies: Mapping[str, str]
     params: Mapping[str, Mapping[str, Any]]
 
 
-def _system(about: str, params: Mapping[str, Mapping[str, Any]] | None = None, **rooms: str) -> System:
+def _system(
+    about: str,
+    *,
+    stop_becomes: str = "stopped",
+    evict_becomes: str = "stopped",
+    turns: str = "fair",
+    victims: str = "oldest_use",
+    reservation: str = "",
+    **rooms: str,
+) -> System:
     chosen = {
         "routing": "least_loaded",
         "prediction": "none",
@@ -29,19 +40,13 @@ def _system(about: str, params: Mapping[str, Mapping[str, Any]] | None = None, *
         "residency": "lru",
         "caching": "lru",
     } | rooms
-    settings = {
-        "agent": {"reservation": ""},
-        "autoscaler": {"stop_becomes": "stopped"},
-        "placer": {"evict_becomes": "stopped", "turns": "fair"},
+    params = {
+        "agent": {"reservation": reservation},
+        "autoscaler": {"stop_becomes": stop_becomes},
+        "placer": {"evict_becomes": evict_becomes, "turns": turns, "victims": victims},
     }
-    return System(about=about, policies=chosen, params=settings | dict(params or {}))
+    return System(about=about, policies=chosen, params=params)
 
-
-_KEEPS = {"agent": {"reservation": "paper"}, "autoscaler": {"stop_becomes": "prewarmed"}}
-# No Eq. 1 in the union: it takes instances back from their drain, which one without a KV cache cannot do
-_STAYS = {"autoscaler": {"stop_becomes": "prewarmed"}}
-_SWAPS = {"placer": {"evict_becomes": "swapped_out"}}
-_TAKES_TURNS = {"placer": {"evict_becomes": "swapped_out", "turns": "balanced"}}
 
 DEFAULT: Final = "union"
 """What a fleet runs that is told nothing: the defaults of the services' settings are its values."""
@@ -49,7 +54,11 @@ DEFAULT: Final = "union"
 SYSTEMS: Final[Mapping[str, System]] = {
     "union": _system(
         "the five papers joined, one owner per knob",
-        _STAYS | _TAKES_TURNS,
+        # no Eq. 1 of WarmServe: the union takes instances back from their drain, which needs their KV cache
+        stop_becomes="prewarmed",
+        evict_becomes="swapped_out",
+        turns="balanced",
+        victims="fewest_gpus",
         routing="union",
         prediction="warmserve_csp",
         scaling="union",
@@ -60,9 +69,10 @@ SYSTEMS: Final[Mapping[str, System]] = {
     ),
     "warmserve": _system(
         "WarmServe alone",
-        _KEEPS,
+        stop_becomes="prewarmed",  # section 4: what stops keeps its own weights
+        reservation="paper",  # section 4.1, Eq. 1
         prediction="warmserve_csp",
-        scaling="warmserve",
+        scaling="warmserve_one_way",  # section 4.1: instances in their grace period "no longer receive" requests
         placement="warmserve",
         prewarming="warmserve",
     ),
@@ -73,12 +83,19 @@ SYSTEMS: Final[Mapping[str, System]] = {
         prediction="preserve_workload",
         scaling="preserve",
     ),
-    "swapserve": _system("SwapServeLLM alone", _SWAPS, residency="swapserve"),
+    "swapserve": _system(
+        "SwapServeLLM alone",
+        stop_becomes="swapped_out",  # section 4: an engine is started once and lies paused from then on
+        evict_becomes="swapped_out",
+        victims="shortest_queue",  # section 3.5, between GPUs as on one
+        residency="swapserve",
+    ),
     "mcache": _system("mCache alone", placement="serverlessllm", caching="mcache"),
     "serverlessllm": _system("baseline: host cache, nearest weights", placement="serverlessllm"),
     "sllm_gpu": _system(
-        "baseline: what drained stays on its GPU until memory is needed",
-        {"autoscaler": {"stop_becomes": "prewarmed"}},
+        "baseline: what drained stays on its GPU until memory is needed, under WarmServe's autoscaler",
+        stop_becomes="prewarmed",
+        scaling="warmserve_one_way",  # WarmServe section 7.1 names none of its own: the autoscaler they share
         placement="serverlessllm",
         prewarming="keep_last",
     ),
@@ -87,5 +104,14 @@ SYSTEMS: Final[Mapping[str, System]] = {
         scaling="muxserve_like",
         placement="muxserve_like",
     ),
+    "llumnix_like": _system(
+        "baseline: routing and scaling by the steps that are free (PreServe 5.3, 5.4), without migration",
+        routing="llumnix_like",
+        scaling="llumnix_like",
+    ),
+    "proactive": _system("baseline: the forecast alone", prediction="preserve_workload", scaling="proactive"),
+    "hybrid": _system("baseline: the larger of forecast and demand", prediction="preserve_workload", scaling="hybrid"),
+    "round_robin": _system("baseline: serverless_vllm, requests dealt in turn", routing="round_robin"),
+    "minimum_use": _system("baseline: serverless_vllm, the least used instance", routing="minimum_use"),
     "serverless_vllm": _system("baseline: first fit, reactive, LRU"),
 }

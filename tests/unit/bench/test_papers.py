@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from bench.papers import cache, w4_forecast
+from bench.papers import cache, u_union, w4_forecast
 from bench.papers.catalogue import EXPERIMENTS, by_id
-from bench.papers.experiment import Runs, Spread
+from bench.papers.experiment import Finding, Runs, Spread, Verdict
 from bench.papers.plots import Bars, Lines
-from bench.papers.table import show
+from bench.papers.table import show, write
 
 ROWS = ["W1", "W2", "W3", "W4", "W5", "H1", "H2", "H3", "H4", "M1", "M2", "S1", "S2", "P1", "P2", "P3", "P4"]
 
@@ -72,3 +72,53 @@ def test_errors_of_a_forecast_are_relative_and_begin_on_the_second_day() -> None
     loads = [10.0] * (2 * w4_forecast.PER_DAY)
     assert set(w4_forecast.errors(loads, w4_forecast.CspParams())) == {0.0}
     assert len(w4_forecast.errors(loads, w4_forecast.CspParams())) == w4_forecast.PER_DAY
+
+
+def _verdict(ours: str) -> Verdict:
+    return Verdict(ours=ours, passed=True, findings=[Finding("a figure", ours)])
+
+
+def test_a_row_whose_figures_were_put_in_reads_calibrated() -> None:
+    """It had to come out so: "inside" would say that something was found."""
+    runs = Runs({"case": {1: {}}})
+    for name, word in (("S1", "calibrated"), ("S2", "calibrated"), ("H1", "calibrated"), ("W3s", "calibrated")):
+        assert f"| {word} | 1 |" in show([(by_id(name), (runs, _verdict("2x")))])
+    assert "| inside | 1 |" in show([(by_id("W1"), (runs, _verdict("2x")))])
+
+
+def test_seeds_that_were_held_out_are_run_beside_the_others_and_counted_by_themselves() -> None:
+    union = by_id("U")
+    assert union.seeds(10) == [*range(1, 11), 11, 12, 13, 14, 15]
+    assert union.seeds(2) == [1, 2, 11] and union.seeds(1) == [1]
+    runs = Runs({"case": {seed: {} for seed in union.seeds(4)}})
+    assert "| 4 + 2 |" in show([(union, (runs, _verdict("yes")))])
+
+
+def test_a_row_that_is_not_computed_here_stays_on_the_page_and_is_named(tmp_path) -> None:
+    """A page must not lose nine rows because one was run again on another machine."""
+    first, second, runs = by_id("S1"), by_id("S2"), Runs({"case": {1: {}}})
+    write([(first, (runs, _verdict("18x"))), (second, (runs, _verdict("2x")))], folder=tmp_path)
+    before = (tmp_path / "results.md").read_text()
+    assert "not computed again" not in before
+
+    write([(first, None), (second, (runs, _verdict("3x")))], folder=tmp_path)
+    page = (tmp_path / "results.md").read_text()
+    assert "not computed again for it: S1." in page
+    assert before.partition("## S1")[2].partition("## S2")[0] == page.partition("## S1")[2].partition("## S2")[0]
+    assert "| 18x | calibrated |" in page and "| 3x | calibrated |" in page and "2x | calibrated" not in page
+
+
+def test_the_union_stands_beside_the_best_other_one_with_the_gpu_seconds_of_both() -> None:
+    """An answer that is quicker because more was held is another one."""
+    given = {"union": (1.0, 500.0), "WarmServe": (2.0, 300.0)}
+    systems = u_union.WORKLOADS["WarmServe's"].systems
+    outcomes = {
+        f"WarmServe's: {system}": {
+            seed: {"ttft_p99": given.get(system, (9.0, 1.0))[0], "gpu_s": given.get(system, (9.0, 1.0))[1]}
+            for seed in (1, 11)
+        }
+        for system in systems
+    }
+    (found,) = u_union.comparisons(Runs(outcomes))
+    assert found.best == "WarmServe" and "GPU-seconds 500 against 300" in found.shown
+    assert Runs(outcomes).among([11]).seeds == [11]

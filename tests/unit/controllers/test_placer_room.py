@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.placer import PlacerController
+from glowplug.controllers.placer_params import PlacerParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import PlaceInstance, StartInstance, StopInstance
@@ -14,8 +15,9 @@ from glowplug.policies.residency.lru import evict
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
 
 
-def placer(node, *instances) -> PlacerController:
-    controller = PlacerController(place, evict, {"placement": "first_fit", "residency": "lru"}, epoch=3)
+def placer(node, *instances, victims="oldest_use") -> PlacerController:
+    chosen = {"placement": "first_fit", "residency": "lru"}
+    controller = PlacerController(place, evict, chosen, epoch=3, params=PlacerParams(victims=victims))
     controller.restore("nodes", {node.node_id: node}, 0.0)
     controller.handle(Tick(), 0.0)
     for instance in instances:
@@ -79,14 +81,20 @@ def test_a_busy_instance_has_its_turn_before_it_makes_room_for_one_that_waited_l
 
 
 def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_gives_way():
-    """SwapServeLLM: the shortest queue, then the oldest access."""
+    """SwapServeLLM: the shortest queue, then the oldest access. LRU asks for the latter alone."""
     node = a_node(gpus_mib=(200, 200), grants={0: [("i-1", 200)], 1: [("i-2", 200)]})
-    for queues, gone in (((3, 1), "i-2"), ((1, 3), "i-1"), ((2, 2), "i-1")):
+    queue, use = "shortest_queue", "oldest_use"
+    for victims, queues, gone in (
+        (queue, (3, 1), "i-2"),
+        (queue, (1, 3), "i-1"),
+        (queue, (2, 2), "i-1"),
+        (use, (3, 1), "i-1"),
+    ):
         rows = (
             an_instance("i-1", "a", mib=200, ready_at=1.0),
             an_instance("i-2", "c", mib=200, ready_at=2.0, gpu_id="node-1/1"),
         )
-        controller = placer(node, *rows)
+        controller = placer(node, *rows, victims=victims)
         loads = {
             key: ModelLoad(num_waiting=waits, num_in_flight=1, in_flight_by_instance={row.instance_id: 1})
             for key, waits, row in zip(("a", "c"), queues, rows, strict=True)
@@ -104,11 +112,13 @@ def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_give
 
 
 def test_for_one_gpu_no_engine_on_several_leaves_that_one_on_one_can_spare():
+    """The union's rule, and nobody else's: no paper knows it."""
     node = a_node(gpus_mib=(200, 200, 200), grants={0: [("i-1", 200)], 1: [("i-1", 200)], 2: [("i-2", 200)]})
     wide, small = an_instance("i-1", "a", mib=200, ready_at=1.0), an_instance("i-2", "c", mib=200, gpu_id="node-1/2")
     both = (*wide.workers, replace(wide.workers[0], worker_id="i-1-1", gpu_id="node-1/1", rank=1))
-    controller = placer(node, replace(wide, workers=both), replace(small, ready_at=5.0))
-    assert sent(controller.handle(asked("b", 150, "i-b"), 10.0), StopInstance) == ["i-2"], "used later, yet"
+    for victims, gone in (("fewest_gpus", "i-2"), ("shortest_queue", "i-1"), ("oldest_use", "i-1")):
+        controller = placer(node, replace(wide, workers=both), replace(small, ready_at=5.0), victims=victims)
+        assert sent(controller.handle(asked("b", 150, "i-b"), 10.0), StopInstance) == [gone], victims
 
 
 def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():

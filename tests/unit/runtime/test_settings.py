@@ -105,7 +105,9 @@ def test_one_word_chooses_every_policy_and_what_goes_with_them(monkeypatch):
     monkeypatch.setenv("GLOWPLUG_POLICIES", "unoin")
     with pytest.raises(ValidationError) as caught:
         PlacerSettings()
-    assert explain(caught.value).startswith("GLOWPLUG_POLICIES: no system of that name (there are: hydraserve, ")
+    assert explain(caught.value).startswith(
+        "GLOWPLUG_POLICIES: no system of that name (there are: hybrid, hydraserve, "
+    )
 
 
 DECIDING = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSettings, PrefetcherSettings, AgentSettings)

@@ -34,7 +34,7 @@ def test_a_system_over_a_scenario_takes_the_place_of_its_policies_and_their_sett
 
     assert own.params.placer.evict_becomes == "swapped_out"
     assert found.params.placer.evict_becomes == "stopped"
-    assert found.policies.scaling == "warmserve" and found.policies.residency == "lru"
+    assert found.policies.scaling == "warmserve_one_way" and found.policies.residency == "lru"
 
 
 def test_one_room_of_a_system_can_be_set_after_it() -> None:

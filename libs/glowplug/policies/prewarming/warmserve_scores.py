@@ -11,6 +11,8 @@ the active instances, T_c the seconds to load the weights, i the rank of a repli
 Departures:
 - Eq. 8 divides by zero for a model that sleeps on average: L_A is floored at `min_average` (erratum E4). The published
   code multiplies by L_P / L_A; `burst="ratio"` does that.
+- The factor (L_P - L_A) / L_A has no bound in the paper. Here it is at most `max_burst_factor`, so that one model that
+  sleeps on average and bursts does not outweigh the bursts of all others together.
 - "Basic replicas always have higher priorities than burst replicas": the order is (class, -score), where the published
   code sorts by score alone (erratum E5; `class_first=False`).
 """

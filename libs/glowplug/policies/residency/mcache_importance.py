@@ -11,6 +11,13 @@ Departures:
   a short one forgets who is asked for rarely but for ever, a long one who is asked for now. Three are averaged, with
   half-lives `half_life_s` over, as it is and times `spread`; `spread=1` is a single one. A model asked for once has the
   rate of one request per half-life, so that it is worth something; it is always let in, since it must be loaded to run.
+- The paper counts invocations, each of which looks into the cache. Here the cache is asked when an engine starts or is
+  prewarmed, so the rate is that of starts: a model whose engine runs for an hour and answers a thousand requests has
+  been asked for once. Its weights cannot leave while the engine comes up, and afterwards they are worth what a start of
+  it is, not what its requests are. (Telling every node of every request would cost the bus more than the hits save.
+  The rows M1 and M2 of bench/papers ask for each request, as the paper does.)
+- The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here it is a node's host memory, and a
+  miss is a fetch over the network: what stays on GPUs is decided by the rooms "residency" and "prewarming".
 - The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
   renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
   infinity. Victims leave by (rank, utility, last use).

@@ -1,0 +1,68 @@
+"""Ratios of measured runs, and when there is none: figures taken while the machine was differently busy say more about
+the machine than about what was measured.
+
+A bench notes the load average before each run (`Timed`), lets the two kinds take turns, and prints their ratio with
+`compare`, which refuses where the loads differ much.
+"""
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+APART_RATIO = 1.5
+"""Median loads further apart than this are not alike: at load 10 a process has half of the cores it has at load 5."""
+APART_CORES = 0.5
+"""... unless they differ by less than so much of all cores: 0.1 and 0.6 are both an idle machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One figure, and how busy the machine was before it was taken: the load average of a minute."""
+
+    figure: float
+    load: float
+
+
+def load_now() -> float:
+    return os.getloadavg()[0]
+
+
+def differ(loads: Sequence[float], others: Sequence[float], num_cores: int | None = None) -> str:
+    """Why runs at these loads cannot be compared; "" when they can. By the medians, for a run may be jostled."""
+    if not loads or not others:
+        return "one of them was not run"
+    low, high = sorted((statistics.median(loads), statistics.median(others)))
+    cores = num_cores or os.cpu_count() or 1
+    if high - low <= APART_CORES * cores or high <= APART_RATIO * low:
+        return ""
+    return f"the load averages differ, {statistics.median(loads):.1f} and {statistics.median(others):.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """`of` over `to`: of the medians, with the lowest and highest of the pairs that were taken one after the other.
+    Where `why_not` says something there is none."""
+
+    middle: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+    load: tuple[float, float] = (0.0, 0.0)  # lowest, highest
+    why_not: str = ""
+
+    def show(self, form: str = ".2f") -> str:
+        """ "3.20x (3.05x to 3.41x), load 0.4 to 1.1", or why there is none."""
+        if self.why_not:
+            return f"no ratio: {self.why_not}"
+        middle, low, high = (f"{value:{form}}x" for value in (self.middle, self.low, self.high))
+        return f"{middle} ({low} to {high}), load {self.load[0]:.1f} to {self.load[1]:.1f}"
+
+
+def compare(of: Sequence[Timed], to: Sequence[Timed], num_cores: int | None = None) -> Ratio:
+    """Both in the order in which they took turns."""
+    loads = [one.load for one in (*of, *to)]
+    if why := differ([one.load for one in of], [one.load for one in to], num_cores):
+        return Ratio(why_not=why)
+    pairs = [a.figure / b.figure for a, b in zip(of, to, strict=False)]
+    middle = statistics.median(one.figure for one in of) / statistics.median(one.figure for one in to)
+    return Ratio(middle, min(pairs), max(pairs), (min(loads), max(loads)))

@@ -1,0 +1,41 @@
+"""Every system of row U by its name on a live fleet: it starts, says what it runs, and answers two models of which one
+fits at a time."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from glowplug.policies.registry import ROOMS
+from glowplug.policies.systems import SYSTEMS
+from tests.fleet_runner import Fleet, wait_until
+
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+MODEL = """
+name: {name}
+engine: emulated
+weights_bytes: 512MiB
+kv_bytes: 256MiB
+max_concurrency: 8
+keep_alive_s: 600
+max_wait_s: 60
+engine_args: {{profile: "llama-2-7b/h800", launch_s: 0.2, warmup_s: 0.1}}
+"""
+
+
+@pytest.mark.parametrize("name", sorted(SYSTEMS))
+def test_a_fleet_told_one_word_runs_that_system_and_answers(name: str, tmp_path: Path) -> None:
+    models = {model: MODEL.format(name=model) for model in ("one", "two")}
+    fleet = Fleet.start(tmp_path, models, nodes=1, GLOWPLUG_POLICIES=name, GLOWPLUG_GPU_BUDGETS="1GiB")
+    try:
+        said: dict[str, str] = {}
+        for service in ("router", "predictor", "placer", "autoscaler", "prefetcher"):
+            said |= httpx.get(fleet.process(service)["url"] + "/policies").json()
+        assert {room: said[room] for room in ROOMS} == SYSTEMS[name].policies
+        wait_until("one answers", lambda: fleet.chat("one").status_code == 200)
+        if name != "muxserve_like":  # in its placement nobody leaves for another
+            wait_until("two answers", lambda: fleet.chat("two").status_code == 200)
+        for process in ("router-1", "predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1"):
+            assert "Traceback" not in fleet.logs(process, lines=10_000)
+    finally:
+        fleet.stop()

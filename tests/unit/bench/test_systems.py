@@ -1,0 +1,158 @@
+"""One definition of each system: what row U runs, what a scenario runs and what a fleet of that name runs are the same,
+field by field."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.papers import h_load, h_pipeline, h_tensor, p_preserve, s_swap, w_warm
+from bench.papers.u_systems import SYSTEMS as ROWS
+from bench.papers.u_workloads import WORKLOADS, laid_over
+from glowplug.controllers.autoscaler_words import AutoscalerParams
+from glowplug.controllers.prefetcher import PrefetcherParams
+from glowplug.policies.systems import SYSTEMS
+from glowplug.simulator.fleet import make_prefetcher
+from glowplug.simulator.scenario_tree import override, read_tree
+from glowplug.simulator.setup import Params
+from services.agent.settings import AgentSettings
+from services.autoscaler.settings import AutoscalerSettings
+from services.placer.main import params_of
+from services.placer.settings import PlacerSettings
+from services.predictor.settings import PredictorSettings
+from services.prefetcher.settings import PrefetcherSettings
+from services.router.settings import RouterSettings
+
+SCENARIOS = Path(__file__).parents[3] / "scenarios"
+SERVICES = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSettings, PrefetcherSettings, AgentSettings)
+
+
+def fleet(name: str) -> dict[str, Any]:
+    """What the services of a fleet of that name do: rooms, and fields of their controllers' params."""
+    rooms = {
+        field.removeprefix("policy_"): getattr(made, field)
+        for made in (settings(policies=name) for settings in SERVICES)
+        for field in type(made).model_fields
+        if field.startswith("policy_")
+    }
+    autoscaler = AutoscalerSettings(policies=name)
+    controllers = {
+        "agent": AgentSettings(policies=name).params(),
+        "autoscaler": AutoscalerParams(stop_becomes=autoscaler.stop_becomes, lead_s=autoscaler.forecast_lead_s),
+        "placer": params_of(PlacerSettings(policies=name)),
+    }
+    told = {
+        f"{part}.{field}": getattr(controllers[part], field)
+        for part, params in SYSTEMS[name].params.items()
+        for field in params
+    }
+    return rooms | told
+
+
+def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a scenario."""
+    params = tree.get("params", {})
+    told = {
+        f"{part}.{field.name}": params[part][field.name]
+        for part, default in (
+            ("agent", Params().agent),
+            ("autoscaler", Params().autoscaler),
+            ("placer", Params().placer),
+        )
+        for field in fields(default)
+        if field.name in params.get(part, {})
+    }
+    return dict(tree["policies"]) | told
+
+
+def cells() -> Iterator[tuple[str, str]]:
+    for workload, found in WORKLOADS.items():
+        for label in found.systems:
+            yield workload, label
+
+
+@pytest.mark.parametrize(("workload", "label"), list(cells()))
+def test_a_system_of_row_u_is_the_fleet_of_its_name(workload: str, label: str) -> None:
+    path, laid = laid_over(workload, label)
+    tree = override(read_tree(path), laid)
+    in_row = simulated(tree)
+    known = fleet(ROWS[label])
+    assert {name: in_row.get(name) for name in known} == known
+    # nothing that a scenario sets for its own paper is left over; what is known of costs and profiles is the workload's
+    left = {name for name in in_row.keys() - known.keys() if not name.startswith("placer.start_stages")}
+    assert not left
+
+
+def test_every_system_is_in_row_u_under_a_name_of_its_own() -> None:
+    assert sorted(ROWS.values()) == sorted(SYSTEMS)
+    assert {label for found in WORKLOADS.values() for label in found.systems} == set(ROWS)
+
+
+@pytest.mark.parametrize("name", ["warmserve", "hydraserve", "preserve", "swapserve", "mcache"])
+def test_the_scenario_of_a_paper_runs_that_paper(name: str) -> None:
+    assert simulated(read_tree(SCENARIOS / f"{name}.yaml")) == fleet(name)
+
+
+def test_a_plain_fleet_and_a_plain_scenario_are_the_same_baseline() -> None:
+    """Rooms that a scenario leaves out, and params it does not name, are those of `serverless_vllm`."""
+    told = fleet("serverless_vllm")
+    defaults = {
+        name: getattr(getattr(Params(), name.split(".")[0]), name.split(".")[1]) for name in told if "." in name
+    }
+    assert {name: told[name] for name in defaults} == defaults
+
+
+SIMULATED_OTHERWISE = {
+    "placer.node_lease_s": "nodes of a run do not fall silent unless a fault says so",
+    "placer.settle_s": "a run begins with everybody there",
+    "agent.beat_s": "bytes are told with every change anyway",
+    "agent.health_every_s": "engines of a run do not hang unless a fault says so",
+    "agent.max_tick_gap_s": "virtual time has no pauses",
+    "agent.stop_grace_s": "a simulated process ends when it is told to",
+    "autoscaler.rest_s": "no message is lost, so nobody needs to be looked at again",
+}
+
+
+def test_a_simulated_fleet_has_the_bounds_of_a_live_one_but_for_those_named_here() -> None:
+    """What is no system's own holds for all of them, and on both sides alike."""
+    placer, agent = params_of(PlacerSettings(policies="mcache")), AgentSettings(policies="mcache").params()
+    predictor, router = PredictorSettings(policies="mcache").params(), RouterSettings(policies="mcache").params()
+    pairs = {"placer": placer, "agent": agent, "predictor": predictor, "router": router}
+    pairs["autoscaler"] = AutoscalerParams()
+    apart = {
+        f"{part}.{field.name}"
+        for part, live in pairs.items()
+        for field in fields(live)
+        if getattr(live, field.name) != getattr(getattr(Params(), part), field.name)
+    }
+    assert apart == SIMULATED_OTHERWISE.keys()
+    live = PrefetcherSettings(policies="mcache")
+    made: PrefetcherParams = make_prefetcher("node-1", 1, "mcache", str).params
+    assert (made.importance.half_life_s, made.importance.renew_s) == (live.caching_half_life_s, live.caching_renew_s)
+
+
+def test_the_other_rows_run_whole_systems_and_say_what_they_do_otherwise() -> None:
+    def of(scenario: str, settings: list[str]) -> dict[str, Any]:
+        return simulated(override(read_tree(SCENARIOS / f"{scenario}.yaml"), settings))
+
+    def apart(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+        known = fleet(name)
+        return {field: found.get(field) for field in known if found.get(field) != known[field]}
+
+    for label, name in (("WarmServe", "warmserve"), ("SLLM-GPU", "sllm_gpu"), ("SLLM-GPU pooled", "sllm_gpu")):
+        assert not apart(of("warmserve", w_warm.settings(label, 20, w_warm.CV, 60)), name)
+    ablated = of("warmserve", w_warm.settings("no proactive", 20, w_warm.CV, 60))
+    assert apart(ablated, "warmserve") == {"prewarming": "warmserve_unproactive"}
+    assert not apart(of("hydraserve", h_load.end_to_end("HydraServe", 0.6, 8, 60, "")), "hydraserve")
+    for label in ("serverless vLLM", "ServerlessLLM"):
+        found = of("hydraserve", h_load.end_to_end(label, 0.6, 8, 60, ""))
+        assert apart(found, h_load.SYSTEMS[label]) == {"scaling": "hydraserve"}
+    for label in ("PreServe", "Llumnix-like", "proactive", "hybrid", "union"):
+        assert not apart(of("preserve", p_preserve.SYSTEMS[label]), ROWS[label])
+    assert not apart(simulated(s_swap.tree("vLLM", "LLaMA-3.2 1B")), "swapserve")
+    model: dict[str, object] = {"name": "model"}
+    rooms = SYSTEMS["hydraserve"].policies
+    assert h_pipeline.fleet("HydraServe", "a10", 1, 1, model)["policies"] == rooms
+    assert {**h_tensor.fleet(2, 1, 2)["policies"], "placement": rooms["placement"]} == rooms  # type: ignore[dict-item]
