@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import cast
+from typing import Protocol, cast
 
 from glowplug.domain.errors import BadRequest
-from glowplug.engines.port import EngineDriver, EngineSettings
+from glowplug.engines.declaration import EngineArguments, EngineWeights
+from glowplug.engines.port import EngineCapabilities, EngineDriver, EngineSettings
 
 NAMES = ("llamacpp", "vllm", "emulated")
 
@@ -16,10 +17,27 @@ _CLASSES = {
 }
 
 
+class Declaration(Protocol):
+    """What a driver says of its engine without having been made."""
+
+    name: str
+    capabilities: EngineCapabilities
+    arguments: EngineArguments
+    weights: EngineWeights
+
+
+def declaration(name: str) -> Declaration:
+    """What the driver of that engine declares. Raises BadRequest for a name that is not in `NAMES`."""
+    return cast(Declaration, _class(name))
+
+
 def driver(name: str, settings: EngineSettings | None = None) -> EngineDriver:
     """The driver of that engine. Raises BadRequest for a name that is not in `NAMES`."""
+    return cast(Callable[[EngineSettings], EngineDriver], _class(name))(settings or EngineSettings())
+
+
+def _class(name: str) -> object:
     if name not in _CLASSES:
         raise BadRequest(f"unknown engine {name!r}: one of {', '.join(NAMES)}", param="engine")
     module, attribute = _CLASSES[name]
-    make = cast(Callable[[EngineSettings], EngineDriver], getattr(import_module(module), attribute))
-    return make(settings or EngineSettings())
+    return getattr(import_module(module), attribute)

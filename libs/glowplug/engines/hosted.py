@@ -11,6 +11,7 @@ from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.engines import probe, process, rendezvous
+from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm
 from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, Health, LaunchRequest, LoadReport
 
 
@@ -19,6 +20,8 @@ class HostedDriver:
 
     name = ""
     capabilities = EngineCapabilities()
+    arguments = EngineArguments(engine="")
+    weights = EngineWeights(kind="", form=WeightsForm.ANY)
     module = ""
     in_flight_samples: tuple[str, ...] = ()
 
@@ -39,8 +42,9 @@ class HostedDriver:
         """Nothing is held: a question to an engine opens a connection of its own."""
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
-        """What the host must know, as plain JSON. Raises BadRequest for engine_args it does not know."""
+        """What the host must know, as plain JSON. Raises EngineMisconfigured for engine_args that are wrong."""
         model = request.model
+        self.arguments.check(model.engine_args)
         return {
             "instance_id": request.instance_id,
             "launched_at": time.time(),
