@@ -88,13 +88,19 @@ def test_why_shows_rule_reason_inputs_and_rivals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "score", "shown"),
-    [("place", 24e9, "node-2/0  22 GiB  x"), ("place", 1.25, "score 1.25"), ("evict", 1_700_000_000.5, ":13:20  x")],
+    ("unit", "score", "shown"),
+    [
+        ("bytes free", 24e9, "node-2/0  22 GiB free  x"),
+        ("", 1.25, "score 1.25"),
+        ("at last use", 1_700_000_000.5, ":13:20  x"),
+        ("s to load", 1.5, "1.500 s to load"),
+        ("engines there", 2.0, "2 engines there"),
+    ],
 )
-def test_why_shows_room_as_bytes_and_the_last_use_as_a_time(kind: str, score: float, shown: str) -> None:
+def test_why_shows_a_score_in_its_unit(unit: str, score: float, shown: str) -> None:
     text = why.decision_text(
-        {"made_at": 0.0, "service": "placer", "kind": kind, "policy": "lru", "reason": "x", "decision_id": "d-1",
-         "rivals": [{"name": "node-2/0", "score": score, "why": "x"}]}
+        {"made_at": 0.0, "service": "placer", "kind": "place", "policy": "lru", "reason": "x", "decision_id": "d-1",
+         "rivals": [{"name": "node-2/0", "score": score, "why": "x", "unit": unit}]}
     )  # fmt: skip
     assert shown in text
 

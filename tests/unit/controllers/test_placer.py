@@ -110,7 +110,7 @@ def test_a_start_of_which_nothing_is_heard_is_sent_again_then_placed_anew():
     assert len(payloads(ticks(controller, 5, 7.5), StartInstance)) == 1
     beat(controller, 13.0, a_node(revision=3))
     (stop,) = payloads(ticks(controller, 7.5, 13.5), StopInstance)
-    assert stop.reason == "placed anew"
+    assert stop.reason == "it is placed anew"
     assert len(payloads(controller.handle(Tick(), 14.0), StartInstance)) == 1
 
 
@@ -187,7 +187,7 @@ def test_an_impossible_placement_is_answered_as_a_failed_start():
     assert payloads(ticks(controller, 5, 7.5), InstanceFailed) == []
     beat(controller, 7.6, a_node(gpus_mib=(200,), revision=2))
     (failed,) = payloads(ticks(controller, 7.5, 9), InstanceFailed)
-    assert failed.code == "no_capacity" and "largest GPU" in failed.instance.reason
+    assert failed.code == "no_capacity" and "no GPU is large enough" in failed.instance.reason
     assert controller.placements == {}
 
 

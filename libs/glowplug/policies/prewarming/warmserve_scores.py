@@ -41,6 +41,7 @@ class PrewarmDemand:
     load_s: float  # T_c
 
 
+SCORE_UNIT = "s of loading saved, weighted by demand"  # of Eq. 7-8: T_c times a weight
 MAX_REPLICAS = 1024  # of a class and a model: above what any fleet has room for; a forecast may say any number
 
 
