@@ -68,8 +68,6 @@ class Placement:
         self.received_at += by_s
         self.asked_at += by_s
         self.asked_victims_at += by_s
-        if self.lacked_at:
-            self.lacked_at += by_s
         self.tried_at += by_s
         if self.sent_at:
             self.sent_at += by_s

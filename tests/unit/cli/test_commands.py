@@ -8,7 +8,7 @@ import httpx
 import psutil
 import pytest
 
-from glowplug.cli import logs, tap, up, why
+from glowplug.cli import logs, tap, up, views, why
 from glowplug.cli.client import connect
 from glowplug.cli.demo import HEADERS, Row, idle, write_models
 from glowplug.cli.options import CliError, NoFleet
@@ -166,6 +166,31 @@ def test_a_fleet_elsewhere_is_named_by_the_environment(tmp_path: Path, monkeypat
     fleet = connect(tmp_path)
     assert fleet.url("autoscaler") == "http://far:8005"
     assert fleet.admin_token == "t"
+
+
+def test_up_says_how_to_find_the_command_where_the_path_does_not_lead_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "activate").touch()
+    monkeypatch.setenv("PATH", "/nowhere")
+    (line,) = up.on_path(tmp_path)
+    assert f"source {tmp_path}/activate" in line and f"{tmp_path}/glowplug" in line
+    (tmp_path / "glowplug").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert up.on_path(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("able", "used", "shown"),
+    [
+        (["emulated", "llamacpp", "vllm"], {"llamacpp"}, "llamacpp (can start emulated, vllm too)"),
+        (["llamacpp"], {"llamacpp"}, "llamacpp"),
+        (["emulated"], set(), "(can start emulated)"),
+        ([], {"llamacpp"}, "-"),
+    ],
+)
+def test_a_node_is_named_by_the_engines_that_models_use(able: list[str], used: set[str], shown: str) -> None:
+    assert views.engines_text(able, used) == shown
 
 
 def test_a_fleet_that_is_not_where_others_look_says_how_to_find_it(tmp_path, monkeypatch) -> None:

@@ -68,7 +68,8 @@ def test_a_place_command_becomes_a_decision_a_fetch_and_a_start():
     assert start.decision_id == record.decision_id
     assert start.workers[0].num_bytes == 100 * MIB
     assert fetch.target == start.target == "node-1"
-    assert start.phases[0].started_at == 9.0
+    assert [(phase.name.value, phase.started_at) for phase in start.phases] == [("decide", 9.0)], "there was room"
+    assert record.reason == "m starts on node-1/0: this is the first GPU with 100 MiB free"
 
 
 def test_a_model_without_weights_is_not_fetched():
@@ -134,7 +135,12 @@ def test_without_room_the_idle_instance_makes_room_and_the_newcomer_follows():
     stopped = an_instance("i-1", "a", InstanceState.STOPPED, mib=150, revision=2)
     controller.handle(an_event(InstanceStopped(instance=stopped)), 11.0)
     effects = beat(controller, 11.1, a_node(gpus_mib=(200,), revision=7))
-    assert [s.instance_id for s in payloads(effects, StartInstance)] == ["i-new"]
+    (start,) = payloads(effects, StartInstance)
+    assert start.instance_id == "i-new"
+    phases = [(phase.name.value, phase.started_at, phase.ended_at) for phase in start.phases]
+    assert phases == [("decide", 9.0, 10.1), ("room", 10.1, 11.1)], "the wait for room is not the decision's"
+    assert record.reason == "a (150 MiB, idle 7 s) leaves node-1 for b, which lacks 100 MiB: nobody else may leave"
+    assert (record.inputs["lacking_bytes"], record.inputs["freed_bytes"]) == (100 * MIB, 150 * MIB)
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def _scheme(
     verdict = "which meets its objectives" if meets else "which misses its objectives"
     if start.slo_ttft_s == start.slo_tpot_s == math.inf:
         verdict = "and it has no objectives to meet"
-    first = f"{'gives' if num_stages == 1 else 'give'} the first token"
+    first = f"{'is' if num_stages == 1 else 'are'} expected to give the first token"
     return Layout(
         workers=tuple(place for _, place in chosen),
         ttft_s=ttft_s,

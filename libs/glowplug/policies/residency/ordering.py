@@ -61,7 +61,7 @@ def evict(
         victims=names,
         freed_bytes=freed,
         need_bytes=need_bytes,
-        reason=ordering.rule if len(may_go) > 1 else ONLY_ONE,
+        reason=ordering.rule if len(may_go) > len(victims) else ONLY_ONE,
         rivals=_rivals(ordering, ordered, frozenset(names)),
     )
 

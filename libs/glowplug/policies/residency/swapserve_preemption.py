@@ -60,7 +60,7 @@ def preempt(
         victims=names,
         freed_bytes=freed,
         need_bytes=need_bytes,
-        reason=_RULE if len(may_go) > 1 else ONLY_ONE,
+        reason=_RULE if len(may_go) > len(victims) else ONLY_ONE,
         rivals=_rivals(ordered, why, frozenset(names)),
     )
 
