@@ -155,14 +155,15 @@ class StartHistory:
 
 
 def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog) -> Why:
-    """Why the model is where it is: what placed its newest living instance; without one the latest decision about it,
-    or by which an instance of it had to leave for another model."""
+    """Why the model is where it is: what placed the newest instance that serves or is on its way. Without one, the
+    latest decision about it, or by which an instance of it had to leave for another model."""
     living = sorted((i for i in instances if not i.state.is_gone), key=lambda i: (i.created_at, i.instance_id))
-    placed = next((d for i in reversed(living) if (d := decisions.get(i.decision_id)) is not None), None)
-    if placed is None and not living:
-        placed = next((d for d in decisions.newest() if _concerns(d, model_key, decisions)), None)
-    if placed is not None:
-        return Why(reason=placed.reason, decision_id=placed.decision_id, made_at=placed.made_at)
+    active = [i for i in living if not i.state.is_dormant and i.state is not InstanceState.DRAINING]
+    found = next((d for i in reversed(active) if (d := decisions.get(i.decision_id)) is not None), None)
+    if found is None and not active:
+        found = next((d for d in decisions.newest() if _concerns(d, model_key, decisions)), None)
+    if found is not None:
+        return Why(reason=found.reason, decision_id=found.decision_id, made_at=found.made_at)
     if living:
         return Why(reason=living[-1].reason or "the decision that placed it is on record no more")
     return Why(reason="nothing has been decided about it: nobody has asked for it")

@@ -112,4 +112,6 @@ def test_a_model_says_why_it_is_where_it_is_and_why_it_is_cold() -> None:
     log.put(decided(3, "evict", "chat leaves node-1 for other", model_key="other", instance_id="i-9", chosen="i-1"))
     log.put(decided(4, "evict", "third leaves node-2 for chat", instance_id="i-1", chosen="i-8"))
     assert why_so("chat", [gone], log).decision_id == "d-3", "it had to leave; who left for it is not why it is cold"
+    asleep = instance(1, InstanceState.SWAPPED_OUT, ready_at=AT, decision_id="d-1")
+    assert why_so("chat", [asleep], log).decision_id == "d-3", "asleep: why it sleeps, not why it once started"
     assert why_so("chat", [instance(2, InstanceState.READY, decision_id="lost", reason="it is ready")], log).reason

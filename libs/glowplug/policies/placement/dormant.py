@@ -16,7 +16,7 @@ from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu, room_of
-from glowplug.policies.prewarming.warmserve_scores import SCORE_UNIT
+from glowplug.policies.prewarming.warmserve_scores import LOST_UNIT
 
 MAX_RIVALS = 32
 
@@ -70,7 +70,7 @@ def grow(
         node = nodes.get(row.node_id)
         cleared = _cleared(row, node, request, view) if node is not None else None
         if cleared is None:
-            rivals.append(Rival(name=row.instance_id, score=0.0, why="there is no room beside it", unit=SCORE_UNIT))
+            rivals.append(Rival(name=row.instance_id, score=0.0, why="there is no room beside it", unit=LOST_UNIT))
             continue
         drops = _union(cleared)
         lost, broken = sum(view.scores.get(d, 0.0) for d in drops), 0
@@ -78,7 +78,7 @@ def grow(
             broken = breaks(node, [worker.gpu_id for worker in row.workers])
         order = (_rung(row), broken, lost, len(drops), row.instance_id)
         why = f"it is {_WORDS[order[0]]}{giving_way(len(drops))}"
-        rivals.append(Rival(name=row.instance_id, score=lost, why=why, unit=SCORE_UNIT))
+        rivals.append(Rival(name=row.instance_id, score=lost, why=why, unit=LOST_UNIT))
         found.append((order, row, cleared))
     if not found:
         return None
@@ -87,7 +87,7 @@ def grow(
         stages=(_stage(row.node_id, cleared, request),),
         source=row.instance_id,
         drops=_union(cleared),
-        reason=f"a copy of it is {_WORDS[order[0]]} there ({row.instance_id})",
+        reason=_THERE[order[0]],
         rivals=tuple(rivals[:MAX_RIVALS]),
     )
 
@@ -191,4 +191,9 @@ def giving_way(num_lost: int) -> str:
     return f", and {counted(num_lost, 'other replica')} {verb} way" if num_lost else ""
 
 
+_THERE = (
+    "a copy of its weights is prewarmed there",
+    "its engine sleeps there and is woken",
+    "a copy of its weights is on its way there",
+)
 _WORDS = ("prewarmed", "asleep", "being prewarmed")
