@@ -121,8 +121,8 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         traceback.print_exc()
         if run_dir.is_dir():
             code = failure_code(error)
-            failed = {"message": f"{type(error).__name__}: {error}"}
-            rundir.write(run_dir, rundir.FAILED, failed | ({"code": code} if code else {}))
+            failed = {"message": str(error), "code": code} if code else {"message": f"{type(error).__name__}: {error}"}
+            rundir.write(run_dir, rundir.FAILED, failed)
         return 1
     return 0
 

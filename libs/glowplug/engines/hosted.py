@@ -117,8 +117,10 @@ class HostedDriver:
             if (ready := rendezvous.read(run_dir, rendezvous.READY)) is not None and alive:
                 return ready
             if (failed := rendezvous.read(run_dir, rendezvous.FAILED)) is not None:
-                error = self._failure(handle, failed["message"])
-                error.code = failed.get("code", error.code)
+                if "code" not in failed:
+                    raise self._failure(handle, failed["message"])
+                error = EngineFailed(f"{self.name}: {failed['message']}")  # the reason whole: no log is needed
+                error.code = failed["code"]
                 raise error
             if not alive:
                 raise self._failure(handle, "the process ended before it was ready")
