@@ -20,6 +20,8 @@ from glowplug_vllm import chat_template, plugin, rundir, weights_check
 
 _ENTRY_POINT_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.io_processor_plugins")
 _OUR_PLUGIN = "glowplug"
+_CONFIGURE = {"from_cli_args", "create_engine_config"}  # where vLLM turns all arguments into one configuration
+MISCONFIGURED, CORRUPT = "engine_misconfigured", "weights_corrupt"  # codes of glowplug.domain.errors
 
 
 class Serve(NamedTuple):
@@ -48,7 +50,10 @@ def load_serve() -> Serve:
                 args = parser.parse_args(list(argv))
         except SystemExit:
             raise BadArguments((said.getvalue().strip().splitlines() or ["bad arguments"])[-1]) from None
-        command.validate(args)
+        try:
+            command.validate(args)
+        except (TypeError, ValueError) as error:
+            raise BadArguments(str(error)) from error
         return args
 
     return Serve(parse, command.cmd)
@@ -79,6 +84,21 @@ def allow_our_endpoint() -> None:
         os.environ["VLLM_PLUGINS"] = ",".join([*(name for name in named if name), _OUR_PLUGIN])
 
 
+def failure_code(error: BaseException) -> str:
+    """The code of a failure that the next start would repeat, '' for every other one.
+
+    Arguments are refused by the command line, or later by vLLM's own checks of them, with one of Python's errors for
+    values that are wrong; the same errors from a running engine may have any cause.
+    """
+    if isinstance(error, weights_check.BrokenWeights):
+        return CORRUPT
+    if isinstance(error, BadArguments):
+        return MISCONFIGURED
+    is_of_values = isinstance(error, ValueError | TypeError | KeyError | NotImplementedError | AssertionError)
+    frames = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return MISCONFIGURED if is_of_values and frames & _CONFIGURE else ""
+
+
 def run(run_dir: Path, serve: Serve | None = None) -> int:
     """Serve until told to end. Returns the exit status; a failure is in failed.json and, whole, in the log."""
     try:
@@ -100,7 +120,9 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
     except Exception as error:  # noqa: BLE001 (the last frame of a process: told to the agent and to the log)
         traceback.print_exc()
         if run_dir.is_dir():
-            rundir.write(run_dir, rundir.FAILED, {"message": f"{type(error).__name__}: {error}"})
+            code = failure_code(error)
+            failed = {"message": str(error), "code": code} if code else {"message": f"{type(error).__name__}: {error}"}
+            rundir.write(run_dir, rundir.FAILED, failed)
         return 1
     return 0
 

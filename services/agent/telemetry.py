@@ -10,14 +10,18 @@ from prometheus_client.registry import Collector
 from glowplug.controllers.agent import AgentController
 from glowplug.controllers.agent_words import ReportStart
 from glowplug.domain.hardware import GrantOwner
-from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
+from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.events import Event
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap
 from glowplug.telemetry.tracing import Tracing
 
 _ENGINES_OWN = (PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP)
-_WAITS = {PhaseName.DECIDE: "agent.await_decision", PhaseName.FETCH: "agent.await_weights"}
+_WAITS = {
+    PhaseName.DECIDE: "agent.await_decision",
+    PhaseName.ROOM: "agent.await_room",
+    PhaseName.FETCH: "agent.await_weights",
+}
 
 
 class NodeCollector(Collector):
@@ -102,7 +106,7 @@ class StartReporter:
             error="" if is_ready else instance.reason,
         )
         for phase in instance.phases:
-            if phase.name is PhaseName.DECIDE:  # over before the agent heard of it: a sibling of its start
+            if phase.name in BEFORE_START:  # over before the agent heard of it: a sibling of its start
                 self._phase(phase, effect.traceparent, attributes)
             else:
                 self._phase(phase, whole, attributes)

@@ -123,7 +123,9 @@ def build_app(console: Console) -> FastAPI:
     app.include_router(trace_api.jaeger_routes(console.traces, console.clock))
     app.include_router(jaeger_v3.routes(console.traces, console.clock))
     app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
-    app.include_router(detail_api.routes(console.view, console.requests, console.starts, console.clock))
+    app.include_router(
+        detail_api.routes(console.view, console.requests, console.starts, console.decisions, console.clock)
+    )
     app.include_router(decisions_api.routes(console.decisions, console.events))
     told = console.settings
     app.include_router(

@@ -6,15 +6,22 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from glowplug.domain.errors import ModelNotFound
+from services.console.decisions import DecisionLog
 from services.console.fleet_view import FleetView
-from services.console.model_detail import ModelDetail, StartHistory, declared
+from services.console.model_detail import ModelDetail, StartHistory, declared, why_so
 from services.console.request_log import RequestLog
 from services.console.trace_api import json_response
 
 MAX_LINES = 500
 
 
-def routes(view: FleetView, requests: RequestLog, starts: StartHistory, clock: Callable[[], float]) -> APIRouter:
+def routes(
+    view: FleetView,
+    requests: RequestLog,
+    starts: StartHistory,
+    decisions: DecisionLog,
+    clock: Callable[[], float],
+) -> APIRouter:
     """`clock` gives epoch seconds."""
     router = APIRouter(prefix="/api/v1", tags=["fleet"])
 
@@ -45,6 +52,7 @@ def routes(view: FleetView, requests: RequestLog, starts: StartHistory, clock: C
             declared=declared(view.models[key]),
             starts=starts.starts(key),
             coming=starts.coming(mine, now_s),
+            why=why_so(key, mine, decisions),
         )
         return json_response(detail)
 

@@ -4,15 +4,18 @@ Pure, like the view of the fleet beside it, and bounded: `STARTS_KEPT` starts of
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
+from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState, PhaseName
 from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.facts import InstanceChange, WeightsFetched, WeightsFetchFailed, WeightsProgressed
 from services.console import fleet_rows as rows
+from services.console.decisions import DecisionLog, named_in
 from services.console.discreet import discreet_model
 
 STARTS_KEPT: Final = 10
@@ -54,6 +57,14 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
     fetch: FetchRow | None
 
 
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision to which the model owes its present state. `decision_id` is "" when none is on record."""
+
+    reason: str
+    decision_id: str = ""
+    made_at: float = 0.0
+
+
 class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
     """`model` is the row of the fleet; `declared` what its file or the API says."""
 
@@ -63,6 +74,7 @@ class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
     declared: dict[str, Any]
     starts: list[Start]
     coming: list[Coming]
+    why: Why
 
 
 class StartHistory:
@@ -140,6 +152,28 @@ class StartHistory:
         self._starts[instance.model_key] = kept
         if len(self._starts) > MODELS_KEPT:
             del self._starts[next(iter(self._starts))]
+
+
+def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog) -> Why:
+    """Why the model is where it is: what placed the newest instance that serves or is on its way. Without one, the
+    latest decision about it, or by which an instance of it had to leave for another model."""
+    living = sorted((i for i in instances if not i.state.is_gone), key=lambda i: (i.created_at, i.instance_id))
+    active = [i for i in living if not i.state.is_dormant and i.state is not InstanceState.DRAINING]
+    found = next((d for i in reversed(active) if (d := decisions.get(i.decision_id)) is not None), None)
+    if found is None and not active:
+        found = next((d for d in decisions.newest() if _concerns(d, model_key, decisions)), None)
+    if found is not None:
+        return Why(reason=found.reason, decision_id=found.decision_id, made_at=found.made_at)
+    if living:
+        return Why(reason=living[-1].reason or "the decision that placed it is on record no more")
+    return Why(reason="nothing has been decided about it: nobody has asked for it")
+
+
+def _concerns(record: DecisionRecord, model_key: str, decisions: DecisionLog) -> bool:
+    if record.kind != "evict":
+        return record.model_key == model_key
+    victims = (decisions.outcome(instance_id) for instance_id in named_in(record) - {record.instance_id})
+    return any(victim is not None and victim.model_key == model_key for victim in victims)
 
 
 def _began(instance: Instance) -> float:

@@ -80,6 +80,6 @@ async def test_an_unstreamed_request_is_dropped_although_its_count_is_asked_for_
 
 async def test_weights_larger_than_what_the_model_declares_are_not_loaded(case: EngineCase) -> None:
     handle = await case.launch(weights_bytes=5)
-    with pytest.raises(EngineFailed, match=r"has \d+ bytes; weights_bytes of the model is 5") as failure:
+    with pytest.raises(EngineFailed, match=r"weights_bytes: 5 is less than the \d+ bytes of the file") as failure:
         await case.driver.load(handle, case.weights)
-    assert failure.value.code == "weights_unavailable"
+    assert failure.value.code == "engine_misconfigured"

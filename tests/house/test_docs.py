@@ -18,14 +18,32 @@ VARIABLE = re.compile(r"\bGLOWPLUG_[A-Z0-9_]*[A-Z0-9]\b")
 NO_VARIABLES = {"GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS", "GLOWPLUG_POLICY"}  # two streams and a prefix
 
 
-@pytest.fixture(scope="module")
-def configuration() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("configuration", ROOT / "docs/configuration.py")
+def _of_docs(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def configuration() -> ModuleType:
+    return _of_docs("configuration")
+
+
+def test_the_table_of_capabilities_is_what_the_drivers_declare() -> None:
+    capabilities = _of_docs("capabilities")
+    readme = text("README.md")
+    assert capabilities.table() in readme, capabilities.__doc__
+    assert capabilities.written(readme) == readme
+
+
+def test_the_readme_pairs_each_service_with_the_policies_that_its_settings_choose() -> None:
+    rows = dict(re.findall(r"^\| (\w+) \| [^|]* \| ([^|]*) \|$", text("README.md"), re.MULTILINE))
+    for service in ("router", "predictor", "autoscaler", "placer", "prefetcher", "agent"):
+        chosen = set(re.findall(r"^    policy_(\w+):", text(f"services/{service}/settings.py"), re.MULTILINE))
+        assert set(re.findall(r"`(\w+)`", rows[service])) == chosen, service
 
 
 def test_the_page_of_events_is_current() -> None:

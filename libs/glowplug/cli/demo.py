@@ -31,7 +31,7 @@ KEEP_ALIVE_S = 4.0
 MAX_TOKENS = 16
 IDLE_TIMEOUT_S = 60.0
 PROMPT = "Why is the sky blue?"
-PHASES = ("decide", "fetch", "launch", "load", "warmup")
+PHASES = ("decide", "room", "fetch", "launch", "load", "warmup")
 HEADERS = ("step", "model", "engine", "result", "ttft", "queue", *PHASES, "prefill", "whole")
 
 
@@ -114,8 +114,8 @@ def demo(
 def explanation(engine: str) -> str:
     """What the columns mean, and what the numbers are worth."""
     text = (
-        "ttft: request sent to first text. queue: held by the router. decide, fetch, launch, load, warmup: phases\n"
-        "of the start it waited for; they overlap. prefill: from dispatch to first text."
+        "ttft: request sent to first text. queue: held by the router. decide, room (waits for GPU memory), fetch,\n"
+        "launch, load, warmup: phases of the start it waited for; they overlap. prefill: from dispatch to first text."
     )
     if engine == "emulated":
         text += "\nThe engine is EMULATED: these times are modelled, not measured on real models."

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import which
 from typing import Annotated, Any
 
 import httpx
@@ -110,6 +111,7 @@ async def banner(fleet: Fleet) -> str:
         f"  curl -N {urls['data']}/v1/chat/completions{authorization} -H 'Content-Type: application/json' \\",
         f"    -d '{body}'",
         f"  glowplug run {first} 'Why is the sky blue?'   |   glowplug status, models, ps, top, tap, why, down",
+        *on_path(Path(sys.executable).parent),
         *_where(fleet.state.path),
         "",
     ]
@@ -120,6 +122,13 @@ def _where(state_dir: Path) -> list[str]:
     """How other terminals find this fleet when it is not where `glowplug` looks by itself."""
     looked_for = Path(os.environ.get("GLOWPLUG_STATE_DIR", DEFAULT_STATE_DIR)).absolute()
     return [] if looked_for == state_dir.absolute() else [f"  first: export GLOWPLUG_STATE_DIR={state_dir}"]
+
+
+def on_path(bin_dir: Path) -> list[str]:
+    """How a terminal finds the command itself where its path does not lead there."""
+    if which("glowplug") is not None or not (bin_dir / "activate").is_file():
+        return []
+    return [f"  `glowplug` is not on the path here: source {bin_dir / 'activate'}, or type {bin_dir / 'glowplug'}"]
 
 
 async def wait_for_models(data_url: str, api_key: str = "") -> list[str]:

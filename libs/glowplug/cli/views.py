@@ -1,6 +1,7 @@
 """What there is now: models, instances (`ps`), nodes."""
 
 import time
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -79,7 +80,8 @@ def nodes(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption = 
     fleet = connect(state_dir)
     value = fleet.get("placer", "/v1/nodes")["data"]
     value = list(value.values()) if isinstance(value, dict) else value
-    rows = [row for node in value for row in node_rows(node)]
+    used = _engines_in_use(fleet)
+    rows = [row for node in value for row in node_rows(node, used)]
     if output is Format.TABLE:
         rows += [away_row(node_id) for node_id in _cordoned_away(fleet)]
     emit(output, value, NODE_HEADERS, rows, "no node has joined")
@@ -101,8 +103,27 @@ def away_row(node_id: str) -> tuple[object, ...]:
 NODE_HEADERS = ("gpu", "kind", "used", "total", "holders", "cached weights", "engines", "state", "seen")
 
 
-def node_rows(node: dict[str, Any]) -> list[tuple[object, ...]]:
-    """One row per GPU of a node, as `glowplug nodes` shows it."""
+KIND_WORDS = {"host": "host memory", "cuda": "CUDA", "emulated": "emulated"}
+
+
+def engines_text(able: Sequence[str], used: Collection[str]) -> str:
+    """Those that models use, then those that could start there too: a node that can emulate is not an emulated one."""
+    here = [engine for engine in able if engine in used]
+    others = ", ".join(engine for engine in able if engine not in used)
+    if not here:
+        return f"(can start {others})" if others else "-"
+    return ", ".join(here) + (f" (can start {others} too)" if others else "")
+
+
+def _engines_in_use(fleet: FleetClient) -> set[str]:
+    try:
+        return {row["engine"] for row in fleet.get("autoscaler", "/v1/models")["data"]}
+    except CliError:  # the nodes are there to see without it
+        return set()
+
+
+def node_rows(node: dict[str, Any], used: Collection[str] = ()) -> list[tuple[object, ...]]:
+    """One row per GPU of a node, as `glowplug nodes` shows it. `used`: engines of the models that are deployed."""
     cached = (
         f"{len(node['cached'])} ({show_bytes(sum(c['num_bytes'] for c in node['cached']))})" if node["cached"] else "-"
     )
@@ -112,12 +133,12 @@ def node_rows(node: dict[str, Any]) -> list[tuple[object, ...]]:
         rows.append(
             (
                 gpu["gpu_id"],
-                gpu["kind"],
+                KIND_WORDS.get(gpu["kind"], gpu["kind"]),
                 show_bytes(sum(grant["num_bytes"] for grant in gpu["grants"])),
                 show_bytes(gpu["total_bytes"]),
                 ", ".join(holders) or "-",
                 cached,
-                ", ".join(node["engines"]),
+                engines_text(node["engines"], used),
                 "draining" if node["draining"] else "up",
                 age(time.time() - node["heartbeat_at"]),
             )

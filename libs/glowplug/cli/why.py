@@ -137,12 +137,17 @@ def _readable(values: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _score(kind: str, score: float) -> str:
-    """A rival's score as people read it: room on a GPU is bytes, the order of an eviction may be when each was last
-    used (epoch seconds)."""
-    if kind == "evict" and 1e9 < score < 1e10:
-        return clock(score)
-    return f"{show_bytes(int(score))}" if abs(score) >= 1e6 else f"score {score:g}"
+def _score(rival: dict[str, Any]) -> str:
+    """A rival's score in its unit (see Rival): a size, a time, a moment, or a number of something."""
+    score, unit = rival["score"], rival.get("unit", "")
+    first, _, rest = unit.partition(" ")
+    if first == "bytes":
+        return f"{show_bytes(score)} {rest}".strip()
+    if first == "s":
+        return f"{seconds(score)} {rest}".strip()
+    if first == "at":
+        return f"{rest} {clock(score)}" if score > 0 else f"{rest}: never"
+    return f"{score:g} {unit}" if unit else f"score {score:g}"
 
 
 def decision_text(decision: dict[str, Any]) -> str:
@@ -158,6 +163,6 @@ def decision_text(decision: dict[str, Any]) -> str:
     if decision.get("inputs"):
         lines += ["  inputs", pairs(_readable(decision["inputs"]), "    ")]
     if decision.get("rivals"):
-        rivals = {r["name"]: f"{_score(decision['kind'], r['score'])}  {r['why']}" for r in decision["rivals"]}
+        rivals = {r["name"]: f"{_score(r)}  {r['why']}".rstrip() for r in decision["rivals"]}
         lines += ["  rivals", pairs(rivals, "    ")]
     return "\n".join(line for line in lines if line) + f"\n  decision {decision['decision_id']}\n"

@@ -226,12 +226,14 @@ class AgentController:
         if seen.alive and (holding.is_sleeping or holding.instance.state.is_dormant):
             return
         if not seen.alive:
-            self._life.fail(turn, holding, "engine_failed", seen.reason or "the engine process is gone")
+            self._life.fail(turn, holding, "engine_failed", seen.reason or "its engine process is gone")
             return
         num_misses = 0 if seen.ok else holding.num_misses + 1
         self.holdings[seen.instance_id] = replace(holding, num_misses=num_misses)
         if num_misses >= self.params.health_misses:
-            self._life.fail(turn, holding, "engine_failed", f"engine hung ({num_misses} misses): {seen.reason}")
+            self._life.fail(
+                turn, holding, "engine_failed", f"its engine hangs ({num_misses} health checks failed): {seen.reason}"
+            )
 
     def _recall(self, turn: Turn, living: frozenset[str]) -> None:
         for instance_id, holding in list(self.holdings.items()):
@@ -275,8 +277,8 @@ class AgentController:
     def _overdue(self, holding: Holding) -> tuple[str, str]:
         seconds = self.params.start_deadline_s
         if holding.weights_path is None:
-            return "weights_unavailable", f"weights were not in host memory after {seconds:g} s"
-        return "start_timeout", f"the engine was not ready after {seconds:g} s"
+            return "weights_unavailable", f"its weights were not in host memory after {seconds:g} s"
+        return "start_timeout", f"its engine was not ready after {seconds:g} s"
 
     def _forget(self, turn: Turn, holding: Holding) -> None:
         if turn.now_s - holding.instance.changed_at >= self.params.keep_gone_s and not holding.is_granted:
@@ -323,7 +325,7 @@ class AgentController:
             self._life.lose(turn, holding)
         elif is_theirs or row.revision > mine.revision or (row.revision == mine.revision and row.state != mine.state):
             ahead = replace(mine, revision=max(row.revision, mine.revision))
-            turn.tell(replace(holding, instance=ahead), reason=f"the store knew it as {row.state}")
+            turn.tell(replace(holding, instance=ahead), reason=f"the store knows it as {row.state}")
         elif row.revision < mine.revision:
             turn.ask(Save(INSTANCES, mine.instance_id, mine))
 

@@ -67,7 +67,7 @@ class Dormancy:
                 holding,
                 state=InstanceState.PREWARMED,
                 ready_at=turn.now_s,
-                reason=f"prewarmed after {turn.now_s - instance.created_at:.2f} s",
+                reason=f"its weights came to the GPU within {turn.now_s - instance.created_at:.2f} s",
             )
 
     def asleep(self, turn: Turn, holding: Holding) -> None:
@@ -77,10 +77,10 @@ class Dormancy:
         was, leaves = holding.shares, holding.becomes == "swapped_out"
         holding = replace(self._life.ungrant(holding), is_sleeping=False, becomes="", num_misses=0)
         if leaves:
-            turn.tell(holding, state=InstanceState.SWAPPED_OUT, url="", reason="asleep in host memory")
+            turn.tell(holding, state=InstanceState.SWAPPED_OUT, url="", reason="it sleeps in host memory")
             return
         weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
         workers = tuple(replace(w, num_bytes=weights[w.gpu_id]) for w in own_workers(holding.instance))
         instance = replace(holding.instance, replica=True, workers=workers, url="")
         holding = self._life.grant(replace(holding, instance=instance))
-        turn.tell(holding, state=InstanceState.PREWARMED, reason="drained; its weights stay")
+        turn.tell(holding, state=InstanceState.PREWARMED, reason="it has drained, and its weights stay on the GPU")

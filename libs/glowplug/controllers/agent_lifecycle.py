@@ -25,7 +25,7 @@ from glowplug.controllers.agent_words import (
 )
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import GrantOwner
-from glowplug.domain.instance import InstanceState, Phase, PhaseName
+from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
 
 
 class Lifecycle:
@@ -89,7 +89,7 @@ class Lifecycle:
             turn.ask(LoadEngine(holding.engine, holding.weights_path))
             if holding.engine_id:
                 holding = self.activate(turn, holding, holding.engine_id)
-            turn.tell(holding, state=InstanceState.LOADING, reason="weights are in host memory")
+            turn.tell(holding, state=InstanceState.LOADING, reason="its weights are in host memory")
 
     def activate(self, turn: Turn, holding: Holding, source: str) -> Holding:
         """Let the engine of `source` go on as this one's, from now on under its own id."""
@@ -117,7 +117,7 @@ class Lifecycle:
             kv_tokens=report.kv_tokens,
             lacks=report.lacks,
             key_id=report.key_id,
-            reason=f"ready after {turn.now_s - holding.instance.created_at:.2f} s",
+            reason=f"it is ready after {turn.now_s - holding.instance.created_at:.2f} s",
         )
         turn.ask(ReportStart(holding.instance, holding.cause.traceparent, holding.is_cached))
 
@@ -201,7 +201,7 @@ class Lifecycle:
             try:
                 holding = self.grant(replace(holding, shares={}), (instance.instance_id,))
             except OutOfMemory as error:
-                why = f"cannot resume, its KV cache has been given away: {error.message}"
+                why = f"it cannot go on, since its KV cache has been given away: {error.message}"
                 if instance.reason != why:
                     turn.tell(holding, reason=why)
                 return
@@ -216,7 +216,7 @@ class Lifecycle:
             turn.keep(replace(holding, stop_asked_at=turn.now_s, is_stopping=True))
             return
         if holding.is_restarting and holding.instance.state.is_coming:
-            decided = tuple(p for p in holding.instance.phases if p.name is PhaseName.DECIDE)
+            decided = tuple(p for p in holding.instance.phases if p.name in BEFORE_START)
             again = replace(holding, is_stopping=False, is_restarting=False, is_launched=False, weights_path=None)
             again = replace(again, fetch=None, engine_id="", warmth="", is_loaded=False, is_serving=False)
             again = replace(again, instance=replace(again.instance, source="", phases=decided))
@@ -234,7 +234,9 @@ class Lifecycle:
 
     def lose(self, turn: Turn, holding: Holding) -> None:
         """Give up an instance that another node runs by now: its row and its facts are theirs, so nothing is told."""
-        instance = replace(holding.instance, state=InstanceState.STOPPED, changed_at=turn.now_s, reason="moved away")
+        instance = replace(
+            holding.instance, state=InstanceState.STOPPED, changed_at=turn.now_s, reason="it has another id now"
+        )
         has_process = holding.is_granted or holding.instance.state.is_dormant
         holding = turn.keep(replace(holding, instance=instance, is_lost=True))
         if has_process and not holding.is_stopping:
@@ -270,7 +272,7 @@ class Lifecycle:
             holding = turn.tell(
                 replace(holding, is_restarting=True),
                 state=InstanceState.STARTING,
-                reason="the agent restarted during the start; the engine starts again",
+                reason="its agent restarted during the start, and its engine starts again",
             )
             self._stop(turn, holding, 0.0)
         elif not is_living and state.is_dormant:
@@ -278,7 +280,7 @@ class Lifecycle:
         elif not is_living:
             self.fail(turn, holding, "engine_failed", "the engine died while its agent was down")
         else:
-            turn.tell(replace(holding, is_sleeping=False), reason="adopted by a restarted agent")
+            turn.tell(replace(holding, is_sleeping=False), reason="its agent has restarted and found it again")
 
     def regrant(self, holdings: Iterable[Holding]) -> dict[str, Holding]:
         """Grants as they were before a restart; `is_granted` is False where the GPUs have become too small."""

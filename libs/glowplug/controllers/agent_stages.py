@@ -23,7 +23,7 @@ from glowplug.controllers.agent_words import (
     ServeStages,
 )
 from glowplug.domain.errors import OutOfMemory
-from glowplug.domain.instance import Instance, InstanceState, PhaseName
+from glowplug.domain.instance import BEFORE_START, Instance, InstanceState
 from glowplug.policies.placement.shape import bytes_per_gpu
 
 
@@ -42,9 +42,9 @@ class Stages:
         if instance.state is not InstanceState.LOADING or holding.is_stopping:
             return
         if holding.is_serving:
-            names = {phase.name for phase in report.phases} | {PhaseName.DECIDE}
+            names = {phase.name for phase in report.phases} | BEFORE_START
             kept = tuple(p for p in instance.phases if p.name not in names)
-            decided = tuple(p for p in instance.phases if p.name is PhaseName.DECIDE)
+            decided = tuple(p for p in instance.phases if p.name in BEFORE_START)
             key_id = report.key_id or instance.key_id
             whole = replace(report, url=report.url or instance.url, key_id=key_id, phases=(*kept, *report.phases))
             self._life.ready(turn, replace(holding, instance=replace(instance, phases=decided)), whole)
@@ -56,7 +56,7 @@ class Stages:
                 url=report.url,
                 key_id=report.key_id,
                 phases=phases,
-                reason="its stage is loaded, the others are not",
+                reason="its own stage is loaded, and the others are not",
             )
             self._serve(turn, holding)
 
@@ -90,7 +90,7 @@ class Stages:
             return
         turn.ask(ConsolidateEngine(instance.instance_id, holding.model))
         holding = replace(holding, is_consolidating=True, consolidate_by=self._due_at(turn))
-        turn.tell(holding, consolidating=True, reason=f"consolidates: {reason}")
+        turn.tell(holding, consolidating=True, reason=f"it becomes whole: {reason}")
 
     def overdue(self, turn: Turn, holding: Holding) -> None:
         """It should have become whole by now: its engine is to give up, and serves on as the stage that it is."""
@@ -123,7 +123,7 @@ class Stages:
             consolidating=False,
             max_concurrency=holding.model.max_concurrency,
             kv_tokens=report.kv_tokens or whole.kv_tokens,
-            reason="consolidated: runs the whole model",
+            reason="it has become whole and runs all of the model",
         )
 
     def unconsolidated(self, turn: Turn, holding: Holding, report: ConsolidationFailed) -> None:
@@ -158,7 +158,7 @@ def _is_under_way(holding: Holding) -> bool:
 
 
 def _stays(holding: Holding, why: str) -> str:
-    return f"stays stage {holding.stage} of {holding.instance.num_stages}: {why}"
+    return f"it stays stage {holding.stage} of {holding.instance.num_stages}: {why}"
 
 
 def _is_first(holding: Holding) -> bool:

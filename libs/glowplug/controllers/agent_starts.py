@@ -62,7 +62,7 @@ class Starts:
         if source is not None:
             self._grow(turn, holding, source)
             return
-        holding = turn.tell(holding, reason="memory granted; engine and weights are on their way")
+        holding = turn.tell(holding, reason="its memory is granted, its engine starts and its weights are on their way")
         self.life.begin(turn, holding)
 
     def _new(self, turn: Turn, event: Event, command: StartInstance) -> Holding:
@@ -97,15 +97,15 @@ class Starts:
         mine = [w for w in own_workers(instance) if w.node_id == node_id]
         gpu_ids = {gpu.gpu_id for gpu in self.life.ledger.gpus}
         if not mine or any(w.gpu_id not in gpu_ids or w.num_bytes < 0 for w in mine):
-            return "bad_request", f"node {node_id} has {sorted(gpu_ids)}, asked for {mine}"
+            return "bad_request", f"node {node_id} has the GPUs {sorted(gpu_ids)}, and {mine} were asked for"
         kind = self.engines.get(engine)
         if kind is None or kind.unavailable:
-            why = kind.unavailable if kind else "unknown engine"
+            why = kind.unavailable if kind else "no driver has this name"
             return "engine_unavailable", f"{engine} cannot start on {node_id}: {why}"
         needs = {"prewarm": command.replica, "stages": command.num_stages > 1}
         lacks = [ability for ability, is_needed in needs.items() if is_needed and not self.dormant.can(engine, ability)]
         if lacks:
-            return "engine_unavailable", f"{engine} on {node_id} has no ability {', '.join(lacks)}"
+            return "engine_unavailable", f"{engine} on {node_id} cannot do {', '.join(lacks)}"
         return None
 
     def _is_replica(self, turn: Turn, instance_id: str, command: StartInstance) -> bool:
@@ -142,13 +142,13 @@ class Starts:
             is_cached=source.is_cached,
         )
         if was is InstanceState.STARTING:
-            turn.tell(replace(holding, engine_id=from_id), reason=f"takes over the start of {from_id}")
+            turn.tell(replace(holding, engine_id=from_id), reason=f"it takes over the start of {from_id}")
         else:
             holding = self.life.activate(turn, holding, from_id)
-            turn.tell(holding, state=InstanceState.LOADING, reason=f"grows from {from_id} ({was.value})")
+            turn.tell(holding, state=InstanceState.LOADING, reason=f"it grows from {from_id}, which was {was.value}")
         # told last: whoever keeps weights for it has heard by then who needs them now
         ended = replace(source, is_granted=False, shares={}, snapshot_bytes=0)
-        turn.tell(ended, state=InstanceState.STOPPED, reason=f"continues as {new_id}")
+        turn.tell(ended, state=InstanceState.STOPPED, reason=f"it goes on as {new_id}")
 
 
 def _engine_of(model: Model) -> tuple[object, ...]:

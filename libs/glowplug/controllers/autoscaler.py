@@ -157,10 +157,10 @@ class AutoscalerController:
             raise ModelNotFound(f"no model {request.model_key!r} is deployed", param="model")
         if isinstance(request, operator.Undeploy):
             self._forget(model)
-            stops = self._stop_all(model.key, "undeployed by its operator", "undeploy", now_s)
+            stops = self._stop_all(model.key, "an operator has undeployed it", "undeploy", now_s)
             return [*stops, Remove("models", model.key), Publish(ModelUndeployed(model_key=model.key))]
         if isinstance(request, operator.Load):
-            self._asked[model.key] = "loaded by its operator"
+            self._asked[model.key] = "an operator has loaded it"
             self._failures.pop(model.key, None)
             self._unloaded -= set(self.instances.of(model.key))
             self.loads.touch(model.key, now_s)
@@ -170,17 +170,18 @@ class AutoscalerController:
             self._asked.pop(model.key, None)
             self._states.pop(model.key, None)  # the load of the last seconds is no demand either
             self._unloaded |= {i for i, row in self.instances.of(model.key).items() if not row.state.is_gone}
-            return self._stop_all(model.key, "unloaded by its operator", "unload", now_s)
+            return self._stop_all(model.key, "an operator has unloaded it", "unload", now_s)
         if isinstance(request, operator.Suspend):
             self._asked.pop(model.key, None)
-            why = "drained by its operator: no instance of it starts until it is loaded again"
+            why = f"an operator has drained {model.name}, and no instance of it starts until it is loaded again"
             return [
                 self._by_operator(model.key, why, "suspend", now_s),
                 *self._table.change(model, now_s, suspended=True),
-                *self._stop_all(model.key, "drained by its operator", "drain", now_s),
+                *self._stop_all(model.key, "an operator has drained the model", "drain", now_s),
             ]
         if isinstance(request, operator.Pin):
-            why = "pinned by its operator: one instance stays" if request.pinned else "unpinned by its operator"
+            unpinned = f"an operator has unpinned {model.name}, and its last instance may leave"
+            why = f"an operator has pinned {model.name}, and one instance stays" if request.pinned else unpinned
             pinned = self._by_operator(model.key, why, "pin" if request.pinned else "unpin", now_s)
             return [pinned, *self._table.change(model, now_s, pinned=request.pinned), *self._balance(model.key, now_s)]
         raise TypeError(f"not a stimulus of the autoscaler: {request!r}")
@@ -192,7 +193,7 @@ class AutoscalerController:
             return []
         self._unknown_since.pop(model.key, None)
         if model.preload and known is None:
-            self._asked[model.key] = "preloaded, as its deployment asks"
+            self._asked[model.key] = "its deployment asks for one at once"
             self.loads.touch(model.key, now_s)
         self._failures.pop(model.key, None)
         return [Save("models", model.key, model), Publish(ModelDeployed(model=model)), *self._balance(model.key, now_s)]
@@ -283,7 +284,7 @@ class AutoscalerController:
                     continue
                 missing += self._pending[instance_id].num_required
                 effects.append(Record(self._records.of(decision, instance_id, "cancel", now_s)))
-                effects += self._cancel(instance_id, "no longer wanted")
+                effects += self._cancel(instance_id, "it is no longer wanted")
         effects += self._drain(decision, now_s)
         if self._params.consolidate:
             effects += self._consolidations.of_model(mine, decision, now_s)

@@ -67,7 +67,7 @@ class Consolidations:
                 said = ScaleDecision(
                     model_key=decision.model_key,
                     num_wanted=decision.num_required,
-                    reason=f"its pipeline serves on: {row.reason}",
+                    reason=row.reason,
                     inputs={**decision.inputs, "stages": row.num_stages},
                 )
                 effects.append(Record(self._records.of(said, instance_id, "unconsolidated", now_s, policy=POLICY)))

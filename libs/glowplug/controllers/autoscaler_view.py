@@ -102,7 +102,7 @@ class Records:
             kind="scale",
             policy=policy or self._policy,
             service="autoscaler",
-            reason=decision.reason,
+            reason=_sentence(decision, chosen),
             made_at=now_s,
             model_key=decision.model_key,
             instance_id=instance_id,
@@ -112,3 +112,24 @@ class Records:
             cause_id=cause.event_id if cause else "",
             traceparent=cause.traceparent if cause else "",
         )
+
+
+def _sentence(decision: ScaleDecision, chosen: str) -> str:
+    """What is done, and why: '<model> gets an instance: 1 request waits, ...'."""
+    done = _DONE.get(chosen)
+    return f"{done.format(decision.model_key)}: {decision.reason}" if done else decision.reason
+
+
+_DRAINS = "an instance of {} drains"
+_DONE: Mapping[str, str] = {  # by what was chosen; what an operator does to a model itself is a sentence of its own
+    "start": "{} gets an instance",
+    "resume": "an instance of {} that was draining serves on",
+    "cancel": "a start of {} is called off",
+    "drain": _DRAINS,
+    "unload": _DRAINS,
+    "undeploy": _DRAINS,
+    "stop": _DRAINS,
+    "consolidate_down": "a pipeline of {} becomes one instance",
+    "consolidate_up": "a pipeline of {} becomes an instance of each stage",
+    "unconsolidated": "a pipeline of {} serves on as it is",
+}

@@ -250,7 +250,7 @@ class PlacerController:
         effects: list[Effect] = []
         for node in self.nodes.expire(now_s):
             self.fleet.node_left(node.node_id)
-            reason = f"no sign of life for {self._params.node_lease_s:g} s"
+            reason = f"{node.node_id} has given no sign of life for {self._params.node_lease_s:g} s"
             here = self.fleet.on_node(node.node_id)
             inputs = {"lease_s": self._params.node_lease_s, "instances": len(here)}
             decided = self.fleet.about_node(
@@ -287,11 +287,11 @@ class PlacerController:
         node_id, here = cordon.node_id, self.fleet.on_node(cordon.node_id)
         inputs: dict[str, float | int | str] = {"instances": len(here)}
         if not cordon.cordoned:
-            why = "undrained by its operator: instances may be placed there again"
+            why = f"an operator has lifted the drain of {node_id}, and instances may be placed there again"
             lifted = self.fleet.about_node(node_id, "drain", operator.POLICY, why, "undrain", inputs, now_s)
             self._drains.forget(i.instance_id for i in here)
             return [Record(lifted), Save(CORDONS, node_id, cordon), *self._placing.work(now_s)]
-        why = "drained by its operator: nothing is placed there until it is undrained"
+        why = f"an operator drains {node_id}, and nothing is placed there until the drain is lifted"
         decided = self.fleet.about_node(node_id, "drain", operator.POLICY, why, "drain", inputs, now_s)
         return [Record(decided), Save(CORDONS, node_id, cordon), *self._drain_cordoned(now_s)]
 

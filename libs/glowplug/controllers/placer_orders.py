@@ -1,14 +1,16 @@
 """One instance being placed, and what is written about it: its decision record, its commands, its refusal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from glowplug.domain.phrasing import listed
+from glowplug.domain.units import show_bytes
 from glowplug.events.commands import FetchWeights, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.envelope import Event
-from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 
 NEVER = float("-inf")
 _UNASKED = PlaceDecision()
@@ -27,6 +29,7 @@ class Placement:
     decision_id: str = ""
     victims: tuple[str, ...] = ()
     asked_victims_at: float = NEVER
+    lacked_at: float = 0.0  # when it was first found that there is no room for it; 0: there was room at once
     started_at: float = 0.0
     sent_at: float = 0.0
     silent: tuple[str, ...] = ()  # nodes whose agents did not answer a start of it
@@ -79,6 +82,16 @@ class Placement:
         self.tried_version = -1
 
 
+def makes_room(placement: Placement, eviction: EvictDecision, leaving: Sequence[str]) -> str:
+    """Why others leave for it, as a sentence; `leaving`: who they are, as a reader is told."""
+    model = placement.command.model
+    if not leaving:
+        return f"{model.name} waits for room on {', '.join(placement.stages[0].gpu_ids)}: {eviction.reason}"
+    leave = "leaves" if len(leaving) == 1 else "leave"
+    lacks = f"which lacks {show_bytes(eviction.need_bytes)}"
+    return f"{listed(leaving)} {leave} {placement.node_id} for {model.name}, {lacks}: {eviction.reason}"
+
+
 def stop(node_id: str, instance_id: str, reason: str, grace_s: float, becomes: str = "stopped") -> StopInstance:
     """What ends an instance, drained for at most `grace_s`."""
     return StopInstance(target=node_id, instance_id=instance_id, reason=reason, grace_s=grace_s, becomes=becomes)
@@ -94,14 +107,16 @@ def record(
     *,
     rivals: tuple[Rival, ...] = (),
     chosen: str = "",
+    figures: Mapping[str, int] | None = None,
 ) -> DecisionRecord:
-    """The decision as `why` prints it, at the GPU the placement has now."""
+    """The decision as `why` prints it, at the GPU the placement has now. `figures`: inputs beside the usual ones."""
     command = placement.command
     inputs: Mapping[str, float | int | str] = {
         "need_bytes": command.model.memory_bytes,
         "waited_s": round(now_s - command.wanted_at, 4),
         "engine": command.model.engine,
         "asked_because": command.reason,
+        **(figures or {}),
     }
     return DecisionRecord(
         decision_id=decision_id,
@@ -163,7 +178,7 @@ def start_commands(placement: Placement, stages: range | None = None) -> list[An
             model=model,
             workers=own if number else sum((workers(placement, n) for n in range(num_stages)), ()),
             decision_id=placement.decision_id,
-            phases=(Phase(name=PhaseName.DECIDE, started_at=command.wanted_at, ended_at=placement.started_at),),
+            phases=_waits(placement),
             source="" if number else placement.source,
             drops=placement.drops.get(stage.node_id, ()) if _is_first_there(placement, number) else (),
             part_of=command.instance_id if number else "",
@@ -174,6 +189,16 @@ def start_commands(placement: Placement, stages: range | None = None) -> list[An
             told.append(_fetch(placement, number))
         told.append(start)
     return told
+
+
+def _waits(placement: Placement) -> tuple[Phase, ...]:
+    """What was waited for before the start: the decision, and then room where there was none."""
+    wanted_at, lacked_at, started_at = placement.command.wanted_at, placement.lacked_at, placement.started_at
+    decided_at = min(max(lacked_at, wanted_at), started_at) if lacked_at else started_at
+    decide = Phase(name=PhaseName.DECIDE, started_at=wanted_at, ended_at=decided_at)
+    if decided_at >= started_at:
+        return (decide,)
+    return (decide, Phase(name=PhaseName.ROOM, started_at=decided_at, ended_at=started_at))
 
 
 def _is_first_there(placement: Placement, number: int) -> bool:

@@ -6,13 +6,13 @@ several of them need alike is asked once in a pass: a pass over hundreds that fi
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer_fleet import Fleet
-from glowplug.controllers.placer_orders import Placement, record, refused, start_commands, stop
+from glowplug.controllers.placer_orders import Placement, makes_room, record, refused, start_commands, stop
 from glowplug.controllers.placer_room import Room
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
@@ -154,11 +154,13 @@ class Placing:
     def _try(self, placement: Placement, look: Look) -> list[Effect]:
         now_s, params = look.now_s, self.fleet.params
         if not placement.stages and self._gives_way(placement, look):
+            placement.lacked_at = placement.lacked_at or now_s
             return []
         decision = self._decide(placement, look)
         has_home = placement.command.model.key in look.models_with_copies and bool(self._sleeps_at(placement))
         if decision.stages and (decision.source or not has_home):
             return self._start(placement, decision, now_s)
+        placement.lacked_at = placement.lacked_at or now_s
         waited = now_s - placement.received_at
         settled = self.fleet.is_settled(now_s)
         if not decision.possible:
@@ -173,7 +175,7 @@ class Placing:
         wanting = 0 if decision.stages else self._wanting(placement, look)
         chosen = self._make_room(placement, look, decision, wanting)
         if chosen is not None:
-            return self._evict_for(placement, *chosen, now_s)
+            return self._evict_for(placement, *chosen, look)
         return self._start(placement, decision, now_s) if decision.stages else []
 
     def _gives_way(self, placement: Placement, look: Look) -> bool:
@@ -287,13 +289,18 @@ class Placing:
         return found
 
     def _evict_for(
-        self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now_s: float
+        self, placement: Placement, stage: StageDecision, eviction: EvictDecision, look: Look
     ) -> list[Effect]:
+        now_s = look.now_s
         placement.stages, placement.victims, placement.asked_victims_at = (stage,), eviction.victims, now_s
         self._promise(placement)
         chosen = ", ".join(eviction.victims) or "wait for a drain under way"
-        decided = self._record(placement, "evict", eviction.reason, eviction.rivals, now_s, chosen)
-        why, params, rows = f"evicted for {placement.command.model.name}", self.fleet.params, self.fleet.instances.by_id
+        params, rows = self.fleet.params, self.fleet.instances.by_id
+        leaving = [look.room.described(rows[victim]) for victim in eviction.victims]
+        reason = makes_room(placement, eviction, leaving)
+        figures = {"lacking_bytes": eviction.need_bytes, "freed_bytes": eviction.freed_bytes}
+        decided = self._record(placement, "evict", reason, eviction.rivals, now_s, chosen, figures)
+        why = f"it gives its memory to {placement.command.model.name}"
         stops = [
             stop(rows[victim].node_id, victim, why, params.evict_grace_s, params.evict_becomes)
             for victim in eviction.victims
@@ -311,7 +318,8 @@ class Placing:
         placement.started_at = placement.sent_at = now_s
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
-        decided = self._record(placement, "place", decision.reason, decision.rivals, now_s, _chosen(decision))
+        reason = f"{placement.command.model.name} starts on {_chosen(decision)}: {decision.reason}"
+        decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision))
         placement.decision_id = decided.decision_id
         return [Record(decided, placement.event), *self.orders(placement)]
 
@@ -347,17 +355,19 @@ class Placing:
 
     def _give_up(self, placement: Placement, node_id: str, has_left: bool, now_s: float) -> list[Effect]:
         late = f"{node_id} did not answer its start for {now_s - placement.started_at:.1f} s"
-        why = "its node has left before it took the start" if has_left else late
+        why = f"{node_id} has left before it took the start" if has_left else late
         ids = [placement.stage_id(n) for n in range(len(placement.stages))]
-        stops = [Publish(stop(stage.node_id, ids[n], "placed anew", 0.0)) for n, stage in enumerate(placement.stages)]
+        stops = [
+            Publish(stop(stage.node_id, ids[n], "it is placed anew", 0.0)) for n, stage in enumerate(placement.stages)
+        ]
         if len(ids) > 1:  # its other stages may have begun: the whole has failed, and is asked for under another name
             self.drop(placement.instance_id)
-            decided = self._record(placement, "place", f"{why}: given up", (), now_s, "failed")
+            decided = self._record(placement, "place", f"{why}, and the start is given up", (), now_s, "failed")
             failed = refused(placement, why, decided.decision_id, now_s)
             is_heard = placement.instance_id in self.fleet.instances.by_id
             told = [] if is_heard else [Publish(InstanceFailed(instance=failed, code="no_answer"), placement.event)]
             return [Record(decided, placement.event), *stops, *told]
-        decided = self._record(placement, "place", f"{why}: placed anew", (), now_s, "anew")
+        decided = self._record(placement, "place", f"{why}, and another place is looked for", (), now_s, "anew")
         self._release(placement)
         placement.start_over()
         insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])
@@ -366,8 +376,9 @@ class Placing:
     def _refuse(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
         """No GPU could ever hold it: say so as a failed start."""
         self.drop(placement.instance_id)
-        decided = self._record(placement, "refuse", decision.reason, decision.rivals, now_s)
-        failed = refused(placement, decision.reason, decided.decision_id, now_s)
+        reason = f"{placement.command.model.name} cannot start anywhere: {decision.reason}"
+        decided = self._record(placement, "refuse", reason, decision.rivals, now_s)
+        failed = refused(placement, reason, decided.decision_id, now_s)
         fact = InstanceFailed(instance=failed, code="no_capacity")
         return [Record(decided, placement.event), Publish(fact, placement.event)]
 
@@ -379,10 +390,13 @@ class Placing:
         rivals: tuple[Rival, ...],
         now_s: float,
         chosen: str = "",
+        figures: Mapping[str, int] | None = None,
     ) -> DecisionRecord:
         policy = self.fleet.policies["residency" if kind == "evict" else "placement"]
         decision_id = self.fleet.ids.next("d-p")
-        return record(placement, decision_id, kind, policy, reason, now_s, rivals=rivals, chosen=chosen)
+        return record(
+            placement, decision_id, kind, policy, reason, now_s, rivals=rivals, chosen=chosen, figures=figures
+        )
 
 
 def _chosen(decision: PlaceDecision) -> str:

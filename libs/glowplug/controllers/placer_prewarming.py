@@ -19,6 +19,7 @@ from glowplug.events.facts import ForecastMade
 from glowplug.policies.placement.shape import weights_per_gpu
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView
+from glowplug.policies.prewarming.warmserve_scores import SCORE_UNIT
 
 URGENCY = -100  # of a replica's fetch, below those of instances that somebody waits for
 GIVEN_UP = "dropped"  # who a replica is promised to that is told to go
@@ -199,6 +200,7 @@ class Prewarming:
         return [e for replica_id in self._dropped_at for e in self._drop(replica_id, "its model has changed", now_s)]
 
     def _record(self, step: PrewarmStep, replica_id: str, plan: PrewarmPlan, view: PrewarmView) -> DecisionRecord:
+        name, where = view.models[step.model_key].name, ", ".join(step.gpu_ids)
         forecast, on = view.forecasts.get(step.model_key), set(step.gpu_ids)
         inputs: dict[str, float | int | str] = {"score": round(step.score, 4), **plan.inputs}
         inputs["load_s"] = round(view.load_s.get(step.model_key, 0.0), 4)
@@ -211,7 +213,8 @@ class Prewarming:
             Rival(
                 name=row.instance_id,
                 score=self.fleet.scores.get(row.instance_id, 0.0),
-                why="gives way" if row.instance_id in step.drop else f"{row.model_key} lies there too",
+                why="it gives way" if row.instance_id in step.drop else f"a copy of {row.model_key} lies there too",
+                unit=SCORE_UNIT,
             )
             for row in self.fleet.books.dormant.get(step.node_id, ())
             if any(worker.gpu_id in on for worker in row.workers)
@@ -221,13 +224,13 @@ class Prewarming:
             kind="prewarm",
             policy=self.fleet.policies.get("prewarming", ""),
             service="placer",
-            reason=step.reason,
+            reason=f"a copy of {name} is prewarmed on {where}" + (f": {step.reason}" if step.reason else ""),
             made_at=view.now_s,
             model_key=step.model_key,
             instance_id=replica_id,
             node_id=step.node_id,
             gpu_id=step.gpu_ids[0],
-            chosen=", ".join(step.gpu_ids),
+            chosen=where,
             inputs=inputs,
             rivals=rivals,
         )

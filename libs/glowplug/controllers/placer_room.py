@@ -1,14 +1,16 @@
 """Who could make room for an instance, and on which GPUs that costs least."""
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.placer_books import Books
 from glowplug.controllers.views import LoadView
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import counted, doing
 from glowplug.domain.snapshot import ModelLoad
+from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.residency.resident import Resident
@@ -120,8 +122,9 @@ class Room:
         if len(chosen) > 1:
             rivals = tuple(rival for _, decision in chosen for rival in decision.rivals)
             freed = sum(decision.freed_bytes for _, decision in chosen)
-            reason = "; ".join(dict.fromkeys(decision.reason for _, decision in chosen))
-            first = EvictDecision(victims=victims, freed_bytes=freed, reason=reason, rivals=rivals)
+            reason = "; ".join(dict.fromkeys(decision.reason for _, decision in chosen if decision.victims))
+            need = sum(decision.need_bytes for _, decision in chosen)
+            first = EvictDecision(victims=victims, freed_bytes=freed, need_bytes=need, reason=reason, rivals=rivals)
         gpu_ids = tuple(sorted(cost[5] for cost, _ in chosen))
         stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
         going = {v: self.books.by_gpu[cost[5]][v] for cost, decision in chosen for v in decision.victims}
@@ -150,7 +153,7 @@ class Room:
         leaving, dropped, serving = self._tally(gpu.gpu_id)
         need = max(wanted - self.books.room(gpu.gpu_id) - leaving - dropped, serving if whole else 0)
         if need <= 0:
-            reason = "instances that drain already free enough" if leaving else _HAS_ROOM
+            reason = DRAINS_SUFFICE if leaving else _HAS_ROOM
             return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None
         everybody, most = self._residents_on(gpu.gpu_id, model, wanting)
         if most < need:
@@ -160,7 +163,7 @@ class Room:
         if sum(r.num_bytes for r in residents if not r.held) < need:
             return None
         decision = evict(residents, need)
-        return decision if decision.victims else None
+        return replace(decision, need_bytes=need) if decision.victims else None
 
     def _tally(self, gpu_id: str) -> tuple[int, int, int]:
         """Bytes there of those that leave anyway, of copies that may be dropped, and of those that serve."""
@@ -212,26 +215,35 @@ class Room:
         """Why an instance must stay, "" when it may go."""
         owner = self.models.get(instance.model_key)
         if owner is not None and owner.pinned:
-            return "pinned"
+            return "it is pinned"
         if instance.part_of:
-            return f"a stage of {instance.part_of}"
+            return f"it is a stage of {instance.part_of}"
         if instance.state is not InstanceState.READY:
-            return instance.state.value
+            return f"it is {instance.state.value}"
         if self.now_s - instance.ready_at < self.min_residency_s:
-            return f"ready for less than {self.min_residency_s:g} s"
+            return f"it has been ready for less than {self.min_residency_s:g} s"
         if not self.waiting_for(model) and (why := is_too_new(self.now_s - instance.ready_at, self.turns)):
             return why
         if self._priority(instance) > model.priority:
-            return f"priority {self._priority(instance)} over {model.priority}"
+            return f"its priority is {self._priority(instance)}, and that of who wants the room {model.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
         if wanting:
             ahead = self.shares.ahead(instance.model_key, of=model.key)
             return goes_on(self._turn(instance, load, num, wanting, ahead), self.turns)
         if not self.loads.is_fresh(self.now_s):
-            return "no router has spoken lately"
+            return "no router has reported its load lately"
         if num:
-            return f"{num} requests in flight"
-        return f"{load.num_waiting} requests wait for it" if load.num_waiting else ""
+            return f"it has {counted(num, 'request')} in flight"
+        return f"{doing(load.num_waiting, 'request', 'waits')} for it" if load.num_waiting else ""
+
+    def described(self, instance: Instance) -> str:
+        """A running instance as a reason names it: 'smol-coder (334 MiB, idle 12 s)'."""
+        owner, load = self.models.get(instance.model_key), self._load(instance.model_key)
+        busy = load.in_flight_by_instance.get(instance.instance_id, 0)
+        idle_s = max(0.0, self.now_s - self._used_at(instance))
+        doing_what = f"{counted(busy, 'request')} in flight" if busy else f"idle {idle_s:.0f} s"
+        num_bytes = sum(worker.num_bytes for worker in instance.workers)
+        return f"{owner.name if owner else instance.model_key} ({show_bytes(num_bytes)}, {doing_what})"
 
     def _turn(self, instance: Instance, load: ModelLoad, num_in_flight: int, wanting: int, ahead: int) -> Turn:
         return Turn(
@@ -270,6 +282,7 @@ def _sketched(evict: Evict) -> Evict:
     return sketch
 
 
-_HAS_ROOM = "has room"
+DRAINS_SUFFICE = "instances that drain there already free enough"
+_HAS_ROOM = "there is room"
 _LATELY_S = 2.0  # four reports of a router
 _LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)

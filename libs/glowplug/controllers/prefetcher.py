@@ -93,7 +93,7 @@ class PrefetcherController:
     def held(self, digest: str, now_s: float) -> str:
         """Why the region may not leave; "" when it may."""
         if digest in self.jobs:
-            return "on its way in"
+            return "it is being fetched"
         entry = self.cache.entries.get(digest)
         return self.holds.reason(digest, entry.model_keys if entry else frozenset(), now_s)
 
@@ -350,7 +350,9 @@ class PrefetcherController:
     def _drop(self, digest: str, reason: str, cause: Event | None, now_s: float) -> list[Effect]:
         if (job := self.jobs.get(digest)) is not None:
             wants, job.wants = job.wants, []
-            effects = self._refuse(digest, wants, WeightsUnavailable.code, f"dropped: {reason}", keep=False)
+            effects = self._refuse(
+                digest, wants, WeightsUnavailable.code, f"the fetch was given up: {reason}", keep=False
+            )
             if job.stage is Stage.QUEUED:
                 del self.jobs[digest]
                 self.cache.remove(digest)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.prefetcher_words import Cached, DropRegion, Want
 from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.phrasing import listed
+from glowplug.domain.units import show_bytes
 from glowplug.events.facts import WeightsEvicted
 from glowplug.policies.decisions import EvictDecision
 from glowplug.policies.residency import ordering
@@ -64,7 +66,8 @@ class HostCache:
     def fit(self, digest: str, size: int, held: Held, now_s: float) -> Fit:
         """Room for `size` bytes of `digest` (0: unknown, whatever is free). Bytes it has already are its own."""
         if size > self.capacity_bytes:
-            why = f"{size} bytes of weights, the host cache of {self.node_id} has {self.capacity_bytes}"
+            has = f"the host cache of {self.node_id} has {show_bytes(self.capacity_bytes)}"
+            why = f"the weights take {show_bytes(size)}, and {has}"
             return Fit(None, EvictDecision(reason=why), why, never=True)
         own = self.entries.get(digest)
         free = self.capacity_bytes - self.used_bytes + (own.num_bytes if own else 0)
@@ -75,7 +78,11 @@ class HostCache:
         if decision.victims:
             return Fit(size or free + decision.freed_bytes, decision)
         users = ", ".join(f"{r.name[:12]} ({r.held})" for r in residents if r.held)
-        return Fit(None, decision, f"{decision.reason}; the host cache of {self.node_id} is taken by {users}")
+        return Fit(
+            None,
+            decision,
+            f"{decision.reason}; the host cache of {self.node_id} holds weights that are in use: {users}",
+        )
 
     def reserve(self, digest: str, num_bytes: int, model_keys: Iterable[str], now_s: float) -> None:
         known = self.entries.get(digest)
@@ -93,7 +100,7 @@ class HostCache:
         """Who leaves when more is there than the capacity (which may have been lowered since)."""
         excess = self.used_bytes - self.capacity_bytes
         if excess <= 0:
-            return EvictDecision(reason="nothing to free")
+            return EvictDecision(reason="nothing has to be freed")
         return ordering.evict(self._memory, self._residents(held), excess, now_s)
 
     def free_up(self, num_bytes: int, held: Held, now_s: float) -> EvictDecision:
@@ -108,28 +115,45 @@ class HostCache:
             return []
         cause = want.cause if want else None
         effects: list[Effect] = []
+        reason = self._sentence(decision, want, now_s)
         for digest in decision.victims:
             num_bytes = self.entries.pop(digest).num_bytes
             self._memory.left(digest)
-            fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=num_bytes, reason=decision.reason)
+            fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=num_bytes, reason=reason)
             effects += [DropRegion(digest, evicted=True), Publish(fact, cause)]
         record = DecisionRecord(
             decision_id=f"d-evict-{self.node_id}-{decision.victims[0][:12]}-{round(now_s * 1000)}",
             kind="evict",
             policy=self._policy,
             service="prefetcher",
-            reason=decision.reason,
+            reason=reason,
             made_at=now_s,
             node_id=self.node_id,
             model_key=want.model_key if want else "",
             instance_id=want.instance_id if want else "",
             chosen=", ".join(decision.victims),
-            inputs={"capacity_bytes": self.capacity_bytes, "freed_bytes": decision.freed_bytes},
+            inputs={
+                "capacity_bytes": self.capacity_bytes,
+                "lacking_bytes": decision.need_bytes,
+                "freed_bytes": decision.freed_bytes,
+            },
             rivals=decision.rivals,
             cause_id=cause.event_id if cause else "",
             traceparent=cause.traceparent if cause else "",
         )
         return [*effects, Record(record, cause)]
+
+    def _sentence(self, decision: EvictDecision, want: Want | None, now_s: float) -> str:
+        """Who leaves, for whom, and by which rule."""
+        leaving = []
+        for digest in decision.victims:
+            entry = self.entries[digest]
+            name = ", ".join(sorted(entry.model_keys)) or digest[:12]
+            idle_s = max(0.0, now_s - entry.last_used_at)
+            leaving.append(f"the weights of {name} ({show_bytes(entry.num_bytes)}, last used {idle_s:.0f} s ago)")
+        whom = f"for {want.model_key}, which lacks" if want else "since the cache holds too much by"
+        where = f"leave the host memory of {self.node_id} {whom} {show_bytes(decision.need_bytes)}"
+        return f"{listed(leaving)} {where}: {decision.reason}"
 
     def _residents(self, held: Held, without: str = "") -> list[Resident]:
         return [

@@ -117,11 +117,11 @@ class Holds:
         counts when what it was started with is not known any more."""
         for key, hold in sorted(self._holds.items()):
             if hold.digest == digest and (hold.seen or now_s - hold.since <= self._hold_s):
-                return f"used by {key}"
+                return f"{key} uses it"
         for key, instance in sorted(self._instances.items()):
             is_held = key not in self._holds and not instance.state.is_dormant
             if is_held and instance.model_key in model_keys:
-                return f"used by {key}"
+                return f"{key} uses it"
         return ""
 
     def _forget(self, instance_id: str) -> None:

@@ -8,7 +8,13 @@ from glowplug.domain.errors import GlowplugError, NoCapacity, WeightsUnavailable
 from glowplug.domain.model import Model
 
 SUSPENDED_RETRY_S = 60.0  # when a person decides, nothing can be computed
-HOPELESS_CODES = ("weights_corrupt", "weights_unavailable", "no_space", "no_capacity")  # waiting would not help
+HOPELESS_CODES = (  # waiting would not help
+    "weights_corrupt",
+    "weights_unavailable",
+    "no_space",
+    "no_capacity",
+    "engine_misconfigured",  # the next start would be given the same arguments
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """One option that was weighed. `why` says what it lacked, or why it won."""
+    """One option that was weighed. `why` says what it lacked, or why it won.
+
+    `unit` stands behind the score: a first word "bytes" or "s" is a size or a time, and "at" a moment in epoch seconds
+    ("at last use"). '' is a plain number."""
 
     name: str
     score: float
     why: str = ""
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,12 @@ class InvalidModelFile(BadRequest):
     code = "invalid_model_file"
 
 
+class EngineMisconfigured(BadRequest):
+    """What a model asks of its engine is wrong, so that every start of it would fail in the same way (400)."""
+
+    code = "engine_misconfigured"
+
+
 class Unauthorized(GlowplugError):
     """The API key or admin token is missing or wrong (401)."""
 

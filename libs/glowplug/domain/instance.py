@@ -34,11 +34,15 @@ class InstanceState(StrEnum):
 class PhaseName(StrEnum):
     """Stages of a cold start, in the order they usually end (HydraServe section 3, SwapServeLLM Table 1)."""
 
-    DECIDE = "decide"  # request waiting -> decision written
+    DECIDE = "decide"  # request waiting -> decision written, or first answer that there is no room
+    ROOM = "room"  # that answer -> others have given back enough GPU memory; absent where there was room at once
     FETCH = "fetch"  # weights -> host memory
     LAUNCH = "launch"  # engine process up (container, library, context)
     LOAD = "load"  # host memory -> GPU
     WARMUP = "warmup"  # graphs, first token, readiness
+
+
+BEFORE_START = frozenset({PhaseName.DECIDE, PhaseName.ROOM})  # over when an agent first hears of the instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

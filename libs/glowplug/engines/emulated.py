@@ -3,25 +3,20 @@
 import json
 from typing import Any
 
-from glowplug.domain.errors import BadRequest, EngineFailed
+from glowplug.domain.errors import EngineFailed
 from glowplug.domain.model import Model
-from glowplug.engines import apis, probe
+from glowplug.engines import apis, emulated_args, probe
 from glowplug.engines.apis import EngineApi
-from glowplug.engines.emulated_host.faults import Faults, changed
-from glowplug.engines.emulated_host.profiles import PROFILES
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineCapabilities, EngineHandle, LaunchRequest
 
-_NUMBERS = frozenset({"time_scale", "launch_s", "fetch_bytes_per_s", "load_bytes_per_s", "warmup_s"})
-_WHOLE = frozenset({"seed", "max_num_batched_tokens"})
-_POSITIVE = frozenset({"time_scale", "load_bytes_per_s", "max_num_batched_tokens"})
-ENGINE_ARGS = _NUMBERS | _WHOLE | {"profile", "faults"}
-
 
 class EmulatedDriver(HostedDriver):
-    """Runs `emulated_host` for one model. `engine_args`: see ENGINE_ARGS; `profile` is a key of PROFILES."""
+    """Runs `emulated_host` for one model. `engine_args`: see emulated_args.py."""
 
     name = "emulated"
+    arguments = emulated_args.ARGUMENTS
+    weights = emulated_args.WEIGHTS
     capabilities = EngineCapabilities(
         emulated=True,
         embeddings=True,
@@ -41,12 +36,9 @@ class EmulatedDriver(HostedDriver):
         return EngineApi(lacks=lacks, tool_choices=frozenset())
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
-        args = request.model.engine_args
-        for name, value in args.items():
-            _check(name, value)
         spec = super().spec(request)
         spec["first_bytes"] = request.first_bytes
-        spec["time_scale"] = args.get("time_scale", self._settings.emulated_time_scale)
+        spec["time_scale"] = request.model.engine_args.get("time_scale", self._settings.emulated_time_scale)
         return spec
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
@@ -79,22 +71,3 @@ class EmulatedDriver(HostedDriver):
         if status != 200:
             raise EngineFailed(f"{self.name} {handle.instance_id}: {path} says {status}")
         return answer
-
-
-def _check(name: str, value: Any) -> None:
-    """Raises BadRequest naming the engine argument that is unknown or wrong."""
-    param = f"engine_args.{name}"
-    if name == "profile":
-        if not isinstance(value, str) or value not in PROFILES:
-            raise BadRequest(f"{param}: one of {', '.join(PROFILES)}", param=param)
-    elif name == "faults":
-        try:
-            changed(Faults(), value)
-        except ValueError as error:
-            raise BadRequest(f"{param}: {error}", param=param) from error
-    elif name not in ENGINE_ARGS:
-        raise BadRequest(f"{param} is not known to the emulated engine", param=param)
-    elif isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else int | float):
-        raise BadRequest(f"{param}: a number is expected", param=param)
-    elif value < 0 or (name in _POSITIVE and value == 0):
-        raise BadRequest(f"{param}: {value} is too small", param=param)

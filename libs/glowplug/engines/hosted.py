@@ -13,6 +13,7 @@ from glowplug.domain.instance import Phase, PhaseName
 from glowplug.domain.model import Model
 from glowplug.engines import probe, process, rendezvous
 from glowplug.engines.apis import EVERYTHING, EngineApi
+from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm
 from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, Health, LaunchRequest, LoadReport
 
 
@@ -21,6 +22,8 @@ class HostedDriver:
 
     name = ""
     capabilities = EngineCapabilities()
+    arguments = EngineArguments(engine="")
+    weights = EngineWeights(kind="", form=WeightsForm.ANY)
     module = ""
     in_flight_samples: tuple[str, ...] = ()
 
@@ -46,8 +49,9 @@ class HostedDriver:
         """Nothing is held: a question to an engine opens a connection of its own."""
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
-        """What the host must know, as plain JSON. Raises BadRequest for engine_args it does not know."""
+        """What the host must know, as plain JSON. Raises EngineMisconfigured for engine_args that are wrong."""
         model = request.model
+        self.arguments.check(model.engine_args)
         return {
             "instance_id": request.instance_id,
             "launched_at": time.time(),
@@ -126,8 +130,10 @@ class HostedDriver:
             if (ready := rendezvous.read(run_dir, rendezvous.READY)) is not None and alive:
                 return ready
             if (failed := rendezvous.read(run_dir, rendezvous.FAILED)) is not None:
-                error = self._failure(handle, failed["message"])
-                error.code = failed.get("code", error.code)
+                if "code" not in failed:
+                    raise self._failure(handle, failed["message"])
+                error = EngineFailed(f"{self.name}: {failed['message']}")  # the reason whole: no log is needed
+                error.code = failed["code"]
                 raise error
             if not alive:
                 raise self._failure(handle, "the process ended before it was ready")

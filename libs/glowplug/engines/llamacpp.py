@@ -2,24 +2,24 @@
 
 import asyncio
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
 
-from glowplug.domain.errors import BadRequest
+from glowplug.domain.errors import EngineFailed, WeightsUnavailable
 from glowplug.domain.model import Model
-from glowplug.engines import apis
+from glowplug.engines import apis, llamacpp_args, process
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, LaunchRequest
 
-ENGINE_ARGS = frozenset({"n_threads", "n_ctx", "n_batch", "n_ubatch", "n_gpu_layers", "embeddings", "pooling"})
-ENGINE_ARGS |= {"chat_template", "mmproj"}  # texts: Jinja of a template, path of a projector's file on the node
-MAX_TEMPLATE_CHARS = 64 * 1024  # the longest templates published have 20,000; it travels in every row of its model
 _PROBE_TIMEOUT_S = 20.0
 _QUICK_S = 2.0  # how long after it was found busy an engine is asked as often as one likes
+_NOT_LOADED = re.compile(r"error loading model: (.+)")
+_MAY_PASS = re.compile(r"alloc|memory|mmap|open|read error", re.IGNORECASE)  # of the machine, and not of the weights
 _QUIET_S = 1.3  # afterwards at most so often: see LlamacppDriver.num_in_flight
 
 
@@ -31,9 +31,11 @@ class _Busy:
 
 
 class LlamacppDriver(HostedDriver):
-    """Runs `llamacpp_host` (xllamacpp's server) for one model. `engine_args`: see ENGINE_ARGS."""
+    """Runs `llamacpp_host` (xllamacpp's server) for one model. `engine_args`: see llamacpp_args.py."""
 
     name = "llamacpp"
+    arguments = llamacpp_args.ARGUMENTS
+    weights = llamacpp_args.WEIGHTS
     capabilities = EngineCapabilities(embeddings=True, cancels_unstreamed=False, overhead_bytes=2 << 30)
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
@@ -100,20 +102,12 @@ class LlamacppDriver(HostedDriver):
             return f"{self._python} does not answer: {error}"
         return "" if asked.returncode == 0 else f"{missing} in {self._python}"
 
-    def spec(self, request: LaunchRequest) -> dict[str, Any]:
-        if unknown := sorted(set(request.model.engine_args) - ENGINE_ARGS):
-            raise BadRequest(f"engine_args.{unknown[0]} is not known to llamacpp", param=f"engine_args.{unknown[0]}")
-        for name in ("chat_template", "mmproj"):
-            _check_text(name, request.model.engine_args.get(name, " "))
-        return super().spec(request)
-
-
-def _check_text(name: str, value: Any) -> None:
-    """Raises BadRequest for what is no template and no path."""
-    param = f"engine_args.{name}"
-    if not isinstance(value, str) or not value:
-        raise BadRequest(f"{param}: a text is expected", param=param)
-    if name == "chat_template" and value != " " and "{%" not in value and "{{" not in value:
-        raise BadRequest(f"{param}: the text of a Jinja template is expected, not the name of one", param=param)
-    if len(value) > MAX_TEMPLATE_CHARS:
-        raise BadRequest(f"{param}: {len(value)} characters are more than {MAX_TEMPLATE_CHARS}", param=param)
+    def _failure(self, handle: EngineHandle, reason: str) -> EngineFailed:
+        """llama.cpp says in its log alone why it does not load a model."""
+        tail = process.log_tail(Path(handle.log_path), num_lines=200, num_bytes=65_536)
+        found = _NOT_LOADED.search(tail)
+        if found is None or _MAY_PASS.search(found[1]):
+            return super()._failure(handle, reason)
+        error = EngineFailed(f"llama.cpp does not load these weights: {found[1].strip()}")
+        error.code = WeightsUnavailable.code  # another start would read the same bytes
+        return error

@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 
 import xllamacpp
 
-from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
+from glowplug.domain.errors import ChecksumMismatch, EngineMisconfigured
 from glowplug.engines import rendezvous
 from glowplug.engines.apis import TOOL_CHOICE
 from glowplug.engines.gguf import GgufFacts, InvalidGguf, read_facts
+from glowplug.engines.llamacpp_args import check_bytes, check_context, projector_bytes
 
 _WARMUP_TIMEOUT_S = 120
 _MIN_CONTEXT_TOKENS = 256
@@ -64,6 +65,7 @@ _CHATML = (
 def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
     """llama.cpp's parameters for one model (xllamacpp.CommonParams)."""
     args = spec["engine_args"]
+    check_context(args, spec["kv_bytes"], facts)
     slots, tokens = plan_context(spec, facts)
     p = xllamacpp.CommonParams()
     p.model.path = str(weights)
@@ -96,17 +98,6 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
         p.mmproj_use_gpu = p.n_gpu_layers != 0
     print(f"context: {slots} slots of {p.n_ctx // slots} tokens, {p.cpuparams.n_threads} threads", flush=True)
     return p
-
-
-def check_size(spec: dict[str, Any], weights: Path) -> None:
-    """The grant holds all of the file, unless only some layers go to the GPU. Raises WeightsUnavailable."""
-    num_bytes, granted = weights.stat().st_size, int(spec["weights_bytes"])
-    if projector := spec["engine_args"].get("mmproj"):
-        if not Path(projector).is_file():
-            raise WeightsUnavailable(f"engine_args.mmproj: there is no file {projector} on this node")
-        num_bytes += Path(projector).stat().st_size
-    if num_bytes > granted and "n_gpu_layers" not in spec["engine_args"]:
-        raise WeightsUnavailable(f"{weights.name} has {num_bytes} bytes; weights_bytes of the model is {granted}")
 
 
 def serve_one(address: str) -> dict[str, Any]:
@@ -147,9 +138,10 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> Any:
     """Wait for the weights, load, warm up, say ready. Returns the server, which lives as long as it is held."""
     imported_at = time.time()
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
-    check_size(spec, weights)
+    args = spec["engine_args"]
+    check_bytes(args, int(spec["weights_bytes"]), weights.stat().st_size + projector_bytes(args))
     load_at = time.time()
-    server = xllamacpp.Server(parameters(spec, weights, read_facts(weights)))
+    server = xllamacpp.Server(_wanted(spec, weights))
     warmup_at = time.time()
     held = serve_one(server.listening_address)
     phases = [
@@ -160,6 +152,15 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> Any:
     port = urlsplit(server.listening_address).port
     rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases, **held})
     return server
+
+
+def _wanted(spec: dict[str, Any], weights: Path) -> Any:
+    """`parameters`, where whatever xllamacpp refuses is a fault of the arguments: it has done nothing else yet."""
+    facts = read_facts(weights)
+    try:
+        return parameters(spec, weights, facts)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise EngineMisconfigured(f"xllamacpp refuses the engine_args: {type(error).__name__}: {error}") from error
 
 
 def main() -> int:
@@ -176,7 +177,7 @@ def main() -> int:
         failed = {"message": f"the weights cannot be served: {error}", "code": ChecksumMismatch.code}
         rendezvous.write(run_dir, rendezvous.FAILED, failed)
         return 1
-    except WeightsUnavailable as error:
+    except EngineMisconfigured as error:
         rendezvous.write(run_dir, rendezvous.FAILED, {"message": error.message, "code": error.code})
         return 1
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told the reason and the process ends

@@ -14,6 +14,7 @@ import msgspec
 
 from glowplug.domain.instance import Phase
 from glowplug.domain.model import Model
+from glowplug.engines.declaration import EngineArguments, EngineWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,12 @@ class EngineDriver(Protocol):
     @property
     def capabilities(self) -> EngineCapabilities: ...
 
+    @property
+    def arguments(self) -> EngineArguments: ...
+
+    @property
+    def weights(self) -> EngineWeights: ...
+
     def unavailable(self) -> str:
         """'' when engines of this kind can start on this node, else the reason, for a person."""
         ...
@@ -128,7 +135,10 @@ class EngineDriver(Protocol):
         ...
 
     async def launch(self, request: LaunchRequest) -> EngineHandle:
-        """Start the process and return while it imports; no weights needed yet. Raises EngineFailed."""
+        """Start the process and return while it imports; no weights needed yet.
+
+        Raises EngineMisconfigured for engine_args that are wrong, EngineFailed for everything else.
+        """
         ...
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:

@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from glowplug.domain.errors import EngineFailed
+from glowplug.domain.errors import EngineFailed, EngineMisconfigured, WeightsUnavailable
 from glowplug.domain.model import Model
 from glowplug.engines import apis, probe, process, rendezvous, vllm_args, vllm_env
 from glowplug.engines.apis import EngineApi
@@ -32,6 +32,7 @@ _FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what 
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
 _GROUP_POLL_S = 0.05  # one look reads the whole process table
 _CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
+_NO_CONTEXT = "max seq len"  # vLLM's words where kv_bytes holds less than one request of context_tokens
 _NOT_A_CAUSE = "See root cause above"
 
 
@@ -39,6 +40,8 @@ class VllmDriver(HostedDriver):
     """Starts vLLM servers on this node. Holds a lease on the parked process; everything else is on disk."""
 
     name = "vllm"
+    arguments = vllm_args.ARGUMENTS
+    weights = vllm_args.WEIGHTS
     capabilities = EngineCapabilities(parked=True, metrics=True)
     module = "glowplug_vllm.server"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -117,9 +120,11 @@ class VllmDriver(HostedDriver):
         return self._handle(request, pid, parked="true")
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
-        if not (weights_path / "config.json").is_file():
+        if why := self.weights.unreadable(weights_path):
             await self.stop(handle, 0.0)
-            raise EngineFailed(f"{self.name} needs a directory with config.json and safetensors: {weights_path}")
+            error = EngineFailed(f"{self.name} reads {self.weights.kind}: {why}")
+            error.code = WeightsUnavailable.code  # another start would find the same
+            raise error
         report = await super().load(handle, weights_path)
         if handle.data.get("parked"):
             self._run_aside(partial(self._keep_tokenizer, weights_path), "the tokenizer is not kept")
@@ -179,7 +184,10 @@ class VllmDriver(HostedDriver):
         if cause and cause not in reason:
             reason = f"{reason}; {cause}"
         last = "\n".join(tail.splitlines()[-12:])
-        return EngineFailed(f"{self.name} {handle.instance_id}: {reason}\n{last}")
+        error = EngineFailed(f"{self.name} {handle.instance_id}: {reason}\n{last}")
+        if _NO_CONTEXT in cause:
+            error.code = EngineMisconfigured.code
+        return error
 
 
 def root_cause(log: str) -> str:

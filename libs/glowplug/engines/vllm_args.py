@@ -3,15 +3,16 @@
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from glowplug.domain.errors import BadRequest
 from glowplug.domain.model import Model
+from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm, flag, plain, whole
 from glowplug.engines.port import LaunchRequest
 
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-DRIVER_ARGS = frozenset({"parked", "num_threads"})  # engine_args that are ours, not flags of vLLM
 _MAX_DEFAULT_THREADS = 4
+_MAX_THREADS = 1024  # more than any machine has cores: a typing error, and each thread takes a stack
 
 # Set elsewhere in the model file, or part of how the fleet reaches the engine.
 _OWNED = {
@@ -31,13 +32,36 @@ _OWNED = {
     "headless": "the agent",
 }
 
+ARGUMENTS = EngineArguments(
+    engine="vllm",
+    known={  # of ours, not flags of vLLM
+        "parked": flag("start from the parked process"),
+        "num_threads": whole("compute threads on a CPU", least=1, most=_MAX_THREADS),
+    },
+    reserved=_OWNED,
+    passed_on=plain("a flag of `vllm serve`"),
+)
+
+
+def unreadable(path: Path) -> str:
+    """'' for what vLLM may be able to serve, else why it cannot."""
+    if not path.is_dir():
+        return f"{path.name} is no directory"
+    return "" if (path / "config.json").is_file() else f"{path.name} has no config.json"
+
+
+WEIGHTS = EngineWeights(
+    kind="a directory with config.json and safetensors", form=WeightsForm.DIRECTORY, unreadable=unreadable
+)
+
 
 def server_argv(request: LaunchRequest) -> list[str]:
-    """The flags of `vllm serve`, without the model. Raises BadRequest for engine_args that Glowplug sets itself.
+    """The flags of `vllm serve`, without the model. Raises EngineMisconfigured for engine_args that are wrong.
 
     A flag that vLLM does not know is found by vLLM, and its own words come back as the failure of the start.
     """
     model = request.model
+    ARGUMENTS.check(model.engine_args)
     flags: dict[str, Any] = {
         "host": request.host,
         "port": request.port,  # 0: the kernel chooses; the plug-in tells
@@ -57,15 +81,13 @@ def server_argv(request: LaunchRequest) -> list[str]:
             flags["distributed_executor_backend"] = UNIPROC  # one process less to start
     for name, value in model.engine_args.items():
         key = name.replace("-", "_")
-        if key in _OWNED:
-            raise BadRequest(f"engine_args.{name} is set by {_OWNED[key]}", param=f"engine_args.{name}")
-        if key not in DRIVER_ARGS:
+        if key not in ARGUMENTS.known:
             flags[key] = value
     return [word for name, value in flags.items() for word in _words(name, value)]
 
 
 def server_environment(request: LaunchRequest) -> dict[str, str]:
-    """What differs from server to server. Raises BadRequest for a number of threads that is none."""
+    """What differs from server to server."""
     env = {"TRACEPARENT": request.traceparent, "VLLM_API_KEY": request.api_key}
     if request.gpu_kind == "cuda":
         return {**env, "CUDA_VISIBLE_DEVICES": str(request.gpu_index)}
@@ -74,12 +96,8 @@ def server_environment(request: LaunchRequest) -> dict[str, str]:
 
 def num_threads(model: Model) -> int:
     """Compute threads of one CPU engine: engine_args.num_threads, else the cores of this node, four at most."""
-    given = model.engine_args.get("num_threads")
-    if given is None:
-        return min(_MAX_DEFAULT_THREADS, os.cpu_count() or 1)
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise BadRequest("engine_args.num_threads must be a whole number above 0", param="engine_args.num_threads")
-    return given
+    default = min(_MAX_DEFAULT_THREADS, os.cpu_count() or 1)
+    return int(_own(model, "num_threads", default))
 
 
 def zygote_environment() -> dict[str, str]:
@@ -96,11 +114,14 @@ def zygote_environment() -> dict[str, str]:
 
 
 def wants_parked(model: Model, default: bool) -> bool:
-    """engine_args.parked, else the node's default. Raises BadRequest for anything but true and false."""
-    parked = model.engine_args.get("parked", default)
-    if not isinstance(parked, bool):
-        raise BadRequest("engine_args.parked must be true or false", param="engine_args.parked")
-    return parked
+    """engine_args.parked, else the node's default. Raises EngineMisconfigured for engine_args that are wrong."""
+    ARGUMENTS.check(model.engine_args)
+    return bool(_own(model, "parked", default))
+
+
+def _own(model: Model, key: str, default: Any) -> Any:
+    given = {name.replace("-", "_"): value for name, value in model.engine_args.items()}
+    return given.get(key, default)
 
 
 def _is_parallel(engine_args: Mapping[str, Any]) -> bool:

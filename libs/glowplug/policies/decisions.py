@@ -76,5 +76,6 @@ class EvictDecision:
 
     victims: tuple[str, ...] = ()
     freed_bytes: int = 0
+    need_bytes: int = 0  # that were lacking
     reason: str = ""
     rivals: tuple[Rival, ...] = ()

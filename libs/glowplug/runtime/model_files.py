@@ -11,12 +11,16 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from glowplug.domain.bounds import OutOfBounds
-from glowplug.domain.errors import GlowplugError, InvalidModelFile
+from glowplug.domain.errors import EngineMisconfigured, GlowplugError, InvalidModelFile, WeightsUnavailable
 from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.engines import vllm_sample
+from glowplug.engines.declaration import WeightsForm
+from glowplug.engines.drivers import declaration
 from glowplug.engines.samples import sample_weights_path
 from glowplug.weights.files import read_regular
+from glowplug.weights.reference import check_reference, file_uri, is_directory, local_path, suffix
+from glowplug.weights.source import redacted
 
 DEFAULT_KV_BYTES = 64 * 1024**2
 MAX_FILE_BYTES = 1024**2
@@ -81,28 +85,24 @@ class ModelFile(_Strict):
             key = model_key(self.name)
         except ValueError as error:
             raise InvalidModelFile(f"name: {error}", param="name") from error
+        engine = declaration(self.engine)
         weights = _resolve(
             self.weights if isinstance(self.weights, WeightsFile) else WeightsFile(uri=self.weights), base
         )
+        if not weights.uri and engine.weights.required:
+            raise InvalidModelFile(f"weights: engine {self.engine} needs them", param="weights")
         real_bytes = _size(weights.uri)
         _check_sizes(weights, real_bytes)
         weights_bytes = self.weights_bytes or weights.num_bytes or real_bytes
-        if self.engine == "llamacpp" and weights_bytes < real_bytes and "n_gpu_layers" not in self.engine_args:
-            text = (
-                f"weights_bytes: {weights_bytes} is less than the {real_bytes} bytes of the file, which are all loaded"
-            )
-            raise InvalidModelFile(text, param="weights_bytes")
         if not weights_bytes and weights.uri.startswith("file:"):
             raise InvalidModelFile(f"weights: cannot read {weights.uri.removeprefix('file:')}", param="weights")
         if not weights_bytes:
             raise InvalidModelFile("weights_bytes: give the size, it cannot be read from here", param="weights_bytes")
-        if not weights.uri and self.engine != "emulated":
-            raise InvalidModelFile(f"weights: engine {self.engine} needs them", param="weights")
-        if self.num_gpus > 1 and self.engine != "emulated":
+        if self.num_gpus > 1 and not engine.capabilities.groups:
             raise InvalidModelFile(f"num_gpus: {self.engine} instances run on one GPU so far", param="num_gpus")
         fields = self.model_dump(exclude={"weights", "weights_bytes", "slo", "aliases"})
         try:
-            return Model(
+            model = Model(
                 **fields,
                 key=key,
                 weights=weights,
@@ -111,24 +111,29 @@ class ModelFile(_Strict):
                 slo=Slo(ttft_s=self.slo.ttft_s, tpot_s=self.slo.tpot_s),
                 source=source,
             )
+            check_engine(model)
+            return model
         except OutOfBounds as error:
             raise InvalidModelFile(str(error), param=error.field) from error
+        except EngineMisconfigured as error:
+            raise InvalidModelFile(error.message, param=error.param) from error
 
 
 def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
     uri = weights.uri
+    if not uri:
+        return WeightsRef(uri="", num_bytes=weights.num_bytes, sha256=weights.sha256.lower())
     if uri.startswith("sample:"):
-        path: Path | None = _sample(uri.removeprefix("sample:"))
-    elif uri.startswith("file:"):
-        path = Path("/" + uri.removeprefix("file:").lstrip("/")) if uri.startswith("file:/") else Path(uri[5:])
-    elif uri and "://" not in uri:
-        path = Path(uri)
-    else:
-        path = None
+        uri = f"{_sample(uri.removeprefix('sample:'))}"
+    try:
+        check_reference(uri)
+    except WeightsUnavailable as error:
+        raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
+    path = local_path(uri)
     if path is not None:
         path = path.expanduser()
         path = path if path.is_absolute() or base is None else base / path
-        uri = f"file:{path}"
+        uri = file_uri(path)
     return WeightsRef(uri=uri, num_bytes=weights.num_bytes, sha256=weights.sha256.lower())
 
 
@@ -144,6 +149,35 @@ def _sample(name: str) -> Path:
         raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
 
 
+def check_engine(model: Model) -> None:
+    """Raises EngineMisconfigured where the driver of the model's engine says that no start of it can succeed.
+
+    Weights are looked at when they lie on this machine; others are known by their address alone.
+    """
+    engine = declaration(model.engine)
+    engine.arguments.check(model.engine_args)
+    uri, reads = model.weights.uri, f"{model.engine} reads {engine.weights.kind}"
+    if not uri:
+        return
+    if (several := is_directory(uri)) is not None:
+        form = WeightsForm.DIRECTORY if several else WeightsForm.FILE
+        if engine.weights.form not in (WeightsForm.ANY, form):
+            raise EngineMisconfigured(f"weights: {redacted(uri)} is a {form}, and {reads}", param="weights")
+        if (ending := suffix(uri)) in engine.weights.other_suffixes:
+            raise EngineMisconfigured(f"weights: {redacted(uri)} ends in {ending}, and {reads}", param="weights")
+        return
+    path = local_path(uri)
+    assert path is not None, f"{uri} is an address of this machine"
+    try:
+        if not path.exists():
+            return  # a node may see it
+        if why := engine.weights.unreadable(path):
+            raise EngineMisconfigured(f"weights: {why}, and {reads}", param="weights")
+        engine.weights.check(model, path)
+    except OSError as error:
+        raise EngineMisconfigured(f"weights: {path} cannot be read: {error.strerror}", param="weights") from error
+
+
 def _check_sizes(weights: WeightsRef, real_bytes: int) -> None:
     if weights.num_bytes and real_bytes and weights.num_bytes != real_bytes:
         text = (
@@ -154,9 +188,9 @@ def _check_sizes(weights: WeightsRef, real_bytes: int) -> None:
 
 def _size(uri: str) -> int:
     """Bytes of a local file or directory now; 0 when it cannot be read. Not a promise: the file may be replaced."""
-    if not uri.startswith("file:"):
+    path = local_path(uri) if uri else None
+    if path is None:
         return 0
-    path = Path(uri.removeprefix("file:"))
     try:
         if path.is_dir():
             files = (f for f in path.rglob("*") if not any(p.startswith(".") for p in f.relative_to(path).parts))

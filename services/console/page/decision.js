@@ -106,18 +106,21 @@ function rivals(record) {
       "tr",
       { class: chosen.has(rival.name) ? "chosen" : null },
       h("td", null, h("code", null, rival.name), chosen.has(rival.name) ? badge("chosen", "good") : null),
-      h("td", { class: "num" }, score(record.policy, rival.score)),
+      h("td", { class: "num" }, score(rival)),
       h("td", { class: "wrap" }, rival.why || "–"),
     ),
   );
   return table("Options weighed", ["Option", "Score", "Why"], h("tbody", null, rows));
 }
 
-const UNITS = { lru: (value) => (value ? `last used ${clock(value)}` : "never used"), first_fit: (value) => `${bytes(value)} free` };
-
-/** A score in the unit of its rule; a rule not known here has plain numbers. */
-function score(policy, value) {
-  return (UNITS[policy] ?? ((plain) => String(Number(plain.toPrecision(4)))))(value);
+/** A score in its unit: a first word "bytes" or "s" is a size or a time, "at" a moment; none is a plain number. */
+function score(rival) {
+  const [first, ...others] = (rival.unit ?? "").split(" ");
+  const rest = others.join(" ");
+  if (first === "bytes") return `${bytes(rival.score)} ${rest}`;
+  if (first === "s") return `${seconds(rival.score)} ${rest}`;
+  if (first === "at") return rival.score > 0 ? `${rest} ${clock(rival.score)}` : `${rest}: never`;
+  return `${Number(rival.score.toPrecision(4))} ${rival.unit ?? ""}`;
 }
 
 function causes(page) {

@@ -154,7 +154,10 @@ function isEmulated(node) {
 function headOf(node) {
   const kinds = [...new Set(node.gpus.map((gpu) => gpu.kind))];
   const { node_id, is_alive, lost_since, draining, cordoned, engines } = node;
-  return { node_id, is_alive, lost_since, draining, cordoned, engines, kinds, numGpus: node.gpus.length, isEmulated: isEmulated(node) };
+  const used = new Set(live.models.map((model) => model.engine));
+  const inUse = engines.filter((engine) => used.has(engine));
+  const others = engines.filter((engine) => !used.has(engine));
+  return { node_id, is_alive, lost_since, draining, cordoned, inUse, others, kinds, numGpus: node.gpus.length, isEmulated: isEmulated(node) };
 }
 
 function headElement(head) {
@@ -167,7 +170,7 @@ function headElement(head) {
     h("b", null, head.node_id),
     h("span", { class: `node-state ${state}` }, h("i", { class: "dot", "aria-hidden": "true" }), words[state]),
     head.isEmulated ? [h("small", null, `${head.numGpus} GPU${head.numGpus === 1 ? "" : "s"}`), emulated(true)] : h("small", null, what),
-    h("small", { class: "engines" }, head.engines.join(", ")),
+    h("small", { class: "engines", title: head.others.length ? `It can start ${head.others.join(", ")} too, which no model uses` : null }, head.inUse.join(", ") || "no model's engine"),
     head.is_alive || head.cordoned ? nodeActions(head) : null,
   );
 }

@@ -72,8 +72,7 @@ export function decisionLine(decision) {
     h(
       "span",
       { class: "reason" },
-      h("b", null, subject),
-      " ",
+      decision.reason.includes(subject) ? null : [h("b", null, subject), " "],
       decision.reason,
       h("small", null, decision.policy),
       decision.trace_id ? h("a", { class: "to-trace", href: `#/trace/${decision.trace_id}`, "data-focus": "trace", "aria-label": `Trace of ${decision.kind} ${subject}` }, "trace") : null,

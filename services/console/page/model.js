@@ -14,6 +14,7 @@ const START_COLUMNS = ["When", "Took", "Place", "Phases, actual over predicted",
 
 export function modelView(key) {
   const head = h("header", { class: "trace-head" });
+  const why = h("div", { class: "model-why" });
   const coming = h("div", { class: "coming" });
   const spoken = h("p", { class: "hidden", role: "status", "aria-live": "polite" });
   const instances = h("tbody");
@@ -24,6 +25,7 @@ export function modelView(key) {
     { class: "model-view" },
     head,
     spoken,
+    why,
     coming,
     panel("Instances", "instances-panel", table("Instances and where they run", INSTANCE_COLUMNS, instances)),
     panel("Latest starts", "starts-panel", table("Starts, newest first", START_COLUMNS, starts)),
@@ -54,6 +56,7 @@ export function modelView(key) {
     document.title = `${detail.model.name} · Glowplug`;
     say(spoken, `${detail.model.name} is ${STATE_WORDS[detail.model.state] ?? detail.model.state}`);
     keyed(head, [detail.model], () => "", headline);
+    keyed(why, [detail.why], () => "", whyLine);
     keyed(coming, detail.coming, (start) => start.instance_id, (start) => startUnderWay(start, detail), () => String(detail.now));
     keyed(instances, detail.instances.length ? detail.instances : [{ nothing: "No instance." }], (row) => row.instance_id ?? "", instanceLine);
     const longest = Math.max(...detail.starts.map((start) => start.seconds), 0);
@@ -63,7 +66,7 @@ export function modelView(key) {
   };
   const missing = (text) => {
     head.replaceChildren(crumbs(), h("h1", null, "No such model"), empty(text));
-    for (const part of [coming, instances, starts, facts]) part.replaceChildren();
+    for (const part of [why, coming, instances, starts, facts]) part.replaceChildren();
   };
   const soon = () => {
     again = busy;
@@ -120,6 +123,13 @@ function headline(model) {
   );
 }
 
+/** Why it is where it is, or why it is cold. */
+function whyLine(why) {
+  const when = why.made_at ? h("time", { title: day(why.made_at) }, clock(why.made_at)) : null;
+  const more = why.decision_id ? h("a", { href: decisionAddress(why.decision_id), "data-focus": "why-now" }, "the decision") : null;
+  return h("p", { class: "because" }, `${why.reason} `, when ? h("small", null, "since ", when, " ") : null, more);
+}
+
 function instanceLine(row) {
   if (row.nothing) return h("tr", null, h("td", { colspan: String(INSTANCE_COLUMNS.length) }, empty(row.nothing)));
   return h(
@@ -156,7 +166,7 @@ export function startUnderWay(start, detail) {
     "section",
     { class: "start", "aria-label": `Start on ${start.node_id}` },
     h("p", { class: "strong" }, `Starting on ${start.node_id}, ${seconds(elapsed_s)} so far `, emulated(start.emulated)),
-    h("ol", { class: "stages" }, PHASES.map((name) => stage(name, start, elapsed_s, before.find((phase) => phase.name === name)))),
+    h("ol", { class: "stages" }, PHASES.filter((name) => name !== "room" || start.phases.some((phase) => phase.name === "room")).map((name) => stage(name, start, elapsed_s, before.find((phase) => phase.name === name)))),
   );
 }
 
@@ -182,7 +192,7 @@ function stage(name, start, elapsed_s, before) {
  * the last start says about when each began; without one they all may. */
 function isGoing(name, start, elapsed_s, before) {
   if (start.state === "starting") return name === "fetch" || name === "launch";
-  return before ? elapsed_s >= before.offset_s : name !== "decide" && name !== "fetch";
+  return before ? elapsed_s >= before.offset_s : !["decide", "room", "fetch"].includes(name);
 }
 
 function fetched(fetch) {

@@ -4,9 +4,10 @@ import { h } from "/page/dom.js";
 import { inLanes, seconds } from "/page/format.js";
 import { verdict } from "/page/predicted.js";
 
-export const PHASES = ["decide", "fetch", "launch", "load", "warmup"];
+export const PHASES = ["decide", "room", "fetch", "launch", "load", "warmup"];
 export const PHASE_WORDS = {
   decide: "place it",
+  room: "wait for GPU memory",
   fetch: "bring the weights",
   launch: "start the engine",
   load: "load the weights",

@@ -6,6 +6,7 @@ import { seconds } from "/page/format.js";
 const WORDS = {
   queue: "waiting in the queue",
   decide: "deciding where",
+  room: "waiting for GPU memory that others give back",
   fetch: "bringing the weights",
   launch: "starting the engine",
   load: "loading the weights",

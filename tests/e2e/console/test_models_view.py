@@ -138,6 +138,7 @@ async def test_one_model_shows_its_starts_against_what_was_predicted(at: Console
     await page.goto(f"{at.url}/#/models")
     await page.get_by_role("link", name="smol-chat", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_contain_text("smol-chat")
+    await expect(page.locator(".model-why")).to_contain_text("the decision that placed it is on record no more")
     starts = page.get_by_role("region", name="Latest starts").get_by_role("row")
     await expect(starts).to_have_count(2)
     await expect(starts.nth(1)).to_contain_text("load580 mspredicted 638 ms, as predicted")

@@ -49,8 +49,8 @@ def placed() -> list[Event]:
         decision_id="d-p-9", kind="place", policy="first_fit", service="placer", reason=f"first GPU with room {EVIL}",
         made_at=now, model_key="smol-poet", instance_id="i-9", node_id="node-2", gpu_id="node-2/0", chosen="node-2/0",
         inputs={"need_bytes": 203 << 20, "waited_s": 0.004, "asked_because": "1 waiting"},
-        rivals=(Rival(name="node-1/0", score=1.0 * (16 << 20), why="16 MiB free, 203 MiB needed"),
-                Rival(name="node-2/0", score=1.0 * (301 << 20), why="first with room")),
+        rivals=(Rival(name="node-1/0", score=1.0 * (16 << 20), why="203 MiB are needed", unit="bytes free"),
+                Rival(name="node-2/0", score=1.0 * (301 << 20), why="it is the first with room", unit="bytes free")),
         cause_id="e-waiting", traceparent=story.traceparent(0),
     )  # fmt: skip
     ready = story.instance("i-9", "smol-poet", "node-2", InstanceState.READY, now - 2, emulated=True)

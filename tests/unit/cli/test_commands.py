@@ -8,7 +8,7 @@ import httpx
 import psutil
 import pytest
 
-from glowplug.cli import logs, tap, up, why
+from glowplug.cli import logs, tap, up, views, why
 from glowplug.cli.client import connect
 from glowplug.cli.demo import HEADERS, Row, idle, write_models
 from glowplug.cli.options import CliError, NoFleet
@@ -88,13 +88,19 @@ def test_why_shows_rule_reason_inputs_and_rivals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "score", "shown"),
-    [("place", 24e9, "node-2/0  22 GiB  x"), ("place", 1.25, "score 1.25"), ("evict", 1_700_000_000.5, ":13:20  x")],
+    ("unit", "score", "shown"),
+    [
+        ("bytes free", 24e9, "node-2/0  22 GiB free  x"),
+        ("", 1.25, "score 1.25"),
+        ("at last use", 1_700_000_000.5, ":13:20  x"),
+        ("s to load", 1.5, "1.500 s to load"),
+        ("engines there", 2.0, "2 engines there"),
+    ],
 )
-def test_why_shows_room_as_bytes_and_the_last_use_as_a_time(kind: str, score: float, shown: str) -> None:
+def test_why_shows_a_score_in_its_unit(unit: str, score: float, shown: str) -> None:
     text = why.decision_text(
-        {"made_at": 0.0, "service": "placer", "kind": kind, "policy": "lru", "reason": "x", "decision_id": "d-1",
-         "rivals": [{"name": "node-2/0", "score": score, "why": "x"}]}
+        {"made_at": 0.0, "service": "placer", "kind": "place", "policy": "lru", "reason": "x", "decision_id": "d-1",
+         "rivals": [{"name": "node-2/0", "score": score, "why": "x", "unit": unit}]}
     )  # fmt: skip
     assert shown in text
 
@@ -160,6 +166,31 @@ def test_a_fleet_elsewhere_is_named_by_the_environment(tmp_path: Path, monkeypat
     fleet = connect(tmp_path)
     assert fleet.url("autoscaler") == "http://far:8005"
     assert fleet.admin_token == "t"
+
+
+def test_up_says_how_to_find_the_command_where_the_path_does_not_lead_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "activate").touch()
+    monkeypatch.setenv("PATH", "/nowhere")
+    (line,) = up.on_path(tmp_path)
+    assert f"source {tmp_path}/activate" in line and f"{tmp_path}/glowplug" in line
+    (tmp_path / "glowplug").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert up.on_path(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("able", "used", "shown"),
+    [
+        (["emulated", "llamacpp", "vllm"], {"llamacpp"}, "llamacpp (can start emulated, vllm too)"),
+        (["llamacpp"], {"llamacpp"}, "llamacpp"),
+        (["emulated"], set(), "(can start emulated)"),
+        ([], {"llamacpp"}, "-"),
+    ],
+)
+def test_a_node_is_named_by_the_engines_that_models_use(able: list[str], used: set[str], shown: str) -> None:
+    assert views.engines_text(able, used) == shown
 
 
 def test_a_fleet_that_is_not_where_others_look_says_how_to_find_it(tmp_path, monkeypatch) -> None:

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import WeightsRef
 from glowplug.events.facts import InstanceFailed, InstanceReady, WeightsFetched, WeightsProgressed
-from services.console.model_detail import FETCH_LEASE_S, STARTS_KEPT, StartHistory, declared
+from services.console.decisions import DecisionLog
+from services.console.model_detail import FETCH_LEASE_S, STARTS_KEPT, StartHistory, declared, why_so
 from tests import console_story as story
 
 AT = 1000.0
@@ -89,3 +91,27 @@ def test_an_address_that_is_none_shows_nothing_and_stops_nobody() -> None:
     assert declared(model)["weights"]["uri"] == ""
     at_signs = replace(model, weights=WeightsRef(uri="https://user:p@ss@models.example/a.gguf"))
     assert declared(at_signs)["weights"]["uri"] == "https://models.example/a.gguf"
+
+
+def decided(number: int, kind: str, reason: str, **fields: object) -> DecisionRecord:
+    told = {"policy": "p", "service": "placer", "model_key": "chat", "made_at": AT + number, **fields}
+    return DecisionRecord(decision_id=f"d-{number}", kind=kind, reason=reason, **told)  # type: ignore[arg-type]
+
+
+def test_a_model_says_why_it_is_where_it_is_and_why_it_is_cold() -> None:
+    log = DecisionLog()
+    assert "nobody has asked for it" in why_so("chat", [], log).reason
+    log.put(decided(1, "place", "chat starts on node-1/0: there is room"))
+    log.put(decided(2, "scale", "an instance of chat drains: it has been idle", service="autoscaler"))
+    running = instance(1, InstanceState.READY, ready_at=AT, decision_id="d-1")
+    there = why_so("chat", [running], log)
+    assert (there.reason, there.decision_id, there.made_at) == ("chat starts on node-1/0: there is room", "d-1", AT + 1)
+    gone = instance(1, InstanceState.STOPPED)
+    assert why_so("chat", [gone], log).decision_id == "d-2", "cold: the latest decision about it"
+    log.put_instance(gone)
+    log.put(decided(3, "evict", "chat leaves node-1 for other", model_key="other", instance_id="i-9", chosen="i-1"))
+    log.put(decided(4, "evict", "third leaves node-2 for chat", instance_id="i-1", chosen="i-8"))
+    assert why_so("chat", [gone], log).decision_id == "d-3", "it had to leave; who left for it is not why it is cold"
+    asleep = instance(1, InstanceState.SWAPPED_OUT, ready_at=AT, decision_id="d-1")
+    assert why_so("chat", [asleep], log).decision_id == "d-3", "asleep: why it sleeps, not why it once started"
+    assert why_so("chat", [instance(2, InstanceState.READY, decision_id="lost", reason="it is ready")], log).reason

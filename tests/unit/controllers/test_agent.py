@@ -282,7 +282,7 @@ def test_hung_engine_fails_after_its_misses_in_a_row() -> None:
     agent.handle(HealthSeen("i-1", ok=True), 22.0)
     agent.handle(miss, 23.0)
     assert not told(agent.handle(miss, 24.0))
-    assert code(agent.handle(miss, 25.0)) == "engine_failed" and "3 misses" in instance(agent).reason
+    assert code(agent.handle(miss, 25.0)) == "engine_failed" and "3 health checks failed" in instance(agent).reason
 
 
 def test_health_is_asked_at_its_pace() -> None:

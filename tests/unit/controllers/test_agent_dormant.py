@@ -68,7 +68,7 @@ def test_section_4_a_hit_gives_the_whole_gpu_to_one_and_drops_the_others_in_one_
     assert of(StopEngine, effects) == [StopEngine("r-2", 0.0)]
     assert owned(agent) == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
     assert told(effects) == ["instance.stopped", "instance.loading", "instance.stopped"]
-    assert instance(agent, "r-1").reason == "continues as i-1" and instance(agent).source == "r-1"
+    assert instance(agent, "r-1").reason == "it goes on as i-1" and instance(agent).source == "r-1"
     load = (Phase(name=PhaseName.LOAD, started_at=20.0, ended_at=20.5),)
     effects = agent.handle(EngineReady("i-1", "http://e", load), 20.5)
     assert told(effects) == ["instance.ready"] and len(of(ReportStart, effects)) == 1

@@ -81,10 +81,10 @@ def test_whatever_an_operator_asks_is_decided_on_record():
 
 def test_a_start_an_operator_asked_for_says_so():
     (start,) = decisions(autoscaler(a_model()).handle(operator.Load("m"), 2.0))
-    assert (start.chosen, start.reason) == ("start", "loaded by its operator")
+    assert (start.chosen, start.reason) == ("start", "m gets an instance: an operator has loaded it")
     controller = autoscaler()
     (preload,) = decisions(controller.handle(operator.Deploy(model=a_model(preload=True)), 1.0))
-    assert preload.reason == "preloaded, as its deployment asks"
+    assert preload.reason == "m gets an instance: its deployment asks for one at once"
     (gone,) = decisions(controller.handle(operator.Undeploy("m"), 2.0))
     assert (gone.chosen, gone.instance_id) == ("undeploy", preload.instance_id), "what was coming is cancelled"
 

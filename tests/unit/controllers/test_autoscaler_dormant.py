@@ -181,7 +181,7 @@ def test_pending_starts_are_cancelled_only_as_far_as_they_are_too_many():
     controller._scale = wants(3)[0]
     (cancelled,) = published(controller.handle(Tick(), 2.0), CancelPlacement)
     assert [p.num_required for p in published(controller.handle(Tick(), 4.0), PlaceInstance)] == [4]
-    assert cancelled.reason == "no longer wanted"
+    assert cancelled.reason == "it is no longer wanted"
 
 
 def forecast(starts_at, made_at=0.0):

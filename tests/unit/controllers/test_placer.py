@@ -68,7 +68,8 @@ def test_a_place_command_becomes_a_decision_a_fetch_and_a_start():
     assert start.decision_id == record.decision_id
     assert start.workers[0].num_bytes == 100 * MIB
     assert fetch.target == start.target == "node-1"
-    assert start.phases[0].started_at == 9.0
+    assert [(phase.name.value, phase.started_at) for phase in start.phases] == [("decide", 9.0)], "there was room"
+    assert record.reason == "m starts on node-1/0: this is the first GPU with 100 MiB free"
 
 
 def test_a_model_without_weights_is_not_fetched():
@@ -110,7 +111,7 @@ def test_a_start_of_which_nothing_is_heard_is_sent_again_then_placed_anew():
     assert len(payloads(ticks(controller, 5, 7.5), StartInstance)) == 1
     beat(controller, 13.0, a_node(revision=3))
     (stop,) = payloads(ticks(controller, 7.5, 13.5), StopInstance)
-    assert stop.reason == "placed anew"
+    assert stop.reason == "it is placed anew"
     assert len(payloads(controller.handle(Tick(), 14.0), StartInstance)) == 1
 
 
@@ -134,7 +135,12 @@ def test_without_room_the_idle_instance_makes_room_and_the_newcomer_follows():
     stopped = an_instance("i-1", "a", InstanceState.STOPPED, mib=150, revision=2)
     controller.handle(an_event(InstanceStopped(instance=stopped)), 11.0)
     effects = beat(controller, 11.1, a_node(gpus_mib=(200,), revision=7))
-    assert [s.instance_id for s in payloads(effects, StartInstance)] == ["i-new"]
+    (start,) = payloads(effects, StartInstance)
+    assert start.instance_id == "i-new"
+    phases = [(phase.name.value, phase.started_at, phase.ended_at) for phase in start.phases]
+    assert phases == [("decide", 9.0, 10.1), ("room", 10.1, 11.1)], "the wait for room is not the decision's"
+    assert record.reason == "a (150 MiB, idle 7 s) leaves node-1 for b, which lacks 100 MiB: nobody else may leave"
+    assert (record.inputs["lacking_bytes"], record.inputs["freed_bytes"]) == (100 * MIB, 150 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +193,7 @@ def test_an_impossible_placement_is_answered_as_a_failed_start():
     assert payloads(ticks(controller, 5, 7.5), InstanceFailed) == []
     beat(controller, 7.6, a_node(gpus_mib=(200,), revision=2))
     (failed,) = payloads(ticks(controller, 7.5, 9), InstanceFailed)
-    assert failed.code == "no_capacity" and "largest GPU" in failed.instance.reason
+    assert failed.code == "no_capacity" and "no GPU is large enough" in failed.instance.reason
     assert controller.placements == {}
 
 

@@ -158,7 +158,10 @@ def test_room_is_made_by_the_least_recently_used() -> None:
     assert only(effects, DropRegion).digest == region_digest(B)
     record = only(effects, Record).decision
     assert (record.kind, record.policy, record.model_key) == ("evict", "lru", "m")
-    assert {r.name: r.why for r in record.rivals} == {region_digest(B): "evicted", region_digest(A): "spared"}
+    assert {r.name: r.why for r in record.rivals} == {
+        region_digest(B): "it leaves",
+        region_digest(A): "it stays: enough is free without it",
+    }
 
 
 @pytest.mark.parametrize("learned_by", ["command", "fact", "table"])
@@ -179,7 +182,7 @@ def test_weights_in_use_stay_and_the_wait_for_room_is_bounded(learned_by: str) -
     effects = brain.handle(Tick(), 12.0)
     assert kinds(effects) == ["StopFetch", "MarkFailed", "weights.fetch_failed"]
     failed = only(effects, MarkFailed)
-    assert failed.code == "no_space" and "used by i-1" in failed.message and failed.instance_ids == ("i-2",)
+    assert failed.code == "no_space" and "i-1 uses it" in failed.message and failed.instance_ids == ("i-2",)
     assert brain.handle(FetchEnded(digest=region_digest(B), num_bytes=0, code=CANCELLED), 12.1) == []
     assert brain.jobs == {}
 
@@ -200,7 +203,7 @@ def test_weights_larger_than_the_cache_fail_at_once() -> None:
     brain.handle(fetch(A, "i-1"), 1.0)
     effects = brain.handle(FetchSized(region_digest(A), 101), 1.0)
     assert only(effects, MarkFailed).code == "no_space"
-    assert "101 bytes of weights" in only(effects, MarkFailed).message
+    assert "the weights take 101 B" in only(effects, MarkFailed).message
 
 
 def test_unknown_size_gets_what_is_free() -> None:
@@ -273,7 +276,7 @@ def test_a_drop_spares_what_is_in_use() -> None:
     bring(brain, A, 60, 1.0, "i-1")
     drop = an_event(DropWeights(target="node-1", digest=digest, reason="r"), issuer="placer-1", epoch=1)
     assert brain.handle(drop, 2.0) == []
-    with pytest.raises(Conflict, match="used by i-1"):
+    with pytest.raises(Conflict, match="i-1 uses it"):
         brain.handle(DropAsked(digest, "r"), 2.0)
     with pytest.raises(NotFound):
         brain.handle(DropAsked("0" * 64, "r"), 2.0)
@@ -282,7 +285,7 @@ def test_a_drop_spares_what_is_in_use() -> None:
 def test_a_hold_for_an_instance_nobody_sees_ends() -> None:
     brain = controller(hold_s=120.0)
     bring(brain, A, 60, 1.0, "i-1")
-    assert brain.held(region_digest(A), 120.0) == "used by i-1"
+    assert brain.held(region_digest(A), 120.0) == "i-1 uses it"
     brain.handle(Tick(), 122.0)
     assert brain.held(region_digest(A), 122.0) == ""
 

@@ -13,7 +13,7 @@ def test_a_prewarmed_replica_needs_no_host_memory() -> None:
     for revision, state in enumerate((InstanceState.LOADING, InstanceState.PREWARMED), start=1):
         holds.set_instance(an_instance("r-1", "m", state, replica=True, revision=revision), 1.0)
         held = holds.reason("digest", {"m"}, 2.0)
-        assert held == ("used by r-1" if state is InstanceState.LOADING else "")
+        assert held == ("r-1 uses it" if state is InstanceState.LOADING else "")
 
 
 def test_an_engine_asleep_needs_no_cached_weights() -> None:
@@ -24,7 +24,7 @@ def test_an_engine_asleep_needs_no_cached_weights() -> None:
     holds.hold("i-1", "digest", 0.0)
     for revision, state in enumerate((InstanceState.READY, InstanceState.SWAPPED_OUT), start=1):
         holds.set_instance(an_instance("i-1", "m", state, revision=revision), 1.0)
-        assert holds.reason("digest", {"m"}, 2.0) == ("used by i-1" if state is InstanceState.READY else "")
+        assert holds.reason("digest", {"m"}, 2.0) == ("i-1 uses it" if state is InstanceState.READY else "")
 
 
 def test_a_replica_on_a_gpu_is_a_copy_once_it_is_whole() -> None:

@@ -192,7 +192,7 @@ def test_a_late_fact_does_not_bring_back_an_instance_that_is_gone() -> None:
     assert not dispatched(run.arrive())
 
 
-@pytest.mark.parametrize("code", ["weights_corrupt", "weights_unavailable"])
+@pytest.mark.parametrize("code", ["weights_corrupt", "weights_unavailable", "engine_misconfigured"])
 def test_bad_weights_answer_all_who_wait_and_who_come_soon_after(code: str) -> None:
     run = Run()
     run.arrive()

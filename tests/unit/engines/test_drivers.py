@@ -1,11 +1,13 @@
 """The registry, and what each driver refuses before it starts a process."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from glowplug.domain.errors import BadRequest, EngineFailed
+from glowplug.controllers.router_failures import HOPELESS_CODES
+from glowplug.domain.errors import BadRequest, EngineFailed, EngineMisconfigured
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.drivers import NAMES, driver
 from glowplug.engines.port import EngineSettings, LaunchRequest
@@ -39,19 +41,31 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("engine", "args", "named"),
     [
-        ("llamacpp", {"n_thread": 2}, "engine_args.n_thread"),
+        ("llamacpp", {"n_thread": 2}, "engine_args.n_thread is not known to llamacpp (did you mean n_threads?)"),
+        ("llamacpp", {"n_threads": "four"}, 'engine_args.n_threads cannot be "four"; allowed is a whole number'),
+        ("llamacpp", {"n_threads": True}, "engine_args.n_threads cannot be true"),
+        ("llamacpp", {"n_batch": 1 << 31}, "from 1 to 2147483647"),
+        ("llamacpp", {"n_gpu_layers": -2}, "from -1 to"),
+        ("llamacpp", {"embeddings": "no"}, 'engine_args.embeddings cannot be "no"; allowed is true or false'),
+        ("llamacpp", {"pooling": "foo"}, "allowed is one of none, mean, cls, last, rank"),
+        ("emulated", {"launch_s": float("inf")}, "engine_args.launch_s"),
+        ("emulated", {"time_scale": float("nan")}, "engine_args.time_scale"),
+        ("emulated", {"faults": {"ttft_s": float("inf")}}, "ttft_s: float expected"),
+        ("emulated", {"faults": {"hangs": True}}, "hangs: unknown option"),
         ("emulated", {"profil": "x"}, "engine_args.profil"),
         ("emulated", {"profile": "gpt/abacus"}, "engine_args.profile"),
         ("emulated", {"profile": ["x"]}, "engine_args.profile"),
         ("emulated", {"time_scale": 0}, "engine_args.time_scale"),
         ("emulated", {"launch_s": -1.0}, "engine_args.launch_s"),
         ("emulated", {"seed": 1.5}, "engine_args.seed"),
-        ("emulated", {"faults": {"hang": 3}}, "engine_args.faults: hang"),
+        ("emulated", {"faults": {"hang": 3}}, 'engine_args.faults cannot be {"hang": 3} (hang: bool expected)'),
     ],
 )
 async def test_a_wrong_engine_argument_is_named(engine: str, args: dict[str, Any], named: str, tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=named.replace(".", r"\.")):
+    with pytest.raises(EngineMisconfigured, match=re.escape(named)) as found:
         await driver(engine).launch(a_request(engine, tmp_path, **args))
+    assert found.value.code in HOPELESS_CODES, "the next start would be given the same arguments"
+    assert found.value.param == f"engine_args.{next(iter(args))}"
     assert list(tmp_path.iterdir()) == []
 
 

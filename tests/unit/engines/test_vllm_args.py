@@ -96,11 +96,12 @@ def test_what_the_fleet_sets_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("value", [0, -1, "2", True, 1.5])
 def test_a_number_of_threads_that_is_none_is_refused(value: object) -> None:
     with pytest.raises(BadRequest, match="num_threads"):
-        vllm_args.server_environment(request(engine_args={"num_threads": value}))
+        vllm_args.server_argv(request(engine_args={"num_threads": value}))
 
 
 def test_parked_is_the_nodes_default_unless_the_model_says_otherwise() -> None:
     assert vllm_args.wants_parked(request().model, True)
     assert not vllm_args.wants_parked(request(engine_args={"parked": False}).model, True)
+    assert vllm_args.num_threads(request(engine_args={"num-threads": 3}).model) == 3, "a dash is an underscore"
     with pytest.raises(BadRequest, match="parked"):
         vllm_args.wants_parked(request(engine_args={"parked": "yes"}).model, True)

@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +96,41 @@ def test_weights_that_never_come_are_a_failure(tmp_path: Path) -> None:
     rundir.write(tmp_path, rundir.SPEC, spec(wait_s=0.0))
     assert server.run(tmp_path, serving([])) == 1
     assert "TimeoutError" in rundir.read(tmp_path, rundir.FAILED)["message"]
+
+
+def create_engine_config(error: Exception) -> None:
+    """Fails where vLLM's function of this name fails."""
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("fail", "code"),
+    [
+        (
+            lambda: create_engine_config(ValueError("max_model_len is greater than the derived one")),
+            "engine_misconfigured",
+        ),
+        (lambda: create_engine_config(RuntimeError("no device")), None),
+    ],
+)
+def test_what_the_next_start_would_repeat_has_a_code(
+    weights: Path, tmp_path: Path, fail: Callable[[], None], code: str | None
+) -> None:
+    rundir.write(tmp_path, rundir.SPEC, spec())
+    rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
+    assert server.run(tmp_path, server.Serve(lambda argv: Namespace(), lambda args: fail())) == 1
+    assert rundir.read(tmp_path, rundir.FAILED).get("code") == code
+
+
+def test_a_refused_argument_and_broken_weights_have_their_codes(weights: Path, tmp_path: Path) -> None:
+    rundir.write(tmp_path, rundir.SPEC, spec())
+    rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
+
+    def refuse(argv: Sequence[str]) -> Namespace:
+        raise server.BadArguments("unrecognized arguments: --n-thread")
+
+    assert server.run(tmp_path, server.Serve(refuse, lambda args: None)) == 1
+    assert rundir.read(tmp_path, rundir.FAILED)["code"] == "engine_misconfigured"
+    (weights / "model.safetensors").write_bytes(b"x")
+    assert server.run(tmp_path, serving([])) == 1
+    assert rundir.read(tmp_path, rundir.FAILED)["code"] == "weights_corrupt"

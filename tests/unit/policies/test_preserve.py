@@ -232,6 +232,6 @@ def test_a_new_window_takes_nobody_away_while_somebody_is_too_full():
 
 def test_without_a_prediction_it_says_so():
     target, state = scale(3, 7, None, MU, [], ScalerState())
-    assert target.num_wanted == 3 and "no prediction" in target.reason
+    assert target.num_wanted == 3 and "nothing is predicted" in target.reason
     target, _ = scale(3, 7, None, MU, [outlook("i-1", 0.99, over=0.5)], state)
     assert target.num_wanted == 4

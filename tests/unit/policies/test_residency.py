@@ -183,7 +183,7 @@ def test_enough_go_and_no_more():
     assert decision.victims == ("large",), "the small one is spared: the large one alone is enough (erratum E26)"
     assert evict(Lru(), residents, 50, 9.0, spare=False).victims == ("small", "large")
     assert evict(Lru(), residents, 500, 9.0).victims == ()
-    assert evict(Lru(), residents, 0, 9.0).reason == "nothing to free"
+    assert evict(Lru(), residents, 0, 9.0).reason == "nothing has to be freed"
 
 
 def test_held_never_and_priority_last():
@@ -228,9 +228,9 @@ def test_at_work_pinned_or_too_young_stays():
     decision = preempt(engines, 10, 100.0, PreemptionParams(min_residency_s=5.0))
     assert decision.victims == ()
     assert {r.name: r.why for r in decision.rivals} == {
-        "working": "1 requests in flight",
+        "working": "1 request in flight",
         "pinned": "pinned",
-        "young": "ready for 1.0 s only",
+        "young": "it has been ready for 1.0 s only",
     }
     assert preempt(engines, 10, 104.0, PreemptionParams(min_residency_s=5.0)).victims == ("young",)
 

@@ -1,13 +1,16 @@
 """Model files: what a person writes, what is refused, and that the refusal names the field."""
 
 import json
+import struct
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from glowplug.domain.errors import InvalidModelFile
+from glowplug.engines.samples import sample_weights_path
 from glowplug.runtime import model_files
+from glowplug.weights.reference import local_path
 
 GOOD = """
 name: Tiny Chat
@@ -17,6 +20,9 @@ kv_bytes: 64MiB
 keep_alive_s: 2m
 aliases: [tiny]
 """
+
+LLAMACPP = "name: a\nengine: llamacpp\nweights_bytes: 300MiB\nweights: http://h/w.gguf\n"
+VLLM = "name: a\nengine: vllm\nweights_bytes: 300MiB\nweights: s3://b/w/\n"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -31,8 +37,14 @@ def test_sizes_and_durations_are_read(tmp_path):
     assert model.names == ("Tiny Chat", "tiny")
 
 
+def gguf(path: Path, num_bytes: int) -> Path:
+    """A whole GGUF file without tensors."""
+    path.write_bytes((b"GGUF" + struct.pack("<IQQ", 3, 0, 0)).ljust(num_bytes, b"\0"))
+    return path
+
+
 def test_a_relative_path_is_taken_from_the_file_and_gives_the_size(tmp_path):
-    (tmp_path / "w.gguf").write_bytes(b"x" * 1234)
+    gguf(tmp_path / "w.gguf", 1234)
     (model,) = model_files.load(write(tmp_path, "name: a\nengine: llamacpp\nweights: w.gguf\n"))
     assert model.weights.uri == f"file:{tmp_path}/w.gguf"
     assert (model.weights_bytes, model.weights.num_bytes) == (1234, 0), (
@@ -41,7 +53,7 @@ def test_a_relative_path_is_taken_from_the_file_and_gives_the_size(tmp_path):
 
 
 def test_declared_bytes_are_held_against_a_file_that_can_be_read(tmp_path):
-    (tmp_path / "w.gguf").write_bytes(b"x" * 1234)
+    gguf(tmp_path / "w.gguf", 1234)
     text = "name: a\nengine: llamacpp\nweights: {uri: w.gguf, num_bytes: %d}\n"
     assert model_files.load(write(tmp_path, text % 1234))[0].weights_bytes == 1234
     for wrong in (5, 1235):
@@ -55,13 +67,14 @@ def test_declared_bytes_are_held_against_a_file_that_can_be_read(tmp_path):
 def test_hidden_files_of_a_directory_do_not_count(tmp_path):
     (tmp_path / "repo" / ".cache").mkdir(parents=True)
     (tmp_path / "repo" / ".cache" / "lock").write_bytes(b"x" * 50)
-    (tmp_path / "repo" / "model.safetensors").write_bytes(b"x" * 100)
+    (tmp_path / "repo" / "model.safetensors").write_bytes(b"x" * 98)
+    (tmp_path / "repo" / "config.json").write_text("{}")
     text = "name: a\nengine: vllm\nweights: {uri: repo, num_bytes: 100}\n"
     assert model_files.load(write(tmp_path, text))[0].weights_bytes == 100
 
 
 def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
-    (tmp_path / "w.gguf").write_bytes(b"x" * 1234)
+    gguf(tmp_path / "w.gguf", 1234)
     text = "name: a\nengine: llamacpp\nweights: w.gguf\nweights_bytes: %d\n"
     assert model_files.load(write(tmp_path, text % 2000))[0].weights_bytes == 2000
     with pytest.raises(InvalidModelFile, match="weights_bytes: 5 is less than the 1234 bytes of the file"):
@@ -93,11 +106,90 @@ def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
         ("", "no model"),
         ("a: 1\nb: [unclosed\n", "line 3: expected"),
         (GOOD + "---" + GOOD, "twice"),
+        (GOOD + "engine_args: {profil: x}\n", "engine_args.profil is not known to the emulated engine .did you mean"),
+        (GOOD + "engine_args: {launch_s: .inf}\n", "engine_args.launch_s cannot be Infinity; allowed is a number from"),
+        (GOOD + "engine_args: {faults: {hang: 2}}\n", "engine_args.faults cannot be .* .hang: bool expected"),
+        (LLAMACPP + "engine_args: {n_thread: 2}\n", "engine_args.n_thread .* allowed are embeddings, n_batch"),
+        (LLAMACPP + "engine_args: {pooling: foo}\n", "engine_args.pooling .* allowed is one of none, mean"),
+        (VLLM + "engine_args: {port: 1}\n", "engine_args.port is set by the agent"),
+        (VLLM + "engine_args: {--dtype: x}\n", "engine_args.--dtype is not the name of an argument"),
+        (VLLM + "engine_args: {x: 2024-01-01}\n", "engine_args.x cannot be a date; allowed is text"),
+        (VLLM + "engine_args: {num_threads: 0}\n", "engine_args.num_threads cannot be 0; allowed is a whole number"),
+        (
+            GOOD + "weights: oci:registry/model\n",
+            "^weights: no source reads oci: addresses .*file:, http:, https:, s3:",
+        ),
+        (GOOD + "weights: oci://registry/model\n", "^weights: no source reads oci: addresses"),
+        (GOOD + "weights: OCI://registry/model\n", "^weights: no source reads oci: addresses"),
+        (GOOD + "weights: {uri: 'hf://a/b'}\n", "^weights: no source reads hf: addresses"),
+        (GOOD + "weights: s3://bucket\n", "^weights: .*an s3 address is s3://bucket/key"),
+        (GOOD + "weights: http:///file\n", "^weights: .*a web address is http://host/path"),
+        (GOOD + "weights: https://host\n", "^weights: .*a web address names a file"),
+        (GOOD + "weights: http://host:99999/w\n", "^weights: the address cannot be read: Port"),
+        (GOOD + "weights: file://host/w\n", "^weights: .*a file address names a path and no host"),
+        (GOOD + "weights: 'file:'\n", "^weights: .*a file address names a path"),
+        (
+            LLAMACPP + "---\n" + LLAMACPP.replace("http://h/w.gguf", "s3://bucket/folder/"),
+            "is a directory, and llamacpp",
+        ),
+        (LLAMACPP.replace("w.gguf", "w.safetensors"), "ends in .safetensors, and llamacpp reads one GGUF file"),
+        (VLLM.replace("s3://b/w/", "http://h/w.gguf"), "is a file, and vllm reads a directory with config.json"),
+        (VLLM.replace("s3://b/w/", "s3://b/w"), "is a file, and vllm reads a directory"),
+        (VLLM.replace("s3://b/w/", "'sample:smollm2'"), "is no directory, and vllm reads a directory"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(tmp_path, text, names):
-    with pytest.raises(InvalidModelFile, match=names.replace("*", r"\*")):
+    with pytest.raises(InvalidModelFile, match=names):
         model_files.load(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text", [GOOD, LLAMACPP, VLLM, VLLM + "engine_args: {dtype: float32, max-num-seq-x: [1, a]}\n"]
+)
+def test_what_an_engine_can_be_asked_for_is_taken(tmp_path: Path, text: str) -> None:
+    assert model_files.load(write(tmp_path, text))
+
+
+def test_local_weights_are_of_the_kind_that_the_engine_reads(tmp_path: Path) -> None:
+    (tmp_path / "w.gguf").write_bytes(b"PK\3\4" + bytes(1000))
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo" / "pytorch_model.bin").write_bytes(b"x")
+    for engine, weights, names in (
+        ("llamacpp", "w.gguf", "weights: w.gguf: .*not a GGUF file, and llamacpp reads one GGUF file"),
+        ("llamacpp", "repo", "weights: they are a directory"),
+        ("llamacpp", "empty", "weights: empty is empty"),
+        ("emulated", "empty", "weights: empty is empty"),
+        ("vllm", "w.gguf", "weights: w.gguf is no directory"),
+        ("vllm", "repo", "weights: repo has no config.json, and vllm reads"),
+    ):
+        text = f"name: a\nengine: {engine}\nweights: {weights}\nweights_bytes: 300MiB\n"
+        with pytest.raises(InvalidModelFile, match=names) as found:
+            model_files.load(write(tmp_path, text))
+        assert found.value.param == "weights"
+
+
+def test_a_file_cut_short_is_refused_before_it_is_started(tmp_path: Path) -> None:
+    sample = sample_weights_path().read_bytes()[:10_000_000]
+    (tmp_path / "w.gguf").write_bytes(sample)
+    with pytest.raises(InvalidModelFile, match=r"weights: w.gguf is cut short: 10000000 bytes of \d+, and llamacpp"):
+        model_files.load(write(tmp_path, "name: a\nengine: llamacpp\nweights: w.gguf\n"))
+
+
+def test_more_context_than_the_kv_bytes_hold_is_refused(tmp_path: Path) -> None:
+    text = "name: a\nengine: llamacpp\nweights: 'sample:smollm2'\nkv_bytes: 64MiB\nengine_args: {n_ctx: %d}\n"
+    with pytest.raises(InvalidModelFile, match=r"engine_args.n_ctx cannot be 2000000000: .* up to 2912$") as found:
+        model_files.load(write(tmp_path, text % 2_000_000_000))
+    assert found.value.param == "engine_args.n_ctx"
+    assert model_files.load(write(tmp_path, text % 2912))
+
+
+@pytest.mark.parametrize("name", ["a b", "a#1", "a%20b", "a?b", "./a:b", "ä"])
+def test_the_name_of_a_file_may_hold_anything(tmp_path: Path, name: str) -> None:
+    gguf(tmp_path / name, 1234)
+    (model,) = model_files.load(write(tmp_path, f"name: a\nengine: llamacpp\nweights: '{name}'\n"))
+    assert model.weights_bytes == 1234
+    assert local_path(model.weights.uri) == tmp_path / name, "the prefetcher opens the same file"
 
 
 def test_a_missing_or_binary_file_is_refused(tmp_path):

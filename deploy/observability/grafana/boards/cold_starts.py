@@ -36,8 +36,9 @@ NOW = [
 PHASE = [
     Panel(
         title="Mean start by phase",
-        about="decide: request to decision. fetch: weights to host memory. launch: engine process up. load: "
-        "host memory to GPU. warmup: first readiness. fetch and launch run side by side: the sum exceeds the whole.",
+        about="decide: request to decision. room: until others gave back memory. fetch: weights to host memory. "
+        "launch: engine process up. load: host memory to GPU. warmup: first readiness. fetch and launch run side by "
+        "side: the sum exceeds the whole.",
         asks=[(mean(START, "phase", PHASES, "5m"), "{{phase}}")],
         unit="s",
         width=12,

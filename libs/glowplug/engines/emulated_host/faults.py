@@ -3,6 +3,7 @@
 A superset of llm-d-inference-sim's options; its names are accepted too.
 """
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -68,7 +69,7 @@ def changed(faults: Faults, changes: Any) -> Faults:
 
 
 def _checked(name: str, kind: type, value: Any, factor: float | None) -> Any:
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value) * (factor or 1.0)
     if kind is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(value)

@@ -65,9 +65,11 @@ def fresh(request: PlaceRequest, view: PlacementView, largest: int) -> tuple[int
     stage = StageDecision(
         node_id=node.node_id, gpu_ids=tuple(one.gpu_id for one in group), bytes_per_gpu=bytes_per_gpu(model)
     )
-    said = f"a group of {order[0]} GPUs is broken for it" if order[0] else "no free group is broken for it"
+    said = f"it breaks up a free group of {order[0]} GPUs" if order[0] else "it breaks up no free group of GPUs"
     drops = tuple(dict.fromkeys(drop for one in group for drop in one.drops))
-    return order[0], PlaceDecision(stages=(stage,), drops=drops, reason=f"from host memory; {said}")
+    return order[0], PlaceDecision(
+        stages=(stage,), drops=drops, reason=f"host memory has its weights there, and {said}"
+    )
 
 
 def _groups(cleared: Sequence[Clearing | None], num: int) -> list[list[Clearing]]:

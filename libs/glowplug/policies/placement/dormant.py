@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu, room_of
+from glowplug.policies.prewarming.warmserve_scores import LOST_UNIT
 
 MAX_RIVALS = 32
 
@@ -68,14 +70,15 @@ def grow(
         node = nodes.get(row.node_id)
         cleared = _cleared(row, node, request, view) if node is not None else None
         if cleared is None:
-            rivals.append(Rival(name=row.instance_id, score=0.0, why="no room beside it"))
+            rivals.append(Rival(name=row.instance_id, score=0.0, why="there is no room beside it", unit=LOST_UNIT))
             continue
         drops = _union(cleared)
         lost, broken = sum(view.scores.get(d, 0.0) for d in drops), 0
         if breaks is not None and node is not None:
             broken = breaks(node, [worker.gpu_id for worker in row.workers])
         order = (_rung(row), broken, lost, len(drops), row.instance_id)
-        rivals.append(Rival(name=row.instance_id, score=lost, why=f"{_WORDS[order[0]]}, {len(drops)} give way"))
+        why = f"it is {_WORDS[order[0]]}{giving_way(len(drops))}"
+        rivals.append(Rival(name=row.instance_id, score=lost, why=why, unit=LOST_UNIT))
         found.append((order, row, cleared))
     if not found:
         return None
@@ -84,7 +87,7 @@ def grow(
         stages=(_stage(row.node_id, cleared, request),),
         source=row.instance_id,
         drops=_union(cleared),
-        reason=f"grows from {row.instance_id}, {_WORDS[order[0]]}",
+        reason=_THERE[order[0]],
         rivals=tuple(rivals[:MAX_RIVALS]),
     )
 
@@ -113,7 +116,8 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
     return PlaceDecision(
         stages=(_stage(node_id, cleared, request),),
         drops=_union(cleared),
-        reason=f"{show_bytes(bytes_per_gpu(model))} where {order[1]} replicas worth {order[0]:.3g} give way",
+        reason=f"{show_bytes(bytes_per_gpu(model))} are free there once {counted(order[1], 'replica')} of other models "
+        f"{'gives' if order[1] == 1 else 'give'} way",
     )
 
 
@@ -181,4 +185,15 @@ def _rung(row: Instance) -> int:
     return 1 if row.state is InstanceState.SWAPPED_OUT else 2
 
 
+def giving_way(num_lost: int) -> str:
+    """The end of a sentence: what others lose; '' when they lose nothing."""
+    verb = "gives" if num_lost == 1 else "give"
+    return f", and {counted(num_lost, 'other replica')} {verb} way" if num_lost else ""
+
+
+_THERE = (
+    "a copy of its weights is prewarmed there",
+    "its engine sleeps there and is woken",
+    "a copy of its weights is on its way there",
+)
 _WORDS = ("prewarmed", "asleep", "being prewarmed")

@@ -42,7 +42,7 @@ def fit(
         if chosen is not None and len(rivals) >= params.max_rivals:
             break
         if model.engine not in node.engines:
-            rivals.append(Rival(name=node.node_id, score=0.0, why=f"cannot start engine {model.engine}"))
+            rivals.append(Rival(name=node.node_id, score=0.0, why=f"it cannot start engine {model.engine}"))
             continue
         rooms = [(gpu.gpu_id, room_of(gpu, reserved)) for gpu in node.gpus]
         possible = possible or sum(gpu.total_bytes >= need for gpu in node.gpus) >= num_gpus
@@ -50,7 +50,8 @@ def fit(
         if chosen is None and len(fitting) >= num_gpus:
             chosen = StageDecision(node_id=node.node_id, gpu_ids=tuple(fitting[:num_gpus]), bytes_per_gpu=need)
         for gpu_id, room in rooms[: params.max_rivals - len(rivals)]:
-            rivals.append(Rival(name=gpu_id, score=float(room), why=_why(node, gpu_id, room, need, chosen)))
+            why = _why(node, gpu_id, room, need, chosen)
+            rivals.append(Rival(name=gpu_id, score=float(room), why=why, unit="bytes free"))
     listed = tuple(rivals[: params.max_rivals])
     on = "GPU" if num_gpus == 1 else f"{num_gpus} GPUs of one node"
     if chosen is None:
@@ -58,15 +59,16 @@ def fit(
         return PlaceDecision(
             possible=possible, reason=lacking if possible else _impossible(model, nodes, need), rivals=listed
         )
-    return PlaceDecision(stages=(chosen,), reason=f"first {on} with {show_bytes(need)} free", rivals=listed)
+    first = "this is the first GPU" if num_gpus == 1 else f"these are the first {num_gpus} GPUs of one node"
+    return PlaceDecision(stages=(chosen,), reason=f"{first} with {show_bytes(need)} free", rivals=listed)
 
 
 def _why(node: Node, gpu_id: str, room: int, need: int, chosen: StageDecision | None) -> str:
     if node.draining:
-        return "node is draining"
+        return "its node is being drained"
     if chosen is not None and gpu_id in chosen.gpu_ids:
-        return "first with room"
-    return "has room too" if room >= need else f"{show_bytes(room)} free, {show_bytes(need)} needed"
+        return "it is the first with room"
+    return "it has room too" if room >= need else f"{show_bytes(need)} are needed"
 
 
 def _impossible(model: Model, nodes: Sequence[Node], need: int) -> str:
@@ -77,5 +79,5 @@ def _impossible(model: Model, nodes: Sequence[Node], need: int) -> str:
         return f"no node can start engine {model.engine}"
     largest = max((g.total_bytes for n in able for g in n.gpus), default=0)
     if model.num_gpus > 1 and largest >= need:
-        return f"{model.num_gpus} GPUs of one node with {show_bytes(need)} each needed, no node has them"
-    return f"{show_bytes(need)} needed, the largest GPU has {show_bytes(largest)}"
+        return f"no node has {model.num_gpus} GPUs of {show_bytes(need)} each"
+    return f"no GPU is large enough: {show_bytes(need)} are needed, and the largest has {show_bytes(largest)}"

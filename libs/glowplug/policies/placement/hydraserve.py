@@ -66,7 +66,7 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
         told = fit(request.model, view.nodes, view.reserved)
         if told.stages or not _fits_as_stages(start, offers, staged, params):
             return told
-        return replace(told, is_late=True, reason=f"{told.reason}, and as stages it would be late")
+        return replace(told, is_late=True, reason=f"{told.reason}, and a start in stages would be late")
     return _as_stages(layout, request, view, params)
 
 

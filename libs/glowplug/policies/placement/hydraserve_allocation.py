@@ -26,6 +26,7 @@ Departures:
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -154,7 +155,7 @@ def allocate(
         single = _scheme(start, ordered, now_s, checks, 1, 1)
         if single is not None:
             if params.check_contention and not checks.check_contention:
-                single = replace(single, reason=f"{single.reason}; on every link it makes another start late")
+                single = replace(single, reason=f"{single.reason}, and makes another start late on every link")
             return _with_rivals(single, [*rivals, *_alone(start, ordered, now_s, params)], params)
     return None
 
@@ -224,30 +225,33 @@ def _scheme(
     tpot_s = start.stages.decode_s * _slowdown(num_stages, num_full)
     tpot_s += start.stages.hop_s * num_stages if num_stages > 1 else 0.0
     meets = start.waited_s + ttft_s <= start.slo_ttft_s and tpot_s <= start.slo_tpot_s
-    verdict = "meets" if meets else "misses"
+    verdict = "which meets its objectives" if meets else "which misses its objectives"
+    if start.slo_ttft_s == start.slo_tpot_s == math.inf:
+        verdict = "and it has no objectives to meet"
+    first = f"{'is' if num_stages == 1 else 'are'} expected to give the first token"
     return Layout(
         workers=tuple(place for _, place in chosen),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         meets_slo=meets,
-        reason=f"{_named(num_stages, num_full)}: TTFT {ttft_s:.2f} s{_per_token(tpot_s)}, {verdict} objectives",
+        reason=f"{_named(num_stages, num_full)} {first} after {ttft_s:.2f} s{_per_token(tpot_s)}, {verdict}",
     )
 
 
 def _named(num_stages: int, num_full: int) -> str:
     if num_stages == 1:
-        return "one worker" if num_full else "one worker, low memory"
-    return f"{num_stages} stages, {num_full} with full memory"
+        return "one worker" if num_full else "one worker with little memory"
+    return f"{num_stages} stages ({num_full or 'none'} with full memory)"
 
 
 def _rival(name: str, layout: Layout) -> Rival:
-    why = f"first token after {layout.ttft_s:.2f} s{_per_token(layout.tpot_s)}"
-    return Rival(name=name, score=layout.ttft_s, why=why)
+    why = "it meets the objectives" if layout.meets_slo else "it misses the objectives"
+    return Rival(name=name, score=layout.ttft_s, why=why, unit="s to the first token")
 
 
 def _per_token(tpot_s: float) -> str:
     """Nothing where no request has shown it yet."""
-    return f", TPOT {tpot_s:.3f} s" if tpot_s else ""
+    return f" and each further one {tpot_s:.3f} s later" if tpot_s else ""
 
 
 def ready_s(

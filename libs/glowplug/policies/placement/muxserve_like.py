@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
@@ -42,8 +43,8 @@ def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = M
                 options.append((_sharers(group, view.reserved), -room, node, group))
     if not options:
         need = show_bytes(weights_per_gpu(model) + _least_kv(model))
-        lacking = f"no {model.num_gpus} GPUs side by side have {need} free each, and nobody leaves"
-        return PlaceDecision(possible=False, reason=lacking)
+        who = "no GPU has" if model.num_gpus == 1 else f"no {model.num_gpus} GPUs side by side each have"
+        return PlaceDecision(possible=False, reason=f"{who} {need} free, and nobody leaves")
     options.sort(key=lambda option: (option[0], option[1], option[2].node_id))
     sharers, negative_room, node, group = options[0]
     stage = StageDecision(
@@ -51,8 +52,10 @@ def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = M
         gpu_ids=tuple(gpu.gpu_id for gpu in group),
         bytes_per_gpu=granted(model, -negative_room, params),
     )
-    rivals = (Rival(name=g[0].gpu_id, score=float(num), why="engines there") for num, _, _, g in options[:MAX_RIVALS])
-    return PlaceDecision(stages=(stage,), reason=f"shared with {sharers} engines, the fewest", rivals=tuple(rivals))
+    rivals = (Rival(name=g[0].gpu_id, score=float(num), unit="engines there") for num, _, _, g in options[:MAX_RIVALS])
+    holds = "holds" if sharers == 1 else "hold"
+    reason = f"{counted(sharers, 'engine')} {holds} memory there, and nowhere fewer"
+    return PlaceDecision(stages=(stage,), reason=reason, rivals=tuple(rivals))
 
 
 def granted(model: Model, room: int, params: MuxserveParams = MuxserveParams()) -> int:

@@ -32,12 +32,13 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     options.sort(key=lambda option: (option[0], sum(c.lost for c in option[2]), option[1].node_id))
     seconds, node, cleared = options[0]
     gpu_ids = tuple(sorted(one.gpu_id for one in cleared))
-    where = "weights in host memory" if has_weights(node, request.model) else "weights come over the network"
+    here = has_weights(node, request.model)
+    where = "are in host memory" if here else "come over the network"
     return PlaceDecision(
         stages=(StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(request.model)),),
         drops=tuple(dict.fromkeys(drop for one in cleared for drop in one.drops)),
-        reason=f"ready soonest: {seconds:.2f} s to load, {where}",
-        rivals=tuple(Rival(name=n.node_id, score=s, why="seconds to load") for s, n, _ in options[:MAX_RIVALS]),
+        reason=f"it is ready soonest there: its weights {where} and are loaded within {seconds:.2f} s",
+        rivals=tuple(Rival(name=n.node_id, score=s, unit="s to load") for s, n, _ in options[:MAX_RIVALS]),
     )
 
 

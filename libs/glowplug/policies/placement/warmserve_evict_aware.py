@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from glowplug.policies.placement.dormant import giving_way
 from glowplug.policies.placement.warmserve_groups import (
     Prewarmed,
     PrewarmNode,
@@ -22,7 +23,7 @@ from glowplug.policies.placement.warmserve_groups import (
     is_nested_or_disjoint,
     members,
 )
-from glowplug.policies.prewarming.warmserve_scores import ReplicaWish
+from glowplug.policies.prewarming.warmserve_scores import ReplicaClass, ReplicaWish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,9 @@ def plan(
         if found is None and not any(node.groups_for(shape) for node in able):
             full.add(shape)
         if found is None and params.evict_stale:
-            stale = [_best_stale(n, wish, shape, sizes) for n in able if any(r.score == 0.0 and r.may_go for _, r in n.held)]
+            stale = [
+                _best_stale(n, wish, shape, sizes) for n in able if any(r.score == 0.0 and r.may_go for _, r in n.held)
+            ]
             found = min((fit for fit in stale if fit), key=lambda fit: fit.order, default=None)
             if found is not None:
                 full.clear()
@@ -257,8 +260,10 @@ def _take(
         replica_id=name, model_key=wish.model_key, gpu_ids=gpu_ids, score=wish.score, is_ready=False, may_go=False
     )
     node.held.append((fit.bits, mine))
-    over = "above every replica it lies with" if fit.beaten else "nowhere above the others"
-    reason = f"{wish.kind.name.lower()} replica {wish.rank}, score {wish.score:.3g}: {over}, which score {fit.lost:.3g}"
+    load = "average" if wish.kind is ReplicaClass.BASIC else "highest"
+    over = "more than each copy it lies with" if fit.beaten else "no more than those it lies with"
+    worth = f"{wish.score:.3g} s saved against {fit.lost:.3g} s" if fit.lost else f"{wish.score:.3g} s saved"
+    reason = f"the {load} load that is expected needs it, and it is worth {over} ({worth}, weighted)"
     return PrewarmStep(
         model_key=wish.model_key,
         node_id=node.view.node_id,
@@ -332,14 +337,14 @@ def _takeover(
     lost = [r for other, r in held if other & bits and r is not replica]
     score = sum(r.score for r in lost)
     if replica is None:
-        what = "no prewarmed copy; the group whose replicas are worth least"
+        what = "no copy of it is prewarmed, and these GPUs hold the copies worth least"
     else:
-        what = "prewarmed" if replica.is_ready else "being prewarmed"
+        what = f"a copy of it {'is' if replica.is_ready else 'is being'} prewarmed there"
     return Takeover(
         node_id=node.node_id,
         gpu_ids=tuple(node.gpu_ids[at] for at in members(bits)),
         replica_id=replica.replica_id if replica else "",
         evicted=tuple(r.replica_id for r in lost),
         lost_score=score,
-        reason=f"{what}; {len(lost)} replicas worth {score:.3g} give way",
+        reason=f"{what}{giving_way(len(lost))}",
     )

@@ -9,6 +9,7 @@ whatever it costs the others. The paper does not say what it puts in its place; 
 """
 
 from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.dormant import giving_way
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
@@ -55,7 +56,8 @@ def nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     said = fit(request.model, view.nodes, view.reserved)
     if said.possible:
         num = request.model.num_gpus
-        return PlaceDecision(reason=f"no node has {num} GPUs that serve nobody", rivals=said.rivals, whole_gpus=True)
+        lacking = "no node has a GPU that serves nobody" if num == 1 else f"no node has {num} GPUs that serve nobody"
+        return PlaceDecision(reason=lacking, rivals=said.rivals, whole_gpus=True)
     return PlaceDecision(possible=False, reason=said.reason, rivals=said.rivals)
 
 
@@ -64,7 +66,7 @@ def _first_copy(model_key: str, shape: ReplicaShape, nodes: list[PrewarmNode]) -
         for replica in sorted(node.replicas, key=lambda r: (not r.is_ready, r.replica_id)):
             is_free = not node.draining & set(replica.gpu_ids)
             if replica.model_key == model_key and is_free and len(replica.gpu_ids) == shape.num_gpus:
-                return _taken(node, replica.gpu_ids, replica.replica_id, "the first copy there is")
+                return _taken(node, replica.gpu_ids, replica.replica_id, "this is the first copy there is")
     return None
 
 
@@ -74,7 +76,7 @@ def _first_group(shape: ReplicaShape, nodes: list[PrewarmNode]) -> Takeover | No
         for bits in groups_of(len(node.gpu_ids), shape.num_gpus):
             if not bits & closed:
                 gpu_ids = tuple(node.gpu_ids[at] for at in members(bits))
-                return _taken(node, gpu_ids, "", "no copy; the first free group")
+                return _taken(node, gpu_ids, "", "there is no copy, and this is the first free group of GPUs")
     return None
 
 
@@ -86,5 +88,5 @@ def _taken(node: PrewarmNode, gpu_ids: tuple[str, ...], replica_id: str, why: st
         replica_id=replica_id,
         evicted=tuple(r.replica_id for r in lost),
         lost_score=sum(r.score for r in lost),
-        reason=f"{why}; {len(lost)} replicas give way",
+        reason=f"{why}{giving_way(len(lost))}",
     )

@@ -154,7 +154,7 @@ def _first_fit(
                         node_id=node.node_id,
                         gpu_ids=gpu_ids,
                         score=wish.score,
-                        reason=f"{wish.kind.name.lower()} replica {wish.rank}: the first GPUs with room",
+                        reason="the load that is expected needs it, and these are the first GPUs with room",
                         bytes_per_gpu=shape.bytes_per_gpu,
                     )
                 )

@@ -43,6 +43,8 @@ class PrewarmDemand:
     load_s: float  # T_c
 
 
+SCORE_UNIT = "s of loading saved, weighted by demand"  # of Eq. 7-8: T_c times a weight
+LOST_UNIT = "s of loading lost, weighted by demand"  # the same, of replicas that give way
 MAX_REPLICAS = 1024  # of a class and a model: above what any fleet has room for; a forecast may say any number
 
 

@@ -56,6 +56,8 @@ class Importance:
     """mCache's order. `penalty_s` tells what a miss of (name, bytes) costs: measured seconds, or a model of them."""
 
     name = "least important"
+    rule = "who costs least to bring back, by how often it is asked for, leaves first"
+    unit = "rank"
 
     def __init__(self, penalty_s: Callable[[str, int], float], params: ImportanceParams = ImportanceParams()) -> None:
         self._penalty_s, self._params = penalty_s, params

@@ -12,11 +12,17 @@ from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import EvictDecision
 from glowplug.policies.residency.resident import Resident
 
+ONLY_ONE = "nobody else may leave"
+STAYS = "it stays: enough is free without it"
+NOT_ENOUGH = "it might leave, and that would not be enough"
+
 
 class Ordering(Protocol):
     """What one algorithm remembers."""
 
     name: str
+    rule: str  # whom it lets go first, as a sentence
+    unit: str  # what its scores count in: see Rival
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
         """`name` was asked for: it was there (`hit`), or has to be brought in now."""
@@ -38,14 +44,14 @@ def evict(
     """
     everybody = list(residents)
     if need_bytes <= 0:
-        return EvictDecision(reason="nothing to free")
+        return EvictDecision(reason="nothing has to be freed")
     ordered = sorted(ordering.order(everybody, now_s), key=lambda entry: entry[1].priority)
     may_go = [resident for _, resident in ordered if not resident.held and resident.num_bytes > 0]
     could_free = sum(resident.num_bytes for resident in may_go)
     if could_free < need_bytes:
-        some = f"{show_bytes(could_free)} could be freed by {len(may_go)} of {len(everybody)}"
-        reason = f"{show_bytes(need_bytes)} needed, {some}"
-        return EvictDecision(reason=reason, rivals=_rivals(ordered, frozenset()))
+        some = f"only {show_bytes(could_free)} may be freed" if could_free else "nobody may leave"
+        reason = f"{show_bytes(need_bytes)} are lacking, and {some}"
+        return EvictDecision(reason=reason, rivals=_rivals(ordering, ordered, frozenset()))
     victims = first_enough(may_go, need_bytes)
     if spare:
         victims = without_needless(victims, need_bytes)
@@ -54,9 +60,9 @@ def evict(
     return EvictDecision(
         victims=names,
         freed_bytes=freed,
-        reason=f"{ordering.name} of {len(may_go)}: {len(names)} free {show_bytes(freed)}, "
-        f"{show_bytes(need_bytes)} needed",
-        rivals=_rivals(ordered, frozenset(names)),
+        need_bytes=need_bytes,
+        reason=ordering.rule if len(may_go) > len(victims) else ONLY_ONE,
+        rivals=_rivals(ordering, ordered, frozenset(names)),
     )
 
 
@@ -84,8 +90,9 @@ def without_needless(victims: Sequence[Resident], need_bytes: int) -> list[Resid
     return list(reversed(kept))
 
 
-def _rivals(ordered: Sequence[tuple[float, Resident]], chosen: frozenset[str]) -> tuple[Rival, ...]:
+def _rivals(ordering: Ordering, ordered: Sequence[tuple[float, Resident]], chosen: frozenset[str]) -> tuple[Rival, ...]:
+    stays = STAYS if chosen else NOT_ENOUGH
     return tuple(
-        Rival(name=r.name, score=score, why="evicted" if r.name in chosen else r.held or "spared")
+        Rival(name=r.name, score=score, why="it leaves" if r.name in chosen else r.held or stays, unit=ordering.unit)
         for score, r in ordered
     )

@@ -14,6 +14,8 @@ class Lru:
     """The least recently used leaves first. Remembers nothing: `last_used_at` says it."""
 
     name = "least recently used"
+    rule = "who was used longest ago leaves first"
+    unit = "at last use"
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
         """Recency stands on the resident."""
@@ -29,6 +31,8 @@ class Lfu:
     """The least often used leaves first, of equals the least recently used. Counts live while a resident is there."""
 
     name = "least frequently used"
+    rule = "who was used least often leaves first"
+    unit = "uses"
 
     def __init__(self) -> None:
         self._uses: dict[str, int] = {}
@@ -48,6 +52,8 @@ class Belady:
     """Whoever is needed last leaves first, whatever its size. `uses`: name -> the times of all its uses, in order."""
 
     name = "needed last"
+    rule = "who is needed last leaves first"
+    unit = "at next use"
 
     def __init__(self, uses: Mapping[str, Sequence[float]]) -> None:
         self._coming = {name: list(reversed(times)) for name, times in uses.items()}
@@ -78,6 +84,8 @@ class Srrip:
     """
 
     name = "furthest re-reference"
+    rule = "who is predicted to be asked for again last leaves first"
+    unit = "predicted interval"
 
     def __init__(self, num_bits: int = 2) -> None:
         self._far = (1 << num_bits) - 1
@@ -109,6 +117,8 @@ class Arc:
     many more bytes of ghosts the other side has, where it has more."""
 
     name = "adaptive replacement"
+    rule = "who comes first in the order of ARC leaves first"
+    unit = "place in the order"
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from glowplug.domain.decision import Rival
+from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import EvictDecision
-from glowplug.policies.residency.ordering import first_enough, without_needless
+from glowplug.policies.residency.ordering import NOT_ENOUGH, ONLY_ONE, STAYS, first_enough, without_needless
 from glowplug.policies.residency.resident import Resident
 
 
@@ -45,8 +46,9 @@ def preempt(
     may_go = [e for e in ordered if not why[e.instance_id] and e.num_bytes > 0]
     could_free = sum(e.num_bytes for e in may_go)
     if need_bytes <= 0 or could_free < need_bytes:
-        short = f"{show_bytes(need_bytes)} needed, {show_bytes(could_free)} could be freed"
-        reason = "nothing to free" if need_bytes <= 0 else short
+        some = f"only {show_bytes(could_free)} may be freed" if could_free else "nobody may leave"
+        short = f"{show_bytes(need_bytes)} are lacking, and {some}"
+        reason = "nothing has to be freed" if need_bytes <= 0 else short
         return EvictDecision(reason=reason, rivals=_rivals(ordered, why, frozenset()))
     residents = [Resident(name=e.instance_id, num_bytes=e.num_bytes, last_used_at=e.last_used_at) for e in may_go]
     victims = first_enough(residents, need_bytes)
@@ -57,7 +59,8 @@ def preempt(
     return EvictDecision(
         victims=names,
         freed_bytes=freed,
-        reason=f"shortest queue, then oldest access: {len(names)} free {show_bytes(freed)} of {show_bytes(need_bytes)}",
+        need_bytes=need_bytes,
+        reason=_RULE if len(may_go) > len(victims) else ONLY_ONE,
         rivals=_rivals(ordered, why, frozenset(names)),
     )
 
@@ -71,7 +74,7 @@ def evict(
     for resident in residents:
         by_priority.setdefault(resident.priority, []).append(resident)
     gone: list[Resident] = []
-    decision = EvictDecision(reason="nothing to free")
+    decision = EvictDecision(reason="nothing has to be freed")
     for priority in sorted(by_priority):
         gone += by_priority[priority]
         decision = preempt([_engine(r) for r in gone], need_bytes, 0.0, replace(params, min_residency_s=0.0))
@@ -96,18 +99,23 @@ def _held(engine: RunningEngine, now_s: float, params: PreemptionParams) -> str:
     if engine.held:
         return engine.held
     if engine.num_in_flight:
-        return f"{engine.num_in_flight} requests in flight"
+        return f"{counted(engine.num_in_flight, 'request')} in flight"
     if now_s - engine.ready_at < params.min_residency_s:
-        return f"ready for {now_s - engine.ready_at:.1f} s only"
+        return f"it has been ready for {now_s - engine.ready_at:.1f} s only"
     return ""
 
 
+_RULE = "who has the shortest queue leaves first, and of equals who was used longest ago"
+
+
 def _rivals(ordered: list[RunningEngine], why: dict[str, str], chosen: frozenset[str]) -> tuple[Rival, ...]:
+    stays = STAYS if chosen else NOT_ENOUGH
     return tuple(
         Rival(
             name=e.instance_id,
             score=float(e.num_waiting),
-            why="swapped out" if e.instance_id in chosen else why[e.instance_id] or "spared",
+            why="it leaves" if e.instance_id in chosen else why[e.instance_id] or stays,
+            unit="requests wait",
         )
         for e in ordered
     )

@@ -57,8 +57,8 @@ def goes_on(turn: Turn, params: TurnParams = TurnParams()) -> str:
         return "its turn has just begun"
     is_owed = bool(params.fair_requests) and turn.ahead < params.fair_requests
     if is_owed and turn.num_waiting and turn.served_s < params.most_s:
-        return f"it is {turn.ahead} of {params.fair_requests} requests ahead of the other"
+        return f"it is {turn.ahead} requests ahead of the other, and may be {params.fair_requests}"
     would_wait = turn.arriving_per_s * (2 * turn.start_s + params.turn_s)
     if turn.num_wanting > would_wait or turn.served_s >= params.most_s:
         return ""
-    return f"{would_wait:.1f} requests would come for it in a round, {turn.num_wanting} wait for the other"
+    return f"{would_wait:.1f} requests would come for it until it is back, and {turn.num_wanting} wait for the other"

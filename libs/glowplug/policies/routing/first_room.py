@@ -15,5 +15,5 @@ def route(targets: Sequence[Target], params: Mapping[str, Any] | None = None, st
     """The first of `targets`, in the order given, that has room."""
     for target in targets:
         if target.num_in_flight < target.max_concurrency:
-            return RouteDecision(target.instance_id, "the first with room")
-    return RouteDecision("", "every instance is at its max_concurrency")
+            return RouteDecision(target.instance_id, "it is the first that may run another request")
+    return RouteDecision("", "every instance runs as many requests as it may")

@@ -16,5 +16,5 @@ def route(targets: Sequence[Target], params: Mapping[str, Any] | None = None, st
         if best is None or (target.num_in_flight, target.instance_id) < (best.num_in_flight, best.instance_id):
             best = target
     if best is None:
-        return RouteDecision("", "every instance is at its max_concurrency")
-    return RouteDecision(best.instance_id, "fewest requests in flight")
+        return RouteDecision("", "every instance runs as many requests as it may")
+    return RouteDecision(best.instance_id, "it has the fewest requests in flight")

@@ -38,8 +38,10 @@ def route(targets: Iterable[Use]) -> RouteDecision:
     """The freest of `targets`, all of which have room; `instance_id` is "" when there is none."""
     best = min(targets, key=lambda use: (-freeness(use), use.num_requests, use.instance_id), default=None)
     if best is None:
-        return RouteDecision("", "every instance is at its max_concurrency")
-    return RouteDecision(best.instance_id, f"most freeness: {freeness(best):.0f} steps")
+        return RouteDecision("", "every instance runs as many requests as it may")
+    return RouteDecision(
+        best.instance_id, f"its KV cache holds {freeness(best):.0f} more steps of its batch, the most of all"
+    )
 
 
 class Freest(Tracker):

@@ -15,6 +15,6 @@ def route(targets: Sequence[Target], params: Mapping[str, Any] | None = None, st
     """The target with the lowest `num_in_flight / max_concurrency` that has room."""
     free = [t for t in targets if t.num_in_flight < t.max_concurrency]
     if not free:
-        return RouteDecision("", "every instance is at its max_concurrency")
+        return RouteDecision("", "every instance runs as many requests as it may")
     best = min(free, key=lambda t: (t.num_in_flight / t.max_concurrency, t.instance_id))
-    return RouteDecision(best.instance_id, "smallest share of its capacity used")
+    return RouteDecision(best.instance_id, "it uses the smallest share of its slots")

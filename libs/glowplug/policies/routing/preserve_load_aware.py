@@ -157,5 +157,5 @@ def _least(
         if num_seen == most:
             break
     if best is None:
-        return RouteDecision("", "every instance is at its max_concurrency")
-    return RouteDecision(best.instance_id, f"least anticipated load: {least:.0f} tokens")
+        return RouteDecision("", "every instance runs as many requests as it may")
+    return RouteDecision(best.instance_id, f"it has the fewest tokens yet to compute: {least:.0f} are expected")

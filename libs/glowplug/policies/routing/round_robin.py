@@ -11,6 +11,6 @@ def route(targets: Sequence[Target], params: Mapping[str, Any] | None = None, st
     """The first target with room whose id follows `state`, wrapping round to the lowest id."""
     free = sorted(t.instance_id for t in targets if t.num_in_flight < t.max_concurrency)
     if not free:
-        return RouteDecision("", "every instance is at its max_concurrency")
+        return RouteDecision("", "every instance runs as many requests as it may")
     after = next((instance_id for instance_id in free if instance_id > state), free[0])
-    return RouteDecision(after, "next in turn")
+    return RouteDecision(after, "its turn is next")

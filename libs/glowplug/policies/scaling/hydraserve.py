@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import counted, doing
 from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.standing import Standing, settle, standing
@@ -101,7 +102,9 @@ def target(st: Standing, state: HydraserveState, params: HydraserveParams) -> tu
     room = max(0, slots - st.load.num_in_flight)
     new = math.ceil(max(0, st.load.num_waiting + expected - room) / st.per_instance)
     if new:
-        why = f"{st.load.num_waiting} waiting and {expected} expected in {params.window_s:g} s, room for {room}"
-        return there + new, why
+        waiting, free = doing(st.load.num_waiting, "request", "waits"), counted(room, "slot")
+        came = f"{waiting} and {expected or 'none'} may come in {params.window_s:g} s"
+        return there + new, f"{came}, but only {free} of its instances {'is' if room <= 1 else 'are'} free"
     least = max(st.needed, math.ceil((st.demand + expected) / st.per_instance))
-    return min(there, least), f"{st.demand} requests and {expected} expected fit {there} instances"
+    requests = f"{counted(st.demand, 'request')} and {expected or 'none'} that may come"
+    return min(there, least), f"{requests} fit {counted(there, 'instance')}"

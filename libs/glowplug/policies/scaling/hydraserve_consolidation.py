@@ -50,8 +50,9 @@ def consolidate(
         least = max(2, math.ceil(params.up_share * instance.num_stages - 1e-9))
         is_up = left >= least
         becomes = Consolidation.UP if is_up else Consolidation.DOWN
-        need = f"{max(0, left)} of {num_required} instances are missing"
-        reason = f"{need}: its {instance.num_stages} stages are wanted" if is_up else f"{need}: one is enough of it"
+        need = f"{max(0, left) or 'none'} of {num_required} wanted instances {'are' if left > 1 else 'is'} missing"
+        all_stages = f"so each of its {instance.num_stages} stages becomes an instance"
+        reason = f"{need}, {all_stages if is_up else 'so one instance is made of its stages'}"
         decisions.append(ConsolidationDecision(instance_id=instance.instance_id, becomes=becomes, reason=reason))
         left -= instance.num_stages if is_up else 1
     return tuple(decisions)

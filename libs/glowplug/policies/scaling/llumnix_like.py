@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import counted
 from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.standing import Standing, settle, standing
@@ -49,7 +50,7 @@ def scale(
     there = st.num_coming_or_there
     if not ready:
         wanted = max(there, 1 if st.demand else 0)
-        return settle(st, wanted if st.demand else 0, "none is ready to be looked at"), LlumnixState()
+        return settle(st, wanted if st.demand else 0, "no instance is ready yet"), LlumnixState()
     spaces = [_room(st, i, params) for i in ready]
     tight, loose = sum(s[0] for s in spaces) / len(ready) < 0, sum(s[1] for s in spaces) / len(ready) > 0
     tight = tight or st.load.num_waiting > 0
@@ -59,13 +60,13 @@ def scale(
     )
     is_coming = there > len(ready)
     if since.tight_since is not None and st.now_s - since.tight_since >= params.hold_s and not is_coming:
-        reason = f"too little room in {len(ready)} instances for {params.hold_s:g} s"
+        reason = f"{counted(len(ready), 'instance')} had too little room on average for {params.hold_s:g} s"
         return settle(st, there + 1, reason), LlumnixState()
     if since.loose_since is not None and st.now_s - since.loose_since >= params.hold_s:
-        reason = f"much room in {len(ready)} instances for {params.hold_s:g} s"
+        reason = f"{counted(len(ready), 'instance')} had much room on average for {params.hold_s:g} s"
         decision = settle(st, there - 1 if there > 1 or not st.demand else there, reason)
         return decision, LlumnixState() if decision.drain else since
-    return settle(st, there, f"{len(ready)} instances have room enough"), since
+    return settle(st, there, f"room is left in {counted(len(ready), 'instance')}, neither too little nor much"), since
 
 
 def _room(st: Standing, instance: Instance, params: LlumnixParams) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import counted
 from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import preserve_scaler, reactive
@@ -83,9 +84,11 @@ def plan_for(st: Standing, state: ScalerState, params: PreserveParams) -> tuple[
     """The plan of this window as it is now (Algorithm 2, then section 4.3.2)."""
     predicted, capacity, window = _prediction(st, params)
     if predicted is not None and predicted.prompt_tokens + predicted.response_tokens < 1:
-        return Plan(num_wanted=0, reason="no tokens are expected", is_cold=False), state
+        return Plan(num_wanted=0, reason="no tokens are expected of it", is_cold=False), state
     if predicted is None or capacity == Capacity():
-        why = "no forecast" if predicted is None else "no clean window has shown what an instance takes"
+        why = (
+            "there is no forecast" if predicted is None else "no window has shown yet how many tokens an instance takes"
+        )
         return _added(st, state, why, params)
     target, after = preserve_scaler.scale(
         max(1, st.num_coming_or_there),
@@ -105,9 +108,10 @@ def _added(st: Standing, state: ScalerState, why: str, params: PreserveParams) -
     """With cold data: one more for each instance that will be too full, none less while any was; no plan besides."""
     fresh, answered = preserve_scaler.overloaded(_outlooks(st), state.answered, st.num_coming, st.now_s, params.scaler)
     wanted = st.num_coming_or_there + len(fresh) if answered else 0
-    full = f"above {params.scaler.overload_ratio:.0%} of the KV cache"
-    said = f"{len(answered)} will be {full}, or were a moment ago" if answered else "nobody is too full"
-    return Plan(num_wanted=wanted, reason=f"{said} ({why})", is_cold=True), ScalerState(answered=answered)
+    full = f"fill more than {params.scaler.overload_ratio:.0%} of the KV cache, or did a moment ago"
+    num = len(answered)
+    said = f"{counted(num, 'instance')} will {full}" if num else "no instance fills its KV cache too far"
+    return Plan(num_wanted=wanted, reason=f"{said}; {why}", is_cold=True), ScalerState(answered=answered)
 
 
 def _look_ahead(st: Standing, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
@@ -127,7 +131,7 @@ def _look_ahead(st: Standing, state: ScalerState, why: str, params: PreservePara
         now_s=st.now_s,
     )
     wanted = max(st.needed, target.num_wanted)
-    return Plan(num_wanted=wanted, reason=f"{target.reason} ({why})", is_cold=True), after
+    return Plan(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
 
 
 def _prediction(st: Standing, params: PreserveParams) -> tuple[WindowTokens | None, Capacity, int]:

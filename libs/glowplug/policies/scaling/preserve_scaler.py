@@ -21,6 +21,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from glowplug.domain.phrasing import counted, listed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -141,16 +143,16 @@ def scale(
         if predicted is not None and capacity != Capacity():
             planned = instances_for(predicted, capacity)
             tokens = f"{predicted.prompt_tokens:.0f} prompt and {predicted.response_tokens:.0f} response tokens"
-            target = Target(num_wanted=planned, reason=f"the window is to bring {tokens}")
+            target = Target(num_wanted=planned, reason=f"{tokens} are expected in this window")
             if answered and planned < num_running + len(fresh) and not params.literal_windows:
                 wanted = num_running + len(fresh)
-                why = f"{target.reason}; {len(answered)} will be too full, or were a moment ago"
+                why = f"{target.reason}, and {counted(len(answered), 'instance')} will be too full or was a moment ago"
                 target, state = Target(num_wanted=wanted, reason=why), replace(state, answered=answered)
             return target, replace(state, num_planned=target.num_wanted, num_forecast=planned)
     state = replace(state, answered=answered)
     if fresh:
         state = replace(state, num_planned=max(num_running, state.num_planned) + len(fresh))
-        why = f"{', '.join(sorted(fresh)[:3])} will be above {params.overload_ratio:.0%} of the KV cache"
+        why = f"{listed(sorted(fresh))} will fill more than {params.overload_ratio:.0%} of the KV cache"
         return Target(num_wanted=state.num_planned, reason=why), state
     calm = outlooks and all(o.peak_ratio < params.idle_ratio for o in outlooks)
     if calm and not state.shrunk and num_running > 1:
@@ -159,5 +161,9 @@ def scale(
         if wanted < num_running:
             why = f"every instance stays below {params.idle_ratio:.0%} of its KV cache"
             return Target(num_wanted=wanted, reason=why), replace(state, shrunk=True, num_planned=wanted)
-    why = "as planned for this window" if predicted is not None else "no prediction; nobody is too full or too empty"
+    why = (
+        "the plan of this window stands"
+        if predicted is not None
+        else "nothing is predicted, and no instance is too full or too empty"
+    )
     return Target(num_wanted=state.num_planned, reason=why), state

@@ -55,18 +55,21 @@ def target(st: Standing, params: ProactiveParams = ProactiveParams()) -> tuple[i
     """Instances for the forecast of the window of now, and why."""
     if st.forecast is None:
         there = max(st.num_coming_or_there, 1 if st.demand else 0)
-        return (there if st.demand else 0), "no forecast: what runs stays while there is demand"
+        return (there if st.demand else 0), "there is no forecast, so that what runs stays while requests come"
     tokens, capacity = expected_tokens(st.forecast), capacity_of(st.forecast)
     age_s = max(0.0, st.now_s - st.forecast.made_at)
-    told = f"forecast {age_s:.0f} s old"
+    told = f"a forecast that is {age_s:.0f} s old"
     expected = st.forecast.concurrency_peak if params.use_peak else st.forecast.concurrency_mean
     if capacity != Capacity() and tokens.prompt_tokens + tokens.response_tokens >= 1:
         wanted = instances_for(tokens, capacity)
-        return wanted, f"{told}: {tokens.prompt_tokens:.0f} prompt and {tokens.response_tokens:.0f} response tokens"
+        return (
+            wanted,
+            f"{told} expects {tokens.prompt_tokens:.0f} prompt and {tokens.response_tokens:.0f} response tokens",
+        )
     if expected >= params.nothing_ratio:
         wanted = math.ceil(expected / st.per_instance - 1e-9)
-        return max(1, wanted), f"{told}: {expected:.2f} requests at once"
-    return (1 if st.demand else 0), f"{told}: nothing is expected"
+        return max(1, wanted), f"{told} expects {expected:.2f} requests at once"
+    return (1 if st.demand else 0), f"{told} expects nothing"
 
 
 def expected_tokens(forecast: Forecast) -> WindowTokens:

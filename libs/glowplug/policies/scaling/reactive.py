@@ -10,6 +10,7 @@ gap between two requests drains nothing.
 from dataclasses import dataclass
 
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import doing
 from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.standing import Standing, settle, standing
@@ -42,7 +43,11 @@ def scale(
 
 
 def why(st: Standing) -> str:
-    """The demand of now in words."""
+    """The demand of now as a sentence."""
     if not st.demand:
-        return "no demand"
-    return f"{st.load.num_waiting} waiting + {st.load.num_in_flight} in flight over {st.per_instance} per instance"
+        return "nobody asks for it"
+    waiting, running = (
+        doing(st.load.num_waiting, "request", "waits"),
+        f"{st.load.num_in_flight or 'none'} {'are' if st.load.num_in_flight > 1 else 'is'} in flight",
+    )
+    return f"{waiting}, {running}, and one instance runs {st.per_instance} at once"

@@ -124,7 +124,7 @@ def settle(
     """
     model = st.model
     if model.suspended:
-        target, why = 0, "suspended by its operator"
+        target, why = 0, "its operator has drained it"
     wanted = 0 if model.suspended else min(max(target, st.floor), st.ceiling)
     figures = _figures(st) | dict(inputs or {})
     if wanted >= st.num_running:
@@ -141,7 +141,7 @@ def settle(
     alive_s = model.keep_alive_s if keep_alive_s is None else keep_alive_s
     drain, left = _drain(st, wanted, may_go, alive_s)
     if wanted == 0 and not model.suspended and st.num_running <= st.ceiling:
-        why = f"idle for its keep-alive of {alive_s:g} s" if drain else "within its keep-alive"
+        why = f"it has been idle for its keep-alive of {alive_s:g} s" if drain else "its keep-alive is not over"
     if st.load.last_active_at:
         figures["idle_s"] = round(max(0.0, st.now_s - st.load.last_active_at), 3)
     else:

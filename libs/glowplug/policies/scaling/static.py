@@ -6,6 +6,7 @@ Departure: in `scale` a model with no minimum gets one instance while requests w
 """
 
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import counted
 from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.standing import settle, standing
@@ -15,11 +16,12 @@ def scale(snapshot: FleetSnapshot, model: Model, state: None = None) -> tuple[Sc
     """The model's minimum."""
     st = standing(snapshot, model)
     least = st.floor or (1 if st.demand else 0)
-    return settle(st, least, f"{st.floor} instances at all times"), None
+    return settle(st, least, f"its least number, {counted(st.floor, 'instance')}, is kept at all times"), None
 
 
 def muxserve_like(snapshot: FleetSnapshot, model: Model, state: None = None) -> tuple[ScaleDecision, None]:
     """The model's minimum, and one of every model from the moment that it is deployed."""
     st = standing(snapshot, model)
     least = max(1, st.floor)
-    return settle(st, least, f"{least} instances, created in prior", keep_alive_s=-1), None
+    why = f"its least number, {counted(least, 'instance')}, is kept from its deployment on"
+    return settle(st, least, why, keep_alive_s=-1), None

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import counted, doing
 from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.average import Level
@@ -91,7 +92,10 @@ def watch(
         wanted, reason = target(st, average, params)
         looked_at = st.now_s
     if params.start_when_full and is_full(st) and wanted <= st.num_running:
-        wanted, reason = st.num_running + 1, f"{st.load.num_waiting} waiting, and no instance has a slot"
+        wanted, reason = (
+            st.num_running + 1,
+            f"{doing(st.load.num_waiting, 'request', 'waits')}, and no instance has a slot",
+        )
     return WarmserveState(load=seen, looked_at=looked_at, num_wanted=wanted, reason=reason), average
 
 
@@ -99,14 +103,15 @@ def target(st: Standing, average: float, params: WarmserveParams) -> tuple[int, 
     """The rule itself."""
     capacity = sum(i.max_concurrency for i in st.running) + st.num_pending * st.per_instance
     there = st.num_coming_or_there
-    said = f"load {average:.2f} on average over {params.average_s:g} s"
+    instances = counted(there, "instance")
+    said = f"it has had {average:.2f} requests at once on average over {params.average_s:g} s"
     if average > params.up_ratio * capacity:
         wanted = math.ceil(average / params.up_ratio / st.per_instance - 1e-9)
-        return max(wanted, there), f"{said}, above {params.up_ratio:g} of what {there} instances take"
+        return max(wanted, there), f"{said}, more than {params.up_ratio:.0%} of what {instances} may run"
     if average < params.down_ratio * capacity:
         wanted = math.ceil(average / params.down_ratio / st.per_instance - 1e-9)
-        return min(wanted, there), f"{said}, below {params.down_ratio:g} of what {there} instances take"
-    return there, f"{said}, between {params.down_ratio:g} and {params.up_ratio:g} of what {there} instances take"
+        return min(wanted, there), f"{said}, less than {params.down_ratio:.0%} of what {instances} may run"
+    return there, f"{said}, {params.down_ratio:.0%} to {params.up_ratio:.0%} of what {instances} may run"
 
 
 def is_growing(st: Standing, params: WarmserveParams) -> bool:

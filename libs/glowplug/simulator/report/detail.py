@@ -186,7 +186,7 @@ def decision_rows(read: ReadRows, requests: Detail, began_at: float) -> tuple[li
         decision = {name: value for name, value in row.items() if value not in ("", None) and name not in _UNSHOWN}
         decision["at"] = round(row["made_at"] - began_at, 3)
         decision["inputs"] = {name: _short(value) for name, value in row.get("inputs", {}).items()}
-        decision["rivals"] = [{**rival, "score": _short(rival["score"])} for rival in _rivals(row)]
+        decision["rivals"] = [_scored(rival, began_at) for rival in _rivals(row)]
         kept.append(decision)
     return kept, num - len(kept)
 
@@ -194,6 +194,13 @@ def decision_rows(read: ReadRows, requests: Detail, began_at: float) -> tuple[li
 def _rivals(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The chosen one first; of many only the first `MAX_RIVALS`."""
     return sorted(row.get("rivals", ()), key=lambda rival: rival["name"] != row.get("chosen"))[:MAX_RIVALS]
+
+
+def _scored(rival: Mapping[str, Any], began_at: float) -> dict[str, Any]:
+    """A rival with a score of few digits; a moment counts from the beginning of the run, as `at` does."""
+    is_moment = rival.get("unit", "").startswith("at ") and rival["score"] > 0
+    score = round(rival["score"] - began_at, 3) if is_moment else _short(rival["score"])
+    return {**rival, "score": score}
 
 
 _UNSHOWN = frozenset({"made_at", "traceparent", "decision_id", "cause_id"})

@@ -4,10 +4,10 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.files import NoAnswer, PatientReader
+from glowplug.weights.reference import check_reference, local_path
 from glowplug.weights.source import SourceFile, SourceInfo, SourceInterrupted, SourceOptions, checked_relative
 
 _READER = PatientReader(SourceOptions().stall_timeout_s)  # of all sources: a dead mount holds one thread per path
@@ -19,10 +19,10 @@ class FileSource:
     scheme = "file"
 
     def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
-        parts = urlsplit(uri)
-        if parts.scheme and parts.netloc not in ("", "localhost"):
-            raise WeightsUnavailable(f"{uri}: a file address names no host (file:///path)", param="weights.uri")
-        self._path = Path(unquote(parts.path) if parts.scheme else uri)
+        check_reference(uri)
+        path = local_path(uri)
+        assert path is not None, f"{uri} is read by another source"
+        self._path = path
         self._chunk_bytes, self._stall_s = options.chunk_bytes, options.stall_timeout_s
 
     async def probe(self) -> SourceInfo:

@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from glowplug.domain.errors import WeightsUnavailable
+from glowplug.weights.reference import check_reference
 from glowplug.weights.source import (
     SourceChanged,
     SourceFile,
@@ -44,10 +45,8 @@ class S3Source:
     def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
         if obstore is None:
             raise WeightsUnavailable("s3: addresses need the extra glowplug[prefetcher]", param="weights.uri")
-        parts = urlsplit(uri)
+        parts = check_reference(uri)
         self._bucket, self._key = parts.netloc, unquote(parts.path).lstrip("/")
-        if not self._bucket or not self._key:
-            raise WeightsUnavailable(f"{uri}: an s3 address is s3://bucket/key", param="weights.uri")
         self._shown = f"s3://{self._bucket}/{self._key}"
         self._chunk_bytes = options.chunk_bytes
         self._store: Any = obstore.store.S3Store(

@@ -149,7 +149,7 @@ def test_section_7_a_model_of_several_gpus_starts_in_stages_where_that_is_asked_
     assert [s.bytes_per_gpu for s in decision.stages] == [48 * GB, 24 * GB]  # the first may grow whole
     for stage in decision.stages:
         assert len(set(stage.gpu_ids)) == 4 and {g.rpartition("/")[0] for g in stage.gpu_ids} == {stage.node_id}
-    assert "meets objectives" in decision.reason
+    assert "which meets its objectives" in decision.reason
     by_union = place_large(large_servers(2), replace(union.PARAMS, allocation=GROUPS.allocation), union.place)
     assert [s.gpu_ids for s in by_union.stages] == [s.gpu_ids for s in decision.stages]
 

@@ -37,7 +37,7 @@ def test_gpus_of_running_instances_and_those_promised_are_no_candidates():
     node = a_node(gpus_mib=(300, 300), grants={0: [("i-9", 10)]})
     assert decide(place, node, []).gpu_id == "node-1/1"
     full = decide(place, node, [], reserved={"node-1/1": 10})
-    assert full.stages == () and full.possible and "serve nobody" in full.reason
+    assert full.stages == () and full.possible and "that serves nobody" in full.reason
 
 
 def test_what_is_promised_to_a_replica_on_its_way_does_not_close_a_gpu():

@@ -19,14 +19,15 @@ def test_oldest_leave_first_until_enough() -> None:
 def test_held_never_leave() -> None:
     decision = evict([resident("a", 10, 1, held="pinned"), resident("b", 10, 2)], 10)
     assert decision.victims == ("b",)
-    assert [r.why for r in decision.rivals] == ["pinned", "evicted"]
+    assert [r.why for r in decision.rivals] == ["pinned", "it leaves"]
 
 
 def test_not_enough_evicts_nobody() -> None:
     decision = evict([resident("a", 10, 1), resident("b", 10, 2, held="in use")], 11)
     assert decision.victims == ()
     assert decision.freed_bytes == 0
-    assert "11 B needed, 10 B could be freed" in decision.reason
+    assert "11 B are lacking, and only 10 B may be freed" in decision.reason
+    assert {r.why for r in decision.rivals} == {"in use", "it might leave, and that would not be enough"}
 
 
 def test_priority_goes_before_age_and_name_breaks_ties() -> None:

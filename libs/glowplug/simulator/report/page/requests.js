@@ -20,12 +20,15 @@ function decisionNode(detail, decision) {
     h("div.cols", {},
       inputs.length ? h("div", {}, h("h4", {}, "Inputs"), h("dl.inputs", {}, inputs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, reading(name, value)))))) : null,
       rivals.length ? h("div", {}, h("h4", {}, "Rivals"), rivals.slice(0, 12).map((rival) => h("div.rival" + (rival.name === decision.chosen ? ".won" : ""), {},
-        h("b", {}, rival.name), h("i", {}, score(detail, decision, rival.score)), h("span", {}, rival.why))), null) : null));
+        h("b", {}, rival.name), h("i", {}, score(rival)), h("span", {}, rival.why))), null) : null));
 }
-/* A rival's score as people read it: room is bytes, the order of an eviction may be when each was last used. */
-function score(detail, decision, value) {
-  if (decision.kind === "evict" && value > 1e9 && value < 1e10) return detail.began_at ? clock(value - detail.began_at, 1) : String(Math.round(value));
-  return Math.abs(value) >= 1e6 ? bytes(value) : String(+Number(value).toPrecision(4));
+/* A rival's score in its unit: a first word "bytes" or "s" is a size or a time, "at" a moment of the run; none is a number. */
+function score(rival) {
+  const [first, ...others] = (rival.unit ?? "").split(" "), rest = others.join(" ");
+  if (first === "bytes") return `${bytes(rival.score)} ${rest}`;
+  if (first === "s") return `${seconds(rival.score)} ${rest}`;
+  if (first === "at") return `${rest} ${clock(rival.score, 1)}`;
+  return `${+Number(rival.score).toPrecision(4)} ${rival.unit ?? ""}`;
 }
 function requestNode(detail, request) {
   const model = detail.models[request.model], total = Math.max(request.e2e, 1e-9);

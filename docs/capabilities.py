@@ -1,0 +1,76 @@
+"""Writes the table of what each engine can do into the README, from what the drivers declare:
+`python docs/capabilities.py`."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from glowplug.engines.drivers import NAMES, Declaration, declaration
+from glowplug.engines.port import EngineCapabilities
+from glowplug.simulator.setup import ABILITIES
+
+README = Path(__file__).parents[1] / "README.md"
+_BETWEEN = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end of capabilities -->)", re.DOTALL)
+START = {
+    "llamacpp": "default",
+    "vllm": "`make vllm-env`, then `make up ENGINE=vllm`",
+    "emulated": "`make up ENGINE=emulated`",
+}
+WHAT = {
+    "llamacpp": "llama.cpp in a process of its own; SmolLM2-135M-Instruct comes in a package",
+    "vllm": "a vLLM server in its own environment",
+    "emulated": "a process with vLLM's HTTP API and no model: texts are made up, timings follow published measurements",
+}
+ROWS = {  # field of EngineCapabilities -> what it means to a reader
+    "embeddings": "answers embeddings",
+    "cancels_unstreamed": "stops at once when a client leaves that asked for no stream",
+    "metrics": "gives vLLM's metrics",
+    "parked": "starts from a parked process",
+    "prewarm": "holds prewarmed weights and grows from them (WarmServe)",
+    "sleep": "swaps out to host memory and wakes (SwapServeLLM)",
+    "checkpoint": "is saved and restored as a process",
+    "groups": "spreads one instance over several GPUs",
+}
+NO_ROW = {"emulated", "overhead_bytes"}  # the first column of words; a number
+SIMULATED = {"prewarm": "prewarm", "sleep": "swap"}  # field -> ability of a simulated fleet
+STAGES = "starts in pipeline stages (HydraServe)"
+
+
+def table() -> str:
+    """The rows, with a column for each engine and one for the simulator."""
+    engines = [declaration(name) for name in NAMES]
+    out = [
+        f"| | {' | '.join(f'`{engine.name}`' for engine in engines)} | simulator |",
+        f"|---|{'---|' * (len(engines) + 1)}",
+        _row("what runs", [WHAT[engine.name] for engine in engines], "nothing: virtual time"),
+        _row("tokens", [_word(engine, True) for engine in engines], "simulated"),
+        _row("weights", [engine.weights.kind for engine in engines], "none"),
+    ]
+    declared = [f.name for f in fields(EngineCapabilities) if f.type is bool and f.name not in NO_ROW]
+    for field in sorted(declared, key=lambda name: [*ROWS, name].index(name)):
+        meaning = ROWS.get(field, field.replace("_", " "))
+        is_simulated = SIMULATED.get(field) in ABILITIES or field == "groups"
+        cells = [_word(engine, bool(getattr(engine.capabilities, field))) for engine in engines]
+        out.append(_row(meaning, cells, "simulated" if is_simulated else "no"))
+    out.append(_row(STAGES, ["no" for _ in engines], "simulated" if "stages" in ABILITIES else "no"))
+    out.append(_row("started by", [START[engine.name] for engine in engines], "`glowplug simulate`"))
+    return "\n".join(out) + "\n"
+
+
+def _word(engine: Declaration, is_there: bool) -> str:
+    if not is_there:
+        return "no"
+    return "emulated" if engine.capabilities.emulated else "real"
+
+
+def _row(meaning: str, cells: list[str], simulated: str) -> str:
+    return f"| {meaning} | {' | '.join(cells)} | {simulated} |"
+
+
+def written(page: str) -> str:
+    """The page with the table of now between its marks."""
+    return _BETWEEN.sub(lambda found: f"{found[1]}{table()}{found[2]}", page)
+
+
+if __name__ == "__main__":
+    README.write_text(written(README.read_text("utf-8")), "utf-8")
