@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from glowplug.domain.errors import EngineFailed
+from glowplug.domain.errors import BadRequest, EngineFailed
 from tests.contract.engine_rig import EngineCase, until_idle
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
@@ -39,6 +39,46 @@ async def test_a_grant_for_fewer_slots_is_reported_as_such(case: EngineCase) -> 
     report = await case.start(kv_bytes=140 << 20, context_tokens=2048, max_concurrency=4)
     assert (report.num_slots, report.kv_tokens) == (3, 6144)
     assert report.lacks == ("tool_choice",), "its chat template knows no tools"
+
+
+TOOL_TEMPLATE = (
+    "{%- if tools %}<|im_start|>system\n<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>\n"
+    'Answer <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n{%- endif %}'
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{%- for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{%- endfor %}<|im_end|>\n{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
+)
+
+
+async def test_a_chat_template_of_the_models_owner_brings_tools(case: EngineCase) -> None:
+    report = await case.start(engine_args={"chat_template": TOOL_TEMPLATE}, system_prompt="Be brief.")
+    assert report.lacks == ()
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
+        prompt = (await client.post("/apply-template", json=body)).json()["prompt"]
+    assert "weather" in prompt and "Be brief." in prompt
+
+
+@pytest.mark.parametrize(
+    "args", [{"chat_template": "chatml"}, {"chat_template": ""}, {"chat_template": "{{ x }}" * 10_000}, {"mmproj": 5}]
+)
+async def test_what_is_no_template_and_no_path_is_refused_by_name(case: EngineCase, args: dict[str, object]) -> None:
+    with pytest.raises(BadRequest) as refused:
+        await case.launch(engine_args=args)
+    assert refused.value.param == f"engine_args.{next(iter(args))}"
+
+
+async def test_a_projector_that_is_not_there_is_named_and_counts_in_the_weights(case: EngineCase) -> None:
+    projector = case.folder / "eyes.gguf"
+    for what, text in ((f"there is no file {projector}", None), ("weights_bytes of the model is", b"x" * (300 << 20))):
+        if text is not None:
+            projector.write_bytes(text)
+        handle = await case.launch(engine_args={"mmproj": str(projector)})
+        with pytest.raises(EngineFailed, match=what) as failure:
+            await case.driver.load(handle, case.weights)
+        assert failure.value.code == "weights_unavailable"
 
 
 async def test_weights_cut_short_are_never_served(case: EngineCase) -> None:
