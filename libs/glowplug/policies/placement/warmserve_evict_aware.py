@@ -261,9 +261,11 @@ def _take(
     )
     node.held.append((fit.bits, mine))
     load = "average" if wish.kind is ReplicaClass.BASIC else "highest"
-    over = "more than each copy it lies with" if fit.beaten else "no more than those it lies with"
-    worth = f"{wish.score:.3g} s saved against {fit.lost:.3g} s" if fit.lost else f"{wish.score:.3g} s saved"
-    reason = f"the {load} load that is expected needs it, and it is worth {over} ({worth}, weighted)"
+    saves = f"it saves {wish.score:.3g} s of loading, weighted by demand"
+    if fit.lost:
+        over = "more than each copy that lies there" if fit.beaten else "no more than those that lie there"
+        saves = f"{saves}: {over} (together {fit.lost:.3g} s)"
+    reason = f"the {load} load that is expected needs it, and {saves}"
     return PrewarmStep(
         model_key=wish.model_key,
         node_id=node.view.node_id,
