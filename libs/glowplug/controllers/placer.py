@@ -125,7 +125,7 @@ class PlacerController:
         elif isinstance(data, RequestFinished):
             served_by = fleet.instances.by_id.get(data.instance_id)
             if self.reads_ends and served_by is not None and served_by.is_whole:
-                fleet.network.served(data)
+                fleet.network.served(data, served_by)
         elif isinstance(data, ForecastMade):
             self._prewarming.forecast(data)
         elif isinstance(data, WeightsFetched | WeightsFetchFailed):

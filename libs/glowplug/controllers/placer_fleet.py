@@ -107,6 +107,7 @@ class Fleet:
             links=self.network.links,
             times=self.network.times,
             seconds=self.network.seconds,
+            first_token_s=self.network.first_token_s,
             start_stages=self.params.start_stages,
         )
 

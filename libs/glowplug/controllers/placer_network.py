@@ -10,6 +10,8 @@ Departure: means of requests are exponential.
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
+from statistics import median
+from typing import Any
 
 from glowplug.controllers.placer_orders import Placement
 from glowplug.controllers.placer_params import PlacerParams
@@ -22,7 +24,7 @@ from glowplug.policies.placement.hydraserve_allocation import StageSeconds, besi
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, begin, finish
 from glowplug.policies.placement.links import gpu_kind_of, has_weights, network_rate
 from glowplug.policies.placement.shape import bytes_per_gpu
-from glowplug.policies.start_times import PRIORS, UNKNOWN, Prior, StartKind, StartRow, StartTimes
+from glowplug.policies.start_times import KEPT, PRIORS, UNKNOWN, Prior, StartKind, StartRow, StartTimes
 
 WEIGHT_OF_NEWEST = 0.3
 WEIGHT_OF_REQUEST = 0.05
@@ -44,6 +46,8 @@ class Network:
         )
         self.seconds: dict[str, StageSeconds] = {}
         self.quickest_s: dict[str, float] = {}  # model_key -> the shortest prefill of a warm request
+        self.first_token_s: dict[str, float] = {}  # model_key -> from READY to the first token of who waited for it
+        self._first_tokens: dict[str, dict[str, float]] = {}  # model_key -> of its last instances
         self._fetching: dict[str, str] = {}  # instance or stage id -> node_id
 
     def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:
@@ -92,7 +96,8 @@ class Network:
 
     def keep_models(self, models: Container[str]) -> None:
         """Forget what was measured of any other."""
-        for known in (self.seconds, self.quickest_s):
+        measured: list[dict[str, Any]] = [self.seconds, self.quickest_s, self.first_token_s, self._first_tokens]
+        for known in measured:
             for key in [k for k in known if k not in models]:
                 del known[key]
 
@@ -102,8 +107,10 @@ class Network:
             self.fetched(self._fetching[row.instance_id], [row.instance_id], now_s)
         return self.times.learn(row, model) if model is not None else None
 
-    def served(self, fact: RequestFinished) -> None:
-        """t_p and t_d of a warm request (section 4.1: stages are learned from history)."""
+    def served(self, fact: RequestFinished, by: Instance) -> None:
+        """t_p and t_d of a warm request (section 4.1: stages are learned from history); of one that waited for its
+        instance to start, what its first token took from then on."""
+        self._waited(fact, by)
         if fact.cold or fact.error_code or fact.response_tokens < 2 or not fact.ttft_s:
             return
         known = self.seconds.get(fact.model_key)
@@ -115,6 +122,18 @@ class Network:
             prefill_s=_mean(known.prefill_s, prefill_s, WEIGHT_OF_REQUEST) if known else prefill_s,
             decode_s=_low(known.decode_s, decode_s) if known else decode_s,
         )
+
+    def _waited(self, fact: RequestFinished, by: Instance) -> None:
+        if not fact.cold or fact.error_code or not fact.ttft_s or not fact.arrived_at < by.ready_at:
+            return
+        after_s = fact.arrived_at + fact.ttft_s - by.ready_at
+        if after_s <= 0:  # clocks that differ
+            return
+        mine = self._first_tokens.setdefault(fact.model_key, {})
+        mine[by.instance_id] = min(after_s, mine.get(by.instance_id, after_s))  # who came first did not queue
+        if len(mine) > KEPT:
+            del mine[next(iter(mine))]
+        self.first_token_s[fact.model_key] = median(mine.values())
 
     def load_seconds(self, model: Model) -> float:
         """T_c of WarmServe Eq. 7-8: measured, else bytes on each GPU over the PCIe rate (erratum E6)."""

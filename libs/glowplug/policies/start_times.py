@@ -34,7 +34,7 @@ class StartKind(StrEnum):
     CACHED = "cached"  # they lie in host memory, or there are none to bring
     WAKE = "wake"  # its engine sleeps outside the GPU (SWAPPED_OUT)
     GROWTH = "growth"  # a replica holds its weights (PREWARMED)
-    JOIN = "join"  # a replica of it is on its way
+    JOIN = "join"  # a replica of it is on its way: what is left of that one's start, then a growth
 
 
 _SIBLING = {StartKind.COLD: StartKind.CACHED, StartKind.CACHED: StartKind.COLD}  # the same but for the fetch
@@ -352,10 +352,12 @@ def _with(kept: tuple[StartSample, ...], more: Iterable[StartSample]) -> tuple[S
 
 
 def _kind_of(instance: Instance) -> StartKind | None:
-    """None: of an agent that names another kind, or of a start that was broken off and begun again."""
+    """None: of an agent that names another kind, of a start that was broken off and begun again, and of one that
+    joined another, whose seconds are those of when it came."""
     if not instance.start_kind:  # of an agent that does not tell
         return StartKind.WAKE if instance.source else StartKind.COLD
-    return _KINDS.get(instance.start_kind)
+    kind = _KINDS.get(instance.start_kind)
+    return None if kind is StartKind.JOIN else kind
 
 
 def _measured(instance: Instance) -> StageTimes | None:

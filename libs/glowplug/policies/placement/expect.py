@@ -42,18 +42,15 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
     if not decision.stages or any(stage.node_id not in nodes for stage in decision.stages):
         return None
     if decision.source:
-        grown = _growth(decision, model, nodes[decision.node_id], view)
-        warm = warm_seconds(model, view)
-        return Expected(
-            kind=grown[0],
-            start_s=grown[1].whole_s,
-            ttft_s=grown[1].whole_s + warm.prefill_s,
-            by_phase=(grown[1].by_phase(),),
-        )
+        kind, grown = _growth(decision, model, nodes[decision.node_id], view)
+        ttft_s = grown.whole_s + view.first_token_s.get(model.key, warm_seconds(model, view).prefill_s)
+        return Expected(kind=kind, start_s=grown.whole_s, ttft_s=ttft_s, by_phase=(grown.by_phase(),))
     found = [_stage(stage, len(decision.stages), model, nodes[stage.node_id], view) for stage in decision.stages]
     start_s = max(seconds for _, seconds, _ in found)
     num_full = sum(stage.bytes_per_gpu >= bytes_per_gpu(model) for stage in decision.stages)
-    after_s = besides_s(warm_seconds(model, view), len(decision.stages), num_full)
+    warm = warm_seconds(model, view)
+    first_s = view.first_token_s.get(model.key, warm.prefill_s)
+    after_s = besides_s(replace(warm, prefill_s=first_s), len(decision.stages), num_full)
     kinds = {kind for kind, _, _ in found}
     return Expected(
         kind=StartKind.COLD if StartKind.COLD in kinds else StartKind.CACHED,
@@ -106,8 +103,14 @@ def offer_of(node: Node, model: Model, view: PlacementView, *, is_cached: bool) 
 def _growth(decision: PlaceDecision, model: Model, node: Node, view: PlacementView) -> tuple[StartKind, StageTimes]:
     rows = (row for here in view.dormant.values() for row in here)
     source = next((row for row in rows if row.instance_id == decision.source), None)
-    kind = kind_from(source.state) if source is not None else StartKind.JOIN
-    return kind, view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
+    kind = kind_from(source.state) if source is not None else StartKind.GROWTH
+    if kind is not StartKind.JOIN or source is None:
+        return kind, view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
+    found = StartKind.CACHED if has_weights(node, model) else StartKind.COLD
+    own = view.times.predict(model, found, gpu_kind_of(node), declared_pcie(node))
+    left_s = max(0.0, own.whole_s - (view.now_s - source.created_at))
+    grown = view.times.predict(model, StartKind.GROWTH, gpu_kind_of(node))
+    return kind, replace(grown, load_s=left_s + grown.load_s)
 
 
 def _stage(

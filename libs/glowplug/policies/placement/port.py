@@ -53,4 +53,6 @@ class PlacementView:
     links: Mapping[str, LinkLedger] = field(default_factory=dict)  # node_id -> fetches under way on its network card
     times: StartTimes = field(default_factory=lambda: StartTimes(priors={}))  # what starts take; read only
     seconds: Mapping[str, StageSeconds] = field(default_factory=dict)  # model_key -> its warm inference, measured
+    first_token_s: Mapping[str, float] = field(default_factory=dict)  # model_key -> from READY to the first token of
+    # who waited for it, measured
     start_stages: StageSeconds = NO_STAGES  # warm inference of models that have not served yet
