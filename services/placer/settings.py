@@ -21,9 +21,7 @@ class PlacerSettings(ElectedSettings):
     prewarm_every_s: float = Field(2.0, gt=0)  # between two plans of what to prewarm, when nothing happens
     network_bytes_per_s: float = Field(2e9, gt=0)  # of a node's network card that tells no rate
     pcie_bytes_per_s: float = Field(32e9, gt=0)  # host memory to GPU, likewise
-    start_container_s: float = Field(
-        0.0, ge=0
-    )  # stages of a start, in place of every engine's prior; all 0: the priors
+    start_container_s: float = Field(0.0, ge=0)  # stages of a start, in place of every prior; all 0: the priors
     start_cuda_s: float = Field(0.0, ge=0)  # context, memory
     start_library_s: float = Field(0.0, ge=0)  # imports
     stage_hop_s: float = Field(0.0, ge=0)  # from one stage of a pipeline to the next

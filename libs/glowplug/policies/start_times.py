@@ -24,6 +24,8 @@ from glowplug.domain.model import Model
 START_TIMES = "start_times"  # the table of the store; the placer writes it
 KEPT = 5  # starts of one row: two that were slow by chance do not move its median, three in a row do
 MAX_ROWS = 5000  # of models times kinds; the one that has not been seen for longest goes first
+MAX_START_S = 86_400.0  # a start that took longer is a clock that was set
+MAX_SCALE = 100.0  # between two models: beyond it their priors say nothing of each other
 NOT_SEEN = -1.0  # of a stage that this start does not show alone
 
 
@@ -122,6 +124,30 @@ PRIORS: Mapping[str, Prior] = {
         prefill_s=0.05,
         reads_args=True,
     ),
+    # SmolLM2-135M on two cores at load 4 (`python -m bench.predictions llamacpp`): medians of 27 starts. Weights are
+    # mapped, not copied, so that their bytes count for little.
+    "llamacpp": Prior(
+        launch_s=0.12,
+        load_s=0.3,
+        load_bytes_per_s=1e9,
+        warmup_s=0.03,
+        fetch_s=0.25,
+        look_s=0.02,
+        rest_s=0.05,
+        prefill_s=0.25,
+    ),
+    # Parked, on two cores (docs/engines/vllm.md: 1.8 to 3.7 s to the first token). A plain start is ten times as long:
+    # it is learned with the first.
+    "vllm": Prior(
+        launch_s=0.3,
+        load_s=1.5,
+        load_bytes_per_s=2e9,
+        warmup_s=0.5,
+        fetch_s=0.25,
+        look_s=0.02,
+        rest_s=0.05,
+        prefill_s=0.1,
+    ),
 }
 UNKNOWN = Prior()
 
@@ -199,7 +225,8 @@ class StartTimes:
         return self.rows[row.key]
 
     def restore(self, rows: Mapping[str, StartRow]) -> list[StartRow]:
-        """Take the table; returns the rows that it lacks, or has less of."""
+        """Take the table; returns the rows that it lacks, or has less of. Rows that no start has made are left out."""
+        rows = {key: row for key, row in rows.items() if _is_sound(row)}
         for key, row in rows.items():
             known = self.rows.get(key)
             kept = known.samples if known is not None and known.size_class == row.size_class else ()
@@ -337,11 +364,19 @@ def size_class(model: Model) -> int:
     return model.weights_bytes.bit_length()
 
 
+def _is_sound(row: StartRow) -> bool:
+    return bool(row.samples) and all(
+        NOT_SEEN <= getattr(sample.took, name) <= MAX_START_S for sample in row.samples for name in _FIELDS
+    )
+
+
 def _scaled(sample: StartSample, name: str, prior_s: float) -> float:
     """What another model took, as it would be for one with that prior."""
     took: float = getattr(sample.took, name)
     its: float = getattr(sample.prior, name)
-    return took * prior_s / its if its > 0 and prior_s > 0 else took
+    if its <= 0 or prior_s <= 0:
+        return took
+    return took * min(max(prior_s / its, 1 / MAX_SCALE), MAX_SCALE)
 
 
 def _with(kept: tuple[StartSample, ...], more: Iterable[StartSample]) -> tuple[StartSample, ...]:
@@ -364,14 +399,14 @@ def _measured(instance: Instance) -> StageTimes | None:
     """Seconds from its phases. None for clocks that cannot be. What the later stages of a pipeline wait for is no
     part of a start: of it only the process and its warm-up are taken."""
     whole_s = instance.ready_at - instance.created_at
-    if instance.created_at <= 0 or whole_s <= 0:
+    if instance.created_at <= 0 or not 0 < whole_s <= MAX_START_S:
         return None
     phases: dict[PhaseName, Phase] = {}
     for phase in instance.phases:
         longest = phases.get(phase.name)
         if phase.name is not PhaseName.DECIDE and (longest is None or phase.actual_s > longest.actual_s):
             phases[phase.name] = phase
-    took = {name: max(0.0, phase.actual_s) for name, phase in phases.items()}
+    took = {name: min(max(0.0, phase.actual_s), whole_s) for name, phase in phases.items()}
     load, fetch = phases.get(PhaseName.LOAD), phases.get(PhaseName.FETCH)
     is_streamed = load is not None and fetch is not None and load.started_at < fetch.ended_at - 1e-6
     is_whole = instance.is_whole

@@ -210,3 +210,18 @@ def test_without_prior_or_start_nothing_is_known() -> None:
     assert StartTimes(priors={}, otherwise=Prior(launch_s=1.0)).knows(model())
     times.learn(start("i-1", launch=1.0), model())
     assert times.knows(model())
+
+
+def test_rows_that_no_start_has_made_are_left_out() -> None:
+    times, one = StartTimes(), model()
+    row = times.learn(start("i-1", launch=3.0), one)
+    assert row is not None
+    sample = row.samples[0]
+    odd = [replace(sample, took=replace(sample.took, load_s=seconds)) for seconds in (-7.0, 1e300)]
+    for samples in ((), *((one_of,) for one_of in odd)):
+        again = StartTimes()
+        again.restore({row.key: replace(row, samples=samples)})
+        assert again.rows == {} and again.predict(one, StartKind.CACHED, "host").launch_s == 2.0
+    tiny = replace(sample, prior=replace(sample.prior, launch_s=1e-300))
+    again.restore({row.key: replace(row, samples=(tiny,))})
+    assert again.predict(model("n"), StartKind.CACHED, "host").launch_s == 300.0, "at most a hundred times as long"
