@@ -190,7 +190,8 @@ class StartTimes:
     _groups: dict[_Group, tuple[StartSample, ...]] = field(default_factory=dict)
     _gpu_kinds: dict[str, str] = field(default_factory=dict)  # engine -> kind of GPU of its newest start
     _known: dict[tuple[object, ...], StageTimes] = field(default_factory=dict)  # predictions since the last change
-    _growths_s: dict[str, float] | None = None  # likewise
+    growths_s: dict[str, float] = field(default_factory=dict)  # model_key -> the quickest growth seen: it waited for no
+    # weights
 
     # learning
 
@@ -239,7 +240,7 @@ class StartTimes:
         """Drop the rows of models that are no more; returns their keys."""
         gone = [key for key, row in self.rows.items() if is_gone(row.model_key)]
         for key in gone:
-            del self.rows[key]
+            self.growths_s.pop(self.rows.pop(key).model_key, None)
         if gone:
             self._regroup()
         return gone
@@ -255,14 +256,13 @@ class StartTimes:
             group = (row.engine, row.gpu_kind, row.kind, size)
             self._groups[group] = _with(self._groups.get(group, ()), row.samples)
         self._gpu_kinds[row.engine] = row.gpu_kind
-        self._changed()
-
-    def _changed(self) -> None:
         self._known.clear()
-        self._growths_s = None
+        if row.kind is StartKind.GROWTH:
+            quickest_s = min(sample.took.load_s for sample in row.samples)
+            self.growths_s[row.model_key] = min(quickest_s, self.growths_s.get(row.model_key, quickest_s))
 
     def _regroup(self) -> None:
-        self._changed()
+        self._known.clear()
         self._groups.clear()
         for row in self.rows.values():
             for size in (row.size_class, None):
@@ -320,16 +320,6 @@ class StartTimes:
     def prefill_s(self, model: Model) -> float:
         """Of a model whose requests have shown none."""
         return self._prior(model).prefill_s
-
-    def growths_s(self) -> Mapping[str, float]:
-        """model_key -> the shortest of its last growths: that one waited for no weights."""
-        if self._growths_s is None:
-            self._growths_s = {}
-            for row in self.rows.values():
-                if row.kind is StartKind.GROWTH:
-                    seconds = min(sample.took.load_s for sample in row.samples)
-                    self._growths_s[row.model_key] = min(seconds, self._growths_s.get(row.model_key, seconds))
-        return self._growths_s
 
     def latest(self, model: Model, kinds: Iterable[StartKind]) -> StartKind | None:
         """That of some kinds which the model has started by last; None: by none."""

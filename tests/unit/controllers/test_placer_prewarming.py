@@ -272,4 +272,4 @@ def test_the_quickest_growth_of_a_replica_is_kept_and_that_of_a_sleeper_is_not()
             f"i-{n}", "a", source="r", start_kind=kind, phases=(load,), created_at=1.0, ready_at=1.0 + took_s
         )
         controller.handle(an_event(InstanceReady(instance=row)), 2.0)
-    assert controller.fleet.network.times.growths_s() == {"a": pytest.approx(0.3)}
+    assert controller.fleet.network.times.growths_s == {"a": pytest.approx(0.3)}
