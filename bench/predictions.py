@@ -25,7 +25,7 @@ import httpx
 from tests.fleet_runner import Fleet
 
 SEED = 12
-RATE_PER_S = {"emulated": 0.8, "llamacpp": 0.5}
+RATE_PER_S = {"emulated": 0.8, "llamacpp": 0.3}
 NODES = 2
 GPU_BYTES = {"emulated": "48GB", "llamacpp": "512MiB"}  # of each node: half of what the models want
 EMULATED = """
