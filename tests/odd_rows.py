@@ -31,6 +31,8 @@ from glowplug.events.facts import (
     ModelDeployed,
     NodeBeat,
 )
+from glowplug.policies.start_times import START_TIMES, StartRow
+from glowplug.state.rows import KEYS
 from tests.fleet_builder import a_model, a_node, an_instance
 
 NOW = 1_700_000_000.0
@@ -40,6 +42,7 @@ TABLES: dict[str, type[Any]] = {
     "instances": Instance,
     CORDONS: Cordon,
     LEADERS: Leader,
+    START_TIMES: StartRow,
 }
 LARGE = 2**53  # decodes, and leaves room to count and to multiply
 INTS = (0, 1, 2, 8, -1, 100 << 20, 300 << 20, LARGE, -LARGE)
@@ -211,5 +214,5 @@ def event_bytes(number: int, kind: str, data: Any, at: float, epoch: int) -> byt
 
 def key_of(table: str, row: Mapping[str, Any]) -> str:
     """What a drawn row is kept under."""
-    key: str = row[{"models": "key", "instances": "instance_id", LEADERS: "service"}.get(table, "node_id")]
+    key: str = row[KEYS.get(table, "node_id")]
     return key

@@ -34,6 +34,7 @@ from glowplug.events.facts import (
     WeightsFetchFailed,
     WeightsProgressed,
 )
+from glowplug.policies.start_times import START_TIMES, StartRow
 from services.console import fleet_rows as rows
 from services.console import fleet_shapes as shapes
 from services.console.fleet_fetches import Fetches
@@ -50,7 +51,13 @@ MODELS_REMEMBERED: Final = 4096  # of which the last start and failure are kept
 CORDONS: Final = "cordons"
 
 _HEALTHY: Final = (InstanceState.READY, InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.SWAPPED_OUT)
-TABLES: Final[Mapping[str, type[Any]]] = {"models": Model, "instances": Instance, "nodes": Node, CORDONS: Cordon}
+TABLES: Final[Mapping[str, type[Any]]] = {
+    "models": Model,
+    "instances": Instance,
+    "nodes": Node,
+    CORDONS: Cordon,
+    START_TIMES: StartRow,
+}
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +142,9 @@ class FleetView:
         self.seq += 1
         if table == CORDONS:
             self._cordon(node_id for node_id, cordon in table_rows.items() if cordon.cordoned)
+            return
+        if table == START_TIMES:
+            self._estimates.times.restore(table_rows)
             return
         known: dict[str, Any] = getattr(self, table)
         for value in table_rows.values():
@@ -268,7 +278,8 @@ class FleetView:
             del self._failures[instance.model_key]
 
     def _learn_start(self, instance: Instance) -> None:
-        self._estimates.learn_start(instance)
+        if (model := self.models.get(instance.model_key)) is not None:
+            self._estimates.times.learn(instance, model)
         latest = self._starts.get(instance.model_key)
         if instance.ready_at and (latest is None or instance.ready_at >= latest.ready_at):
             _remember(self._starts, instance.model_key, shapes.cold_start(instance))
@@ -303,13 +314,12 @@ class FleetView:
             return None
         mine = list(self._of_model.get(key, {}).values())
         is_ready = any(i.state is InstanceState.READY for i in mine)
-        coming = [i for i in mine if i.state.is_coming]
         return shapes.model_row(
             model,
             mine,
             self._loads.model(key),
-            eta_s=0.0 if is_ready else self._estimates.start_left_s(key, coming, now_s),
-            eta_measured=key in self._estimates.start_s,
+            eta_s=0.0 if is_ready else self._estimates.start_left_s(model, mine, now_s),
+            eta_measured=self._estimates.times.has_seen(model),
             start=self._starts.get(key),
             failure=self._failures.get(key),
         )

@@ -17,6 +17,7 @@ from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.prewarming.port import reads_profile
 from glowplug.policies.registry import choose
+from glowplug.policies.start_times import START_TIMES, StartRow
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
 from glowplug.telemetry.failures import FailureCounter
@@ -25,7 +26,14 @@ from services.placer.metrics import FleetCollector
 from services.placer.settings import PlacerSettings
 
 WIRING = Wiring(
-    tables={"models": Model, "nodes": Node, "instances": Instance, CORDONS: Cordon, LEADERS: Leader},
+    tables={
+        "models": Model,
+        "nodes": Node,
+        "instances": Instance,
+        CORDONS: Cordon,
+        LEADERS: Leader,
+        START_TIMES: StartRow,
+    },
     facts=[
         entity_facts("instance"),
         entity_facts("node"),

@@ -22,9 +22,9 @@ class PlacerSettings(ElectedSettings):
     prewarm_every_s: float = Field(2.0, gt=0)  # between two plans of what to prewarm, when nothing happens
     network_bytes_per_s: float = Field(2e9, gt=0)  # of a node's network card that tells no rate
     pcie_bytes_per_s: float = Field(32e9, gt=0)  # host memory to GPU, likewise
-    start_container_s: float = Field(0.0, ge=0)  # stages of a start, of a model that has not been started yet
+    start_container_s: float = Field(0.0, ge=0)  # stages of a start, in place of every prior; all 0: the priors
     start_cuda_s: float = Field(0.0, ge=0)  # context, memory
     start_library_s: float = Field(0.0, ge=0)  # imports
     stage_hop_s: float = Field(0.0, ge=0)  # from one stage of a pipeline to the next
-    prefill_s: float = Field(0.0, ge=0)  # first token of a warm instance
+    prefill_s: float = Field(0.0, ge=0)  # first token of a warm instance; 0: its engine's prior
     decode_s: float = Field(0.0, ge=0)  # per token

@@ -10,6 +10,7 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.subjects import entity_facts, facts_of
+from glowplug.policies.start_times import START_TIMES, StartRow
 from glowplug.runtime.service import World
 from glowplug.runtime.shell import Shell
 from services.router.desk import Desk
@@ -19,7 +20,7 @@ from services.router.tables_copy import TablesCopy
 log = logging.getLogger(__name__)
 FACTS = [entity_facts("instance"), entity_facts("model"), facts_of("weights.fetch_failed")]
 TELEMETRY = [facts_of("router.load_reported")]
-TABLES: dict[str, type[Any]] = {"models": Model, "instances": Instance}
+TABLES: dict[str, type[Any]] = {"models": Model, "instances": Instance, START_TIMES: StartRow}
 FIRST_RESYNC_S = 0.2
 
 

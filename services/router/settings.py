@@ -36,7 +36,7 @@ class RouterSettings(ServiceSettings):
     quarantine_s: float = Field(1.0, ge=0)
     failure_memory_s: float = Field(5.0, ge=0)
     bus_grace_s: float = Field(5.0, ge=0)  # how long held requests wait for a bus that stores nothing
-    default_start_s: float = Field(5.0, gt=0)  # a cold start of a model never started before
+    default_start_s: float = Field(5.0, gt=0)  # a start of an engine of which nothing is known
     late_ratio: float = Field(1.2, ge=0)  # a wait estimated at so many times what may still be waited: 429; 0: never
     trace_ratio: float = Field(1.0, ge=0, le=1)  # of requests that bring no trace of their own
     trace_per_s: float = Field(20.0, ge=0)  # at most

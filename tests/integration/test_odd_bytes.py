@@ -23,7 +23,7 @@ from tests.servers import Infra, NatsProcess, ValkeyProcess
 
 pytestmark = pytest.mark.timeout(300)
 SERVICES = ("autoscaler", "placer", "predictor", "agent", "prefetcher", "router", "console")
-TABLES = ("models", "nodes", "instances", "cordons", "leaders", "processes")
+TABLES = ("models", "nodes", "instances", "cordons", "leaders", "processes", "start_times")
 ODD_ROWS = {
     b"\xff\xfe": b"{}",
     b"bytes": b"\xff\xfe",

@@ -28,6 +28,7 @@ from glowplug.events.facts import NodeBeat
 from glowplug.events.subjects import subject
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.registry import choose
+from glowplug.policies.start_times import START_TIMES
 from glowplug.policies.systems import SYSTEMS
 from glowplug.state.rows import read_rows
 from glowplug.weights.region import region_digest
@@ -71,11 +72,11 @@ CONTROLLERS: dict[str, Callable[[str], Any]] = {
 
 READ = {
     "agent": ("instances", "nodes", LEADERS),
-    "placer": ("models", "nodes", "instances", CORDONS, LEADERS),
+    "placer": ("models", "nodes", "instances", CORDONS, LEADERS, START_TIMES),
     "autoscaler": ("models", "instances"),
     "prefetcher": ("models", "instances", LEADERS),
     "predictor": ("models",),
-    "router": ("models", "instances"),
+    "router": ("models", "instances", START_TIMES),
 }
 
 

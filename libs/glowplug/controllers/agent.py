@@ -12,7 +12,6 @@ from typing import Any
 from glowplug.controllers.agent_dormant import Dormancy
 from glowplug.controllers.agent_grants import Ledger
 from glowplug.controllers.agent_lifecycle import Lifecycle
-from glowplug.controllers.agent_phases import PhaseHistory
 from glowplug.controllers.agent_reservation import Reservation
 from glowplug.controllers.agent_stages import Stages
 from glowplug.controllers.agent_starts import Starts
@@ -75,8 +74,7 @@ class AgentController:
         there = sorted(name for name, kind in engines.items() if not kind.unavailable)
         self._available = tuple(there)
         self._abilities = tuple(f"{name}:{ability}" for name in there for ability in sorted(engines[name].abilities))
-        self.history = PhaseHistory.of(memory.history, self.params.ewma_weight)
-        self._life = Lifecycle(node_id, ledger, self.history, self.params)
+        self._life = Lifecycle(node_id, ledger, self.params)
         self._dormant = Dormancy(self._life, engines, self.params)
         self._reservation = Reservation(self._life, self.params)
         self._stages = Stages(self._life)
@@ -104,9 +102,7 @@ class AgentController:
         return bool(self._stopping)
 
     def memory(self) -> AgentMemory:
-        return AgentMemory(
-            holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen), history=self.history.frozen()
-        )
+        return AgentMemory(holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen))
 
     def node(self, now_s: float) -> Node:
         """This node as the fleet sees it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from glowplug.controllers.agent_grants import Ledger, own_workers, shares_of, total_of
-from glowplug.controllers.agent_phases import PhaseHistory, history_key
+from glowplug.controllers.agent_phases import predicted, start_kind
 from glowplug.controllers.agent_turn import Turn
 from glowplug.controllers.agent_words import (
     ActivateEngine,
@@ -29,10 +29,10 @@ from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseNa
 
 
 class Lifecycle:
-    """Every transition of a holding. Stateless but for the ledger and the history it keeps up to date."""
+    """Every transition of a holding. Stateless but for the ledger."""
 
-    def __init__(self, node_id: str, ledger: Ledger, history: PhaseHistory, params: AgentParams) -> None:
-        self.node_id, self.ledger, self.history, self.params = node_id, ledger, history, params
+    def __init__(self, node_id: str, ledger: Ledger, params: AgentParams) -> None:
+        self.node_id, self.ledger, self.params = node_id, ledger, params
 
     def grant(self, holding: Holding, releases: Iterable[str] = ()) -> Holding:
         """Take the bytes of its workers on this node, in one step with giving up those of `releases`.
@@ -99,14 +99,12 @@ class Lifecycle:
         return turn.keep(replace(holding, engine_id=""))
 
     def ready(self, turn: Turn, holding: Holding, report: EngineReady) -> None:
-        """The engine answers. Its phases and the fetch are kept with what was expected of them, then learned: apart for
-        those that grew from a dormant one, and for each size of a pipeline."""
+        """The engine answers. Its phases and the fetch are told with what was expected of them, and what the start had
+        found: whoever learns from starts learns from this."""
         if holding.instance.state is not InstanceState.LOADING or holding.is_stopping or holding.instance.replica:
             return
-        key = history_key(holding)
         measured = (*((holding.fetch,) if holding.fetch else ()), *report.phases)
-        phases = self.history.predict(key, (*holding.instance.phases, *measured))
-        self.history.learn(key, (p for p in measured if not (p.name is PhaseName.FETCH and holding.is_cached)))
+        phases = predicted(holding, (*holding.instance.phases, *measured))
         holding = turn.tell(
             holding,
             state=InstanceState.READY,
@@ -117,6 +115,7 @@ class Lifecycle:
             kv_tokens=report.kv_tokens,
             lacks=report.lacks,
             key_id=report.key_id,
+            start_kind=start_kind(holding),
             reason=f"it is ready after {turn.now_s - holding.instance.created_at:.2f} s",
         )
         turn.ask(ReportStart(holding.instance, holding.cause.traceparent, holding.is_cached))
@@ -219,7 +218,7 @@ class Lifecycle:
             decided = tuple(p for p in holding.instance.phases if p.name in BEFORE_START)
             again = replace(holding, is_stopping=False, is_restarting=False, is_launched=False, weights_path=None)
             again = replace(again, fetch=None, engine_id="", warmth="", is_loaded=False, is_serving=False)
-            again = replace(again, instance=replace(again.instance, source="", phases=decided))
+            again = replace(again, instance=replace(again.instance, source="", phases=decided), has_restarted=True)
             self.begin(turn, turn.keep(again))
             return
         holding = replace(self.ungrant(holding), is_stopping=False, is_sleeping=False, snapshot_bytes=0)

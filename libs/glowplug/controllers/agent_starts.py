@@ -84,10 +84,23 @@ class Starts:
             replica=command.replica,
             part_of=command.part_of,
             num_stages=max(1, command.num_stages),
+            gpu_kind=self._gpu_kind(command),
+            predicted_s=command.predicted_s,
         )
         deadline_at = turn.now_s + self.params.start_deadline_s
         cause = replace(event, data=None)
-        return Holding(instance=instance, model=model, cause=cause, deadline_at=deadline_at, stage=command.stage)
+        return Holding(
+            instance=instance,
+            model=model,
+            cause=cause,
+            deadline_at=deadline_at,
+            stage=command.stage,
+            predicted=command.predicted,
+        )
+
+    def _gpu_kind(self, command: StartInstance) -> str:
+        mine = {worker.gpu_id for worker in command.workers}
+        return next((gpu.kind for gpu in self.life.ledger.gpus if gpu.gpu_id in mine), "")
 
     def _refusal(self, command: StartInstance, instance: Instance, stopping: str) -> tuple[str, str] | None:
         """(code, reason) of a start that this node cannot take at all."""

@@ -40,7 +40,6 @@ class AgentParams:
     consolidate_deadline_s: float = 600.0  # told to become whole -> whole, or given up
     consolidate_retry_s: float = 10.0  # a stage that failed to become whole tries no sooner; twice as long each time
     consolidate_retry_max_s: float = 300.0
-    ewma_weight: float = 0.3  # of the newest start, in the predictions
     reservation: Literal["", "paper", "literal_code"] = ""  # how a draining KV cache shrinks (WarmServe Eq. 1)
     reservation_step_bytes: int = 64 << 20  # less than this is not worth a beat
     swap_host_bytes: int = 0  # host memory for engines that sleep outside the GPUs; 0: unlimited
@@ -368,6 +367,8 @@ class Holding:
     num_unconsolidated: int = 0  # times that it failed
     consolidates_at: float = 0.0  # not before, after a failure
     consolidate_by: float = 0.0  # when a ConsolidateEngine that is out has taken too long
+    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as its command expects
+    has_restarted: bool = False  # its start was broken off and begun again: its seconds are no measure
     is_abandoning: bool = False  # an AbandonConsolidation is out: it may hold the bytes of the whole until it answers
 
     @property
@@ -378,11 +379,10 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMemory:
-    """All that the agent must know again after a kill -9. `history`: model_key -> phase -> mean seconds."""
+    """All that the agent must know again after a kill -9."""
 
     holdings: tuple[Holding, ...] = ()
     fence: Mapping[str, int] = field(default_factory=dict)
-    history: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ placer.place ──▶ policy placement ──▶ decision · prefetcher.fetch �
 forecast.made ─▶ policy prewarming ──▶ decision · replicas started and dropped
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,7 @@ from glowplug.events.facts import (
 )
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.prewarming.port import reads_profile
+from glowplug.policies.start_times import PRIORS, START_TIMES, Prior
 
 __all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
 
@@ -57,9 +59,10 @@ class PlacerController:
         params: PlacerParams = PlacerParams(),
         *,
         prewarm: Prewarm | None = None,
+        priors: Mapping[str, Prior] = PRIORS,
     ) -> None:
         self.policies, self._params, self._fence = policies, params, Fence()
-        self.fleet = Fleet(policies, epoch, params)
+        self.fleet = Fleet(policies, epoch, params, priors)
         self.reads_ends = wants_seconds(place) or reads_profile(prewarm)  # whether it learns from how requests end
         self._placing, self._stages = Placing(self.fleet, place, evict), Stages(self.fleet)
         self._prewarming = Prewarming(self.fleet, prewarm)
@@ -90,6 +93,13 @@ class PlacerController:
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         """Commands (StaleEpoch when fenced off), facts, telemetry and ticks."""
+        return [*self._handle(stimulus, now_s), *self._keep_learned()]
+
+    def _keep_learned(self) -> list[Effect]:
+        learned, self.fleet.learned = self.fleet.learned, {}
+        return [Save(START_TIMES, key, row) for key, row in learned.items()]
+
+    def _handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         fleet = self.fleet
         fleet.born_at = now_s if fleet.born_at is None else fleet.born_at
         if isinstance(stimulus, Tick):
@@ -115,7 +125,7 @@ class PlacerController:
         elif isinstance(data, RequestFinished):
             served_by = fleet.instances.by_id.get(data.instance_id)
             if self.reads_ends and served_by is not None and served_by.is_whole:
-                fleet.network.served(data)
+                fleet.network.served(data, served_by)
         elif isinstance(data, ForecastMade):
             self._prewarming.forecast(data)
         elif isinstance(data, WeightsFetched | WeightsFetchFailed):
@@ -153,11 +163,15 @@ class PlacerController:
         return effects
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Tables `models`, `nodes`, `instances` and, ours, `cordons`."""
+        """Tables `models`, `nodes`, `instances` and, ours, `cordons` and `start_times`."""
         if table == "models":
             self.fleet.models = rows
             if rows:  # an emptied store undeploys nobody
                 self.fleet.network.keep_models(rows)
+                gone = self.fleet.network.times.forget(lambda key: key not in rows)
+                return [Remove(START_TIMES, key) for key in gone]
+        elif table == START_TIMES:
+            return [Save(START_TIMES, row.key, row) for row in self.fleet.network.times.restore(rows)]
         elif table == CORDONS:
             return self._restore_cordons(rows)
         elif table == LEADERS:
@@ -169,11 +183,12 @@ class PlacerController:
             for instance in self.fleet.restore_rows(rows, now_s):
                 self._settle(instance)
                 self._prewarming.heed(instance, now_s)
-        return []
+        return self._keep_learned()
 
     def inherit(self, earlier: "PlacerController", now_s: float) -> None:
-        """Instances, demand, and cordons, which an emptied store gets from us. Not the nodes: those of the table have
-        a whole lease to speak, however long we have not listened."""
+        """Instances, demand, what starts took, and cordons, which an emptied store gets from us. Not the nodes: those
+        of the table have a whole lease to speak, however long we have not listened."""
+        self.fleet.network.times.restore(earlier.fleet.network.times.rows)
         self.fleet.take_over(earlier.instances, earlier.loads, now_s)
         self.fleet.cordoned = set(earlier.fleet.cordoned)
 

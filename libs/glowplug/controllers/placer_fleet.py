@@ -1,6 +1,6 @@
 """What every part of the placer knows: nodes, rows, loads, models, and the books on them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,22 +12,26 @@ from glowplug.controllers.placer_params import PlacerParams
 from glowplug.controllers.views import InstanceView, LoadView, NodeView
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.policies.placement.port import PlacementView
+from glowplug.policies.start_times import PRIORS, Prior, StartRow
 
 
 class Fleet:
     """Views and books, kept together."""
 
-    def __init__(self, policies: dict[str, str], epoch: int, params: PlacerParams) -> None:
+    def __init__(
+        self, policies: dict[str, str], epoch: int, params: PlacerParams, priors: Mapping[str, Prior] = PRIORS
+    ) -> None:
         self.policies, self.params, self.ids = policies, params, Ids(epoch)
         self.nodes, self.instances, self.loads = NodeView(params.node_lease_s), InstanceView(), LoadView()
         self.models: dict[str, Model] = {}
-        self.books, self.network = Books(), Network(params)
+        self.books, self.network = Books(), Network(params, priors)
         self.cordoned: set[str] = set()
         self.scores: dict[str, float] = {}  # replica -> its worth when last planned
         self.promised: set[str] = set()  # replicas of the books that no agent has spoken of yet
+        self.learned: dict[str, StartRow] = {}  # rows of starts that the store does not have yet
         self.born_at: float | None = None
         self._order: list[str] | None = None
 
@@ -72,10 +76,9 @@ class Fleet:
         self.scores.pop(instance_id, None)
 
     def _took(self, instance: Instance, now_s: float) -> bool:
-        self.network.saw(instance, now_s)
-        source = self.instances.by_id.get(instance.source) if instance.state is InstanceState.READY else None
-        if source is not None and source.replica:
-            self.network.grew(instance)
+        row = self.network.saw(instance, self.models.get(instance.model_key), now_s)
+        if row is not None:
+            self.learned[row.key] = row
         if instance.state.is_gone:
             self.scores.pop(instance.instance_id, None)
         return self.books.row(instance)
@@ -102,9 +105,9 @@ class Fleet:
             dormant=self.books.dormant,
             scores=self.scores,
             links=self.network.links,
+            times=self.network.times,
             seconds=self.network.seconds,
-            network_bytes_per_s=self.params.network_bytes_per_s,
-            pcie_bytes_per_s=self.params.pcie_bytes_per_s,
+            first_token_s=self.network.first_token_s,
             start_stages=self.params.start_stages,
         )
 

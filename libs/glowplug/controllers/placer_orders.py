@@ -11,6 +11,7 @@ from glowplug.domain.units import show_bytes
 from glowplug.events.commands import FetchWeights, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.envelope import Event
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
+from glowplug.policies.placement.expect import Expected
 
 NEVER = float("-inf")
 _UNASKED = PlaceDecision()
@@ -36,6 +37,7 @@ class Placement:
     tried_version: int = -1  # of the books, when its policy found no room
     tried_at: float = NEVER
     answer: PlaceDecision = _UNASKED  # what it said
+    expected: Expected | None = None  # of its start
 
     @property
     def command(self) -> PlaceInstance:
@@ -78,6 +80,7 @@ class Placement:
         self.silent += (self.node_id,)
         self.stages, self.source, self.drops = (), "", {}
         self.sent_at = self.started_at = 0.0
+        self.expected = None
         self.victims = ()
         self.tried_version = -1
 
@@ -110,14 +113,18 @@ def record(
     figures: Mapping[str, int] | None = None,
 ) -> DecisionRecord:
     """The decision as `why` prints it, at the GPU the placement has now. `figures`: inputs beside the usual ones."""
-    command = placement.command
-    inputs: Mapping[str, float | int | str] = {
+    command, expected = placement.command, placement.expected
+    inputs: dict[str, float | int | str] = {
         "need_bytes": command.model.memory_bytes,
         "waited_s": round(now_s - command.wanted_at, 4),
         "engine": command.model.engine,
         "asked_because": command.reason,
         **(figures or {}),
     }
+    if expected is not None:
+        inputs["start_kind"] = expected.kind.value
+        inputs["predicted_start_s"] = round(expected.start_s, 4)
+        inputs["predicted_ttft_s"] = round(expected.ttft_s, 4)
     return DecisionRecord(
         decision_id=decision_id,
         kind=kind,
@@ -184,6 +191,8 @@ def start_commands(placement: Placement, stages: range | None = None) -> list[An
             part_of=command.instance_id if number else "",
             num_stages=num_stages,
             stage=number,
+            predicted=placement.expected.by_phase[number] if placement.expected else {},
+            predicted_s=placement.expected.start_s if placement.expected else 0.0,
         )
         if model.weights.uri and not placement.source:
             told.append(_fetch(placement, number))

@@ -20,9 +20,12 @@ from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import InstanceFailed
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import with_drops
+from glowplug.policies.placement.expect import expect, stage_seconds
+from glowplug.policies.placement.links import gpu_kind_of
 from glowplug.policies.placement.port import PlaceRequest
 from glowplug.policies.residency.shares import Shares, account
 from glowplug.policies.residency.turns import TurnParams
+from glowplug.policies.start_times import StartKind
 
 Place = Callable[..., PlaceDecision]
 Evict = Callable[..., EvictDecision]
@@ -159,7 +162,7 @@ class Placing:
         decision = self._decide(placement, look)
         has_home = placement.command.model.key in look.models_with_copies and bool(self._sleeps_at(placement))
         if decision.stages and (decision.source or not has_home):
-            return self._start(placement, decision, now_s)
+            return self._start(placement, decision, look)
         placement.lacked_at = placement.lacked_at or now_s
         waited = now_s - placement.received_at
         settled = self.fleet.is_settled(now_s)
@@ -176,7 +179,7 @@ class Placing:
         chosen = self._make_room(placement, look, decision, wanting)
         if chosen is not None:
             return self._evict_for(placement, *chosen, look)
-        return self._start(placement, decision, now_s) if decision.stages else []
+        return self._start(placement, decision, look) if decision.stages else []
 
     def _gives_way(self, placement: Placement, look: Look) -> bool:
         """Whether others wait first, though there may be bytes for it; not for longer than the longest turn."""
@@ -201,14 +204,9 @@ class Placing:
         return decision
 
     def _ask(self, placement: Placement, look: Look) -> PlaceDecision:
-        command, view = placement.command, look.view
+        view = look.view
         heard = [n for n in look.nodes if n.node_id not in placement.silent] if placement.silent else look.nodes
-        request = PlaceRequest(
-            instance_id=command.instance_id,
-            model=command.model,
-            waited_s=max(0.0, look.now_s - command.wanted_at),
-            num_required=command.num_required,
-        )
+        request = _request(placement, look.now_s)
         asked_of = replace(view, nodes=heard) if heard and placement.silent else view
         decision = self._place(request, asked_of)
         if decision.stages or not self.fleet.books.dormant:
@@ -242,7 +240,8 @@ class Placing:
     def _size_and_time(self, placement: Placement, look: Look) -> tuple[Any, ...]:
         """... and neither of which would be in time: what HydraServe's layout is made from (its section 4.1)."""
         command, model = placement.command, placement.command.model
-        seconds = look.view.seconds.get(model.key)
+        view, gpu_kinds = look.view, sorted({gpu_kind_of(node) for node in look.nodes})
+        seconds = tuple(stage_seconds(model, gpu_kind, view, StartKind.COLD) for gpu_kind in gpu_kinds)
         return (self._size(placement, look), model.slo, command.num_required, seconds)
 
     def _sleeps_at(self, placement: Placement) -> frozenset[str]:
@@ -307,7 +306,8 @@ class Placing:
         ]
         return [Record(decided, placement.event), *(Publish(s, placement.event) for s in stops)]
 
-    def _start(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
+    def _start(self, placement: Placement, decision: PlaceDecision, look: Look) -> list[Effect]:
+        now_s = look.now_s
         self._wait_no_more(placement)
         self._release(placement)
         rows, drops = self.fleet.instances.by_id, dict[str, tuple[str, ...]]()
@@ -316,6 +316,7 @@ class Placing:
             drops[node_id] = (*drops.get(node_id, ()), replica_id)
         placement.stages, placement.source, placement.drops = decision.stages, decision.source, drops
         placement.started_at = placement.sent_at = now_s
+        placement.expected = expect(decision, _request(placement, now_s), look.view)
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
         reason = f"{placement.command.model.name} starts on {_chosen(decision)}: {decision.reason}"
@@ -397,6 +398,16 @@ class Placing:
         return record(
             placement, decision_id, kind, policy, reason, now_s, rivals=rivals, chosen=chosen, figures=figures
         )
+
+
+def _request(placement: Placement, now_s: float) -> PlaceRequest:
+    command = placement.command
+    return PlaceRequest(
+        instance_id=command.instance_id,
+        model=command.model,
+        waited_s=max(0.0, now_s - command.wanted_at),
+        num_required=command.num_required,
+    )
 
 
 def _chosen(decision: PlaceDecision) -> str:

@@ -125,7 +125,7 @@ class Prewarming:
             forecasts=forecasts,
             load_s={key: fleet.network.load_seconds(models[key]) for key in forecasts},
             prefill_s=fleet.network.quickest_s,
-            growth_s=fleet.network.growth_s,
+            growth_s=fleet.network.times.growths_s,
             last_used_at={key: fleet.loads.of(key).last_active_at for key in with_copies},
         )
 

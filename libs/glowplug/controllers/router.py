@@ -48,6 +48,7 @@ from glowplug.events import Event, facts
 from glowplug.policies.prediction.response_length import LengthParams
 from glowplug.policies.registry import choose
 from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.start_times import PRIORS, START_TIMES, Prior, StartTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +74,16 @@ class RouterParams:
 class RouterController:
     """Pure: no clock, no socket. One per router process."""
 
-    def __init__(self, params: RouterParams | None = None, balancer: Factory | None = None) -> None:
+    def __init__(
+        self,
+        params: RouterParams | None = None,
+        balancer: Factory | None = None,
+        *,
+        priors: Mapping[str, Prior] = PRIORS,
+    ) -> None:
         self.params = params = params or RouterParams()
         self.fleet = Fleet()
-        self.estimates = Estimates(default_start_s=params.default_start_s)
+        self.estimates = Estimates(default_start_s=params.default_start_s, times=StartTimes(priors=priors))
         self.overload = Overload(self.fleet, self.estimates, params.late_ratio)
         self.queues: dict[str, ModelQueue] = {}
         self.requests: dict[int, Request] = {}
@@ -110,8 +117,10 @@ class RouterController:
         return self._handlers[type(stimulus)](stimulus, now_s)
 
     def restore(self, table: str, rows: Mapping[str, Any], now_s: float) -> list[Effect]:
-        """Take the whole `models` or `instances` table. Other tables are none of the router's."""
+        """Take the whole `models`, `instances` or `start_times` table. Other tables are none of the router's."""
         effects: list[Effect] = []
+        if table == START_TIMES:
+            self.estimates.times.restore(rows)
         if table == "models":
             for model in rows.values():
                 effects += self._model_changed(model, now_s)
@@ -288,7 +297,7 @@ class RouterController:
             return self._stage_failed(instance, code)
         if instance.state is InstanceState.READY:
             if before is None or before.state is not InstanceState.READY:
-                self.estimates.learn_start(instance)
+                self._learn_start(instance)
             self._failures.forget(instance.model_key)
             return self._pump(instance.model_key, now_s)
         if instance.state is InstanceState.FAILED:
@@ -296,6 +305,11 @@ class RouterController:
             recalls = self._recall(instance.instance_id, reason) if code == "node_left" else []
             return [*recalls, *self._start_failed(instance.model_key, code, reason, now_s)]
         return []
+
+    def _learn_start(self, instance: Instance) -> None:
+        model = self.fleet.models.get(instance.model_key)
+        if model is not None:
+            self.estimates.times.learn(instance, model)
 
     def _stage_failed(self, instance: Instance, code: str) -> list[Effect]:
         """A later stage on a node that has left: what the pipeline runs is lost, as long as it needs that stage."""

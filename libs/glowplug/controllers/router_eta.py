@@ -1,31 +1,29 @@
-"""When a model will be able to take a request, from what its past starts and requests took."""
+"""When a model will be able to take a request, from what starts and requests took before."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
+from glowplug.policies.start_times import StartKind, StartTimes
 
 
 @dataclass(slots=True)
 class Estimates:
-    """Exponentially weighted means per model_key, seconds. A model never seen has the defaults."""
+    """Seconds. Starts are predicted as the placer predicts them (`times`); answers are exponentially weighted means per
+    model_key. A model of which nothing is known has the defaults."""
 
     default_start_s: float = 5.0
+    times: StartTimes = field(default_factory=StartTimes)
     default_service_s: float = 3.0
     weight: float = 0.3  # of the newest sample
     overdue_s: float = 0.5  # what is left of a start that takes longer than the mean
     longest_s: float = 600.0  # bound of every Retry-After
     least_samples: int = 5  # answers of a model before its mean is a measurement
     steady_weight: float = 0.05  # least weight of the newest sample in a mean that a refusal may rest on
-    start_s: dict[str, float] = field(default_factory=dict)
     service_s: dict[str, float] = field(default_factory=dict)
     _steady_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # model_key -> samples, mean
-
-    def learn_start(self, instance: Instance) -> None:
-        """One measured cold start: `ready_at - created_at`."""
-        took_s = instance.ready_at - instance.created_at
-        if instance.created_at > 0 and took_s > 0:
-            self._learn(self.start_s, instance.model_key, took_s)
 
     def learn_service(self, model_key: str, took_s: float) -> None:
         """One measured answer, dispatch to last byte."""
@@ -42,7 +40,7 @@ class Estimates:
 
     def forget(self, model_key: str) -> None:
         """Drop what was learned of a model that is no more."""
-        self.start_s.pop(model_key, None)
+        self.times.forget(lambda key: key == model_key)
         self.service_s.pop(model_key, None)
         self._steady_s.pop(model_key, None)
 
@@ -50,12 +48,32 @@ class Estimates:
         old = means.get(key)
         means[key] = sample if old is None else old + self.weight * (sample - old)
 
-    def start_left_s(self, model_key: str, coming: list[Instance], now_s: float) -> float:
-        """Seconds until the first of `coming` is ready; a whole start when none is on its way."""
-        whole_s = self.start_s.get(model_key, self.default_start_s)
+    def start_left_s(self, model: Model | None, rows: Iterable[Instance], now_s: float) -> float:
+        """Seconds until the first of a model's instances is ready, by what its placement expected; a whole start when
+        none is on its way."""
+        rows = list(rows)
+        coming = [row for row in rows if row.state.is_coming and row.serves]
         if not coming:
-            return whole_s
-        return min(max(whole_s - (now_s - i.created_at), self.overdue_s) for i in coming)
+            return self.start_s(model, rows)
+        return min(
+            max((row.predicted_s or self.start_s(model, ())) - (now_s - row.created_at), self.overdue_s)
+            for row in coming
+        )
+
+    def start_s(self, model: Model | None, rows: Iterable[Instance]) -> float:
+        """Seconds of a whole start: from the dormant copy among `rows` that a placement would take, else as it went
+        last."""
+        if model is None or not self.times.knows(model):
+            return self.default_start_s
+        return self.times.predict(model, self._kind(model, {row.state for row in rows})).whole_s
+
+    def _kind(self, model: Model, states: set[InstanceState]) -> StartKind:
+        if InstanceState.PREWARMED in states:
+            return StartKind.GROWTH
+        if InstanceState.SWAPPED_OUT in states:
+            return StartKind.WAKE
+        unseen = StartKind.COLD if model.weights.uri else StartKind.CACHED
+        return self.times.latest(model, (StartKind.COLD, StartKind.CACHED)) or unseen
 
     def queue_s(self, model_key: str, num_ahead: int, num_slots: int) -> float:
         """Seconds until `num_ahead` requests have been taken by `num_slots` slots."""

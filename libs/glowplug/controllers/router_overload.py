@@ -137,7 +137,11 @@ class Overload:
     def _start_s(self, model: Model, now_s: float) -> float:
         if self.fleet.ready(model.key):
             return 0.0
-        return self.estimates.start_left_s(model.key, self.fleet.coming(model.key), now_s)
+        return self._left_s(model.key, now_s)
+
+    def _left_s(self, model_key: str, now_s: float) -> float:
+        rows = self.fleet.by_model.get(model_key, {}).values()
+        return self.estimates.start_left_s(self.fleet.models.get(model_key), rows, now_s)
 
     def is_late(
         self, model: Model, num_ahead: int, waited_s: float, now_s: float, *, last_chance: bool = False
@@ -192,7 +196,7 @@ class Overload:
         ready = self.fleet.ready(model_key)
         num_ahead = len(queue.waiting) if queue else 0
         if not ready:
-            return self.estimates.start_left_s(model_key, self.fleet.coming(model_key), now_s)
+            return self._left_s(model_key, now_s)
         num_slots = sum(i.max_concurrency for i in ready)
         has_room = sum(taken(i) for i in ready) < num_slots and not num_ahead  # else those wait for KV cache
         return 0.0 if has_room else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)

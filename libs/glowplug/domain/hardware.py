@@ -91,5 +91,5 @@ class Node:
 
     def can(self, engine: str, ability: str) -> bool:
         """Abilities: "prewarm" (hold weights without KV, drop them at once), "swap" (sleep and wake), "stages" (serve
-        as one stage of a pipeline)."""
+        as one stage of a pipeline), "stream" (load what is fetched as it comes in, and import beside that)."""
         return f"{engine}:{ability}" in self.abilities

@@ -1,5 +1,6 @@
 """A served model as its owner declares it."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,12 @@ class WeightsRef:
 
     def __post_init__(self) -> None:
         check_bounds(self, most={"num_bytes": MAX_BYTES})
+
+    @property
+    def digest(self) -> str:
+        """Under which host memory keeps them: the checksum when the owner gave one, else the SHA-256 of the address.
+        Models with the same weights share a copy."""
+        return self.sha256.lower() or hashlib.sha256(self.uri.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 `target` names the reader: a node id for agents and prefetchers, "any" for services that run once.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from glowplug.domain.instance import Phase, Worker, check_num_stages
@@ -55,6 +56,8 @@ class StartInstance:
     part_of: str = ""
     num_stages: int = 1
     stage: int = 0  # which of them, from 0
+    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds it is expected to take
+    predicted_s: float = 0.0  # the whole start, from this command to READY; 0: not known
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

@@ -24,6 +24,7 @@ STREAMS_OWNER: Final = "placer"  # the one user that makes and changes streams; 
 # Named where they are used; importing that for a name would cost every command its time.
 LEADERS: Final = "leaders"  # controllers/fencing.py
 CORDONS: Final = "cordons"  # controllers/placer.py
+START_TIMES: Final = "start_times"  # policies/start_times.py
 PROCESSES: Final = "processes"  # runtime/identity.py
 DECISIONS: Final = "decisions"  # runtime/shell.py
 LOGS: Final = (DECISIONS,)
@@ -56,7 +57,7 @@ RIGHTS: Final[Mapping[str, Rights]] = {
             "router.requests_reported",
             "service.started",
         ),
-        reads=("models", "instances"),
+        reads=("models", "instances", START_TIMES),
         writes=(PROCESSES,),
     ),
     "predictor": Rights(
@@ -90,7 +91,7 @@ RIGHTS: Final[Mapping[str, Rights]] = {
             "service.started",
         ),
         reads=("models",),
-        writes=("instances", "nodes", CORDONS, LEADERS, PROCESSES, DECISIONS),
+        writes=("instances", "nodes", CORDONS, START_TIMES, LEADERS, PROCESSES, DECISIONS),
         has_epoch=True,
         leads=True,
     ),
@@ -154,11 +155,11 @@ RIGHTS: Final[Mapping[str, Rights]] = {
     ),
     "console": Rights(
         watches=(FACTS, TELEMETRY, COMMANDS_ALL),
-        reads=("models", "instances", "nodes", CORDONS, DECISIONS),
+        reads=("models", "instances", "nodes", CORDONS, START_TIMES, DECISIONS),
     ),
     "reader": Rights(
         watches=(FACTS, TELEMETRY, COMMANDS_ALL),
-        reads=("models", "instances", "nodes", CORDONS, LEADERS, PROCESSES, DECISIONS),
+        reads=("models", "instances", "nodes", CORDONS, START_TIMES, LEADERS, PROCESSES, DECISIONS),
         inspects=True,
     ),
 }

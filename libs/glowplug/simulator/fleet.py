@@ -49,7 +49,7 @@ class Fleet:
         self.on_save: list[Callable[[str, Any, float], None]] = []
         self._num_events = 0
         policies, params = setup.policies, setup.params
-        self.router = RouterController(params.router, choose("routing", policies.routing))
+        self.router = RouterController(params.router, choose("routing", policies.routing), priors={})
         self.autoscaler = AutoscalerController(
             choose("scaling", policies.scaling), policies.scaling, EPOCH, params.autoscaler
         )
@@ -60,6 +60,7 @@ class Fleet:
             EPOCH,
             params.placer,
             prewarm=choose("prewarming", policies.prewarming),
+            priors={},  # what a simulated engine takes is its scenario's, and is learned as it goes
         )
         make = choose("prediction", policies.prediction)
         self.predictor = PredictorController(params.predictor, make, history=setup.history)

@@ -8,6 +8,7 @@ from glowplug.controllers.agent import AgentController
 from glowplug.domain import hardware
 from glowplug.domain.hardware import Gpu
 from glowplug.memory.ledger import ByteLedger
+from glowplug.policies.placement.expect import STREAMS
 from glowplug.simulator.dormancy import Dormancy
 from glowplug.simulator.engine import SimEngine
 from glowplug.simulator.fetching import Fetching, digest_of
@@ -41,7 +42,10 @@ class SimNode:
             hardware.Link(link_id=f"{node_id}/pcie", bytes_per_s=server.pcie_bytes_per_s),
         )
         names = sorted({one.model.engine for one in world.setup.models})
-        kinds = {name: aw.EngineKind(name=name, emulated=True, abilities=server.abilities) for name in names}
+        kinds = {
+            name: aw.EngineKind(name=name, emulated=True, abilities=server.abilities | self._streams(name))
+            for name in names
+        }
         self.agent = AgentController(
             node_id, ByteLedger(gpus), kinds, agent_url=f"sim://{node_id}", params=world.setup.params.agent
         )
@@ -57,6 +61,11 @@ class SimNode:
             **self.pipelines.handlers,
         }
         world.fleet.add_node(node_id, self.agent, self.prefetcher, self)
+
+    def _streams(self, engine: str) -> frozenset[str]:
+        """Engines of a scenario stream what they fetch where all of their models do (`StartSeconds.overlap`)."""
+        mine = (one.start.overlap for one in self.world.setup.models if one.model.engine == engine)
+        return frozenset({STREAMS}) if all(mine) else frozenset()
 
     def start(self) -> None:
         """What the two find when they come up."""

@@ -13,6 +13,7 @@ KEYS: Mapping[str, str] = {
     "nodes": "node_id",
     "cordons": "node_id",
     "leaders": "service",
+    "start_times": "key",
 }
 SHOWN = 80  # characters of a key in a log line: a key may be anything
 

@@ -13,7 +13,6 @@ HydraServe section 4.1 keeps the watermark in the first 8 bytes of the arena; he
 `blob` stays a valid weight file that any engine can map.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -72,17 +71,13 @@ class RegionStatus:
 
 
 def region_digest(ref: WeightsRef) -> str:
-    """The name of the region of `ref`: 64 hex digits, safe as a file name.
+    """The name of the region of `ref` (`ref.digest`): 64 hex digits, safe as a file name.
 
-    The checksum when the owner gave one, else the SHA-256 of the address: models with the same weights share a copy.
     Raises InvalidModelFile for a checksum that is not one (it becomes a directory name).
     """
-    if ref.sha256:
-        digest = ref.sha256.lower()
-        if not _SHA256.fullmatch(digest):
-            raise InvalidModelFile(f"weights.sha256 is not 64 hex digits: {ref.sha256[:80]!r}", param="weights.sha256")
-        return digest
-    return hashlib.sha256(ref.uri.encode()).hexdigest()
+    if not _SHA256.fullmatch(ref.digest):
+        raise InvalidModelFile(f"weights.sha256 is not 64 hex digits: {ref.sha256[:80]!r}", param="weights.sha256")
+    return ref.digest
 
 
 class Region:

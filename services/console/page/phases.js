@@ -51,7 +51,7 @@ export function phaseList(phases) {
         h("i", { class: `swatch phase ${phase.name}`, "aria-hidden": "true" }),
         phase.name,
         h("b", null, seconds(phase.duration_s)),
-        phase.predicted_s ? h("small", { title: "predicted from the starts before it on that node" }, `predicted ${seconds(phase.predicted_s)}, ${verdict(phase)}`) : null,
+        phase.predicted_s ? h("small", { title: "predicted from the starts before it in the whole fleet, or of its engine" }, `predicted ${seconds(phase.predicted_s)}, ${verdict(phase)}`) : null,
       ),
     ),
   );

@@ -27,7 +27,7 @@ ODD = [
     b'{"x": ' + b"[" * 100_000,
     b'{"memory": {"fence": {"placer": 1e400}}}',
     b'{"memory": {"fence": {"placer": ' + b"9" * 5000 + b"}}}",
-    b'{"memory": {"history": {"m": {"load": "nan"}}}}',
+    b'{"memory": {"fence": {"placer": "nan"}}}',
 ]
 
 

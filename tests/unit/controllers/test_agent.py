@@ -1,5 +1,6 @@
 """The agent's controller: each transition, and commands that come twice, late, stale or in the wrong order."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,27 +106,24 @@ def test_each_write_raises_the_revision() -> None:
     assert revisions == [1, 2, 3, 4, 5]
 
 
-def test_predictions_come_from_the_starts_before() -> None:
-    agent = ready(make())
-    assert all(p.predicted_s == 0 for p in instance(agent).phases)
-    agent.handle(start("i-2"), 20.0)
-    agent.handle(EngineLaunched("i-2"), 20.1)
-    agent.handle(WeightsComplete("i-2", "/w"), 24.0)
-    load = (Phase(name=PhaseName.LOAD, started_at=24.0, ended_at=26.0),)
-    agent.handle(EngineReady("i-2", "u", load), 26.0)
-    predicted = {p.name: p.predicted_s for p in instance(agent, "i-2").phases}
-    assert predicted == {"fetch": 2.0, "load": 1.0}
-    assert agent.history.predicted_s("m", PhaseName.FETCH) == pytest.approx(2.6)
-    assert agent.history.predicted_s("m", PhaseName.LOAD) == pytest.approx(1.3)
+def test_phases_carry_what_the_command_expected_on_whatever_node_they_are() -> None:
+    """A node that never started the model knows as much as any other: the figures come with the command."""
+    agent = make()
+    command = replace(start(), data=replace(start().data, predicted={"fetch": 1.5, "load": 0.8}, predicted_s=3.0))
+    agent.handle(command, 10.0)
+    assert instance(agent).predicted_s == 3.0
+    agent = ready(agent)
+    assert {p.name: p.predicted_s for p in instance(agent).phases} == {"fetch": 1.5, "launch": 0.0, "load": 0.8}
 
 
-def test_a_fetch_that_was_no_fetch_teaches_nothing() -> None:
+@pytest.mark.parametrize(("cached", "kind"), [(True, "cached"), (False, "cold")])
+def test_a_start_says_what_it_found(cached: bool, kind: str) -> None:
     agent = make()
     agent.handle(start(), 10.0)
-    agent.handle(WeightsComplete("i-1", "/w", cached=True), 10.0)
+    agent.handle(WeightsComplete("i-1", "/w", cached=cached), 10.0)
     agent.handle(EngineLaunched("i-1"), 10.5)
     agent.handle(EngineReady("i-1", "u"), 11.0)
-    assert agent.history.predicted_s("m", PhaseName.FETCH) == 0.0
+    assert (instance(agent).start_kind, instance(agent).gpu_kind) == (kind, "host")
 
 
 def test_no_room_fails_that_start_alone() -> None:

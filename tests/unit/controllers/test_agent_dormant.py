@@ -76,21 +76,14 @@ def test_section_4_a_hit_gives_the_whole_gpu_to_one_and_drops_the_others_in_one_
     assert not told(agent.handle(EngineGone("r-2"), 21.0)) and used(agent) == 240
 
 
-def test_warm_starts_are_predicted_from_warm_starts() -> None:
-    agent = serving(make(abilities=ALL))  # a cold load first: it must not count
-    agent.handle(stop(grace_s=0), 15.0)
-    agent.handle(EngineGone("i-1"), 15.1)
-    for n, took_s in enumerate((0.5, 0.7)):
-        at = 20.0 + 10 * n
-        replica(agent, f"r-{n}", at)
-        agent.handle(start_of(f"j-{n}", source=f"r-{n}"), at + 5)
-        load = (Phase(name=PhaseName.LOAD, started_at=at + 5, ended_at=at + 5 + took_s),)
-        agent.handle(EngineReady(f"j-{n}", "u", load), at + 6)
-        agent.handle(stop(f"j-{n}", grace_s=0), at + 7)
-        agent.handle(EngineGone(f"j-{n}"), at + 7)
-    (phase,) = instance(agent, "j-1").phases
-    assert phase.predicted_s == pytest.approx(0.5)
-    assert agent.history.predicted_s("m", PhaseName.LOAD) == 0.0
+def test_a_start_that_grew_says_so_and_carries_what_was_expected_of_it() -> None:
+    agent = replica(make(abilities=ALL), "r-1")
+    command = start_of("i-1", source="r-1")
+    agent.handle(replace(command, data=replace(command.data, predicted={"load": 0.5})), 20.0)
+    load = (Phase(name=PhaseName.LOAD, started_at=20.0, ended_at=20.7),)
+    agent.handle(EngineReady("i-1", "u", load), 20.7)
+    (phase,) = instance(agent).phases
+    assert phase.predicted_s == 0.5 and instance(agent).start_kind == "growth"
 
 
 def test_all_or_nothing_when_it_does_not_fit() -> None:

@@ -20,7 +20,7 @@ from glowplug.controllers.agent_words import (
     WeightsComplete,
 )
 from glowplug.controllers.effects import Remove, Save, Tick
-from glowplug.domain.instance import InstanceState, PhaseName
+from glowplug.domain.instance import InstanceState
 from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, recalled, start, stop, told, used
 from tests.fleet_builder import an_instance
 
@@ -31,7 +31,7 @@ def test_living_engine_is_taken_back_as_it_was() -> None:
     now = instance(agent)
     assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and used(agent) == 100
     assert now.revision == instance(before).revision + 1 and not of(StopEngine, effects)
-    assert agent.history.predicted_s("m", PhaseName.LOAD) == 1.0
+    assert now.start_kind == "cold"
 
 
 def test_engine_that_died_meanwhile_is_failed() -> None:

@@ -332,14 +332,6 @@ def test_a_stage_never_sleeps() -> None:
     assert of(StopEngine, agent.handle(InFlight("i-1", 0), 21.0))
 
 
-def test_pipelines_predict_pipelines() -> None:
-    """A stage loads a part of the model: what that took says nothing of a whole one."""
-    agent = serving(make(abilities=STAGES))
-    assert agent.history.predicted_s("m/2", PhaseName.LOAD) == 1.0 and not agent.history.predicted_s(
-        "m", PhaseName.LOAD
-    )
-
-
 def reborn(agent: AgentController, living: set[str]) -> tuple[AgentController, list[Any]]:
     again = make(agent.memory(), abilities=STAGES)
     return again, again.handle(Recalled(frozenset(living)), 50.0)

@@ -4,20 +4,19 @@ from typing import Any
 
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.placer import PlacerController
+from glowplug.domain.instance import Phase, PhaseName
 from glowplug.domain.model import Model, Slo
 from glowplug.events.commands import PlaceInstance, StartInstance
 from glowplug.events.facts import InstanceReady, NodeBeat, RequestFinished
 from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.placement import hydraserve, union
 from glowplug.policies.placement.first_fit import place as first_fit
-from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.residency.lru import evict
 from tests.fleet_builder import a_model, a_node, an_event, an_instance
 
 NODES = ("node-1", "node-2")
-FAST = StageSeconds(library_s=0.1, decode_s=0.01)
-SLOW = StageSeconds(library_s=30.0, decode_s=0.01)
+FAST, SLOW = 0.1, 30.0  # seconds of launch
 
 
 def placer(place: Any, num_free: int = 0) -> PlacerController:
@@ -26,6 +25,16 @@ def placer(place: Any, num_free: int = 0) -> PlacerController:
     controller.handle(Tick(), 0.0)
     beats(controller, num_free, 1, 1.0)
     return controller
+
+
+def taught(controller: PlacerController, **launch_s: float) -> None:
+    """What a start of each of those models took before."""
+    for name, seconds in launch_s.items():
+        launch = Phase(name=PhaseName.LAUNCH, started_at=1.0, ended_at=1.0 + seconds)
+        row = an_instance(
+            f"before-{name}", name, phases=(launch,), created_at=1.0, ready_at=1.0 + seconds, gpu_kind="host"
+        )
+        assert controller.fleet.network.times.learn(row, of_size(name)) is not None
 
 
 def beats(controller: PlacerController, num_free: int, revision: int, now_s: float) -> list[Any]:
@@ -54,7 +63,7 @@ def of_size(name: str, **fields: Any) -> Model:
 def test_section_4_1_a_model_that_would_be_late_says_nothing_of_one_that_would_not() -> None:
     """Two stages of 75 MiB fit; what was measured of one model rules them out, of the other it does not."""
     controller = placer(hydraserve.place)
-    controller.fleet.network.seconds.update(slow=SLOW, fast=FAST)
+    taught(controller, slow=SLOW, fast=FAST)
     for at, name in enumerate(("slow", "fast")):
         assert started(ask(controller, of_size(name, slo=Slo(ttft_s=5.0)), 2.0 + at / 10)) == []
     assert started(beats(controller, 100, 2, 2.5)) == ["i-fast", "i-fast.1"]
@@ -62,7 +71,7 @@ def test_section_4_1_a_model_that_would_be_late_says_nothing_of_one_that_would_n
 
 def test_who_has_waited_too_long_says_nothing_of_who_has_not() -> None:
     controller = placer(hydraserve.place)
-    controller.fleet.network.seconds["m"] = controller.fleet.network.seconds["n"] = StageSeconds(library_s=4.5)
+    taught(controller, m=4.5, n=4.5)
     ask(controller, of_size("m", slo=Slo(ttft_s=5.0)), 2.0)
     ask(controller, of_size("n", slo=Slo(ttft_s=5.0)), 2.9)
     assert started(beats(controller, 100, 2, 2.95)) == ["i-n", "i-n.1"], "4.5 s of 5, after 0.95 s and after 0.05 s"
@@ -78,7 +87,7 @@ def test_where_bytes_decide_one_answer_does_for_all_of_a_size() -> None:
     controller = placer(counting)
     for at, name in enumerate(("a", "b", "c")):
         ask(controller, of_size(name, slo=Slo(ttft_s=5.0 + at)), 2.0)
-    controller.fleet.network.seconds.update(a=SLOW, b=FAST)
+    taught(controller, a=SLOW, b=FAST)
     asked_of.clear()
     beats(controller, 20, 2, 2.5)
     assert asked_of == ["a"] * len(NODES), "once in the pass of each beat"

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from glowplug.controllers.effects import Publish, Record, Tick
 from glowplug.controllers.placer import PlacerController, PlacerParams
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
@@ -33,10 +35,11 @@ WARM = RequestFinished(
 
 
 def placer(*nodes, models=(MODEL,), placement="warmserve", prewarming="warmserve", residency="lru", **params):
+    """Without priors: what is not seen is bytes over the rates."""
     names = {"placement": placement, "residency": residency, "prewarming": prewarming}
     place, evict, prewarm = (choose(room, name) for room, name in names.items())
     params = PlacerParams(settle_s=0.0, node_lease_s=900.0, **params)
-    controller = PlacerController(place, evict, names, 3, params, prewarm=prewarm)
+    controller = PlacerController(place, evict, names, 3, params, prewarm=prewarm, priors={})
     controller.restore("nodes", {n.node_id: n for n in nodes}, 0.0)
     controller.restore("models", {m.key: m for m in models}, 0.0)
     controller.handle(Tick(), 0.0)
@@ -147,7 +150,7 @@ def test_a_model_whose_replica_failed_waits_before_the_next():
 def test_t_c_is_what_a_start_measured():
     controller = placer(a_node(abilities=CAN))
     phases = (Phase(name=PhaseName.LOAD, started_at=0.0, ended_at=7.0),)
-    row = an_instance("i-1", "a", phases=phases)
+    row = an_instance("i-1", "a", phases=phases, created_at=0.1, ready_at=7.1)
     controller.handle(an_event(InstanceReady(instance=row)), 0.5)
     controller.handle(an_event(InstanceStopped(instance=replace(row, state=InstanceState.STOPPED, revision=2))), 0.6)
     (decided,) = records(forecast(controller, 1.0))
@@ -263,11 +266,10 @@ def test_with_first_layers_a_replica_is_ordered_by_its_profile_and_a_start_from_
 
 def test_the_quickest_growth_of_a_replica_is_kept_and_that_of_a_sleeper_is_not():
     controller = placer(a_node(abilities=CAN))
-    for source, is_replica in (("r-1", True), ("r-2", True), ("s-1", False)):
-        row = an_instance(source, "a", InstanceState.PREWARMED, replica=is_replica)
-        controller.handle(an_event(InstancePrewarmed(instance=row)), 1.0)
-    for n, (source, took_s) in enumerate((("r-1", 0.4), ("r-2", 0.3), ("r-1", 0.6), ("s-1", 0.1))):
-        load = Phase(name=PhaseName.LOAD, started_at=0.0, ended_at=took_s)
-        row = an_instance(f"i-{n}", "a", source=source, phases=(load,))
+    for n, (kind, took_s) in enumerate((("growth", 0.4), ("growth", 0.3), ("growth", 0.6), ("wake", 0.1))):
+        load = Phase(name=PhaseName.LOAD, started_at=1.0, ended_at=1.0 + took_s)
+        row = an_instance(
+            f"i-{n}", "a", source="r", start_kind=kind, phases=(load,), created_at=1.0, ready_at=1.0 + took_s
+        )
         controller.handle(an_event(InstanceReady(instance=row)), 2.0)
-    assert controller.fleet.network.growth_s == {"a": 0.3}
+    assert controller.fleet.network.times.growths_s == {"a": pytest.approx(0.3)}

@@ -19,6 +19,7 @@ from glowplug.controllers.router_words import (
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, OnCold, Temperature, WeightsRef
 from glowplug.events import Event, facts
+from glowplug.policies.start_times import StartTimes
 
 NOW = 1000.0
 
@@ -247,10 +248,10 @@ def test_a_request_that_comes_back_waits_before_those_who_came_later() -> None:
     assert dispatched(run.handle(ready(instance("i-2", max_concurrency=3)))) == [(1, "i-2"), (2, "i-2"), (3, "i-2")]
 
 
-def test_eta_is_the_mean_of_past_starts_less_what_has_passed() -> None:
-    run = Run(default_start_s=7.0)
+def test_eta_is_what_the_last_starts_took_less_what_has_passed() -> None:
+    run = Run(model(engine="unheard-of"), default_start_s=7.0)
     assert run.controller.eta_s("m", run.now_s) == 7.0
-    run.handle(ready(instance("i-1", created_at=100.0, ready_at=104.0)))
+    run.handle(ready(instance("i-1", engine="unheard-of", created_at=100.0, ready_at=104.0)))
     assert run.controller.eta_s("m", run.now_s) == 0.0
     run.handle(event(facts.InstanceStopped(instance=instance("i-1", InstanceState.STOPPED, revision=2))))
     assert run.controller.eta_s("m", run.now_s) == 4.0
@@ -258,6 +259,24 @@ def test_eta_is_the_mean_of_past_starts_less_what_has_passed() -> None:
     run.handle(event(facts.InstanceLoading(instance=loading)))
     assert run.controller.eta_s("m", run.now_s) == 3.0
     assert run.controller.eta_s("m", run.now_s + 100) == 0.5
+
+
+def test_a_retry_after_is_what_the_placer_predicts() -> None:
+    """Of a model never started the engine's prior; of a start under way what its command carried; of a sleeper what a
+    wake took on whatever node, as the placer's table has it."""
+    declared = model(engine="emulated", weights=WeightsRef(uri=""), weights_bytes=20 * 10**9, on_cold=OnCold.REFUSE)
+    run = Run(declared, default_start_s=70.0)
+    refused = next(e for e in run.arrive() if isinstance(e, Reject))
+    assert refused.retry_after_s == 5.0, "2 s of launch, 20 GB at 10 GB/s, 0.5 s of warm-up, and polls"
+    coming = instance("i-1", InstanceState.STARTING, created_at=run.now_s, predicted_s=11.5)
+    run.handle(event(facts.InstanceStarting(instance=coming)))
+    assert run.controller.eta_s("m", run.now_s + 0.5) == 11.0
+    asleep = instance("i-1", InstanceState.SWAPPED_OUT, revision=2)
+    run.handle(event(facts.InstanceSwappedOut(instance=asleep)))
+    learner, woken = StartTimes(), instance("i-0", engine="emulated", created_at=1.0, ready_at=4.0, start_kind="wake")
+    row = learner.learn(woken, run.controller.fleet.models["m"])
+    run.controller.restore("start_times", {row.key: row}, run.now_s)
+    assert run.controller.eta_s("m", run.now_s) == 3.0
 
 
 def test_retry_after_counts_the_queue_before_it() -> None:
@@ -347,7 +366,7 @@ def test_nothing_is_kept_of_a_model_that_was_undeployed() -> None:
     run.handle(Tick(), 5.0)
     controller = run.controller
     assert controller.loads() == {} and controller.requests == {} and controller.fleet.by_model == {}
-    assert controller.estimates.service_s == {} and controller.estimates.start_s == {}
+    assert controller.estimates.service_s == {} and controller.estimates.times.rows == {}
     assert controller._failures.of("m") is None and controller.balances.quarantine.until == {}
 
 

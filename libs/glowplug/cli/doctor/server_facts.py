@@ -26,6 +26,7 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
+from glowplug.policies.start_times import START_TIMES, StartRow
 from glowplug.runtime.identity import PROCESSES, Holder
 from glowplug.runtime.privileges import RIGHTS, inbox_of, user_of
 from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
@@ -60,7 +61,7 @@ async def _store(client: Redis) -> StoreFacts:
     info = cast(Mapping[str, Any], await client.info())
     config = await _config(client)
     unreadable: list[str] = []
-    others: dict[str, type[Any]] = {LEADERS: Leader, CORDONS: Cordon, PROCESSES: Holder}
+    others: dict[str, type[Any]] = {LEADERS: Leader, CORDONS: Cordon, PROCESSES: Holder, START_TIMES: StartRow}
     for table, cls in others.items():
         await _table(client, table, cls, unreadable)
     await _log(client, unreadable)

@@ -19,19 +19,19 @@ from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement import serverlessllm
 from glowplug.policies.placement.dormant import clear, gives_way, grow
+from glowplug.policies.placement.expect import offer_of, stage_seconds
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.hydraserve_allocation import (
     AllocationParams,
     ColdStart,
     Layout,
     ServerOffer,
-    StageSeconds,
     allocate,
 )
-from glowplug.policies.placement.hydraserve_contention import LinkLedger
-from glowplug.policies.placement.links import has_weights, link_of, pcie_rate
+from glowplug.policies.placement.links import gpu_kind_of, has_weights
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 from glowplug.policies.placement.shape import bytes_per_gpu, room_of
+from glowplug.policies.start_times import StartKind
 
 ENDLESS = float("inf")
 
@@ -41,7 +41,6 @@ class HydraserveParams:
     allocation: AllocationParams = field(default_factory=AllocationParams)
     use_cache: bool = True
     clear: bool = False  # replicas may be dropped for it (the union)
-    stages: StageSeconds = field(default_factory=StageSeconds)  # of models that have not been started yet
 
 
 @reads_seconds
@@ -55,7 +54,7 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
     if request.model.num_gpus > 1 and not params.allocation.pipeline_over_tensor:
         return serverlessllm.place(request, view)
     able = [n for n in view.nodes if not n.draining and request.model.engine in n.engines]
-    start = _cold_start(request, view, params)
+    start = _cold_start(request, able, view, params)
     layout = _cached(start, able, request, view, params)
     if layout is not None:
         return _as_stages(layout, request, view, params)
@@ -70,9 +69,12 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
     return _as_stages(layout, request, view, params)
 
 
-def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
+def _cold_start(
+    request: PlaceRequest, able: Sequence[Node], view: PlacementView, params: HydraserveParams
+) -> ColdStart:
     model = request.model
-    stages = view.seconds.get(model.key) or view.start_stages or params.stages
+    gpu_kind = gpu_kind_of(able[0]) if able else ""  # where nodes differ their offers have seconds of their own
+    stages = stage_seconds(model, gpu_kind, view, StartKind.COLD)
     warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
         model_key=model.key,
@@ -156,14 +158,7 @@ def _offers(
         if len(gpus) >= model.num_gpus:
             empty = frozenset(g.gpu_id for g in node.gpus if not g.grants and not view.reserved.get(g.gpu_id))
             offers.append(
-                ServerOffer(
-                    node_id=node.node_id,
-                    link=LinkLedger(bytes_per_s=ENDLESS) if is_cached else link_of(node, view),
-                    pcie_bytes_per_s=pcie_rate(node, view),
-                    gpus=tuple(gpus),
-                    empty_gpus=empty,
-                    lost=lost,
-                )
+                replace(offer_of(node, model, view, is_cached=is_cached), gpus=tuple(gpus), empty_gpus=empty, lost=lost)
             )
     return offers
 

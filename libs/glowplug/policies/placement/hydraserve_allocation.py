@@ -4,10 +4,13 @@ Paper: HydraServe sections 4.1 and 5.2, Algorithm 1. With s stages of which w ar
 and for each server q the network share b_q and the PCIe rate p_q:
 
     fetch   = max_q( max(t_cc + t_cu + max(M/(s p_q), t_l),  M/(s b_q) + chunk/p_q) )     (5), with the last chunk
-    TTFT    = fetch + t_p (s - w + w/s) + t_n (s - 1)
+    TTFT    = fetch + t_w + t_p (s - w + w/s) + t_n (s - 1)
     TPOT    = t_d (s - w + w/s) + t_n s    (t_n only where s > 1)                          (2)
 
 Departures:
+- What an engine does once its weights are loaded (t_w: graphs, first token) has no term in the paper, and hides behind
+  nothing. Eq. 5 is of engines that stream what they fetch (`ServerOffer.streams`); of any other the process comes up
+  beside the fetch, and the load waits for both: max(t_cc + t_cu + t_l, M/(s b_q)) + M/(s p_q).
 - Algorithm 1 still names Eq. 1 (`overlap=False`: t_c + M/s max(1/b + 1/p), then the same), which section 5 replaces by
   Eq. 5 (erratum E14); Eq. 5 lets loading vanish behind fetching, so the last chunk's way over PCIe is added (E15).
 - A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
@@ -44,6 +47,7 @@ class StageSeconds:
     hop_s: float = 0.0  # t_n
     prefill_s: float = 0.0  # t_p
     decode_s: float = 0.0  # t_d
+    warmup_s: float = 0.0  # t_w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +57,11 @@ class ServerOffer:
     node_id: str
     link: LinkLedger
     pcie_bytes_per_s: float
-    gpus: tuple[tuple[str, int], ...]
+    gpus: tuple[tuple[str, int], ...] = ()
     empty_gpus: frozenset[str] = frozenset()  # GPUs nobody holds anything on
     lost: Mapping[str, float] = field(default_factory=dict)  # gpu_id -> worth of what would give way there
+    stages: StageSeconds | None = None  # of a start there, where its GPUs are not as the others
+    streams: bool = True  # weights go on to the GPU as they come in, and imports run beside that (Eq. 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +196,14 @@ def _scheme(
     whole, low = start.bytes_per_gpu(), start.bytes_per_gpu(num_stages)
     spare_s = now_s + start.slo_ttft_s - start.waited_s - besides_s(start.stages, num_stages, num_full)
 
-    def may_join(link: LinkLedger) -> bool:
-        return admits(link, part, spare_s, now_s, check_newcomer=params.check_newcomer)
+    def may_join(server: ServerOffer) -> bool:
+        after_s = after_fetch_s(server.stages or start.stages, part / start.num_gpus, server)
+        return admits(server.link, part, spare_s - after_s, now_s, check_newcomer=params.check_newcomer)
 
     def open_to(num_bytes: int) -> Iterator[tuple[ServerOffer, tuple[str, ...]]]:
         for server in ordered:
             gpus = _gpus(server, num_bytes, start.num_gpus)
-            if gpus and (not params.check_contention or may_join(server.link)):
+            if gpus and (not params.check_contention or may_join(server)):
                 yield server, gpus
 
     chosen: list[tuple[ServerOffer, StagePlace]] = []
@@ -257,13 +264,22 @@ def _per_token(tpot_s: float) -> str:
 def ready_s(
     stages: StageSeconds, part_bytes: float, server: ServerOffer, params: AllocationParams, num_gpus: int = 1
 ) -> float:
-    """Seconds until one worker has its part of the model on its GPUs: Eq. 5's first term, or Eq. 1's."""
+    """Seconds until one worker is warm with its part of the model on its GPUs: Eq. 5's first term, or Eq. 1's, or
+    without streaming the slower of process and fetch, then the load. `stages`: of a server that has none of its own."""
+    stages = server.stages or stages
     fetch_s, load_s = part_bytes / server.link.share(), part_bytes / num_gpus / server.pcie_bytes_per_s
     started_s = stages.container_s + stages.cuda_s
     if not params.overlap:
-        return started_s + stages.library_s + fetch_s + load_s
+        return started_s + stages.library_s + fetch_s + load_s + stages.warmup_s
+    if not server.streams:
+        return max(started_s + stages.library_s, fetch_s) + load_s + stages.warmup_s
     last_chunk_s = min(params.chunk_bytes, part_bytes / num_gpus) / server.pcie_bytes_per_s
-    return max(started_s + max(load_s, stages.library_s), fetch_s + last_chunk_s)
+    return max(started_s + max(load_s, stages.library_s), fetch_s + last_chunk_s) + stages.warmup_s
+
+
+def after_fetch_s(stages: StageSeconds, part_bytes: float, server: ServerOffer) -> float:
+    """Seconds on a server between the last byte of `part_bytes` for each GPU and a warm engine (erratum E17)."""
+    return stages.warmup_s + (0.0 if server.streams else part_bytes / server.pcie_bytes_per_s)
 
 
 def _slowdown(num_stages: int, num_full: int) -> float:

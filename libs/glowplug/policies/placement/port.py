@@ -12,7 +12,9 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.hydraserve_contention import LinkLedger
+from glowplug.policies.start_times import StartTimes
 
+NO_STAGES = StageSeconds()
 _READS_SECONDS = "reads_seconds"
 _Place = TypeVar("_Place", bound=Callable[..., Any])
 
@@ -49,7 +51,8 @@ class PlacementView:
     # and engines that are swapped out
     scores: Mapping[str, float] = field(default_factory=dict)  # instance_id of a replica -> its worth when last planned
     links: Mapping[str, LinkLedger] = field(default_factory=dict)  # node_id -> fetches under way on its network card
-    seconds: Mapping[str, StageSeconds] = field(default_factory=dict)  # model_key -> stages of its starts, measured
-    network_bytes_per_s: float = 2e9  # of a node's network card that tells no rate
-    pcie_bytes_per_s: float = 32e9  # host memory to GPU, likewise
-    start_stages: StageSeconds | None = None  # of models that have not been started yet
+    times: StartTimes = field(default_factory=lambda: StartTimes(priors={}))  # what starts take; read only
+    seconds: Mapping[str, StageSeconds] = field(default_factory=dict)  # model_key -> its warm inference, measured
+    first_token_s: Mapping[str, float] = field(default_factory=dict)  # model_key -> from READY to the first token of
+    # who waited for it, measured
+    start_stages: StageSeconds = NO_STAGES  # warm inference of models that have not served yet

@@ -12,9 +12,9 @@ from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import Clearing, clear, grow
+from glowplug.policies.placement.expect import offer_of
 from glowplug.policies.placement.first_fit import fit
-from glowplug.policies.placement.hydraserve_contention import settle
-from glowplug.policies.placement.links import has_weights, link_of, pcie_rate
+from glowplug.policies.placement.links import has_weights
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 
@@ -44,12 +44,10 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
 
 def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
     """Seconds until the weights are on that node's GPUs."""
-    model = request.model
-    load_s = model.weights_bytes / model.num_gpus / pcie_rate(node, view)
-    if has_weights(node, model):
-        return load_s
-    share = settle(link_of(node, view), view.now_s).share()
-    return load_s + (model.weights.num_bytes or model.weights_bytes) / share
+    model, is_cached = request.model, has_weights(node, request.model)
+    offer = offer_of(node, model, view, is_cached=is_cached)
+    load_s = model.weights_bytes / model.num_gpus / offer.pcie_bytes_per_s
+    return load_s + (model.weights.num_bytes or model.weights_bytes) / offer.link.share()
 
 
 def _with_room(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:

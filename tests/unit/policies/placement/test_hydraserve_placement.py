@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from glowplug.controllers.placer_network import configured
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo, WeightsRef
@@ -12,6 +13,7 @@ from glowplug.policies.placement.hydraserve_allocation import AllocationParams, 
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import choose
+from glowplug.policies.start_times import StartTimes
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 GB = 10**9
@@ -26,7 +28,10 @@ SEVEN_B = a_model(
 )
 
 
-def server(node_id, *, abilities=("emulated:stages",), gbps=16, **fields):
+TIMES = StartTimes(priors={}, otherwise=configured(STAGES))
+
+
+def server(node_id, *, abilities=("emulated:stages", "emulated:stream"), gbps=16, **fields):
     gpus_mib = (24 * GB // MIB,)
     link = Link(link_id=f"{node_id}/nic", bytes_per_s=gbps * 1e9 / 8)
     return a_node(node_id, gpus_mib=gpus_mib, links=(link,), abilities=abilities, **fields)
@@ -34,7 +39,7 @@ def server(node_id, *, abilities=("emulated:stages",), gbps=16, **fields):
 
 def place(policy, nodes, *, model=SEVEN_B, waited_s=0.0, **fields):
     request = PlaceRequest(instance_id="i", model=model, waited_s=waited_s)
-    return policy.place(request, PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, **fields))
+    return policy.place(request, PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, times=TIMES, **fields))
 
 
 def test_two_stages_where_one_server_would_be_late_each_with_its_half():
@@ -54,7 +59,7 @@ def test_one_server_where_its_link_is_fast_enough():
 @pytest.mark.parametrize("policy", [hydraserve, union, serverlessllm])
 def test_nodes_that_are_given_no_limit_are_reckoned_with_the_rate_of_those_that_tell_none(policy):
     """A live node's prefetcher says 0, no limit; 12 GB at 2 GB/s are 6 s."""
-    decision = place(policy, [server("node-1", abilities=(), gbps=0)])
+    decision = place(policy, [server("node-1", abilities=("emulated:stream",), gbps=0)])
     assert [s.node_id for s in decision.stages] == ["node-1"]
     assert {round(rival.score, 1) for rival in decision.rivals} == {6.4 if policy is serverlessllm else 7.5}
 
@@ -129,7 +134,7 @@ def large_servers(num, **fields):
             f"node-{n}",
             gpus_mib=(80 * GB // MIB,) * 8,
             links=(Link(link_id=f"node-{n}/nic", bytes_per_s=2e9),),
-            abilities=("emulated:stages",),
+            abilities=("emulated:stages", "emulated:stream"),
             **fields,
         )
         for n in range(num)
@@ -137,7 +142,7 @@ def large_servers(num, **fields):
 
 
 def place_large(nodes, params=GROUPS, policy=hydraserve.place, **fields):
-    view = PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, **fields)
+    view = PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, times=TIMES, **fields)
     return policy(PlaceRequest(instance_id="i", model=SEVENTY_B), view, params)
 
 
@@ -156,7 +161,7 @@ def test_section_7_a_model_of_several_gpus_starts_in_stages_where_that_is_asked_
 
 def test_section_7_the_option_is_written_behind_the_name():
     policy = choose("placement", "hydraserve:allocation.pipeline_over_tensor=true")
-    view = PlacementView(now_s=0.0, nodes=large_servers(2), start_stages=STAGES)
+    view = PlacementView(now_s=0.0, nodes=large_servers(2), start_stages=STAGES, times=TIMES)
     assert len(policy(PlaceRequest(instance_id="i", model=SEVENTY_B), view).stages) == 2
 
 
@@ -179,7 +184,12 @@ def test_groups_take_the_gpus_where_replicas_are_worth_least_and_drop_them_once(
     decision = hydraserve.lay_out(
         PlaceRequest(instance_id="i", model=SEVENTY_B),
         PlacementView(
-            now_s=0.0, nodes=[node], dormant={"node-0": rows}, scores={"r-1": 3.0, "r-2": 1.0}, start_stages=STAGES
+            now_s=0.0,
+            nodes=[node],
+            dormant={"node-0": rows},
+            scores={"r-1": 3.0, "r-2": 1.0},
+            start_stages=STAGES,
+            times=TIMES,
         ),
         params,
     )

@@ -1,0 +1,135 @@
+"""What a start will take where a placement puts it: stage by stage, and to its first token.
+
+The same figures for every policy, from `start_times` and the links' ledgers: HydraServe weighs its layouts by them, and
+every placement carries them to its decision, its agents and whoever waits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from glowplug.domain.hardware import Node
+from glowplug.domain.model import Model
+from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.hydraserve_allocation import (
+    AllocationParams,
+    ServerOffer,
+    StageSeconds,
+    besides_s,
+    ready_s,
+)
+from glowplug.policies.placement.hydraserve_contention import LinkLedger, settle
+from glowplug.policies.placement.links import declared_pcie, gpu_kind_of, has_weights, link_of, pcie_rate
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.shape import bytes_per_gpu
+from glowplug.policies.start_times import StageTimes, StartKind, kind_from
+
+STREAMS = "stream"  # ability of engines that load what they fetch as it comes in, and import beside that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """One start as it is expected. `by_phase`: of each of its stages, phase -> seconds."""
+
+    kind: StartKind
+    start_s: float  # from the command to READY
+    ttft_s: float  # ... to the first token of a request that waits for it
+    by_phase: tuple[Mapping[str, float], ...]
+
+
+def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) -> Expected | None:
+    """What the start of a decision will take. None where it starts nothing on a node of the view."""
+    model, nodes = request.model, {node.node_id: node for node in view.nodes}
+    if not decision.stages or any(stage.node_id not in nodes for stage in decision.stages):
+        return None
+    if decision.source:
+        kind, grown = _growth(decision, model, nodes[decision.node_id], view)
+        ttft_s = grown.whole_s + view.first_token_s.get(model.key, warm_seconds(model, view).prefill_s)
+        return Expected(kind=kind, start_s=grown.whole_s, ttft_s=ttft_s, by_phase=(grown.by_phase(),))
+    found = [_stage(stage, len(decision.stages), model, nodes[stage.node_id], view) for stage in decision.stages]
+    start_s = max(seconds for _, seconds, _ in found)
+    num_full = sum(stage.bytes_per_gpu >= bytes_per_gpu(model) for stage in decision.stages)
+    warm = warm_seconds(model, view)
+    first_s = view.first_token_s.get(model.key, warm.prefill_s)
+    after_s = besides_s(replace(warm, prefill_s=first_s), len(decision.stages), num_full)
+    kinds = {kind for kind, _, _ in found}
+    return Expected(
+        kind=StartKind.COLD if StartKind.COLD in kinds else StartKind.CACHED,
+        start_s=start_s,
+        ttft_s=start_s + after_s,
+        by_phase=tuple(phases for _, _, phases in found),
+    )
+
+
+def warm_seconds(model: Model, view: PlacementView) -> StageSeconds:
+    """The model's warm inference: measured, else configured, else its engine's prior."""
+    known = view.seconds.get(model.key)
+    if known is not None:
+        return known
+    return replace(view.start_stages, prefill_s=view.start_stages.prefill_s or view.times.prefill_s(model))
+
+
+def stage_seconds(model: Model, gpu_kind: str, view: PlacementView, kind: StartKind) -> StageSeconds:
+    """The terms of Eq. 5 for a start on such GPUs. Context is not measured apart from the container."""
+    took = view.times.predict(model, kind, gpu_kind)
+    library_s = took.launch_s * view.times.library_share(model)
+    return replace(
+        warm_seconds(model, view),
+        container_s=took.launch_s - library_s,
+        cuda_s=0.0,
+        library_s=library_s,
+        warmup_s=took.warmup_s + took.rest_s,
+    )
+
+
+def offer_of(node: Node, model: Model, view: PlacementView, *, is_cached: bool) -> ServerOffer:
+    """A node as a start of that model finds it: its rates and its stages, without its GPUs."""
+    kind = StartKind.CACHED if is_cached else StartKind.COLD
+    gpu_kind, num_bytes = gpu_kind_of(node), model.weights.num_bytes or model.weights_bytes
+    if is_cached:
+        look_s = view.times.predict(model, kind, gpu_kind).fetch_s
+        link = LinkLedger(bytes_per_s=num_bytes / look_s if look_s > 0 and num_bytes else float("inf"))
+    else:
+        known = view.links.get(node.node_id)
+        link = settle(link_of(node, model, view.times, known, view.now_s), view.now_s)
+    return ServerOffer(
+        node_id=node.node_id,
+        link=link,
+        pcie_bytes_per_s=pcie_rate(node, model, view.times),
+        stages=stage_seconds(model, gpu_kind, view, kind),
+        streams=node.can(model.engine, STREAMS),
+    )
+
+
+def _growth(decision: PlaceDecision, model: Model, node: Node, view: PlacementView) -> tuple[StartKind, StageTimes]:
+    rows = (row for here in view.dormant.values() for row in here)
+    source = next((row for row in rows if row.instance_id == decision.source), None)
+    kind = kind_from(source.state) if source is not None else StartKind.GROWTH
+    if kind is not StartKind.JOIN or source is None:
+        return kind, view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
+    found = StartKind.CACHED if has_weights(node, model) else StartKind.COLD
+    own = view.times.predict(model, found, gpu_kind_of(node), declared_pcie(node))
+    left_s = max(0.0, own.whole_s - (view.now_s - source.created_at))
+    grown = view.times.predict(model, StartKind.GROWTH, gpu_kind_of(node))
+    return kind, replace(grown, load_s=left_s + grown.load_s)
+
+
+def _stage(
+    stage: StageDecision, num_stages: int, model: Model, node: Node, view: PlacementView
+) -> tuple[StartKind, float, Mapping[str, float]]:
+    is_cached = has_weights(node, model)
+    offer = offer_of(node, model, view, is_cached=is_cached)
+    whole_bytes = model.weights.num_bytes or model.weights_bytes
+    part_bytes = stage.fetch_bytes or whole_bytes
+    kind = StartKind.CACHED if is_cached else StartKind.COLD
+    took = view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
+    here = replace(
+        took,
+        fetch_s=part_bytes / offer.link.share(),
+        load_s=model.weights_bytes / num_stages / len(stage.gpu_ids) / offer.pcie_bytes_per_s,
+    )
+    assert offer.stages is not None
+    if offer.streams:
+        seconds = ready_s(offer.stages, part_bytes, offer, AllocationParams(), len(stage.gpu_ids))
+    else:
+        seconds = here.whole_s
+    return kind, seconds, here.by_phase()

@@ -1,0 +1,426 @@
+"""How long each stage of a start takes: learned over the whole fleet, with a documented prior for each engine.
+
+This is the one place that answers the question. The placer learns here and keeps the rows in the store (table
+`start_times`); it predicts every start that it orders and sends the figures with the command, so that the phases of an
+instance carry them. Eq. 5 of HydraServe, WarmServe's T_c, a router's Retry-After and the console read the same figures.
+
+A start is looked up from the nearest to the farthest: the same model; else models of its size class (weights within a
+factor of two); else any model of its engine; else the engine's prior. Each of them on the same kind of GPU and for the
+same kind of start, of which a cold and a cached one differ in their fetch alone. What is taken from other models is
+scaled by the two models' priors, so that twice the bytes load twice as long. A figure is the median of the last
+`KEPT` starts: one that met a busy machine moves nothing.
+
+The seconds that no stage covers (polls, notices) are learned as `rest_s`, so that the sum is the whole start.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from statistics import median
+
+from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
+from glowplug.domain.model import Model
+
+START_TIMES = "start_times"  # the table of the store; the placer writes it
+KEPT = 3  # starts of one row: one that was slow by chance moves no median, two do (of 3 and 5, 3 was closer, bench)
+MAX_ROWS = 5000  # of models times kinds; the one that has not been seen for longest goes first
+MAX_START_S = 86_400.0  # a start that took longer is a clock that was set
+MAX_SCALE = 100.0  # between two models: beyond it their priors say nothing of each other
+NOT_SEEN = -1.0  # of a stage that this start does not show alone
+
+
+class StartKind(StrEnum):
+    """What a start finds."""
+
+    COLD = "cold"  # its weights come into host memory first
+    CACHED = "cached"  # they lie in host memory, or there are none to bring
+    WAKE = "wake"  # its engine sleeps outside the GPU (SWAPPED_OUT)
+    GROWTH = "growth"  # a replica holds its weights (PREWARMED)
+    JOIN = "join"  # a replica of it is on its way: what is left of that one's start, then a growth
+
+
+_SIBLING = {StartKind.COLD: StartKind.CACHED, StartKind.CACHED: StartKind.COLD}  # the same but for the fetch
+_KINDS = {kind.value: kind for kind in StartKind}
+_OF_STATE = {InstanceState.SWAPPED_OUT: StartKind.WAKE, InstanceState.PREWARMED: StartKind.GROWTH}
+
+
+def kind_from(source: InstanceState) -> StartKind:
+    """The start of an instance that grows from one in that state."""
+    return _OF_STATE.get(source, StartKind.JOIN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of the stages of one start. The process comes up while the weights are fetched."""
+
+    fetch_s: float = 0.0
+    launch_s: float = 0.0
+    load_s: float = 0.0
+    warmup_s: float = 0.0
+    rest_s: float = 0.0  # covered by no stage
+
+    @property
+    def whole_s(self) -> float:
+        """From the command to READY where nothing is streamed: what follows the fetch waits for all of it."""
+        return max(self.launch_s, self.fetch_s) + self.load_s + self.warmup_s + self.rest_s
+
+    def by_phase(self) -> dict[str, float]:
+        """As the phases of an instance name them; stages that this start does not have are left out."""
+        named = {
+            PhaseName.FETCH: self.fetch_s,
+            PhaseName.LAUNCH: self.launch_s,
+            PhaseName.LOAD: self.load_s,
+            PhaseName.WARMUP: self.warmup_s,
+        }
+        return {name.value: seconds for name, seconds in named.items() if seconds > 0}
+
+
+_FIELDS = ("fetch_s", "launch_s", "load_s", "warmup_s", "rest_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is expected of an engine of which no start has been seen. A rate of 0 is the placer's setting."""
+
+    launch_s: float = 0.0
+    library_s: float = 0.0  # of the launch: imports, which a streaming engine does beside the load (Eq. 5's t_l)
+    load_s: float = 0.0  # besides moving the bytes
+    load_bytes_per_s: float = 0.0
+    warmup_s: float = 0.0
+    fetch_s: float = 0.0  # besides moving the bytes
+    fetch_bytes_per_s: float = 0.0  # of a network that the engine models by itself; 0: none
+    look_s: float = 0.0  # to see that weights lie in host memory
+    rest_s: float = 0.0
+    wake_s: float = 0.0  # besides moving the bytes, at `load_bytes_per_s`
+    growth_s: float = 0.0
+    prefill_s: float = 0.0  # first token of a warm instance
+    reads_args: bool = False  # `engine_args` of its models say otherwise, by these names, and `time_scale`
+
+    def of(self, model: Model) -> "Prior":
+        """The prior of one model: its own arguments stand before the engine's."""
+        if not self.reads_args or not model.engine_args:
+            return self
+        scale = _number(model, "time_scale", 0.0) or 1.0
+        return replace(
+            self,
+            launch_s=_number(model, "launch_s", self.launch_s) / scale,
+            warmup_s=_number(model, "warmup_s", self.warmup_s) / scale,
+            prefill_s=self.prefill_s / scale,
+            load_bytes_per_s=_number(model, "load_bytes_per_s", self.load_bytes_per_s) * scale,
+            fetch_bytes_per_s=_number(model, "fetch_bytes_per_s", self.fetch_bytes_per_s) * scale,
+        )
+
+
+PRIORS: Mapping[str, Prior] = {
+    # Its own model of time (engines/emulated_host/profiles.py: ColdStart; tests/unit/policies hold the two together).
+    "emulated": Prior(
+        launch_s=2.0,
+        load_bytes_per_s=10e9,
+        warmup_s=0.5,
+        look_s=0.002,
+        rest_s=0.05,
+        wake_s=0.05,
+        growth_s=0.01,
+        prefill_s=0.05,
+        reads_args=True,
+    ),
+    # SmolLM2-135M on two cores at load 4 (`python -m bench.predictions llamacpp`): medians of 27 starts. Weights are
+    # mapped, not copied, so that their bytes count for little.
+    "llamacpp": Prior(
+        launch_s=0.12,
+        load_s=0.3,
+        load_bytes_per_s=1e9,
+        warmup_s=0.03,
+        fetch_s=0.25,
+        look_s=0.02,
+        rest_s=0.05,
+        prefill_s=0.25,
+    ),
+    # Parked, on two cores (docs/engines/vllm.md: 1.8 to 3.7 s to the first token). A plain start is ten times as long:
+    # it is learned with the first.
+    "vllm": Prior(
+        launch_s=0.3,
+        load_s=1.5,
+        load_bytes_per_s=2e9,
+        warmup_s=0.5,
+        fetch_s=0.25,
+        look_s=0.02,
+        rest_s=0.05,
+        prefill_s=0.1,
+    ),
+}
+UNKNOWN = Prior()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartSample:
+    """One start as it was, beside what the prior says of its model. A stage is NOT_SEEN where others hid it."""
+
+    instance_id: str
+    ended_at: float
+    took: StageTimes
+    prior: StageTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRow:
+    """The last starts of one model, of one kind, on one kind of GPU; oldest first. A row of the store."""
+
+    key: str
+    model_key: str
+    engine: str
+    gpu_kind: str
+    kind: StartKind
+    size_class: int
+    samples: tuple[StartSample, ...] = ()
+
+
+_Group = tuple[str, str, StartKind, int | None]  # engine, kind of GPU, kind of start, size class (None: any)
+
+
+@dataclass(slots=True, kw_only=True)
+class StartTimes:
+    """Learns from instances that are READY, predicts from all of them. Changes only by `learn`, `restore`, `forget`."""
+
+    priors: Mapping[str, Prior] = field(default_factory=lambda: PRIORS)
+    otherwise: Prior = UNKNOWN  # of an engine without one
+    network_bytes_per_s: float = 2e9  # of a node's network card that tells no rate
+    pcie_bytes_per_s: float = 32e9  # host memory to GPU, likewise
+    rows: dict[str, StartRow] = field(default_factory=dict)
+    _groups: dict[_Group, tuple[StartSample, ...]] = field(default_factory=dict)
+    _gpu_kinds: dict[str, str] = field(default_factory=dict)  # engine -> kind of GPU of its newest start
+    _known: dict[tuple[object, ...], StageTimes] = field(default_factory=dict)  # predictions since the last change
+    growths_s: dict[str, float] = field(default_factory=dict)  # model_key -> the quickest growth seen: it waited for no
+    # weights
+
+    # learning
+
+    def learn(self, instance: Instance, model: Model) -> StartRow | None:
+        """Take the start of an instance that serves; None where it teaches nothing (again)."""
+        if instance.state is not InstanceState.READY or not instance.serves or instance.model_key != model.key:
+            return None
+        took, kind = _measured(instance), _kind_of(instance)
+        if took is None or kind is None:
+            return None
+        size = size_class(model)
+        row = StartRow(
+            key=f"{model.key}/{instance.engine}/{instance.gpu_kind}/{kind.value}",
+            model_key=model.key,
+            engine=instance.engine,
+            gpu_kind=instance.gpu_kind,
+            kind=kind,
+            size_class=size,
+        )
+        known = self.rows.get(row.key)
+        kept = known.samples if known is not None and known.size_class == size else ()
+        sample = StartSample(
+            instance_id=instance.instance_id,
+            ended_at=instance.ready_at,
+            took=took,
+            prior=self.prior_times(model, kind),
+        )
+        samples = _with(kept, (sample,))
+        if samples == kept:
+            return None
+        self._put(replace(row, samples=samples))
+        return self.rows[row.key]
+
+    def restore(self, rows: Mapping[str, StartRow]) -> list[StartRow]:
+        """Take the table; returns the rows that it lacks, or has less of. Rows that no start has made are left out."""
+        rows = {key: row for key, row in rows.items() if _is_sound(row)}
+        for key, row in rows.items():
+            known = self.rows.get(key)
+            kept = known.samples if known is not None and known.size_class == row.size_class else ()
+            merged = replace(row, samples=_with(row.samples, kept))
+            if merged != known:
+                self._put(merged)
+        return [row for key, row in self.rows.items() if rows.get(key) != row]
+
+    def forget(self, is_gone: Callable[[str], bool]) -> list[str]:
+        """Drop the rows of models that are no more; returns their keys."""
+        gone = [key for key, row in self.rows.items() if is_gone(row.model_key)]
+        for key in gone:
+            self.growths_s.pop(self.rows.pop(key).model_key, None)
+        if gone:
+            self._regroup()
+        return gone
+
+    def _put(self, row: StartRow) -> None:
+        self.rows.pop(row.key, None)
+        self.rows[row.key] = row
+        if len(self.rows) > MAX_ROWS:
+            del self.rows[next(iter(self.rows))]
+            self._regroup()
+            return
+        for size in (row.size_class, None):
+            group = (row.engine, row.gpu_kind, row.kind, size)
+            self._groups[group] = _with(self._groups.get(group, ()), row.samples)
+        self._gpu_kinds[row.engine] = row.gpu_kind
+        self._known.clear()
+        if row.kind is StartKind.GROWTH:
+            quickest_s = min(sample.took.load_s for sample in row.samples)
+            self.growths_s[row.model_key] = min(quickest_s, self.growths_s.get(row.model_key, quickest_s))
+
+    def _regroup(self) -> None:
+        self._known.clear()
+        self._groups.clear()
+        for row in self.rows.values():
+            for size in (row.size_class, None):
+                group = (row.engine, row.gpu_kind, row.kind, size)
+                self._groups[group] = _with(self._groups.get(group, ()), row.samples)
+
+    # predicting
+
+    def knows(self, model: Model) -> bool:
+        """Whether anything but zeros would be predicted of that model."""
+        return model.engine in self.priors or model.engine in self._gpu_kinds or self.otherwise is not UNKNOWN
+
+    def _prior(self, model: Model) -> Prior:
+        return self.priors.get(model.engine, self.otherwise).of(model)
+
+    def predict(self, model: Model, kind: StartKind, gpu_kind: str = "", pcie_bytes_per_s: float = 0.0) -> StageTimes:
+        """The stages of a start. `gpu_kind` "": that of the engine's newest start. `pcie_bytes_per_s`: declared by
+        its node, 0 for none; it stands before the engine's prior, and behind what was seen."""
+        gpu_kind = gpu_kind or self._gpu_kinds.get(model.engine, "")
+        asked = (model.key, model.revision, model.weights_bytes, kind, gpu_kind, pcie_bytes_per_s)
+        known = self._known.get(asked)
+        if known is None:
+            prior = self.prior_times(model, kind, pcie_bytes_per_s)
+            found = {name: self._stage(name, model, kind, gpu_kind, prior) for name in _FIELDS}
+            known = self._known[asked] = StageTimes(**found)
+        return known
+
+    def prior_times(self, model: Model, kind: StartKind, pcie_bytes_per_s: float = 0.0) -> StageTimes:
+        """What the engine's prior says of a start of that model."""
+        prior = self._prior(model)
+        rate = pcie_bytes_per_s or prior.load_bytes_per_s or self.pcie_bytes_per_s
+        moved_s = model.weights_bytes / model.num_gpus / rate
+        if kind is StartKind.WAKE:
+            return StageTimes(load_s=moved_s + prior.wake_s)
+        if kind is StartKind.GROWTH:
+            return StageTimes(load_s=prior.growth_s)
+        fetch_s = prior.look_s
+        if kind is StartKind.COLD:
+            fetch_s = prior.fetch_s + (model.weights.num_bytes or model.weights_bytes) / self.network_bytes_per_s
+        elif prior.fetch_bytes_per_s:
+            fetch_s = model.weights_bytes / prior.fetch_bytes_per_s
+        return StageTimes(
+            fetch_s=fetch_s,
+            launch_s=prior.launch_s,
+            load_s=prior.load_s + moved_s,
+            warmup_s=prior.warmup_s,
+            rest_s=prior.rest_s,
+        )
+
+    def library_share(self, model: Model) -> float:
+        """How much of a launch a streaming engine does beside the load."""
+        prior = self._prior(model)
+        return prior.library_s / prior.launch_s if prior.launch_s else 0.0
+
+    def prefill_s(self, model: Model) -> float:
+        """Of a model whose requests have shown none."""
+        return self._prior(model).prefill_s
+
+    def latest(self, model: Model, kinds: Iterable[StartKind]) -> StartKind | None:
+        """That of some kinds which the model has started by last; None: by none."""
+        rows = [row for kind in kinds if (row := self._row(model, kind, self._gpu_kinds.get(model.engine, "")))]
+        return max(rows, key=lambda row: (row.samples[-1].ended_at, row.kind)).kind if rows else None
+
+    def has_seen(self, model: Model) -> bool:
+        """Whether a start of that model has been measured, on the engine's newest kind of GPU."""
+        return self.latest(model, StartKind) is not None
+
+    def _row(self, model: Model, kind: StartKind, gpu_kind: str) -> StartRow | None:
+        return self.rows.get(f"{model.key}/{model.engine}/{gpu_kind}/{kind.value}")
+
+    def _stage(self, name: str, model: Model, kind: StartKind, gpu_kind: str, prior: StageTimes) -> float:
+        """One stage, by the nearest starts that show it."""
+        kinds = [kind, *([_SIBLING[kind]] if kind in _SIBLING and name != "fetch_s" else [])]
+        mine: float = getattr(prior, name)
+        for one in kinds:
+            row = self._row(model, one, gpu_kind)
+            if row is not None and (seen := [t for s in row.samples if (t := getattr(s.took, name)) >= 0]):
+                return float(median(seen))
+        for size in (size_class(model), None):
+            for one in kinds:
+                samples = self._groups.get((model.engine, gpu_kind, one, size), ())
+                if scaled := [_scaled(s, name, mine) for s in samples if getattr(s.took, name) >= 0]:
+                    return float(median(scaled))
+        return mine
+
+
+def size_class(model: Model) -> int:
+    """Models of one class have weights within a factor of two."""
+    return model.weights_bytes.bit_length()
+
+
+def _is_sound(row: StartRow) -> bool:
+    return bool(row.samples) and all(
+        NOT_SEEN <= getattr(sample.took, name) <= MAX_START_S for sample in row.samples for name in _FIELDS
+    )
+
+
+def _scaled(sample: StartSample, name: str, prior_s: float) -> float:
+    """What another model took, as it would be for one with that prior."""
+    took: float = getattr(sample.took, name)
+    its: float = getattr(sample.prior, name)
+    if its <= 0 or prior_s <= 0:
+        return took
+    return took * min(max(prior_s / its, 1 / MAX_SCALE), MAX_SCALE)
+
+
+def _with(kept: tuple[StartSample, ...], more: Iterable[StartSample]) -> tuple[StartSample, ...]:
+    """The newest `KEPT` of both, each once, oldest first."""
+    by_id = {sample.instance_id: sample for sample in (*kept, *more)}
+    newest = sorted(by_id.values(), key=lambda s: (s.ended_at, s.instance_id))[-KEPT:]
+    return tuple(newest)
+
+
+def _kind_of(instance: Instance) -> StartKind | None:
+    """None: of an agent that names another kind, of a start that was broken off and begun again, and of one that
+    joined another, whose seconds are those of when it came."""
+    if not instance.start_kind:  # of an agent that does not tell
+        return StartKind.WAKE if instance.source else StartKind.COLD
+    kind = _KINDS.get(instance.start_kind)
+    return None if kind is StartKind.JOIN else kind
+
+
+def _measured(instance: Instance) -> StageTimes | None:
+    """Seconds from its phases. None for clocks that cannot be. What the later stages of a pipeline wait for is no
+    part of a start: of it only the process and its warm-up are taken."""
+    whole_s = instance.ready_at - instance.created_at
+    if instance.created_at <= 0 or not 0 < whole_s <= MAX_START_S:
+        return None
+    phases: dict[PhaseName, Phase] = {}
+    for phase in instance.phases:
+        longest = phases.get(phase.name)
+        if phase.name not in BEFORE_START and (longest is None or phase.actual_s > longest.actual_s):
+            phases[phase.name] = phase
+    took = {name: min(max(0.0, phase.actual_s), whole_s) for name, phase in phases.items()}
+    load, fetch = phases.get(PhaseName.LOAD), phases.get(PhaseName.FETCH)
+    is_streamed = load is not None and fetch is not None and load.started_at < fetch.ended_at - 1e-6
+    is_whole = instance.is_whole
+    return StageTimes(
+        fetch_s=took.get(PhaseName.FETCH, 0.0) if is_whole else NOT_SEEN,
+        launch_s=took.get(PhaseName.LAUNCH, 0.0 if is_whole else NOT_SEEN),
+        load_s=took.get(PhaseName.LOAD, 0.0) if is_whole and not is_streamed else NOT_SEEN,
+        warmup_s=took.get(PhaseName.WARMUP, 0.0 if is_whole else NOT_SEEN),
+        rest_s=max(0.0, whole_s - _covered_s(phases.values(), instance)) if is_whole else NOT_SEEN,
+    )
+
+
+def _covered_s(phases: Iterable[Phase], instance: Instance) -> float:
+    """Seconds of the start in which at least one of the phases was under way."""
+    covered_s, until = 0.0, instance.created_at
+    for phase in sorted(phases, key=lambda p: p.started_at):
+        ended_at = min(phase.ended_at, instance.ready_at)
+        covered_s += max(0.0, ended_at - max(until, phase.started_at))
+        until = max(until, ended_at)
+    return covered_s
+
+
+def _number(model: Model, name: str, otherwise: float) -> float:
+    value = model.engine_args.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        return otherwise
+    return float(value)

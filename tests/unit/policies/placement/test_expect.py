@@ -1,0 +1,143 @@
+"""What a placement expects of a start: whatever the policy, from what the fleet has learned."""
+
+from typing import Any
+
+import pytest
+
+from glowplug.domain.hardware import CachedWeights, Link
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
+from glowplug.domain.model import WeightsRef
+from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.expect import Expected, expect
+from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.registry import ROOMS, choose
+from glowplug.policies.start_times import StartTimes
+from tests.fleet_builder import a_model, a_node, an_instance
+
+GB = 10**9
+URI = "s3://w"
+MODEL = a_model(weights=WeightsRef(uri=URI, num_bytes=8 * GB), weights_bytes=8 * GB)
+GPU_MIB = (40_000,)
+HERE = CachedWeights(digest=MODEL.weights.digest, num_bytes=8 * GB, model_keys=("another",))
+
+
+def node(**fields: Any) -> Any:
+    return a_node("node-1", gpus_mib=GPU_MIB, **fields)
+
+
+def times(kind: str = "cold", **seconds: float) -> StartTimes:
+    """One start seen, on another node."""
+    found, phases, now = StartTimes(), [], 100.0
+    for name, took in seconds.items():
+        phases.append(Phase(name=PhaseName(name), started_at=now, ended_at=now + took))
+        now += took if name != "fetch" else max(0.0, took - seconds.get("launch", 0.0))
+    row = an_instance(
+        "i-0", gpu_id="node-9/0", gpu_kind="host", start_kind=kind, phases=tuple(phases), created_at=100.0, ready_at=now
+    )
+    found.learn(row, MODEL)
+    return found
+
+
+def expected(at: Any, *, source: str = "", **view: Any) -> Expected:
+    stage = StageDecision(node_id="node-1", gpu_ids=("node-1/0",), bytes_per_gpu=8 * GB)
+    request = PlaceRequest(instance_id="i-1", model=MODEL)
+    found = expect(
+        PlaceDecision(stages=(stage,), source=source), request, PlacementView(now_s=200.0, nodes=[at], **view)
+    )
+    assert found is not None
+    return found
+
+
+def asleep(state: InstanceState, **fields: Any) -> dict[str, list[Instance]]:
+    return {"node-1": [an_instance("r-1", state=state, **fields)]}
+
+
+def test_a_first_start_has_its_engines_prior() -> None:
+    found = expected(node(), times=StartTimes())
+    assert found.kind == "cold" and found.start_s == pytest.approx(4.0 + 0.8 + 0.5, abs=0.1)
+    assert found.ttft_s == pytest.approx(found.start_s + 0.05)
+
+
+def test_weights_that_another_model_brought_are_not_fetched_again() -> None:
+    """Models of the same weights share a copy; their start was predicted as if it fetched one of its own."""
+    known = times("cold", fetch=6.0, launch=2.0, load=1.0, warmup=0.5)
+    assert expected(node(), times=known).start_s == pytest.approx(7.5)
+    cached = expected(node(cached=(HERE,)), times=known)
+    assert cached.kind == "cached" and cached.start_s == pytest.approx(3.5)
+
+
+def test_a_declared_link_is_shared_with_those_that_fetch_over_it() -> None:
+    known, card = times("cold", fetch=6.0, launch=2.0, load=1.0), Link(link_id="node-1/nic", bytes_per_s=1.0 * GB)
+    alone = expected(node(links=(card,)), times=known)
+    busy = LinkLedger(
+        bytes_per_s=1.0 * GB, since_s=200.0, fetches=(Fetch(fetch_id="x", left_bytes=9e9, deadline_at=900.0),)
+    )
+    beside = expected(node(links=(card,)), times=known, links={"node-1": busy})
+    assert (alone.start_s, beside.start_s) == (pytest.approx(9.0), pytest.approx(17.0))
+
+
+def test_only_an_engine_that_declares_it_streams() -> None:
+    """Eq. 5 hides the load behind the fetch; where nothing streams it follows."""
+    known = times("cached", launch=2.0, load=3.0, warmup=0.5)
+    card = (Link(link_id="node-1/nic", bytes_per_s=1.0 * GB),)
+    plain = expected(node(links=card), times=known)
+    streamed = expected(node(links=card, abilities=("emulated:stream",)), times=known)
+    assert plain.start_s == pytest.approx(8.0 + 3.0 + 0.5)
+    assert streamed.start_s == pytest.approx(8.0 + 0.5, abs=0.02), "and the last chunk"
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "seconds"),
+    [(InstanceState.SWAPPED_OUT, "wake", 0.85), (InstanceState.PREWARMED, "growth", 0.01)],
+)
+def test_wakes_and_growths_have_a_figure_too(state: InstanceState, kind: str, seconds: float) -> None:
+    found = expected(node(), source="r-1", dormant=asleep(state), times=StartTimes())
+    assert (found.kind, found.start_s) == (kind, pytest.approx(seconds))
+    learned = times(kind, load=1.757)
+    assert expected(node(), source="r-1", dormant=asleep(state), times=learned).by_phase == (
+        {"load": pytest.approx(1.757)},
+    )
+
+
+def test_who_joins_a_replica_on_its_way_waits_for_what_is_left_of_it() -> None:
+    known = times("cached", launch=2.0, load=3.0, warmup=0.5)
+    coming = asleep(InstanceState.STARTING, replica=True, created_at=198.0)
+    found = expected(node(cached=(HERE,)), source="r-1", dormant=coming, times=known)
+    assert found.kind == "join" and found.start_s == pytest.approx(3.5 + 0.01)
+    late = asleep(InstanceState.LOADING, replica=True, created_at=100.0)
+    assert expected(node(cached=(HERE,)), source="r-1", dormant=late, times=known).start_s == pytest.approx(0.01)
+
+
+def test_the_first_token_is_what_it_was_for_those_who_waited() -> None:
+    found = expected(node(), times=StartTimes(), first_token_s={"m": 0.3})
+    assert found.ttft_s == pytest.approx(found.start_s + 0.3)
+
+
+def test_each_stage_of_a_pipeline_fetches_and_loads_its_part() -> None:
+    nodes = [
+        a_node(f"node-{n}", gpus_mib=GPU_MIB, links=(Link(link_id=f"node-{n}/nic", bytes_per_s=1.0 * GB),))
+        for n in (1, 2)
+    ]
+    stages = tuple(
+        StageDecision(node_id=f"node-{n}", gpu_ids=(f"node-{n}/0",), bytes_per_gpu=4 * GB, fetch_bytes=4 * GB)
+        for n in (1, 2)
+    )
+    view = PlacementView(now_s=200.0, nodes=nodes, times=times("cold", fetch=9.0, launch=2.0, load=1.0))
+    found = expect(PlaceDecision(stages=stages), PlaceRequest(instance_id="i", model=MODEL), view)
+    assert found is not None and found.start_s == pytest.approx(4.0 + 0.5)
+    assert [phases["fetch"] for phases in found.by_phase] == pytest.approx([4.0, 4.0])
+
+
+@pytest.mark.parametrize("policy", sorted(ROOMS["placement"]))
+def test_every_policys_placement_has_a_prediction(policy: str) -> None:
+    view = PlacementView(now_s=200.0, nodes=[node()], times=StartTimes())
+    request = PlaceRequest(instance_id="i", model=MODEL)
+    found = expect(choose("placement", policy)(request, view), request, view)
+    assert found is not None and found.start_s == pytest.approx(5.3, abs=0.1)
+
+
+def test_nothing_is_expected_where_nothing_starts() -> None:
+    assert (
+        expect(PlaceDecision(), PlaceRequest(instance_id="i", model=MODEL), PlacementView(now_s=0.0, nodes=[])) is None
+    )

@@ -1,0 +1,226 @@
+"""What starts take: learned fleet-wide by model, else size class, else engine; priors before that."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
+from glowplug.domain.model import Model
+from glowplug.engines.emulated_host.profiles import ColdStart
+from glowplug.policies.start_times import KEPT, PRIORS, Prior, StageTimes, StartKind, StartTimes
+from tests.fleet_builder import a_model, an_instance
+
+GB = 10**9
+
+
+def model(name: str = "m", size_gb: float = 10, **fields: Any) -> Model:
+    return a_model(name, weights_bytes=int(size_gb * GB), **fields)
+
+
+def start(
+    instance_id: str,
+    name: str = "m",
+    *,
+    kind: str = "cached",
+    at: float = 100.0,
+    rest: float = 0.0,
+    fetch: float = 0.0,
+    gpu_id: str = "node-1/0",
+    **stages: float,
+) -> Instance:
+    """A start whose stages came one after the other, the process beside the fetch, and nothing for `rest` s."""
+    phases, now = [Phase(name=PhaseName.FETCH, started_at=at, ended_at=at + fetch)], at
+    for stage, seconds in stages.items():
+        began = max(now, at + fetch) if stage == "load" else now
+        phases.append(Phase(name=PhaseName(stage), started_at=began, ended_at=began + seconds))
+        now = began + seconds
+    return an_instance(
+        instance_id, name, start_kind=kind, gpu_kind="host", gpu_id=gpu_id, phases=tuple(phases), created_at=at,
+        ready_at=now + rest,
+    )  # fmt: skip
+
+
+def test_a_model_never_started_has_the_prior_of_its_engine_for_its_own_size() -> None:
+    took = StartTimes().predict(model(size_gb=20), StartKind.CACHED, "host")
+    assert (took.launch_s, took.load_s, took.warmup_s) == (2.0, 2.0, 0.5)
+    assert took.whole_s == pytest.approx(4.5, abs=0.1)
+
+
+def test_the_emulated_engines_prior_is_its_own_model_of_time() -> None:
+    prior, own = PRIORS["emulated"], ColdStart()
+    assert (prior.launch_s, prior.load_bytes_per_s, prior.warmup_s) == (
+        own.launch_s,
+        own.load_bytes_per_s,
+        own.warmup_s,
+    )
+
+
+def test_what_a_model_says_of_its_emulated_engine_stands_before_the_prior() -> None:
+    args = {"launch_s": 4.0, "warmup_s": 0, "load_bytes_per_s": 5e9, "fetch_bytes_per_s": 1e9, "time_scale": 2}
+    took = StartTimes().predict(model(engine_args=args), StartKind.CACHED, "host")
+    assert (took.launch_s, took.load_s, took.warmup_s, took.fetch_s) == (2.0, 1.0, 0.0, 5.0)
+
+
+def test_what_one_node_has_seen_is_known_of_every_other() -> None:
+    """The agents' own histories left each node's first start without a prediction."""
+    times = StartTimes()
+    times.learn(start("i-1", launch=3.0, load=1.5, warmup=0.7, rest=0.2, gpu_id="node-7/0"), model())
+    took = times.predict(model(), StartKind.CACHED, "host")
+    assert took.by_phase() == pytest.approx({"launch": 3.0, "load": 1.5, "warmup": 0.7})
+    assert took.whole_s == pytest.approx(5.4)
+
+
+def test_a_cold_and_a_cached_start_differ_in_their_fetch_alone() -> None:
+    times, one = StartTimes(), model()
+    times.learn(start("i-1", kind="cold", fetch=8.0, launch=3.0, load=1.5, warmup=0.5), one)
+    cold, cached = (times.predict(one, kind, "host") for kind in (StartKind.COLD, StartKind.CACHED))
+    assert cold.whole_s == pytest.approx(10.0)
+    assert cached.whole_s == pytest.approx(5.0), "the first start from host memory waits for no fetch"
+    assert cached.fetch_s < 0.01
+
+
+def test_warm_up_hides_behind_nothing() -> None:
+    assert StageTimes(fetch_s=9.0, launch_s=2.0, load_s=1.0, warmup_s=3.0).whole_s == 13.0
+
+
+def test_models_of_one_size_class_tell_of_each_other_scaled_by_their_priors() -> None:
+    times = StartTimes()
+    times.learn(start("i-1", "a", launch=4.0, load=2.0, warmup=1.0), model("a", 10))
+    took = times.predict(model("b", 12), StartKind.CACHED, "host")
+    assert took.by_phase() == pytest.approx({"launch": 4.0, "load": 2.4, "warmup": 1.0})
+
+
+def test_an_own_start_goes_before_the_class_and_the_class_before_the_engine() -> None:
+    times = StartTimes()
+    for name, size_gb, launch_s in (("far", 100, 9.0), ("near", 11, 5.0), ("m", 10, 3.0)):
+        times.learn(start(f"i-{name}", name, launch=launch_s), model(name, size_gb))
+    launches = [
+        times.predict(model(name, size), StartKind.CACHED, "host").launch_s
+        for name, size in (("m", 10), ("new", 11), ("other", 30))
+    ]
+    assert launches == [3.0, 4.0, 5.0], "its own; the median of its class; the median of all"
+
+
+@pytest.mark.parametrize("other", [{"gpu_kind": "cuda"}, {"engine": "vllm"}, {"start_kind": "wake"}])
+def test_other_gpus_engines_and_kinds_tell_nothing(other: dict[str, Any]) -> None:
+    times, one = StartTimes(), model()
+    times.learn(replace(start("i-1", launch=30.0, load=30.0), **other), one)
+    assert times.predict(one, StartKind.CACHED, "host") == StartTimes().predict(one, StartKind.CACHED, "host")
+
+
+def test_a_wake_is_predicted_from_wakes_and_from_the_prior_before() -> None:
+    times, one = StartTimes(), model(size_gb=16)
+    assert times.predict(one, StartKind.WAKE, "host").whole_s == pytest.approx(1.6, abs=0.1)
+    times.learn(replace(start("i-1", kind="wake", load=1.757), phases=start("i-1", load=1.757).phases[1:]), one)
+    assert times.predict(one, StartKind.WAKE, "host").whole_s == pytest.approx(1.757)
+
+
+def test_one_slow_start_moves_nothing_and_two_do() -> None:
+    times, one = StartTimes(), model()
+    for n in range(KEPT):
+        times.learn(start(f"i-{n}", at=100.0 + n, launch=2.0), one)
+    times.learn(start("slow-0", at=200.0, launch=20.0), one)
+    assert times.predict(one, StartKind.CACHED, "host").launch_s == 2.0
+    times.learn(start("slow-1", at=201.0, launch=20.0), one)
+    assert times.predict(one, StartKind.CACHED, "host").launch_s == 20.0
+
+
+def test_a_start_is_learned_once_however_often_it_is_told() -> None:
+    times, one = StartTimes(), model()
+    row = start("i-1", launch=2.0)
+    assert times.learn(row, one) is not None and times.learn(replace(row, revision=9), one) is None
+    for n in range(KEPT):
+        times.learn(start(f"j-{n}", at=200.0 + n, launch=2.0), one)
+    assert times.learn(row, one) is None, "nor once newer ones have taken its place"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        replace(start("i"), state=InstanceState.DRAINING),
+        replace(start("i"), start_kind="interrupted"),
+        replace(start("i"), created_at=0.0),
+        replace(start("i", launch=1.0), ready_at=50.0),
+        replace(start("i"), part_of="p"),
+    ],
+    ids=["drains", "broken off by its agent's restart", "no begin", "a clock that went back", "a later stage"],
+)
+def test_what_is_no_measure_is_not_learned(row: Instance) -> None:
+    assert StartTimes().learn(row, model()) is None
+
+
+def test_a_streamed_load_says_nothing_of_one_from_host_memory() -> None:
+    """Eq. 5: it went on beside the fetch, so its seconds are the network's."""
+    times, one = StartTimes(), model()
+    row = start("i-1", kind="cold", fetch=30.0, launch=1.0)
+    load = Phase(name=PhaseName.LOAD, started_at=101.0, ended_at=130.1)
+    times.learn(replace(row, phases=(*row.phases, load), ready_at=130.1), one)
+    assert times.predict(one, StartKind.CACHED, "host").load_s == 1.0, "the prior's: 10 GB at 10 GB/s"
+
+
+def test_of_a_pipeline_only_the_process_and_its_warm_up_are_taken() -> None:
+    times, one = StartTimes(), model()
+    row = replace(start("i-1", kind="cold", fetch=4.0, launch=3.0, load=0.3, warmup=0.6, rest=20.0), num_stages=4)
+    times.learn(row, one)
+    prior, took = (t.predict(one, StartKind.COLD, "host") for t in (StartTimes(), times))
+    assert (took.launch_s, took.warmup_s) == (pytest.approx(3.0), pytest.approx(0.6))
+    assert (took.fetch_s, took.load_s, took.rest_s) == (prior.fetch_s, prior.load_s, prior.rest_s)
+
+
+def test_rows_come_back_from_the_store_and_what_it_lacks_is_told() -> None:
+    """A placer that is started again predicts as the one before it."""
+    first, one = StartTimes(), model()
+    for n in range(3):
+        first.learn(start(f"i-{n}", at=100.0 + n, launch=3.0 + n), one)
+    stored = dict(first.rows)
+    again = StartTimes()
+    assert again.restore(stored) == []
+    assert again.predict(one, StartKind.CACHED, "host") == first.predict(one, StartKind.CACHED, "host")
+    assert [row.key for row in again.restore({})] == list(stored), "an emptied store gets them again"
+    newer = again.learn(start("i-9", at=300.0, launch=9.0), one)
+    assert again.restore(stored) == [newer], "a row that is behind wins over nobody"
+
+
+def test_models_that_are_gone_are_forgotten_and_their_class_with_them() -> None:
+    times = StartTimes()
+    times.learn(start("i-1", "a", launch=9.0), model("a"))
+    assert times.forget(lambda key: key == "a") == ["a/emulated/host/cached"]
+    assert times.rows == {} and times.predict(model("b"), StartKind.CACHED, "host").launch_s == 2.0
+
+
+def test_weights_of_another_size_under_the_same_name_begin_anew() -> None:
+    times = StartTimes()
+    times.learn(start("i-1", load=1.0), model(size_gb=10))
+    times.learn(start("i-2", at=200.0, load=8.0), model(size_gb=80, revision=2))
+    assert times.predict(model(size_gb=80, revision=2), StartKind.CACHED, "host").load_s == pytest.approx(8.0)
+
+
+def test_a_rate_that_a_node_declares_goes_before_the_prior_and_behind_what_was_seen() -> None:
+    times, one = StartTimes(), model()
+    assert times.predict(one, StartKind.CACHED, "host", 40e9).load_s == 0.25
+    times.learn(start("i-1", load=0.7), one)
+    assert times.predict(one, StartKind.CACHED, "host", 40e9).load_s == pytest.approx(0.7)
+
+
+def test_without_prior_or_start_nothing_is_known() -> None:
+    times = StartTimes(priors={})
+    assert not times.knows(model())
+    assert StartTimes(priors={}, otherwise=Prior(launch_s=1.0)).knows(model())
+    times.learn(start("i-1", launch=1.0), model())
+    assert times.knows(model())
+
+
+def test_rows_that_no_start_has_made_are_left_out() -> None:
+    times, one = StartTimes(), model()
+    row = times.learn(start("i-1", launch=3.0), one)
+    assert row is not None
+    sample = row.samples[0]
+    odd = [replace(sample, took=replace(sample.took, load_s=seconds)) for seconds in (-7.0, 1e300)]
+    for samples in ((), *((one_of,) for one_of in odd)):
+        again = StartTimes()
+        again.restore({row.key: replace(row, samples=samples)})
+        assert again.rows == {} and again.predict(one, StartKind.CACHED, "host").launch_s == 2.0
+    tiny = replace(sample, prior=replace(sample.prior, launch_s=1e-300))
+    again.restore({row.key: replace(row, samples=(tiny,))})
+    assert again.predict(model("n"), StartKind.CACHED, "host").launch_s == 300.0, "at most a hundred times as long"
