@@ -215,8 +215,7 @@ class DataPort:
             self._refuse(client, parsed, 400, error.message, error.code, error.type, param=error.param)
             return False
         exchange = Exchange(self, client, parsed, model, bool(asked.stream))
-        if self.tracks_tokens:
-            exchange.prompt_tokens, exchange.max_tokens = sizes(asked)
+        exchange.prompt_tokens, exchange.max_tokens = sizes(asked)
         self._trace(exchange, parsed)
         client.exchange = exchange
         self.desk.arrive(exchange)
