@@ -55,7 +55,6 @@ class Traffic:
         slo = Slo()
         if arrival.model in self.world.models:
             slo = self.world.models[arrival.model].model.slo
-            self.world.fleet.active[arrival.model] = None
         self.world.results.of(arrival.model).arrived(slo.ttft_s, slo.tpot_s)
         expected = arrival.expected_tokens
         if not expected and self.world.setup.params.exact_lengths:
@@ -70,6 +69,8 @@ class Traffic:
                 expected_tokens=expected,
             ),
         )
+        if arrival.model in self.world.models:
+            self.world.fleet.load_changed(arrival.model)
 
     # the router's effects
 
@@ -92,11 +93,16 @@ class Traffic:
             return
         if engine is None or engine.serving is None:
             self.world.fleet.give("router", rw.DispatchFailed(request.ticket, False, "connection refused"))
+            self.world.fleet.load_changed(request.arrival.model)
             return
         arrival = request.arrival
         sequence = Sequence(request.ticket, arrival.prompt_tokens, arrival.response_tokens)
         request.engine, request.sequence = engine, sequence
         engine.tickets[request.ticket] = request
+        if engine.model.pace:
+            prompt, later = self.world.pace_of(engine.model)
+            sequence.pace = prompt / later
+            self.world.sharing.pace(engine, later)
         if len(engine.tickets) == 1:
             self.world.sharing.busy(engine)
         try:
@@ -150,6 +156,7 @@ class Traffic:
             self._measure(request, sequence, now_s)
         took_s = now_s - sequence.submitted_at
         self.world.fleet.give("router", rw.RequestEnded(request.ticket, took_s, sequence.num_emitted))
+        self.world.fleet.load_changed(request.arrival.model)
         self.world.drained_a_little(engine)
 
     def _measure(self, request: _Request, sequence: Sequence, now_s: float) -> None:
