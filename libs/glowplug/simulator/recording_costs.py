@@ -1,23 +1,28 @@
 """What the steps of a recorded engine cost, read off its answered requests.
 
 - Prefill: a line through the seconds to the first token over the prompt's tokens, of requests that found an idle
-  engine: nothing waited there, so it is the work alone. Least squares, so that the mean is right.
+  engine: nothing waited there, so it is the work alone.
 - A later token: a line through its seconds over how many others were decoded at the same time, once the prompts that
   were read in between are taken out, which the simulation charges by itself.
 - Pace: what each request took over what these two lines say of it. It is kept request by request, because engines are
   not as fast every time; the n-th request of a replay is as slow as the n-th that was recorded.
+
+Both slopes are medians (Theil's method), for a machine that was busy elsewhere for a while makes a few requests many
+times as slow; the paces bring them back, each where it was. Of prompts that waited for others nobody knows the pace:
+the line of prefill is as high as the mean.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
+from statistics import fmean, median
 from typing import Any, Final
 
 Row = dict[str, Any]
 LEAST_S: Final = 1e-4
 FEW: Final = 3  # requests that found an idle engine: with fewer the others are read as well
 TOGETHER_S: Final = 0.05  # what waited for a start is sent to its engine within this time
-PACES: Final = (0.2, 5.0)  # what is outside is not the engine's pace: a machine that slept, a clock that jumped
+PACES: Final = (0.05, 100.0)  # what is outside is not the engine's pace: a machine that slept, a clock that jumped
 EVEN: Final = 0.03  # mean distance of the paces from 1 below which they tell nothing
 
 
@@ -47,10 +52,11 @@ class Costs:
 
     def __init__(self, rows: Sequence[Row], prompt_tokens: int) -> None:
         """`prompt_tokens`: of requests whose own number is not known."""
-        sound = sorted((r for r in rows if not r.get("error_code") and r["ttft_s"] > 0), key=lambda r: r["arrived_at"])
+        self._rows = sorted(rows, key=lambda r: r["arrived_at"])
+        sound = [r for r in self._rows if not r.get("error_code") and r["ttft_s"] > 0]
         self._prompt = prompt_tokens
         self._sound = sound
-        self._streamed = [r for r in sound if r["e2e_s"] > r["ttft_s"] * 1.01 and r["response_tokens"] > 1]
+        self._streamed = [r for r in sound if _is_streamed(r)]
         self._by_instance: dict[str, list[Row]] = {}
         for row in self._streamed:
             self._by_instance.setdefault(row["instance_id"], []).append(row)
@@ -72,10 +78,15 @@ class Costs:
     def pace(self) -> list[list[float]]:
         """Of its prompt and of its later tokens, two numbers a request; empty where all are as fast as the costs
         say."""
-        paces = [[self._prompt_pace(row), self._later_pace(row)] for row in self._streamed]
+        paces = [
+            [self._prompt_pace(row) if self._is_typical(row) else 1.0, self._later_pace(row)]
+            if row.get("ttft_s") and not row.get("error_code") and _is_streamed(row)
+            else [1.0, 1.0]
+            for row in self._rows
+        ]
         if not paces or max(sum(abs(one[n] - 1) for one in paces) / len(paces) for n in (0, 1)) < EVEN:
             return []
-        return [[round(min(max(pace, PACES[0]), PACES[1]), 4) for pace in one] for one in paces]
+        return [[round(pace, 4) for pace in one] for one in paces]
 
     def first_s(self, instance_id: str) -> float:
         """What the first prefill of an engine took beyond what the others do, of all that it was sent at first."""
@@ -97,7 +108,7 @@ class Costs:
         warm = [row for row in self._streamed if not row["cold"]] or self._streamed
         alone = [row for row in warm if self._was_alone(row)]
         some = alone if len(alone) >= FEW else warm
-        return _line([(self._tokens(row), max(LEAST_S, row["ttft_s"] - row["queue_s"])) for row in some])
+        return _line([(self._tokens(row), max(LEAST_S, row["ttft_s"] - row["queue_s"])) for row in some], mean=True)
 
     def _was_alone(self, row: Row) -> bool:
         """Whether nothing else ran on its engine from when it was sent there until its first token."""
@@ -124,17 +135,31 @@ class Costs:
         typical = self.prefill_base_s + self.prefill_s * self._prompt
         return min(num * typical, 0.5 * (end - begin))
 
+    def _is_first(self, row: Row) -> bool:
+        """Whether it is of the first that its engine was sent, whose pages were cold: that is `first_s`."""
+        return _sent_at(row) <= self._sent[row["instance_id"]][0] + TOGETHER_S
+
+    def _is_typical(self, row: Row) -> bool:
+        """Whether its time to the first token is that of its own prompt."""
+        return not row["cold"] and not self._is_first(row) and self._was_alone(row)
+
     def _prompt_pace(self, row: Row) -> float:
-        """1 where it waited for others, and for the first of an engine, whose pages are cold (`first_s`)."""
-        if row["cold"] or not self._was_alone(row) or _sent_at(row) <= self._sent[row["instance_id"]][0] + TOGETHER_S:
-            return 1.0
-        return float((row["ttft_s"] - row["queue_s"]) / (self.prefill_base_s + self.prefill_s * self._tokens(row)))
+        return _bounded((row["ttft_s"] - row["queue_s"]) / (self.prefill_base_s + self.prefill_s * self._tokens(row)))
 
     def _later_pace(self, row: Row) -> float:
         begin, end = _decoded(row)
         num = max(1.0, self._busy[row["instance_id"]].mean(begin, end))
         steps_s = (row["response_tokens"] - 1) * (self.decode_base_s + self.decode_s * num)
-        return float((end - begin - self._read_meanwhile(row)) / steps_s) if steps_s > 0 else 1.0
+        return _bounded((end - begin - self._read_meanwhile(row)) / steps_s)
+
+
+def _bounded(pace: float) -> float:
+    return float(min(max(pace, PACES[0]), PACES[1]))
+
+
+def _is_streamed(row: Row) -> bool:
+    """Whether its tokens came one after the other."""
+    return row["response_tokens"] > 1 and bool(row.get("stream") or row["e2e_s"] > row["ttft_s"] * 1.01)
 
 
 def _sent_at(row: Row) -> float:
@@ -153,11 +178,17 @@ def _slope_of_whole(rows: Sequence[Row]) -> float:
     return (slope(whole) or min(seconds / max(1, tokens) for tokens, seconds in whole)) if whole else 0.0
 
 
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(what it is at 0, what each more adds) of least squares, neither below 0."""
-    per = slope(points)
-    base = sum(y for _, y in points) / len(points) - per * sum(x for x, _ in points) / len(points)
-    return max(LEAST_S, base), per
+def _line(points: Sequence[tuple[float, float]], *, mean: bool = False) -> tuple[float, float]:
+    """(what it is at 0, what each more adds), neither below 0: Theil's line, of the slopes between each point of the
+    lower half and its counterpart of the upper; as high as the median of the points, or as their mean."""
+    some = sorted(points)
+    half = (len(some) + 1) // 2
+    pairs = [(a, b) for a, b in zip(some, some[half:], strict=False) if b[0] > a[0]]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs]
+    typical_x, typical_y = median(x for x, _ in some), median(y for _, y in some)
+    per = min(max(0.0, median(slopes)), typical_y / typical_x) if len(slopes) >= FEW and typical_x > 0 else 0.0
+    rests = [y - per * x for x, y in some]
+    return max(LEAST_S, fmean(rests) if mean else median(rests)), per
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 
 class _Request:
-    __slots__ = ("arrival", "cold", "engine", "sequence", "ticket")
+    __slots__ = ("arrival", "cold", "engine", "pace", "sequence", "ticket")
 
     def __init__(self, ticket: int, arrival: Arrival) -> None:
         self.ticket, self.arrival = ticket, arrival
         self.engine: SimEngine | None = None
         self.sequence: Sequence | None = None
         self.cold = False
+        self.pace = 1.0  # as its later tokens were measured
 
 
 class Traffic:
@@ -100,9 +101,8 @@ class Traffic:
         request.engine, request.sequence = engine, sequence
         engine.tickets[request.ticket] = request
         if engine.model.pace:
-            prompt, later = self.world.pace_of(engine.model)
-            sequence.pace = prompt / later
-            self.world.sharing.pace(engine, later)
+            prompt, request.pace = self.world.pace_of(engine.model)
+            sequence.pace = prompt / self._set_pace(engine)
         if len(engine.tickets) == 1:
             self.world.sharing.busy(engine)
         try:
@@ -110,6 +110,13 @@ class Traffic:
         except ValueError:
             self._end(request, "context_length_exceeded")
         self.watch(engine)
+
+    def _set_pace(self, engine: SimEngine) -> float:
+        """An engine is as slow as those it serves were measured to be, on average."""
+        paces = [request.pace for request in engine.tickets.values()]
+        pace = sum(paces) / len(paces)
+        self.world.sharing.pace(engine, pace)
+        return pace
 
     def watch(self, engine: SimEngine) -> None:
         """Wake up when the engine's next boundary comes."""
@@ -146,6 +153,8 @@ class Traffic:
         engine, sequence = request.engine, request.sequence
         assert engine is not None and sequence is not None
         del engine.tickets[request.ticket]
+        if engine.model.pace and engine.tickets:
+            self._set_pace(engine)
         if not engine.tickets:
             self.world.sharing.idle(engine)
         now_s = self.world.kernel.now_s

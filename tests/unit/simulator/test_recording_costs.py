@@ -46,20 +46,31 @@ def test_a_step_is_dearer_beside_others() -> None:
     assert costs.pace == []
 
 
-def test_the_mean_of_the_paces_is_kept_and_each_of_them() -> None:
+def test_each_request_keeps_its_pace_and_so_does_the_mean() -> None:
     """The lower quartile of 10, 10, 10 and 50 ms was 10 ms: a replay was twice as fast as its recording."""
     rows = [request(10 * n, ttft_s=0.05, e2e_s=0.05 + (0.5 if n % 4 == 3 else 0.1)) for n in range(8)]
     costs = Costs(rows, 256)
-    assert costs.tree["decode_ms"][0] == pytest.approx(20)
-    assert [later for _, later in costs.pace] == pytest.approx([0.5, 0.5, 0.5, 2.5] * 2)
+    decode_ms = costs.tree["decode_ms"][0]
+    assert [decode_ms * later for _, later in costs.pace] == pytest.approx([10, 10, 10, 50] * 2)
+
+
+def test_every_request_has_a_pace_whatever_became_of_it() -> None:
+    """The third of them failed, the fourth came whole after a stall: those behind them keep their own."""
+    rows = [request(10 * n, ttft_s=0.05, e2e_s=0.05 + 0.1 * (n + 1), stream=True) for n in range(8)]
+    rows[2] |= {"error_code": "engine_failed", "ttft_s": 0.0}
+    rows[3] |= {"ttft_s": 1.4, "e2e_s": 1.401}
+    costs = Costs(rows, 256)
+    decode_ms = costs.tree["decode_ms"][0]
+    assert [decode_ms * later for _, later in costs.pace[4:]] == pytest.approx([50, 60, 70, 80], rel=0.01)
 
 
 def test_requests_that_waited_for_others_tell_nothing_of_prefill() -> None:
-    """Every second request comes while the one before is read, and waits 2 s for it."""
-    rows = [request(100 * n + 10 * (n % 2), ttft_s=0.1 if n % 2 else 1.0, queue_s=0.0) for n in range(8)]
-    busy = [request(100 * n + 0.1, request_id=f"b{n}", ttft_s=3.0, e2e_s=3.5, queue_s=0.0) for n in range(8)]
-    costs = Costs([row for row in rows if row["ttft_s"] == 0.1] + busy + [request(100 * n) for n in range(8)], 256)
-    assert costs.tree["prefill_ms"][0] + 105 * costs.tree["prefill_ms"][1] < 200
+    """Of each pair the second comes while the prompt of the first is read, and its first token comes after 3 s."""
+    alone = [request(10 * n, arrived_at=1000.0 + 100 * n) for n in range(8)]
+    late = {"ttft_s": 3.0, "e2e_s": 3.5}
+    pairs = [request(50, arrived_at=1050.0 + 100 * n + late_s, **(late if late_s else {}))
+             for n in range(8) for late_s in (0.0, 0.02)]  # fmt: skip
+    assert Costs([*alone, *pairs], 256).tree["prefill_ms"] == pytest.approx([10, 0.5], rel=0.01)
 
 
 def test_how_many_ran_at_once_is_a_mean_over_time() -> None:
