@@ -232,7 +232,7 @@ def main() -> None:
             before, after = record(shape, args.port_base, args.seed, recording)
             said.write_text(f"{before:.1f} to {after:.1f}", encoding="utf-8")
         lines += compare(name, shape, recording, said.read_text(encoding="utf-8"))
-    if not args.only and not args.again:
+    if not args.only:
         (HERE / "results").mkdir(exist_ok=True)
         note = f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. Seconds: recorded / replayed = **ratio**.\n\n"
         (HERE / "results" / "replay.md").write_text(note + "\n".join(lines) + "\n", encoding="utf-8")

@@ -11,10 +11,12 @@ from statistics import median
 from typing import Any, Final
 
 from glowplug.controllers.agent_words import AgentParams
+from glowplug.simulator.setup import StartSeconds
 
 Row = dict[str, Any]
 TICK_S: Final = 0.2  # of a live agent (its setting tick_s): it sees the end of a drain half of that later, on average
 LEAST_S: Final = 1e-3
+STREAMED_S: Final = 0.05  # a load that began so long before its fetch ended took what came in as it came
 STAGES: Final = ("launch", "load", "warmup")  # of a start, which an engine that runs by CPU does by CPU
 CORES: Final = (1.0, 1.5, 2.0, 3.0, 4.0)  # what a node's starts are tried against
 MIN_BESIDE: Final = 3  # starts that ran beside another one: with fewer nothing is known of how they slow each other
@@ -86,10 +88,13 @@ class Starts:
         source = instance.get("source") or ""
         if not source:
             if "load" in took:
-                mine.cold.append(took)
-                mine.cold_ids.append(instance["instance_id"])
                 ends = [one["ended_at"] for one in instance["phases"] if one["name"] in STAGES]
                 mine.spans.append((node, max(ends) - sum(took.get(name, 0.0) for name in STAGES), max(ends)))
+                at = {one["name"]: one for one in instance["phases"]}
+                if "fetch" in took and at["load"]["started_at"] < at["fetch"]["ended_at"] - STREAMED_S:
+                    del took["load"]  # it went on to the GPU as it came in: how fast it would have gone is not seen
+                mine.cold.append(took)
+                mine.cold_ids.append(instance["instance_id"])
         elif "load" in took:
             if self._dormant.get(source, "swapped_out") == "swapped_out":
                 mine.wakes.append(took["load"])
@@ -165,9 +170,9 @@ def trees_of(
     for one, name in zip(starts, mine.cold_ids, strict=False):
         one["first_s"] = round(first_s(name), 4)
     base: Row = {"chunk_bytes": max(1, weights_bytes), "stream_layers": False}
-    if starts:
-        base |= {name: float(f"{median(one.get(name, 0.0) for one in starts):.4g}") for name in starts[0]}
-    load_s = weights_bytes / base["load_bytes_per_s"] if starts else 0.0
+    for name in sorted({name for one in starts for name in one} - {"chunk_bytes"}):
+        base[name] = float(f"{median(one[name] for one in starts if name in one):.4g}")
+    load_s = weights_bytes / base["load_bytes_per_s"] if "load_bytes_per_s" in base else 0.0
     if replicas := mine.replicas or others.replicas:
         base["replica_s"] = round(max(0.0, median(replicas) - load_s), 4)
     if growths := mine.growths or others.growths:
@@ -180,11 +185,10 @@ def trees_of(
 
 
 def _cold(took: Mapping[str, float], weights_bytes: int) -> dict[str, float]:
-    return {
-        "launch_s": round(took.get("launch", 0.0), 4),
-        "warmup_s": round(took.get("warmup", 0.0), 4),
-        "load_bytes_per_s": float(f"{weights_bytes / max(LEAST_S, took['load']):.6g}"),
-    }
+    stages = {"launch_s": round(took.get("launch", 0.0), 4), "warmup_s": round(took.get("warmup", 0.0), 4)}
+    if "load" not in took:
+        return stages | {"chunk_bytes": StartSeconds().chunk_bytes}
+    return stages | {"load_bytes_per_s": float(f"{weights_bytes / max(LEAST_S, took['load']):.6g}")}
 
 
 def _wakes(mine: ModelStarts, others: ModelStarts, weights_bytes: int) -> list[dict[str, float]]:

@@ -113,8 +113,7 @@ class Traffic:
 
     def _set_pace(self, engine: SimEngine) -> float:
         """An engine is as slow as those it serves were measured to be, on average."""
-        paces = [request.pace for request in engine.tickets.values()]
-        pace = sum(paces) / len(paces)
+        pace: float = sum(request.pace for request in engine.tickets.values()) / len(engine.tickets)
         self.world.sharing.pace(engine, pace)
         return pace
 

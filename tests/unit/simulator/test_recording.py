@@ -270,3 +270,14 @@ def test_starts_that_slowed_each_other_are_told_apart_from_those_that_did_not(tm
     (model,) = tree["models"]
     assert {one["launch_s"] for one in model["starts"]} == {0.5}
     assert {one["load_bytes_per_s"] for one in model["starts"]} == {6666670000.0}
+
+
+def test_a_load_that_took_what_came_in_is_no_measure_of_the_load(tmp_path: Path) -> None:
+    """Weights that go on to the GPU as they are fetched: 6 s of load beside 6 s of fetch are not 12 s of start."""
+    spans = {"launch": (1.0, 2.0), "fetch": (1.0, 8.0), "load": (2.0, 8.1)}
+    phases = [{"name": name, "started_at": begin, "ended_at": end} for name, (begin, end) in spans.items()]
+    ready = ("instance.ready", 997.0, {"instance": {**INSTANCE, "instance_id": "i-9", "phases": phases}})
+    found = read_recording(recording(tmp_path, ready, ("request.finished", 1010.0, request(1))))
+    whole, streamed = scenario_of(found)["models"][0]["starts"]
+    assert (whole["chunk_bytes"], streamed["chunk_bytes"]) == (10**10, 16_000_000)
+    assert (whole["load_bytes_per_s"], streamed["launch_s"]) == (2e9, 1.0)
