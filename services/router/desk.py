@@ -61,10 +61,9 @@ class Desk:
     def arrive(self, exchange: "Exchange") -> None:
         self.exchanges[exchange.ticket] = exchange
         traceparent = exchange.traceparent if exchange.trace is not None else ""
-        name, prompt_tokens = exchange.model.name, exchange.prompt_tokens
-        self.take(
-            RequestArrived(exchange.ticket, name, exchange.request_id, traceparent, prompt_tokens, exchange.max_tokens)
-        )
+        name, request_id = exchange.model.name, exchange.request_id
+        sizes = (exchange.prompt_tokens, exchange.max_tokens) if self.controller.tracks_tokens else (0, 0)
+        self.take(RequestArrived(exchange.ticket, name, request_id, traceparent, *sizes))
         self.changed()
 
     def first_token(self, exchange: "Exchange") -> None:

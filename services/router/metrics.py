@@ -118,8 +118,8 @@ class RouterMetrics:
             ttft = mine.cold_ttft if exchange.cold else mine.hot_ttft
             ttft.observe(ttft_s)
             self.overhead.observe(exchange.router_s)
-            num_prompt, num_response, _ = exchange.token_counts()
-            mine.prompt_tokens.value += num_prompt
+            num_prompt, num_response, exact = exchange.token_counts()
+            mine.prompt_tokens.value += num_prompt if exact else 0
             mine.response_tokens.value += num_response
             if exchange.num_events:
                 mine.chunks.value += exchange.num_events

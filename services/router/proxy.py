@@ -224,8 +224,7 @@ class DataPort:
         exchange = Exchange(self, client, parsed, model, bool(asked.stream))
         if forced_choice(asked):
             exchange.needs = TOOL_CHOICE
-        if self.tracks_tokens:
-            exchange.prompt_tokens, exchange.max_tokens = sizes(asked)
+        exchange.prompt_tokens, exchange.max_tokens = sizes(asked)
         self._trace(exchange, parsed)
         client.exchange = exchange
         self.desk.arrive(exchange)

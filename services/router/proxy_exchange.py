@@ -98,7 +98,7 @@ class Exchange:
         self.traceparent = ""
         self.done = self.cold = self.head_sent = self.started = self.is_sse = self.is_flowing = False
         self.status = self.num_attempts = self.num_events = 0
-        self.prompt_tokens = self.max_tokens = 0  # 0: nobody wants to know
+        self.prompt_tokens = self.max_tokens = 0  # as its body has them: see request_body.sizes
         self.error_code = self.needs = ""  # needs: a feature that an instance may lack
         self.dispatched = self.first_byte = self.ended = self.queue_s = self.router_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -389,13 +389,15 @@ class Exchange:
         self._stop_timer()
 
     def token_counts(self) -> tuple[int, int, bool]:
-        """(prompt, response, exact) of an answer that is over; see tokens.count."""
+        """(prompt, response, exact) of an answer that is over; see tokens.count. A prompt whose length the engine did
+        not tell, for its client asked for no usage, is as long as its body is read to be, which is not exact."""
         if self._counted is not None:
             return self._counted
         tail = self._last[-tokens.TAIL_BYTES :]
         if len(tail) < tokens.TAIL_BYTES:
             tail = self._previous[-tokens.TAIL_BYTES :] + tail
-        self._counted = tokens.count(self._opening + tail, self.num_events)
+        prompt, response, exact = tokens.count(self._opening + tail, self.num_events)
+        self._counted = (prompt or (0 if exact else self.prompt_tokens), response, exact)
         return self._counted
 
     # -- bytes --------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from glowplug.domain.snapshot import Outlook
-from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_rig, chat
+from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_rig, chat, stream_three
 
 LOOKS_AHEAD = {"policy": "preserve_load_aware"}
 BODY = json.dumps(
@@ -68,6 +68,17 @@ async def test_an_answer_that_breaks_off_teaches_nothing_and_leaves_nothing() ->
 
 async def test_a_policy_that_only_counts_is_told_no_tokens() -> None:
     async with a_rig() as rig:
+        asked = asyncio.create_task(rig.ask(chat(body=BODY)))
+        await rig.until(lambda: bool(rig.desk.controller.requests))
+        assert [one.prompt_tokens for one in rig.desk.controller.requests.values()] == [0]
         await rig.engine()
+        await asked
+
+
+async def test_a_prompt_whose_length_no_engine_told_is_estimated_and_said_to_be() -> None:
+    """A recording had it as 0 tokens, and its replay as one."""
+    async with a_rig() as rig:
+        await rig.engine(stream_three)
         await rig.ask(chat(body=BODY))
-    assert rig.finished[0].prompt_tokens == 0
+        await rig.until(lambda: len(rig.finished) == 1)
+    assert rig.finished[0].token_counts() == (100, 3, False)

@@ -10,10 +10,11 @@ from glowplug.simulator.sweep import Case
 DATA = "GLOWPLUG_DATA"
 
 
-def command(verb: str, target: Path, case: Case, settings: Iterable[str], options: Iterable[str]) -> str:
-    """`glowplug VERB TARGET` with every setting of the command and of the case's own variant, in the order they were
-    laid over, then `options`; quoted for a shell, with the data folder in front where the environment names one."""
-    words = ["glowplug", verb, str(target)]
+def command(verb: str, target: Path | None, case: Case, settings: Iterable[str], options: Iterable[str]) -> str:
+    """`glowplug VERB TARGET` (None: no target) with every setting of the command and of the case's own variant, in the
+    order they were laid over, then `options`; quoted for a shell, with the data folder in front where the environment
+    names one."""
+    words = ["glowplug", verb, *([str(target)] if target is not None else [])]
     for setting in (*settings, *case.settings):
         words += ["--set", setting]
     words += options

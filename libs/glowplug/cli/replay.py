@@ -31,7 +31,7 @@ from glowplug.simulator.scenario_tree import Tree, override
 from glowplug.simulator.sweep import cases, variants
 
 RECORDED = "recorded"
-EMULATED_SHARE = "replayed: engines on one GPU share its time while both are busy, which recorded, emulated ones do not"
+NO_HOST_MEMORY = "replayed: weights lie in host memory from the start, for the recording saw none brought there"
 
 
 def replay(
@@ -88,12 +88,14 @@ def _live(run: Path, scratch: Path) -> tuple[Tree, Path, Outcome]:
     note = f"recorded: {engines}; replayed: simulated, with costs read off the recording"
     at_once = sum(row["e2e_s"] <= row["ttft_s"] * 1.01 for row in recording.finished)
     unknown = sum(not row["prompt_tokens"] for row in recording.finished)
+    estimated = sum(bool(row["prompt_tokens"]) and not row["tokens_exact"] for row in recording.finished)
     held, num_gpus = recording.held_at_first
     notes = [
         note,
         f"replayed: from empty GPUs; {held} of {num_gpus} held something when the recording began",
-        *([EMULATED_SHARE] if emulated else ()),
+        *([NO_HOST_MEMORY] if not recording.rates else ()),
         *([f"recorded: {at_once} requests did not stream, so their first token is their last"] if at_once else ()),
-        *([f"recorded: {unknown} requests without the length of their prompt, taken as one token"] if unknown else ()),
+        *([f"recorded: {unknown} requests without the length of their prompt, taken as typical"] if unknown else ()),
+        *([f"recorded: {estimated} prompts whose length the router estimated"] if estimated else ()),
     ]
     return scenario_of(recording), scratch, Outcome(RECORDED, 0, recording.numbers(), tuple(notes))

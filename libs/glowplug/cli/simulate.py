@@ -23,6 +23,8 @@ from glowplug.simulator.report.page_data import html, page_data
 from glowplug.simulator.report.run_detail import detail_of_run
 from glowplug.simulator.run_folder import FILES
 from glowplug.simulator.scenario import Scenario, ScenarioError, load, load_tree
+from glowplug.simulator.scenario_trace import fleet_for, is_path
+from glowplug.simulator.scenario_tree import SOURCE, override, with_default_system
 from glowplug.simulator.sweep import Case, cases, parse_seeds, variants
 
 WRONG = 2
@@ -34,13 +36,21 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="A field of the scenario; repeat it.")
 ]
 JobsOption = Annotated[int, typer.Option("--jobs", "-j", min=1, max=MAX_JOBS, help="Runs at a time.")]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Requests as they stand in a CSV: t_s, prompt_tokens, ..."),
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the run; runs/<name> when it is left out.")]
 CheckOption = Annotated[bool, typer.Option("--check", help="Watch the invariants after every event (slow).")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an earlier run in that folder.")]
 
 
 def simulate(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A file like scenarios/small.yaml.")],
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SCENARIO]", help="A file like scenarios/small.yaml; not needed by a trace."),
+    ] = None,
+    trace: TraceOption = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the scenario's own.")] = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Several: 0..9 or 1,2,5.")] = "",
     settings: SetOption = None,
@@ -58,18 +68,36 @@ def simulate(
     if seed is not None and seeds:
         raise CliError("--seed and --seeds: one of them", WRONG)
     with told_apart():
-        whole = load(scenario, settings or ())
+        whole = load_with(scenario, trace, settings or ())
         chosen = parse_seeds(seeds) if seeds else (whole.seed if seed is None else seed,)
         todo = cases(dict(whole.tree), whole.beside, variants(compare or ()), chosen)
         todo = [replace(case, check=watch) for case in todo]
+        traced = () if trace is None else ("--trace", str(trace))
         todo = [
-            replace(case, again=command("simulate", scenario, case, settings or (), ("--seed", str(case.seed))))
+            replace(
+                case, again=command("simulate", scenario, case, settings or (), (*traced, "--seed", str(case.seed)))
+            )
             for case in todo
         ]
         whole = check(todo)
         folder = free_folder(out or Path("runs") / (whole.name or "scenario"), force)
         outcomes = carry_out(whole, todo, folder, jobs, record=not no_record)
     show(outcomes, whole, folder, output)
+
+
+def load_with(scenario: Path | None, trace: Path | None, settings: Sequence[str]) -> Scenario:
+    """The scenario, with the requests of `trace` instead of its own; without one, a small fleet for the trace. Raises
+    ScenarioError; CliError when there is neither."""
+    if trace is None:
+        if scenario is None:
+            raise CliError("SCENARIO or --trace FILE: one of them", WRONG)
+        return load(scenario, settings)
+    if not trace.exists():
+        raise CliError(f"--trace: {trace}: there is no such file", WRONG)
+    if scenario is not None:
+        return load(scenario, [f"{SOURCE}={trace.resolve()}", *settings])
+    source = str(trace) if is_path(str(trace)) else f"./{trace}"
+    return load_tree(override(with_default_system(fleet_for(trace, source)), settings, Path()), Path())
 
 
 def check(todo: Sequence[Case]) -> Scenario:

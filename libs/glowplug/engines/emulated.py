@@ -42,10 +42,11 @@ class EmulatedDriver(HostedDriver):
         return spec
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
-        """Prewarmed, it is paused with its weights where they are; swapped out, they take their modelled way back."""
+        """Prewarmed, it is paused with its weights where they are; swapped out, they go to host memory, which takes its
+        modelled time."""
         await self._tell(handle, "/pause?mode=abort", self._settings.health_timeout_s)
         if becomes == "swapped_out":
-            await self._tell(handle, "/sleep?level=1", self._settings.health_timeout_s)
+            await self._tell(handle, "/sleep?level=1", self._settings.load_timeout_s)
 
     async def wake(self, handle: EngineHandle) -> None:
         await self._tell(handle, "/wake_up", self._settings.load_timeout_s)

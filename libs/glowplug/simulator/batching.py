@@ -33,6 +33,7 @@ class Sequence:
         "num_emitted",
         "num_preempted",
         "output_tokens",
+        "pace",
         "prompt_tokens",
         "state",
         "submitted_at",
@@ -48,6 +49,7 @@ class Sequence:
         self.output_tokens = output_tokens
         self.num_emitted = 0
         self.num_preempted = 0
+        self.pace = 1.0  # its prompt takes so many times as long as the costs say, beside whatever slows the engine
         self.submitted_at = self.first_token_at = self.finished_at = -1.0
         self.state = State.NEW
         self._base = 0  # context at a step is _base + step
@@ -93,8 +95,9 @@ class EngineLimits:
 class BatchEngine:
     """One engine. Time only moves forward; call `advance` at `next_at_s`, or later."""
 
-    def __init__(self, costs: StepCosts, limits: EngineLimits, *, stepping: bool = False) -> None:
+    def __init__(self, costs: StepCosts, limits: EngineLimits, *, stepping: bool = False, first_s: float = 0.0) -> None:
         self.costs, self.limits, self.stepping = costs, limits, stepping
+        self._first_s = first_s  # what its first prefill takes beyond its costs
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order they were admitted
         self.num_steps = 0  # decode steps done, up to the present span
@@ -207,7 +210,10 @@ class BatchEngine:
         num_tokens, num_tokens2 = self._admit()
         if self._batch:
             self._span = _Span.PREFILL
-            self.next_at_s = now_s + self._slowdown * self.costs.prefill_s(num_tokens, num_tokens2)
+            pace = sum(sequence.pace for sequence in self._batch) / len(self._batch)
+            took_s = self._slowdown * self.costs.prefill_s(num_tokens, num_tokens2) * pace
+            self.next_at_s = now_s + took_s + self._first_s
+            self._first_s = 0.0
         elif self.running:
             self._make_room(now_s)
             num = len(self.running)

@@ -47,7 +47,7 @@ class Dormancy:
         engine.stage_gpus = (engine.gpu_ids,)
         node.engines[effect.instance_id] = engine
         engine.is_replica, engine.is_activating = False, True
-        start, model = engine.model.start, effect.model
+        start, model = engine.start, effect.model
         if engine.is_swapped:
             self.world.results.started(Origin.SWAPPED)
             self.world.kernel.after(start.swap_base_s, self._swap_in, engine, now_s)
@@ -65,7 +65,7 @@ class Dormancy:
         """Serve once the first prefill would find every layer in time; else look again when it should."""
         if not self.node.lives(engine):
             return
-        now_s, start = self.world.kernel.now_s, engine.model.start
+        now_s, start = self.world.kernel.now_s, engine.start
         left = self._left(engine)
         if left > 0:
             rate = engine.transfer.rate if engine.transfer is not None else 0.0
@@ -93,7 +93,7 @@ class Dormancy:
     def _swap_in(self, engine: SimEngine, since_s: float) -> None:
         if not self.node.lives(engine):
             return
-        start = engine.model.start
+        start = engine.start
         num_bytes = self._swap_bytes(engine)
         own = Link(f"{engine.instance_id}/swap", start.swap_bytes_per_s / len(engine.gpu_ids))
         self.world.results.bytes_swapped += num_bytes
@@ -111,14 +111,15 @@ class Dormancy:
 
     def _swap_bytes(self, engine: SimEngine) -> int:
         model = engine.model.model
-        return model.memory_bytes if engine.model.start.swap_resident else model.weights_bytes
+        return model.memory_bytes if engine.start.swap_resident else model.weights_bytes
 
     def _sleep(self, effect: aw.SleepEngine) -> None:
         engine = self.node.engines.get(effect.instance_id)
         if engine is None:
             self.node.answer_agent(aw.EngineGone(effect.instance_id))
             return
-        start, now_s = engine.model.start, self.world.kernel.now_s
+        now_s = self.world.kernel.now_s
+        start = engine.start = self.world.wake_of(engine.model)
         self.world.traffic.engine_gone(engine)  # drained, so nothing is inside
         delay = start.sleep_s
         if effect.becomes == "swapped_out":

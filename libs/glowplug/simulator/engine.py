@@ -9,7 +9,7 @@ from glowplug.domain.instance import Phase
 from glowplug.simulator.batching import BatchEngine, EngineLimits
 from glowplug.simulator.kernel import Timer
 from glowplug.simulator.links import Transfer
-from glowplug.simulator.setup import ModelSetup, Params
+from glowplug.simulator.setup import ModelSetup, Params, StartSeconds
 
 if TYPE_CHECKING:
     from glowplug.simulator.world import World
@@ -53,6 +53,8 @@ class SimEngine:
     wake: Timer | None = None
     tickets: dict[int, Any] = field(default_factory=dict)
     stage_gpus: tuple[tuple[str, ...], ...] = ()
+    start: StartSeconds = field(default_factory=StartSeconds)  # what its latest start or wake takes
+    pace: float = 1.0  # times as slow as its costs say, for whoever it serves
     first: "SimEngine | None" = None  # of a pipeline whose later stage it is, whatever else it has become since
     shares_compute: tuple[bool, ...] = ()  # of each stage; (): all do. The others have a part of their GPU for sure
 
@@ -113,7 +115,7 @@ class SimEngine:
             num_full = sum(self.shares_compute)
             costs = self.model.costs[gpu_kind].scaled(num - num_full + num_full / num)
             costs = costs.pipelined(num, self.model.start.hop_s)
-        self.serving = BatchEngine(costs, self._limits(stages), stepping=params.stepping)
+        self.serving = BatchEngine(costs, self._limits(stages), stepping=params.stepping, first_s=self.start.first_s)
 
     def become_whole(self, gpu_kind: str, params: Params, now_s: float) -> None:
         """Go on as a single worker (HydraServe section 6): what runs goes on, with nothing lost."""
@@ -164,6 +166,12 @@ class Sharing:
                 self._busy.get(gpu_id, {}).pop(engine, None)
         self._settle(engine)
 
+    def pace(self, engine: SimEngine, pace: float) -> None:
+        """From now on its steps take so many times as long as its costs say."""
+        if pace != engine.pace:
+            engine.pace = pace
+            self._slow(engine)
+
     def load(self, engine: SimEngine, background: bool) -> None:
         """Weights go into its GPUs behind their engines' backs from now on, or no longer."""
         if engine.is_background is background:
@@ -191,7 +199,7 @@ class Sharing:
             for gpus, shares_compute in zip(engine.stage_gpus, shares, strict=True)
         )
         ratio = sum(ratios) / len(engine.stage_gpus)
-        engine.serving.slow_down(ratio, self.world.kernel.now_s)
+        engine.serving.slow_down(ratio * engine.pace, self.world.kernel.now_s)
         self.world.traffic.watch(engine)
 
     def _ratio(self, gpu_id: str, shares_compute: bool) -> float:

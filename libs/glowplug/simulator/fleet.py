@@ -24,7 +24,7 @@ from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS
 from glowplug.events.facts import DecisionMade, RouterLoadReported
 from glowplug.policies.registry import choose
-from glowplug.simulator.kernel import Kernel
+from glowplug.simulator.kernel import Kernel, Timer
 from glowplug.simulator.setup import Setup
 
 EPOCH = 1
@@ -77,6 +77,8 @@ class Fleet:
         self._ticking: dict[str, bool] = {}  # node_id -> whether it ticks fast: something starts, drains or moves
         self.active: dict[str, None] = {}  # models whose load may have changed since the router last told
         self._has_reported = False
+        self._reported_at = -math.inf
+        self._report_due: Timer | None = None
         self.down: set[str] = set()  # services that are gone
 
     def add_node(self, node_id: str, agent: AgentController, prefetcher: PrefetcherController, hands: Hands) -> None:
@@ -127,14 +129,28 @@ class Fleet:
             self._ticking[node_id] = True
             self.kernel.after(self.setup.params.agent_tick_s, self._tick_node, node_id)
 
+    def load_changed(self, model_key: str) -> None:
+        """The router holds or runs something else than it reported: it says so now, or as soon as it may again."""
+        self.active[model_key] = None
+        due_s = max(self.kernel.now_s, self._reported_at + self.setup.params.load_soonest_s)
+        if self._report_due is None or due_s < self._report_due.at_s:
+            self._report_at(due_s)
+
+    def _report_at(self, at_s: float) -> None:
+        if self._report_due is not None:
+            self._report_due.cancel()
+        self._report_due = self.kernel.at(at_s, self._report_load)
+
     def _report_load(self) -> None:
-        """The first report is whole, the others tell of models that hold or run something, or did when last told."""
+        """The first report is whole, the others tell of models that hold or run something, or did when last told: no
+        sooner than `load_soonest_s` after the one before, and at least every `load_every_s`."""
         is_first, self._has_reported = not self._has_reported, True
         loads = self.router.loads() if is_first else {key: self.router.load(key) for key in self.active}
         self.active = {key: None for key, load in loads.items() if load.num_waiting or load.num_in_flight}
         report = RouterLoadReported(router_id="router-1", loads=loads, num_parts=1 if is_first else ONLY_CHANGES)
         self.publish("router", report, None)
-        self.kernel.after(self.setup.params.load_every_s, self._report_load)
+        self._reported_at, self._report_due = self.kernel.now_s, None
+        self._report_at(self.kernel.now_s + self.setup.params.load_every_s)
 
     def give(self, name: str, stimulus: Any) -> None:
         """One stimulus for one service; its effects are carried out at once."""

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-Action = Callable[..., None]
+Action = Callable[..., object]
 
 
 class Timer:

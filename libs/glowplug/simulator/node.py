@@ -34,6 +34,7 @@ class SimNode:
             Gpu(gpu_id=f"{node_id}/{n}", total_bytes=server.gpu_bytes, kind=EMULATED) for n in range(server.num_gpus)
         ]
         self.network = Link(f"{node_id}/nic", server.network_bytes_per_s)
+        self.cpu = Link(f"{node_id}/cpu", server.start_cores) if server.start_cores else None
         self.lanes = {gpu.gpu_id: Link(f"{gpu.gpu_id}/pcie", server.pcie_bytes_per_s) for gpu in gpus}
         self.engines: dict[str, SimEngine] = {}
         self.is_down = self._looks = False
@@ -43,7 +44,7 @@ class SimNode:
         )
         names = sorted({one.model.engine for one in world.setup.models})
         kinds = {
-            name: aw.EngineKind(name=name, emulated=True, abilities=server.abilities | self._streams(name))
+            name: aw.EngineKind(name=name, emulated=True, abilities=server.abilities_of(name) | self._streams(name))
             for name in names
         }
         self.agent = AgentController(

@@ -13,6 +13,7 @@ from typing import Any, Final
 from glowplug.events.envelope import wrong_with
 from glowplug.policies.options import base_name
 from glowplug.policies.registry import ROOMS
+from glowplug.simulator.recording_starts import Starts
 from glowplug.simulator.report.summary import summary
 from glowplug.simulator.results import Results
 from glowplug.simulator.run_folder import read_rows
@@ -20,7 +21,10 @@ from glowplug.simulator.scenario_errors import ScenarioError
 
 Row = dict[str, Any]
 READ: Final = frozenset({"request.finished", "request.rejected", "model.deployed", "node.beat", "node.joined",
-                         "instance.ready", "weights.fetched", "decision.made"})  # fmt: skip
+                         "weights.fetched", "decision.made", "agent.start", "agent.stop", "instance.starting",
+                         "instance.loading", "instance.ready", "instance.draining", "instance.prewarmed",
+                         "instance.swapped_out"})  # fmt: skip
+TYPICAL: Final = (256, 64)  # prompt and response tokens of a model that told none
 MOST: Final = 1e12  # seconds or tokens: what is above is a mistake
 _MEASURED: Final = ("arrived_at", "queue_s", "ttft_s", "e2e_s", "prompt_tokens", "response_tokens")
 _ROOM_OF = {("autoscaler", "scale"): "scaling", ("placer", "place"): "placement", ("placer", "evict"): "residency"}
@@ -38,8 +42,9 @@ class Recording:
     rejected: list[tuple[float, Row]] = field(default_factory=list)  # when it was answered
     models: dict[str, Row] = field(default_factory=dict)
     nodes: dict[str, Row] = field(default_factory=dict)
-    phases: dict[str, list[float]] = field(default_factory=dict)  # seconds of each stage of a start
-    rates: dict[str, list[float]] = field(default_factory=dict)  # bytes a second of "fetch" and "load"
+    starts: Starts = field(default_factory=Starts)
+    rates: list[float] = field(default_factory=list)  # bytes a second of weights on their way to host memory
+    kv_tokens: dict[str, int] = field(default_factory=dict)  # of each model's engines, where one told
     num_starts: int = 0
     bytes_fetched: float = 0.0
     gpu_seconds: float = 0.0
@@ -73,8 +78,14 @@ class Recording:
         """(s from the first, model key, prompt tokens, response tokens). A request that was refused has no token
         counts: it takes the medians of its model."""
         began = self.began_at
+        typical = {key: self.typical(key) for key in {row["model_key"] for row in self.finished}}
         rows = [
-            (row["arrived_at"] - began, row["model_key"], max(1, row["prompt_tokens"]), max(1, row["response_tokens"]))
+            (
+                row["arrived_at"] - began,
+                row["model_key"],
+                row["prompt_tokens"] or typical[row["model_key"]][0],
+                max(1, row["response_tokens"]),
+            )
             for row in self.finished
         ]
         for at_s, row in self.rejected:
@@ -83,11 +94,12 @@ class Recording:
         return sorted(rows)
 
     def typical(self, key: str) -> tuple[int, int]:
-        """Median prompt and response of a model's answered requests (256 and 64 when there was none)."""
+        """Median prompt and response of a model's answered requests, of those whose length is known (TYPICAL when
+        there was none)."""
         mine = [row for row in self.finished if row["model_key"] == key]
-        if not mine:
-            return 256, 64
-        return tuple(max(1, int(median(row[name] for row in mine))) for name in ("prompt_tokens", "response_tokens"))  # type: ignore[return-value]
+        known = ([row[name] for row in mine if row[name]] for name in ("prompt_tokens", "response_tokens"))
+        prompt, response = (int(median(some)) if some else usual for some, usual in zip(known, TYPICAL, strict=True))
+        return prompt, response
 
     def _slo(self, key: str) -> Row:
         return self.models.get(key, {}).get("slo") or {}
@@ -171,17 +183,23 @@ def _take(recording: Recording, row: Mapping[str, Any]) -> None:
     kind, data = row["type"], row.get("data") or {}
     if kind == "request.finished":
         recording.finished.append(data)
+        recording.starts.finished(data)
     elif kind == "request.rejected":
         recording.rejected.append((row["occurred_at"], data))
     elif kind == "model.deployed":
         recording.models[data["model"]["key"]] = data["model"]
     elif kind in ("node.beat", "node.joined"):
         _node(recording, data["node"], row["occurred_at"])
-    elif kind == "instance.ready":
-        recording.num_starts += 1
-        _phases(recording, data["instance"])
-    elif kind == "weights.fetched":
-        recording.bytes_fetched += data["num_bytes"] if data.get("source") != "cache" else 0
+    elif kind in ("agent.start", "agent.stop"):
+        recording.starts.commanded(row)
+    elif kind.startswith("instance."):
+        recording.starts.changed(kind, row)
+        if kind == "instance.ready":
+            recording.num_starts += 1
+            recording.kv_tokens[data["instance"]["model_key"]] = data["instance"].get("kv_tokens") or 0
+    elif kind == "weights.fetched" and data.get("source") != "cache":
+        recording.bytes_fetched += data["num_bytes"]
+        recording.rates.append(data["num_bytes"] / max(data["seconds"], 1e-3))
     elif kind == "decision.made":
         decision = data["decision"]
         room = _ROOM_OF.get((decision["service"].partition("-")[0], decision["kind"]))
@@ -196,14 +214,3 @@ def _node(recording: Recording, node: Row, at_s: float) -> None:
     used = sum(bool(gpu.get("grants")) for gpu in node["gpus"])
     recording._used[node["node_id"]] = (at_s, used)
     recording._first.setdefault(node["node_id"], (used, len(node["gpus"])))
-
-
-def _phases(recording: Recording, instance: Row) -> None:
-    """Seconds of each stage of a start; of those that move weights, bytes a second, too."""
-    weights = recording.models.get(instance["model_key"], {}).get("weights_bytes") or 0
-    for phase in instance.get("phases") or ():
-        seconds = phase["ended_at"] - phase["started_at"]
-        if phase["started_at"] > 0 and seconds >= 0:
-            recording.phases.setdefault(phase["name"], []).append(seconds)
-            if weights and phase["name"] in ("fetch", "load"):
-                recording.rates.setdefault(phase["name"], []).append(weights / max(seconds, 1e-3))

@@ -17,6 +17,7 @@ from glowplug.simulator.scenario_errors import ScenarioError, from_pydantic
 from glowplug.simulator.scenario_fleet import build_setup
 from glowplug.simulator.scenario_generated import DAY_S
 from glowplug.simulator.scenario_history import windows_before
+from glowplug.simulator.scenario_trace import seconds_of
 from glowplug.simulator.scenario_traffic import Traffic
 from glowplug.simulator.scenario_tree import Tree, in_units, override, read_tree
 from glowplug.simulator.scenario_words import ScenarioWords
@@ -60,13 +61,18 @@ class Scenario:
 def load(path: Path, settings: Iterable[str] = ()) -> Scenario:
     """The scenario in `path` with 'dotted.path=value' settings over it. Raises ScenarioError, one line that names the
     field, or the file and line of a trace that cannot be read."""
-    tree = override(read_tree(path.resolve()), settings)
+    tree = override(read_tree(path.resolve()), settings, path.resolve().parent)
     tree.setdefault("name", path.stem)
     return load_tree(tree, path.resolve().parent)
 
 
 def load_tree(tree: Tree, beside: Path) -> Scenario:
     """The scenario that a mapping describes. Raises ScenarioError."""
+    try:
+        seconds = seconds_of(in_units(tree), beside)
+    except (TraceError, OSError) as error:
+        raise ScenarioError("workload.source", str(error)) from error
+    tree = tree if seconds is None else {**tree, "seconds": seconds}
     try:
         words = ScenarioWords.model_validate(in_units(tree))
     except ValidationError as error:

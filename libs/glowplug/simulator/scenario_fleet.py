@@ -36,6 +36,7 @@ def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWord
     keys = [one.model.key for one in models]
     if twice := next((key for key in keys if keys.count(key) > 1), "") if len(set(keys)) < len(keys) else "":
         raise ScenarioError("models", f"two of them are called {twice!r}")
+    _check_host_cache(servers, models)
     policies, faults = _policies(words.policies), _faults(words.faults, servers, set(keys))
     params = watchful() if any(fault.breaks_node for fault in faults) else Params()
     setup = Setup(
@@ -58,6 +59,19 @@ def _servers(entries: Sequence[Mapping[str, Any]]) -> tuple[ServerSetup, ...]:
     if len(set(names)) < len(names):
         raise ScenarioError("servers", f"two kinds have the same name: {', '.join(names)}")
     return tuple(servers)
+
+
+def _check_host_cache(servers: Sequence[ServerSetup], models: Sequence[ModelSetup]) -> None:
+    """Weights go through host memory: a model whose weights no server has room for there can never start. Raises
+    ScenarioError naming the servers' field."""
+    if not models or any(server.weights_in_host for server in servers):
+        return
+    largest = max(models, key=lambda one: one.model.weights_bytes).model
+    most = max(servers, key=lambda server: server.host_cache_bytes)
+    if largest.weights_bytes > most.host_cache_bytes:
+        room, weights = show_bytes(most.host_cache_bytes), show_bytes(largest.weights_bytes)
+        problem = f"{room}, and the weights of {largest.name} take {weights}: it could never start"
+        raise ScenarioError(join("servers", most.name, "host_cache_bytes"), problem)
 
 
 def _policies(given: Mapping[str, Any]) -> PolicyNames:

@@ -14,13 +14,14 @@ from random import Random
 from typing import Final
 
 from glowplug.simulator.scenario_errors import ScenarioError, known
+from glowplug.simulator.scenario_trace import is_path, trace_file
 from glowplug.simulator.scenario_tree import data_folder
 from glowplug.simulator.scenario_words import LengthWords, WorkloadWords
 from glowplug.simulator.workload.arrival import TraceError
 from glowplug.simulator.workload.formats import length_pairs
 from glowplug.simulator.workload.sampling import Lengths, lognormal_pairs
-from glowplug.simulator.workload.servegen import is_folder, read_folder
-from glowplug.simulator.workload.tables import header, read_once, rows
+from glowplug.simulator.workload.servegen import read_folder
+from glowplug.simulator.workload.tables import read_once, rows
 
 SERVEGEN: Final = "servegen_clients_10min"
 SERVEGEN_LENGTHS: Final = "servegen_client_lengths_6h"
@@ -58,12 +59,8 @@ FALLBACK_LENGTHS: Final = {
 def find(name: str, beside: Path, field: str) -> Path | None:
     """The file of a trace; None for a known one that is not in the data folder. A path is looked for beside the
     scenario. Raises ScenarioError for a name that means nothing, or a path that leads nowhere."""
-    if name.endswith((".csv", ".gz", ".jsonl")) or "/" in name:
-        path = Path(name) if Path(name).is_absolute() else beside / name
-        if not path.is_file() and not is_folder(path):
-            problem = "is a folder without clients of ServeGen" if path.is_dir() else "is no file beside the scenario"
-            raise ScenarioError(field, f"{name!r} {problem}")
-        return path
+    if is_path(name):
+        return trace_file(name, beside, field)
     folder = data_folder()
     path = folder / f"{name}.csv.gz"
     if path.is_file():
@@ -157,12 +154,6 @@ def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float
             (prompt, spread[0], response, spread[1])
         )
     return by_client
-
-
-def is_counted(path: Path) -> bool:
-    """Whether a trace holds counts in bins (`t_s, requests`), not requests. Raises TraceError when it is empty."""
-    names = set(header(path)) if path.is_file() else set()
-    return {"t_s", "requests"} <= names and "dist" not in names
 
 
 def require(condition: bool, path: Path, problem: str) -> None:

@@ -24,11 +24,12 @@ from random import Random
 from glowplug.simulator.scenario_clients import Clients, client_weights
 from glowplug.simulator.scenario_errors import ScenarioError
 from glowplug.simulator.scenario_generated import DAY_S, STANDS_FOR, Generated
-from glowplug.simulator.scenario_sources import DRAWN, SERVEGEN, TRACES, LengthBook, find, is_counted, require
+from glowplug.simulator.scenario_sources import DRAWN, SERVEGEN, TRACES, LengthBook, find, require
+from glowplug.simulator.scenario_trace import contents, is_path, served_by
 from glowplug.simulator.scenario_tree import data_folder
 from glowplug.simulator.scenario_words import LengthWords, WorkloadWords
 from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.workload.formats import Reading, counts
+from glowplug.simulator.workload.formats import Reading, counts, is_counted
 from glowplug.simulator.workload.generator import dealt_functions
 from glowplug.simulator.workload.length_errors import with_errors
 from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares
@@ -69,6 +70,29 @@ class Traffic:
         self._check_days()
         self._lengths = {key: self._lengths_by(key) for key in self.keys}
         self.generated = self._generated() if self.path is None and words.source != "gamma" else None
+        self._served_by = {key: key for key in self.keys}
+        if self.path is not None and self.path.is_file() and is_path(words.source):
+            self._read_by_path(self.path)
+
+    def _read_by_path(self, path: Path) -> None:
+        """Note what a trace given by its path holds, and what of it is not served as it stands there."""
+        words, held = self.words, contents(path)
+        span_s = self.seconds * words.squeeze
+        here = sum(held.num_within(day_s, span_s) for day_s in self._starts())
+        some = f"{here} of {held.num_requests}" if here != held.num_requests else f"{held.num_requests}"
+        where = f" (those from {words.start_s:g} s on, for {span_s:g} s)" if here != held.num_requests else ""
+        anew = [f"times are drawn anew by workload.{name}" for name in ("cv",) if getattr(words, name)]
+        anew += [f"workload.rps makes {words.rps:g} a second of them"] if words.rps else []
+        anew += [f"workload.keep leaves {words.keep:.0%} of them"] if words.keep < 1 else []
+        anew += ["lengths are drawn from workload.lengths"] if words.lengths is not None else []
+        self.notes.append("; ".join([f"{some} requests of {words.source}{where}", *anew]))
+        if self.counted or words.cv:
+            return
+        self._served_by = served_by(held.models, self.keys)
+        others = [f"{name} by {key}" for name, key in self._served_by.items() if name != key]
+        if others:
+            more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+            self.notes.append(f"models that {words.source} names are served: {', '.join(others[:5])}{more}")
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """Every request in order of time, from 0 s up to the end of the run."""
@@ -94,13 +118,17 @@ class Traffic:
             return
         words = self.words
         if self.counted:
-            starts = [self._day_s(number) for number in range(len(self.keys))] if words.days else [words.start_s]
+            starts = self._starts()
             found = any(num and self._inside(from_s - start) for from_s, _, num in self._bins for start in starts)
         else:
             lengths = self._book.of(words.lengths, words.source)
             found = next(self._cut(read_trace(self.path, Reading(lengths=lengths))), None) is not None
         span_s = self.seconds * words.squeeze
         require(found, self.path, f"holds no request from {words.start_s:g} s on, for {span_s:g} s")
+
+    def _starts(self) -> list[float]:
+        """Where in the trace the run begins: of each model, where they have days of their own."""
+        return [self._day_s(number) for number in range(len(self.keys))] if self.words.days else [self.words.start_s]
 
     def lengths_of(self, key: str) -> Lengths:
         return self._lengths[key] if self.clients is None else self.clients.lengths_of(key)
@@ -253,7 +281,7 @@ class Traffic:
             require(there > 0, self.path, f"no request from {words.start_s:.0f} s on")
             ratio = words.rps * self.seconds / there
         repeats = max(1, math.ceil(ratio))
-        pick, by_name = self._picker(chance), {key: key for key in self.keys}
+        pick, by_name = self._picker(chance), dict(self._served_by)
         bounds = words.max_prompt_tokens, words.min_response_tokens, words.max_total_tokens
         for at_s, arrival in self._cut(read_trace(self.path, reading)):
             for _ in range(binomial(repeats, ratio / repeats, chance)):

@@ -13,16 +13,22 @@ from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.simulator.scenario_errors import ScenarioError, join, known
 from glowplug.simulator.scenario_systems import with_system
+from glowplug.simulator.scenario_trace import under_trace
 
 Tree = dict[str, Any]
 MAX_BASES = 8
+SOURCE = "workload.source"
 REST = "rest"  # the word of kv_bytes that is no size
 
 
 def read_tree(path: Path) -> Tree:
     """The mapping in `path`, laid over that of its `base` (a path beside it), and so on. One that names no
     policies runs what a fleet told nothing runs. Raises ScenarioError."""
-    tree = _read(path, ())
+    return with_default_system(_read(path, ()))
+
+
+def with_default_system(tree: Tree) -> Tree:
+    """The tree with the policies of a fleet told nothing, where it names none."""
     return tree if "policies" in tree else with_system({**tree, "policies": DEFAULT})
 
 
@@ -46,7 +52,8 @@ def _read(path: Path, below: tuple[Path, ...]) -> Tree:
         return tree
     if not isinstance(base, str):
         raise ScenarioError("base", f"{base!r} is no name of a file")
-    return merge(_read((path.parent / base).resolve(), (*below, path)), tree)
+    under = _read((path.parent / base).resolve(), (*below, path))
+    return merge(under_trace(under, tree, (below[0] if below else path).parent), tree)
 
 
 def expand(tree: Mapping[str, Any]) -> Tree:
@@ -69,9 +76,14 @@ def merge(under: Tree, over: Tree) -> Tree:
     return out
 
 
-def override(tree: Tree, settings: Iterable[str]) -> Tree:
+def override(tree: Tree, settings: Iterable[str], beside: Path | None = None) -> Tree:
     """Each 'dotted.path=value' set in a copy. A list is entered by number, by the `name` of its entry, or with '*' for
-    all of them; the value is YAML. Raises ScenarioError."""
+    all of them; the value is YAML. With `beside`, where relative paths start, a trace they name by its path replaces
+    what the tree says of requests. Raises ScenarioError."""
+    settings = list(settings)
+    sources = [value.strip() for key, _, value in (one.partition("=") for one in settings) if key.strip() == SOURCE]
+    if beside is not None and sources:
+        tree = under_trace(tree, {"workload": {"source": sources[-1]}}, beside)
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not path.strip():

@@ -41,9 +41,13 @@ class StartSeconds:
     launch_s: float = 0.5
     library_s: float = 0.0  # imports; beside the load with `overlap`, before it without
     warmup_s: float = 0.1
+    first_s: float = 0.0  # its first prefill takes so much longer than others: pages and caches are cold
     stop_s: float = 0.1
     overlap: bool = True
     chunk_bytes: int = 16_000_000
+    load_bytes_per_s: float = (
+        math.inf
+    )  # what an engine takes by itself, over all of its GPUs; inf: what its lanes carry
     replica_s: float = 0.0  # a replica goes into a process that waits in a pool (WarmServe section 6)
     activate_s: float = 0.0  # a replica becomes an engine
     page_map_s: float = 0.0  # of each page of KV cache an activation maps: 1.5e-6, or 193e-6 when pages are created
@@ -73,24 +77,39 @@ class ServerSetup:
     pcie_bytes_per_s: float = 32e9
     host_cache_bytes: int = 1024 * GB
     weights_in_host: bool = False  # every model's weights lie in host memory from the start
-    abilities: frozenset[str] = frozenset()  # of its engines: "prewarm", "swap", "stages" (see Node.can)
+    abilities: frozenset[str] = frozenset()  # "prewarm", "swap", "stages": of every engine; "vllm:swap": of that one
+    start_cores: float = 0.0  # starts at once that do not slow each other, of engines that start by CPU; 0: none does
 
     def __post_init__(self) -> None:
         check_bounds(self, above_0=("num_servers", "num_gpus", "gpu_bytes", "network_bytes_per_s", "pcie_bytes_per_s"))
         if self.num_servers * self.num_gpus > MAX_GPUS:
             raise OutOfBounds("num_gpus", f"{self.num_servers} x {self.num_gpus} GPUs are more than {MAX_GPUS}")
-        if unknown := self.abilities - ABILITIES:
+        if unknown := {one for one in self.abilities if one.rpartition(":")[2] not in ABILITIES}:
             raise OutOfBounds("abilities", f"no {min(unknown)!r} (there are: {', '.join(sorted(ABILITIES))})")
+
+    def abilities_of(self, engine: str) -> frozenset[str]:
+        """What one kind of engine can do here."""
+        named = {one.removeprefix(f"{engine}:") for one in self.abilities}
+        return frozenset(named & ABILITIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSetup:
-    """One served model and what its engine costs on each kind of GPU: of the whole tensor group, where it is one."""
+    """One served model and what its engine costs on each kind of GPU: of the whole tensor group, where it is one.
+
+    Starts are not all alike. Where they were measured, the n-th start of the model takes the n-th of `starts`, the n-th
+    swap the n-th of `wakes`, and the n-th request takes as many times as long as the n-th `pace` says, its prompt and
+    then its later tokens; each list begins again after its last. Without them all take `start`, and as long as `costs`
+    say.
+    """
 
     model: Model
     costs: dict[str, StepCosts]
     kv_bytes_per_token: int
     start: StartSeconds = StartSeconds()
+    starts: tuple[StartSeconds, ...] = ()
+    wakes: tuple[StartSeconds, ...] = ()
+    pace: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +136,8 @@ class Params:
     predictor: PredictorParams = field(default_factory=PredictorParams)
     agent: AgentParams = field(default_factory=lambda: QUIET_AGENT)
     router_tick_s: float = 0.25
-    load_every_s: float = 0.5
+    load_every_s: float = 0.5  # longest time between two load reports of the router
+    load_soonest_s: float = 0.2  # ... and the shortest: it reports what has changed as soon as it may
     tick_s: float = 0.5
     agent_tick_s: float = 0.5
     idle_tick_s: float = 30.0  # of a node where nothing starts, drains or moves
@@ -130,7 +150,7 @@ class Params:
     stepping: bool = False  # engines visit every step (slow; the same results)
 
     def __post_init__(self) -> None:
-        periods = ("router_tick_s", "load_every_s", "tick_s", "agent_tick_s", "idle_tick_s")
+        periods = ("router_tick_s", "load_every_s", "load_soonest_s", "tick_s", "agent_tick_s", "idle_tick_s")
         check_bounds(self, above_0=periods, load_slowdown=1)
 
 

@@ -5,11 +5,15 @@ imports beside the load, the load beside the fetch. Without it one comes after t
 engine.
 """
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from glowplug.controllers import agent_words as aw
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.simulator.engine import Origin, SimEngine
+from glowplug.simulator.links import Link, Transfer
 
 if TYPE_CHECKING:
     from glowplug.simulator.node import SimNode
@@ -45,9 +49,17 @@ class Starting:
         self.node.engines[effect.instance_id] = engine
         if effect.replica:
             self.world.results.num_prewarms += 1
-        start = model.start
+        start = engine.start = self.world.start_of(model)
         own_s = start.launch_s + (0.0 if start.overlap else start.library_s)
-        self.world.kernel.after(start.replica_s if effect.replica else own_s, self._launched, engine)
+        self._work(engine, start.replica_s if effect.replica else own_s, self._launched)
+
+    def _work(self, engine: SimEngine, seconds: float, then: Callable[[SimEngine], None]) -> Transfer | None:
+        """What a start does by CPU: alone it takes so long; beside more starts than the node has cores for, longer."""
+        if self.node.cpu is None:
+            self.world.kernel.after(seconds, then, engine)
+            return None
+        links = (Link(f"{engine.instance_id}/core", 1.0), self.node.cpu)
+        return self.world.links.start(f"start {engine.instance_id}", seconds, links, partial(then, engine))
 
     def _launched(self, engine: SimEngine) -> None:
         if not self.node.lives(engine):
@@ -91,31 +103,42 @@ class Starting:
 
     def load(self, engine: SimEngine) -> None:
         """Move its weights over the lanes of its GPUs: of a replica in the background."""
-        now_s, start = self.world.kernel.now_s, engine.model.start
+        now_s, start = self.world.kernel.now_s, engine.start
         left: float = engine.load_bytes
+        rate = min(self.node.server.pcie_bytes_per_s, start.load_bytes_per_s / len(engine.gpu_ids))
         if engine.is_replica and engine.num_bytes:
             left = min(engine.load_bytes, -(-engine.num_bytes // len(engine.gpu_ids)))
             engine.rest_bytes = engine.load_bytes - int(left)
         mine, moved = left, engine.weights_bytes - engine.rest_bytes * len(engine.gpu_ids)
         if start.overlap and not engine.was_cached:
             went_s = max(0.0, engine.fetched_at - engine.up_at)
-            left = max(min(start.chunk_bytes, left), left - went_s * self.node.server.pcie_bytes_per_s)
+            left = max(min(start.chunk_bytes, left), left - went_s * rate)
         engine.load_began_at = min(now_s, max(engine.up_at, engine.launched_at)) if left < mine else now_s
         in_background = engine.is_replica and not engine.is_activating
         results = self.world.results
         results.bytes_loaded += moved
         results.bytes_prewarmed += moved if engine.is_replica else 0
+        if self.node.cpu is not None and not in_background:
+            engine.transfer = self._work(engine, left / rate, self._loaded)
+            return
         engine.transfer = self.world.links.start(
             f"load {engine.instance_id}",
             left,
-            self.node.lanes_of(engine),
+            self._way_in(engine),
             lambda: self._loaded(engine),
             priority=1 if in_background else 0,
         )
         self.world.sharing.load(engine, in_background)
 
+    def _way_in(self, engine: SimEngine) -> tuple[Link, ...]:
+        """The lanes of its GPUs, and what the engine itself takes where that is less than they carry."""
+        lanes, rate = self.node.lanes_of(engine), engine.start.load_bytes_per_s / len(engine.gpu_ids)
+        return lanes if math.isinf(rate) else (*lanes, Link(f"{engine.instance_id}/load", rate))
+
     def _loaded(self, engine: SimEngine) -> None:
-        now_s, start = self.world.kernel.now_s, engine.model.start
+        if not self.node.lives(engine):
+            return
+        now_s, start = self.world.kernel.now_s, engine.start
         engine.transfer, engine.loaded_at = None, now_s
         self.world.results.load_seconds += now_s - engine.load_began_at
         self.world.sharing.load(engine, False)
@@ -126,7 +149,10 @@ class Starting:
             self.node.tell_agent(aw.EnginePrewarmed(engine.instance_id))
             return
         imported_at = engine.up_at + start.library_s if start.overlap else now_s
-        self.world.kernel.at(max(now_s, imported_at) + start.warmup_s, self._warm, engine)
+        if self.node.cpu is None:
+            self.world.kernel.at(max(now_s, imported_at) + start.warmup_s, self._warm, engine)
+        else:
+            self.world.kernel.at(max(now_s, imported_at), self._work, engine, start.warmup_s, self._warm)
 
     def load_rest(self, engine: SimEngine) -> None:
         """What a replica of the first layers lacks comes once somebody grows from it, before all else on its lanes."""
@@ -137,7 +163,7 @@ class Starting:
         engine.transfer = self.world.links.start(
             f"load the rest of {engine.instance_id}",
             engine.rest_bytes,
-            self.node.lanes_of(engine),
+            self._way_in(engine),
             lambda: self._loaded(engine),
         )
         engine.rest_bytes = 0
@@ -164,7 +190,7 @@ class Starting:
         if engine is not None and engine.is_replica:
             self.end(effect.instance_id)  # its pages are somebody else's at once
         elif engine is not None:
-            delay = engine.model.start.stop_s
+            delay = engine.start.stop_s
         self.world.kernel.after(delay, self._gone, effect.instance_id)
 
     def _gone(self, instance_id: str) -> None:

@@ -77,7 +77,11 @@ def cases(tree: Tree, beside: Path, some: Iterable[Variant], seeds: Sequence[int
     """Every variant with every seed, variants outermost."""
     return [
         Case(
-            variant.label, seed, override(tree, (*variant.settings, f"seed={seed}")), beside, settings=variant.settings
+            variant.label,
+            seed,
+            override(tree, (*variant.settings, f"seed={seed}"), beside),
+            beside,
+            settings=variant.settings,
         )
         for variant in some
         for seed in seeds

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 
 class _Request:
-    __slots__ = ("arrival", "cold", "engine", "sequence", "ticket")
+    __slots__ = ("arrival", "cold", "engine", "pace", "sequence", "ticket")
 
     def __init__(self, ticket: int, arrival: Arrival) -> None:
         self.ticket, self.arrival = ticket, arrival
         self.engine: SimEngine | None = None
         self.sequence: Sequence | None = None
         self.cold = False
+        self.pace = 1.0  # as its later tokens were measured
 
 
 class Traffic:
@@ -55,7 +56,6 @@ class Traffic:
         slo = Slo()
         if arrival.model in self.world.models:
             slo = self.world.models[arrival.model].model.slo
-            self.world.fleet.active[arrival.model] = None
         self.world.results.of(arrival.model).arrived(slo.ttft_s, slo.tpot_s)
         expected = arrival.expected_tokens
         if not expected and self.world.setup.params.exact_lengths:
@@ -70,6 +70,8 @@ class Traffic:
                 expected_tokens=expected,
             ),
         )
+        if arrival.model in self.world.models:
+            self.world.fleet.load_changed(arrival.model)
 
     # the router's effects
 
@@ -92,11 +94,15 @@ class Traffic:
             return
         if engine is None or engine.serving is None:
             self.world.fleet.give("router", rw.DispatchFailed(request.ticket, False, "connection refused"))
+            self.world.fleet.load_changed(request.arrival.model)
             return
         arrival = request.arrival
         sequence = Sequence(request.ticket, arrival.prompt_tokens, arrival.response_tokens)
         request.engine, request.sequence = engine, sequence
         engine.tickets[request.ticket] = request
+        if engine.model.pace:
+            prompt, request.pace = self.world.pace_of(engine.model)
+            sequence.pace = prompt / self._set_pace(engine)
         if len(engine.tickets) == 1:
             self.world.sharing.busy(engine)
         try:
@@ -104,6 +110,12 @@ class Traffic:
         except ValueError:
             self._end(request, "context_length_exceeded")
         self.watch(engine)
+
+    def _set_pace(self, engine: SimEngine) -> float:
+        """An engine is as slow as those it serves were measured to be, on average."""
+        pace: float = sum(request.pace for request in engine.tickets.values()) / len(engine.tickets)
+        self.world.sharing.pace(engine, pace)
+        return pace
 
     def watch(self, engine: SimEngine) -> None:
         """Wake up when the engine's next boundary comes."""
@@ -140,6 +152,8 @@ class Traffic:
         engine, sequence = request.engine, request.sequence
         assert engine is not None and sequence is not None
         del engine.tickets[request.ticket]
+        if engine.model.pace and engine.tickets:
+            self._set_pace(engine)
         if not engine.tickets:
             self.world.sharing.idle(engine)
         now_s = self.world.kernel.now_s
@@ -150,6 +164,7 @@ class Traffic:
             self._measure(request, sequence, now_s)
         took_s = now_s - sequence.submitted_at
         self.world.fleet.give("router", rw.RequestEnded(request.ticket, took_s, sequence.num_emitted))
+        self.world.fleet.load_changed(request.arrival.model)
         self.world.drained_a_little(engine)
 
     def _measure(self, request: _Request, sequence: Sequence, now_s: float) -> None:

@@ -1,8 +1,9 @@
 """One run: a fleet of servers, the services' own controllers, traffic, and a virtual clock that starts at an epoch."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from glowplug.domain.instance import InstanceState
 from glowplug.simulator.accounts import Accounts
@@ -15,10 +16,11 @@ from glowplug.simulator.kernel import Kernel
 from glowplug.simulator.links import Links
 from glowplug.simulator.node import SimNode
 from glowplug.simulator.results import Results
-from glowplug.simulator.setup import ModelSetup, Setup
+from glowplug.simulator.setup import ModelSetup, Setup, StartSeconds
 from glowplug.simulator.traffic import Traffic
 from glowplug.simulator.workload.arrival import Arrival
 
+T = TypeVar("T")
 SETTLE_S = 5.0  # nodes and routers have spoken before the first request comes
 OBJECTS_PER_COLLECTION = 100_000
 
@@ -47,6 +49,7 @@ class World:
                 self.nodes[node_id] = SimNode(self, node_id, server)
         self.traffic = Traffic(self, iter(arrivals))
         self.accounts = Accounts(self.began_s)
+        self._num_taken: dict[tuple[str, str], int] = {}  # of what was measured of each model
         self.fleet.on_save.append(self.accounts.saved)
         self._checker = Checker(self) if check else None
 
@@ -58,6 +61,25 @@ class World:
         """An engine by its id, on whatever node."""
         row = self.fleet.tables["instances"].get(instance_id)
         return self.engine(row.node_id, instance_id) if row is not None else None
+
+    def start_of(self, model: ModelSetup) -> StartSeconds:
+        """What the next start of a model takes: as its starts were measured, one after the other."""
+        return self._next("start", model, model.starts) or model.start
+
+    def wake_of(self, model: ModelSetup) -> StartSeconds:
+        """What the next time takes that an engine of a model leaves its GPUs and comes back."""
+        return self._next("wake", model, model.wakes) or model.start
+
+    def pace_of(self, model: ModelSetup) -> tuple[float, float]:
+        """How many times as long as its costs say the next request of a model takes: its prompt, its later tokens."""
+        return self._next("pace", model, model.pace) or (1.0, 1.0)
+
+    def _next(self, what: str, model: ModelSetup, measured: Sequence[T]) -> T | None:
+        if not measured:
+            return None
+        number = self._num_taken.get((what, model.model.key), 0)
+        self._num_taken[what, model.model.key] = number + 1
+        return measured[number % len(measured)]
 
     def drained_a_little(self, engine: SimEngine) -> None:
         """A request has ended: an agent that drains its engine hears of it at once (WarmServe section 4.1)."""

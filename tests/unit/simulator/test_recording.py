@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from glowplug.simulator.recording import read_recording
-from glowplug.simulator.recording_scenario import costs_of, scenario_of, write_arrivals
+from glowplug.simulator.recording_scenario import scenario_of, write_arrivals
 from glowplug.simulator.scenario import ScenarioError, load_tree
 
 MODEL = {
@@ -83,8 +83,8 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
     write_arrivals(found, tmp_path / "arrivals.csv")
     scenario = load_tree(scenario_of(found), tmp_path)
     server, model = scenario.setup.servers[0], scenario.setup.models[0]
-    assert (server.num_gpus, server.gpu_bytes, server.abilities) == (1, 24 * 10**9, frozenset({"prewarm"}))
-    assert server.pcie_bytes_per_s == pytest.approx(2e9)
+    assert (server.num_gpus, server.gpu_bytes) == (1, 24 * 10**9)
+    assert model.starts[0].load_bytes_per_s == pytest.approx(2e9)
     assert server.host_cache_bytes >= model.model.weights_bytes
     assert (model.model.key, model.start.launch_s, model.model.slo.ttft_s) == ("chat-7b", 2.0, 2.0)
     arrivals = list(scenario.arrivals())
@@ -166,26 +166,118 @@ def test_what_is_wrong_with_a_recorded_fleet_is_one_line_with_its_field(
     assert str(caught.value).startswith(f"{path}, line 5: {said}")
 
 
-def test_costs_are_read_off_streamed_requests() -> None:
-    costs = costs_of([request(number) for number in range(20)])
-    assert costs["prefill_ms"] == pytest.approx([10, 0.5], rel=0.01)
-    assert costs["decode_ms"] == pytest.approx([20], rel=0.01)
+def grown(number: int, at_s: float, took_s: float) -> tuple[str, float, dict[str, Any]]:
+    """An engine that was asleep is back."""
+    phases = [{"name": "load", "started_at": at_s - took_s, "ended_at": at_s}]
+    instance = {**INSTANCE, "instance_id": f"i-{number}", "source": f"i-{number - 1}", "phases": phases}
+    return "instance.ready", at_s, {"instance": instance}
 
 
-def test_costs_are_read_off_whole_answers_where_nobody_streams() -> None:
-    rows = []
-    for number in range(20):
-        e2e_s = 0.1 + 0.02 * (10 + number)
-        rows.append(request(number, response_tokens=10 + number, ttft_s=e2e_s, e2e_s=e2e_s))
-    assert costs_of(rows)["decode_ms"] == pytest.approx([20], rel=0.01)
-    assert costs_of(rows)["prefill_ms"][0] == pytest.approx(120, rel=0.05)
+def of(state: str, number: int, at_s: float) -> tuple[str, float, dict[str, Any]]:
+    return f"instance.{state}", at_s, {"instance": {**INSTANCE, "instance_id": f"i-{number}", "created_at": 1.0}}
 
 
-def test_prompts_of_unknown_length_cost_the_same_each() -> None:
-    costs = costs_of([request(number, prompt_tokens=0) for number in range(20)])
-    assert costs["prefill_ms"][1] == 0
-    assert costs["prefill_ms"][0] > 50
+def test_swaps_take_what_they_took(tmp_path: Path) -> None:
+    """They were in the recording and nobody read them: a replay charged 5.3 s for each wake."""
+    rows = [
+        of("draining", 1, 1000.0),
+        of("swapped_out", 1, 1002.9),  # after 0.3 s of quiet and half a tick
+        grown(2, 1010.0, 2.0),
+        of("draining", 2, 1020.0),
+        ("request.finished", 1021.0, request(1, instance_id="i-2", finished_at=1021.0)),
+        of("swapped_out", 2, 1023.6),
+        grown(3, 1030.0, 4.0),
+    ]
+    found = read_recording(recording(tmp_path, *rows))
+    write_arrivals(found, tmp_path / "arrivals.csv")
+    model = load_tree(scenario_of(found), tmp_path).setup.models[0]
+    assert [wake.swap_bytes_per_s for wake in model.wakes] == [5e9, 2.5e9]
+    assert [wake.sleep_s for wake in model.wakes] == pytest.approx([0.5, 0.0])
+    assert {wake.swap_base_s for wake in model.wakes} == {0.0}
 
 
-def test_without_a_request_there_are_costs_all_the_same() -> None:
-    assert min(costs_of([])["decode_ms"]) > 0
+def test_a_model_that_was_never_swapped_is_swapped_as_the_others_were(tmp_path: Path) -> None:
+    other = {**MODEL, "name": "other", "key": "other", "weights_bytes": 2 * 10**10}
+    rows = [
+        ("model.deployed", 990.0, {"model": other}),
+        of("draining", 1, 1000.0),
+        of("swapped_out", 1, 1002.4),
+        grown(2, 1010.0, 2.0),
+        ("request.finished", 1010.0, request(1)),
+    ]
+    found = read_recording(recording(tmp_path, *rows))
+    write_arrivals(found, tmp_path / "arrivals.csv")
+    setups = {one.model.key: one for one in load_tree(scenario_of(found), tmp_path).setup.models}
+    assert [wake.swap_bytes_per_s for wake in setups["other"].wakes] == [5e9]
+    assert setups["other"].starts[0].launch_s == 2.0
+
+
+def test_an_ability_stays_with_its_engine(tmp_path: Path) -> None:
+    """A node says "vllm:prewarm"; its llama.cpp engines have no such ability."""
+    node = {**NODE, "engines": ["vllm", "llamacpp"], "gpus": [{"gpu_id": "node-1/0", "total_bytes": 1 << 40}]}
+    able = {**node, "abilities": ["vllm:prewarm", "emulated:swap"]}
+    found = read_recording(
+        recording(tmp_path, ("node.beat", 996.0, {"node": able}), ("request.finished", 1e3, request(1)))
+    )
+    write_arrivals(found, tmp_path / "arrivals.csv")
+    setup = load_tree(scenario_of(found), tmp_path).setup
+    (server,) = setup.servers
+    assert setup.models[0].model.engine == "vllm"
+    assert server.abilities_of("vllm") == {"prewarm"}
+    assert server.abilities_of("llamacpp") == frozenset()
+
+
+def test_prompts_of_unknown_length_are_as_long_as_the_others(tmp_path: Path) -> None:
+    rows = [("request.finished", 1010.0, request(number, prompt_tokens=0 if number else 80)) for number in range(3)]
+    found = read_recording(recording(tmp_path, *rows))
+    assert [prompt for _, _, prompt, _ in found.arrivals()] == [80, 80, 80]
+
+
+def test_a_command_takes_as_long_as_it_took(tmp_path: Path) -> None:
+    """The period of the control plane is the fleet's, not the simulator's own."""
+    path = recording(tmp_path, ("request.finished", 1010.0, request(1)))
+    asked = {"target": "node-1", "instance_id": "i-1", "reason": "idle"}
+    drained = {"instance": {**INSTANCE, "state": "draining"}}
+    more = [
+        {"type": "agent.stop", "event_id": "c1", "occurred_at": 1001.0, "issuer": "placer-1", "data": asked},
+        {"type": "instance.draining", "cause_id": "c1", "occurred_at": 1001.02, "issuer": "a", "data": drained},
+    ]
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in more)
+    assert scenario_of(read_recording(path))["params"]["bus_s"] == pytest.approx(0.02)
+
+
+def test_starts_that_slowed_each_other_are_told_apart_from_those_that_did_not(tmp_path: Path) -> None:
+    """Engines that start by CPU: two at once on a node take twice as long."""
+
+    def started(number: int, at_s: float, took_s: float) -> tuple[str, float, dict[str, Any]]:
+        ends = at_s + 0.25 * took_s, at_s + took_s
+        names = zip(("launch", "load"), (at_s, ends[0]), ends, strict=True)
+        phases = [{"name": name, "started_at": begin, "ended_at": end} for name, begin, end in names]
+        worker = {"worker_id": "w", "node_id": "node-1", "gpu_id": "node-1/0", "num_bytes": 1}
+        instance = {**INSTANCE, "instance_id": f"c-{number}", "workers": [worker], "phases": phases}
+        return "instance.ready", ends[1], {"instance": instance}
+
+    pairs = [started(10 * at + n, 1000.0 + 20 * at, 4.0) for at in range(3) for n in range(2)]
+    alone = [started(90 + at, 1100.0 + 20 * at, 2.0) for at in range(3)]
+    rows = [*pairs, *alone, ("request.finished", 1010.0, request(1))]
+    path = tmp_path / "r.jsonl"
+    recording(tmp_path, *rows)
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if '"i-1", "model_key"' not in line]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tree = scenario_of(read_recording(path))
+    assert tree["servers"][0]["start_cores"] == 1.0
+    (model,) = tree["models"]
+    assert {one["launch_s"] for one in model["starts"]} == {0.5}
+    assert {one["load_bytes_per_s"] for one in model["starts"]} == {6666670000.0}
+
+
+def test_a_load_that_took_what_came_in_is_no_measure_of_the_load(tmp_path: Path) -> None:
+    """Weights that go on to the GPU as they are fetched: 6 s of load beside 6 s of fetch are not 12 s of start."""
+    spans = {"launch": (1.0, 2.0), "fetch": (1.0, 8.0), "load": (2.0, 8.1)}
+    phases = [{"name": name, "started_at": begin, "ended_at": end} for name, (begin, end) in spans.items()]
+    ready = ("instance.ready", 997.0, {"instance": {**INSTANCE, "instance_id": "i-9", "phases": phases}})
+    found = read_recording(recording(tmp_path, ready, ("request.finished", 1010.0, request(1))))
+    whole, streamed = scenario_of(found)["models"][0]["starts"]
+    assert (whole["chunk_bytes"], streamed["chunk_bytes"]) == (10**10, 16_000_000)
+    assert (whole["load_bytes_per_s"], streamed["launch_s"]) == (2e9, 1.0)

@@ -183,8 +183,10 @@ def test_a_checked_run_gives_the_same_figures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_trace_that_breaks_off_in_the_middle_is_one_line_in_one_process_and_in_two(tmp_path: Path, jobs: int) -> None:
-    (tmp_path / "t.csv").write_text("t_s,prompt_tokens,response_tokens\n0,5,5\n1,5,5\n2,-1,5\n", encoding="utf-8")
+    trace = tmp_path / "t.csv"
+    trace.write_text("t_s,prompt_tokens,response_tokens\n0,5,5\n1,5,5\n2,1,5\n", encoding="utf-8")
     scenario = load(write(tmp_path, workload={"source": "t.csv", "lengths": {"prompt_mean": 9}}))
     todo = cases(dict(scenario.tree), tmp_path, variants(()), (0, 1))
+    trace.write_text("t_s,prompt_tokens,response_tokens\n0,5,5\n1,5,5\n2,-1,5\n", encoding="utf-8")
     with pytest.raises(ScenarioError, match=r"^workload.source: .*t.csv, line 4: prompt_tokens: '-1' is not a whole"):
         run_cases(todo, [None, None], jobs)

@@ -220,7 +220,7 @@ class Api:
         level = request.query.get("level", ["1"])[0]
         if level not in ("1", "2"):
             raise openai.bad("level", "1 or 2")
-        self._engine.sleep(int(level))
+        await self._engine.sleep(int(level))
         reply.send(200, b"")
 
     async def _wake_up(self, request: Request, reply: Reply) -> None:

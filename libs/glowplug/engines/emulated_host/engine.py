@@ -103,8 +103,13 @@ class Engine:
         self.faults = faults
         self._wake.set()
 
-    def sleep(self, level: int) -> None:
+    async def sleep(self, level: int) -> None:
+        """Stop stepping, and at level 1 take the weights to host memory over the modelled link, as fast as they come
+        back (SwapServeLLM section 4 charges both ways); level 2 drops them, which takes no time."""
+        is_out = self.sleep_level > 0
         self.sleep_level = level
+        if level == 1 and not is_out:
+            await self.pass_time(self.config.weights_bytes / self.config.load_bytes_per_s)
 
     async def wake_up(self) -> None:
         """Bring the weights back over the modelled link, then go on, with the whole KV cache. Of a replica of the first

@@ -41,7 +41,10 @@ class Reading:
         """Lengths to draw from. Raises TraceError when the trace has none and none were given."""
         if self.lengths is None:
             raise TraceError(
-                source, 0, "lengths", "the trace has no token counts, and no lengths were given to draw from"
+                source,
+                0,
+                "lengths",
+                "the trace has no token counts, and no lengths were given to draw from (workload.lengths names some)",
             )
         return self.lengths
 
@@ -61,13 +64,37 @@ def read(path: Path, how: Reading | None = None) -> Iterator[Arrival]:
 
 
 def _unknown(path: Path, names: Sequence[str]) -> TraceError:
-    """What a header of no known format lacks of the format that most of its columns are of."""
+    """What a header of no known format lacks of the format that most of its columns are of, and what is read."""
     near = max(READERS.values(), key=lambda wanted: sum(name in names for name in wanted) / len(wanted))
     lacking = [name for name in near if name not in names]
     there = ", ".join(names)[:120]
     if 2 * len(lacking) > len(near):
-        return TraceError(str(path), 1, "header", f"no known format has the columns {there}")
-    return TraceError(str(path), 1, ", ".join(lacking), f"is missing among the columns {there}")
+        return TraceError(str(path), 1, "header", f"no known format has the columns {there} ({accepted()})")
+    return TraceError(str(path), 1, ", ".join(lacking), f"is missing among the columns {there} ({accepted()})")
+
+
+def accepted() -> str:
+    """The columns of every format that is read, for a person who has a trace of another."""
+    return f"read are: {'; '.join([*COLUMNS_READ, JSON_LINES])}"
+
+
+def is_counted(path: Path) -> bool:
+    """Whether a trace holds counts in bins (`t_s, requests`), not requests. Raises TraceError when it is empty."""
+    names = set(header(path)) if path.is_file() else set()
+    return {"t_s", "requests"} <= names and "dist" not in names
+
+
+def has_lengths(path: Path) -> bool:
+    """Whether a trace tells how long its requests are. Raises TraceError when its columns are of no known format."""
+    if path.is_dir():
+        return True  # ServeGen's own folder
+    names = header(path)
+    if names == ("{",):
+        return True
+    for reader, wanted in READERS.items():
+        if all(name in names for name in wanted):
+            return reader in (_own, _azure_llm, _burstgpt, _mooncake)
+    raise _unknown(path, names)
 
 
 def _kept(path: Path, arrivals: Iterable[tuple[int, Arrival]], how: Reading, field: str) -> Iterator[Arrival]:
@@ -222,6 +249,18 @@ READERS: Final[dict[Callable[[Path, Reading], Iterator[Arrival]], tuple[str, ...
     _functions_2021: ("app", "func", "end_timestamp", "duration"),
 }
 """Reader -> the columns that tell its format."""
+COLUMNS_READ: Final = (
+    "t_s, prompt_tokens, response_tokens and, where there are several, model",
+    "t_s, requests and, where there are several, model",
+    "TIMESTAMP, ContextTokens, GeneratedTokens (Azure LLM)",
+    "Timestamp, Model, Request tokens, Response tokens (BurstGPT)",
+    "t_ms, prompt_tokens, response_tokens",
+    "model, client, t_s, requests, dist, shape (ServeGen)",
+    "HashFunction, Trigger, 1 ... 1440 (Azure Functions 2019)",
+    "app, func, end_timestamp, duration (Azure Functions 2021)",
+)
+JSON_LINES: Final = "JSON lines with timestamp (ms), input_length, output_length (Mooncake)"
+"""How an error names what is read, one entry for each of READERS, and the one that has no header."""
 
 
 def length_pairs(path: Path) -> list[tuple[int, int]]:

@@ -242,6 +242,20 @@ async def test_sleep_holds_requests_and_waking_takes_the_modelled_transfer() -> 
         assert (await client.post("/sleep?level=9")).status_code == 400
 
 
+async def test_a_swap_out_takes_as_long_as_its_swap_in_and_dropped_weights_take_no_time() -> None:
+    """SwapServeLLM section 4: a real engine pays for the copy to host memory, too."""
+    waited: list[float] = []
+    async with serving() as (engine, client):
+
+        async def pass_time(seconds: float) -> None:
+            waited.append(seconds)
+
+        engine.pass_time = pass_time  # type: ignore[method-assign]
+        for call in ("/sleep?level=1", "/sleep?level=1", "/wake_up", "/sleep?level=2"):
+            assert (await client.post(call)).status_code == 200
+    assert waited == [pytest.approx((13 << 30) / 10e9), pytest.approx((13 << 30) / 10e9)]
+
+
 async def test_pause_keeps_or_aborts_and_resume_goes_on() -> None:
     async with serving(time_scale=5.0) as (engine, client):
         body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
