@@ -109,7 +109,12 @@ def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
         (GOOD + "engine_args: {profil: x}\n", "engine_args.profil is not known to the emulated engine .did you mean"),
         (GOOD + "engine_args: {launch_s: .inf}\n", "engine_args.launch_s cannot be Infinity; allowed is a number from"),
         (GOOD + "engine_args: {faults: {hang: 2}}\n", "engine_args.faults cannot be .* .hang: bool expected"),
-        (LLAMACPP + "engine_args: {n_thread: 2}\n", "engine_args.n_thread .* allowed are embeddings, n_batch"),
+        (
+            LLAMACPP + "engine_args: {n_thread: 2}\n",
+            "engine_args.n_thread .* allowed are chat_template, embeddings, mmproj, n_batch",
+        ),
+        (LLAMACPP + "engine_args: {chat_template: chatml}\n", "not the text of a Jinja template"),
+        (LLAMACPP + "engine_args: {mmproj: 7}\n", "engine_args.mmproj cannot be 7; allowed is a text of at most"),
         (LLAMACPP + "engine_args: {pooling: foo}\n", "engine_args.pooling .* allowed is one of none, mean"),
         (VLLM + "engine_args: {port: 1}\n", "engine_args.port is set by the agent"),
         (VLLM + "engine_args: {--dtype: x}\n", "engine_args.--dtype is not the name of an argument"),
