@@ -2,6 +2,8 @@
 
 import re
 
+from services.router.http_text import encode_json
+
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _DONE = b"data: [DONE]"
 _DONE_WITHIN = len(_DONE) + 4  # with the longest end of an event
@@ -16,6 +18,27 @@ def whole_events(body: bytes, most: int) -> int:
     if end >= 4:
         return end
     return len(body) if len(body) > most else 0
+
+
+def begins_late(first: bytes) -> bool:
+    """Whether a message's stream begins behind its first event: llama.cpp leaves `message_start` out where an answer
+    ends with its first token, and Anthropic's clients take such a stream for broken."""
+    return first.startswith((b"event: content_block_start", b"event: message_delta"))
+
+
+def message_start(message_id: str, model: str, prompt_tokens: int) -> bytes:
+    """The event that an engine has left out."""
+    message = {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": max(1, prompt_tokens), "output_tokens": 0},
+    }
+    return b"event: message_start\ndata: " + encode_json({"type": "message_start", "message": message}) + b"\n\n"
 
 
 def is_over(path: bytes, last: bytes) -> bool:

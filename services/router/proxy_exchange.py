@@ -239,7 +239,10 @@ class Exchange:
             self.started, self.first_byte = True, _monotonic()
             out = self._begin(engine, body)
             if self.is_sse and self._collected is None:
-                self._opening = body[: tokens.TAIL_BYTES] if api_errors.is_anthropic(self.path) else b""
+                if api_errors.is_anthropic(self.path):
+                    if event_stream.begins_late(body):
+                        body = event_stream.message_start(self.request_id, self.model.name, self.prompt_tokens) + body
+                    self._opening = body[: tokens.TAIL_BYTES]
                 if self.port.tracks_tokens:
                     self.port.desk.first_token(self)
         self._continue(body, complete, out)

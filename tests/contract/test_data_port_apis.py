@@ -202,6 +202,27 @@ async def test_a_response_that_breaks_off_ends_with_an_error_event_of_its_own() 
     assert event["error"]["message"] == event["message"], "clients of OpenAI's raise what stands in `error`"
 
 
+async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves_it_out() -> None:
+    late = b'event: content_block_start\ndata: {"type":"content_block_start"}\n\n'
+    rest = b'event: message_delta\ndata: {"usage":{"output_tokens":1}}\n\nevent: message_stop\ndata: {}\n\n'
+
+    async def stream(served: Served) -> None:
+        await served.sse_head()
+        await served.chunk(late)
+        await served.chunk(rest)
+        await served.end()
+
+    async with a_rig() as rig:
+        await rig.engine(stream)
+        answer = await rig.ask(post(MESSAGE, stream=True))
+    start, _, passed = answer.body.partition(b"\n\n")
+    name, data = start.decode().split("\n")
+    message = json.loads(data[6:])["message"]
+    assert name == "event: message_start" and passed == late + rest
+    assert (message["role"], message["content"], message["stop_reason"]) == ("assistant", [], None)
+    assert message["usage"]["input_tokens"] > 0 and message["model"]
+
+
 async def test_a_message_is_over_with_its_last_event_whoever_leaves_then() -> None:
     """Its events pass untouched, its prompt is counted at its beginning and its answer at its end."""
     start = {
