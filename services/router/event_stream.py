@@ -28,7 +28,7 @@ def begins_late(first: bytes) -> bool:
 
 def message_start(message_id: str, model: str, prompt_tokens: int) -> bytes:
     """The event that an engine has left out."""
-    message = {
+    message: dict[str, object] = {
         "id": message_id,
         "type": "message",
         "role": "assistant",
