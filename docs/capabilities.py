@@ -4,7 +4,10 @@
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.engines.apis import CHAT, EMBEDDINGS, MESSAGES, RERANK, RESPONSES
 from glowplug.engines.drivers import NAMES, Declaration, declaration
 from glowplug.engines.port import EngineCapabilities
 from glowplug.simulator.setup import ABILITIES
@@ -22,7 +25,6 @@ WHAT = {
     "emulated": "a process with vLLM's HTTP API and no model: texts are made up, timings follow published measurements",
 }
 ROWS = {  # field of EngineCapabilities -> what it means to a reader
-    "embeddings": "answers embeddings",
     "cancels_unstreamed": "stops at once when a client leaves that asked for no stream",
     "metrics": "gives vLLM's metrics",
     "parked": "starts from a parked process",
@@ -30,6 +32,19 @@ ROWS = {  # field of EngineCapabilities -> what it means to a reader
     "sleep": "swaps out to host memory and wakes (SwapServeLLM)",
     "checkpoint": "is saved and restored as a process",
     "groups": "spreads one instance over several GPUs",
+}
+APIS = {  # path of the data port -> what it is to a reader
+    CHAT: "answers chat and completions",
+    RESPONSES: "... OpenAI's responses",
+    MESSAGES: "... Anthropic's messages and token counts",
+    EMBEDDINGS: "... embeddings",
+    RERANK: "... rerank",
+}
+MODES: dict[str, tuple[dict[str, Any], ...]] = {
+    # engine_args, the usual ones first; with others it answers other paths
+    "llamacpp": ({}, {"embeddings": True}, {"embeddings": True, "pooling": "rank"}),
+    "vllm": ({"runner": "generate"}, {"runner": "pooling"}),
+    "emulated": ({},),
 }
 NO_ROW = {"emulated", "overhead_bytes"}  # the first column of words; a number
 SIMULATED = {"prewarm": "prewarm", "sleep": "swap"}  # field -> ability of a simulated fleet
@@ -46,6 +61,7 @@ def table() -> str:
         _row("tokens", [_word(engine, True) for engine in engines], "simulated"),
         _row("weights", [engine.weights.kind for engine in engines], "none"),
     ]
+    out += [_row(APIS[path], [_answers(engine, path) for engine in engines], "no") for path in APIS]
     declared = [f.name for f in fields(EngineCapabilities) if f.type is bool and f.name not in NO_ROW]
     for field in sorted(declared, key=lambda name: [*ROWS, name].index(name)):
         meaning = ROWS.get(field, field.replace("_", " "))
@@ -61,6 +77,25 @@ def _word(engine: Declaration, is_there: bool) -> str:
     if not is_there:
         return "no"
     return "emulated" if engine.capabilities.emulated else "real"
+
+
+def _answers(engine: Declaration, path: str) -> str:
+    """Whether an engine answers that path, and with which engine_args where the usual ones do not do."""
+    for args in MODES[engine.name]:
+        model = Model(
+            name="m",
+            key="m",
+            engine=engine.name,
+            weights=WeightsRef(uri=""),
+            weights_bytes=0,
+            kv_bytes=0,
+            engine_args=args,
+        )
+        if path not in engine.api(model).lacks:
+            told = ", ".join(f"{name}: {str(value).lower()}" for name, value in args.items())
+            usual = args is MODES[engine.name][0]
+            return _word(engine, True) + ("" if usual else f", with `{told}`")
+    return "no"
 
 
 def _row(meaning: str, cells: list[str], simulated: str) -> str:

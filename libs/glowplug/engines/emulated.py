@@ -19,7 +19,6 @@ class EmulatedDriver(HostedDriver):
     weights = emulated_args.WEIGHTS
     capabilities = EngineCapabilities(
         emulated=True,
-        embeddings=True,
         sleep=True,
         metrics=True,
         prewarm=True,

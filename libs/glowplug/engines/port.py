@@ -22,7 +22,6 @@ class EngineCapabilities:
     """What an engine can do. The agent and the policies ask this, never the engine's name."""
 
     emulated: bool = False  # its output and its timings are modelled, not real
-    embeddings: bool = False  # /v1/embeddings answers; otherwise 400 or 501
     sleep: bool = False  # gives its GPU memory back while its process lives
     checkpoint: bool = False  # its process state can be saved and restored
     parked: bool = False  # starts from a process that has its libraries imported
