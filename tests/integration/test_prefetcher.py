@@ -280,7 +280,7 @@ async def test_the_cache_is_bounded_and_a_drop_cancels(prefetcher: Prefetcher) -
         assert prefetcher.state(first).state is RegionState.ABSENT
         await prefetcher.fetch(first, "i-1")
         failed = await prefetcher.until_state(first, RegionState.FAILED, "i-1")
-        assert failed.failure and failed.failure.code == "no_space" and "used by i-2" in failed.failure.message
+        assert failed.failure and failed.failure.code == "no_space" and "(i-2 uses it)" in failed.failure.message
         server.data = DATA + DATA
         huge = WeightsRef(uri=server.url + "?3")
         await prefetcher.fetch(huge, "i-3")
@@ -298,7 +298,7 @@ async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None
         await prefetcher.until_state(ref, RegionState.FETCHING)
         await prefetcher.send(DropWeights(target=prefetcher.node_id, digest=region_digest(ref), reason="not wanted"))
         failed = await prefetcher.until_state(ref, RegionState.FAILED, "i-1")
-        assert failed.failure and failed.failure.message == "dropped: not wanted"
+        assert failed.failure and failed.failure.message == "the fetch was given up: not wanted"
         await prefetcher.until(lambda: prefetcher.get("/v1/fetches").json()["data"] == [])
         assert prefetcher.get("/v1/cache").json()["used_bytes"] == 0
         assert not Region.at(prefetcher.shm_dir, prefetcher.node_id, region_digest(ref)).blob.exists()

@@ -62,7 +62,7 @@ class World:
         self._order = itertools.count()
         self._epochs: Counter[str] = Counter()
         self._event_ids = itertools.count(1)
-        self.tables: dict[str, dict[str, Any]] = {"models": {}, "nodes": {}, "instances": {}}
+        self.tables: dict[str, dict[str, Any]] = {"models": {}, "nodes": {}, "instances": {}, "start_times": {}}
         self.nodes = {f"node-{i}": SimulatedNode(self, f"node-{i}") for i in range(1, self.num_nodes + 1)}
         self.services: dict[str, Any] = {}
         self._generation: Counter[str] = Counter()
@@ -141,7 +141,11 @@ class World:
             self.at(RESYNC_S, lambda: self._resync(name, generation))
 
     def _restore(self, name: str, table: str, rows: dict[str, Any]) -> None:
-        reads = {"router": ("models", "instances"), "autoscaler": ("models", "instances")}.get(name)
+        reads = {"autoscaler": ("models", "instances")}.get(name)
+        if name == "router":
+            reads = ("models", "instances", "start_times")
+        elif name == "predictor":
+            reads = ("models", "nodes", "instances")
         if name in self.nodes:
             reads = ("nodes", "instances")
         elif name.startswith("prefetcher"):
