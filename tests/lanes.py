@@ -5,6 +5,7 @@ of processes, containers, namespaces, a real vLLM. Both run several files at a t
 file stay together, in order, in one process; files that use something the machine has once run one after the other.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -66,6 +67,9 @@ FIRST: tuple[str, ...] = (
 )
 
 
+_IN_A_GROUP = str.maketrans({":": "/", "[": "(", "]": ")"})  # a name is split at the others
+
+
 def nearest(path: str, table: dict[str, str]) -> str:
     """The row of `path`, else of the nearest folder above it, else "". Paths count from the checkout, with slashes."""
     return next((table[place] for place in _upwards(path) if place in table), "")
@@ -85,7 +89,13 @@ def group(path: str, nodeid: str, *, is_vllm: bool = False) -> str:
     """Tests of one group run one after the other, in one process."""
     if is_vllm:
         return VLLM
-    return nodeid if path in SPREAD else nearest(path, SHARED) or path
+    alone = nodeid.translate(_IN_A_GROUP)
+    return alone if path in SPREAD else nearest(path, SHARED) or path
+
+
+def without_group(name: str) -> str:
+    """A test's name as pytest has it: pytest-xdist writes the group behind it."""
+    return re.sub(r"@[^\]]*$", "", name)
 
 
 def rank(path: str, *, is_vllm: bool = False) -> int:

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import lanes
+
 NUM_SLOWEST = 10
 HEAD = """# Where the minutes go
 
@@ -27,15 +29,19 @@ def read(path: Path) -> Lane:
     """Raises OSError, or ET.ParseError where `path` is not what pytest's --junitxml writes."""
     suite = next(ET.parse(path).iter("testsuite"))
     tests = [
-        (case.get("classname", "").replace(".", "/") + ".py", case.get("name", ""), float(case.get("time", 0)))
+        (
+            case.get("classname", "").replace(".", "/") + ".py",
+            lanes.without_group(case.get("name", "")),
+            float(case.get("time", 0)),
+        )
         for case in suite.iter("testcase")
     ]
     return Lane(path.stem, float(suite.get("time", 0)), tuple(tests))
 
 
-def page(lanes: list[Lane]) -> str:
+def page(runs: list[Lane]) -> str:
     parts = [HEAD]
-    for lane in lanes:
+    for lane in runs:
         parts.append(f"## `make {'test' if lane.name == 'fast' else 'test-' + lane.name}`\n")
         parts.append(f"{len(lane.tests):,} tests in {minutes(lane.wall_s)}.\n")
         parts.append(_table("folder", _by(lane, depth=2)))

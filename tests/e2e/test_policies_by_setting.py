@@ -52,7 +52,7 @@ def test_a_cold_and_a_warm_request_are_answered_and_the_decision_names_the_polic
     made = {(row["kind"], row["policy"]) for row in decisions}
     assert {("scale", "preserve"), ("place", "union")} <= made
     (start,) = [row for row in decisions if row["chosen"] == "start"]
-    assert "1 waiting" in start["reason"], "with cold data the default rule decides, and says so"
+    assert "1 request waits" in start["reason"], "with cold data the default rule decides, and says so"
 
 
 def test_forecasts_reach_rest_and_console(fleet: Fleet) -> None:

@@ -1,19 +1,20 @@
 """A simulation that fails prints the command that runs its seed alone."""
 
-import re
 import shlex
 from collections.abc import Generator
 
 import pytest
 
+from tests.lanes import without_group
 from tests.simulation.seeds import VARIABLE
 
 
 def again(item: pytest.Item) -> str:
     """The command for one test: its seed is named, since another commit chooses others."""
     seed = item.callspec.params.get("seed") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
-    name = re.sub(r"@[^\]]*$", "", item.nodeid)  # pytest-xdist writes a test's group behind its name
-    return ("" if seed is None else f"{VARIABLE}={seed} ") + shlex.join(["python", "-m", "pytest", name])
+    return ("" if seed is None else f"{VARIABLE}={seed} ") + shlex.join(
+        ["python", "-m", "pytest", without_group(item.nodeid)]
+    )
 
 
 @pytest.hookimpl(wrapper=True)
