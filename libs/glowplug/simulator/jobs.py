@@ -102,13 +102,14 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     shares = context.Array(ctypes.c_double, len(cases), lock=False)
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(shares,)) as pool:
-        # a terminal sends Ctrl-C to everybody: workers inherit that it is held back, and are ended from here
-        unheld = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        futures = [
-            pool.submit(_work, number, case, folder)
-            for number, (case, folder) in enumerate(zip(cases, folders, strict=True))
-        ]
-        try:
+        unheld = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:  # around the submits too: a Ctrl-C that came just before it was held back is raised among them
+            # a terminal sends Ctrl-C to everybody: workers inherit that it is held back, and are ended from here
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            futures = [
+                pool.submit(_work, number, case, folder)
+                for number, (case, folder) in enumerate(zip(cases, folders, strict=True))
+            ]
             signal.pthread_sigmask(signal.SIG_SETMASK, unheld)
             pending = set(futures)
             while pending:
@@ -118,6 +119,7 @@ def _in_processes(
                 if progress is not None:
                     progress([shares[number] for number in range(len(cases))])
         except BaseException:  # Ctrl-C too: nobody waits for the hours a run has left
+            signal.pthread_sigmask(signal.SIG_SETMASK, unheld)
             for worker in multiprocessing.active_children():
                 worker.terminate()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,8 @@
 """Variants, seeds and fleet sizes: what one command runs, and how the least number of GPUs is found."""
 
-from collections.abc import Mapping, Sequence
+import multiprocessing
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,26 @@ def test_a_checked_run_gives_the_same_figures(tmp_path: Path) -> None:
     ]
     assert outcomes[0] == outcomes[1]
     assert shares[-1] == 1.0
+
+
+class _Interrupted(list[Any]):
+    """Ctrl-C, noticed after the first of these cases has been handed out."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self[0]
+        raise KeyboardInterrupt
+
+
+def test_a_ctrl_c_among_the_first_cases_ends_them_all(tmp_path: Path) -> None:
+    scenario = load(write(tmp_path), ["seconds=30000000"])  # hours of work
+    todo = _Interrupted(cases(dict(scenario.tree), tmp_path, variants(()), (0, 1)))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with pytest.raises(KeyboardInterrupt):
+        run_cases(todo, [None, None], 2)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    for worker in multiprocessing.active_children():
+        worker.join(20)
+        assert not worker.is_alive(), "it was ended, and not waited for"
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
