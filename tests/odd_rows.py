@@ -14,12 +14,8 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer import CORDONS, Cordon
-from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance, InstanceState, Worker
-from glowplug.domain.lease import Leader
-from glowplug.domain.model import MAX_BYTES, Model, WeightsRef
+from glowplug.domain.instance import InstanceState, Worker
+from glowplug.domain.model import MAX_BYTES, WeightsRef
 from glowplug.events.commands import FetchWeights, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.envelope import PAYLOADS
 from glowplug.events.facts import (
@@ -31,19 +27,12 @@ from glowplug.events.facts import (
     ModelDeployed,
     NodeBeat,
 )
-from glowplug.policies.start_times import START_TIMES, StartRow
 from glowplug.state.rows import KEYS
+from services.placer.main import WIRING
 from tests.fleet_builder import a_model, a_node, an_instance
 
 NOW = 1_700_000_000.0
-TABLES: dict[str, type[Any]] = {
-    "models": Model,
-    "nodes": Node,
-    "instances": Instance,
-    CORDONS: Cordon,
-    LEADERS: Leader,
-    START_TIMES: StartRow,
-}
+TABLES = WIRING.tables  # the placer reads every table
 LARGE = 2**53  # decodes, and leaves room to count and to multiply
 INTS = (0, 1, 2, 8, -1, 100 << 20, 300 << 20, LARGE, -LARGE)
 FLOATS = (0.0, 0.5, -1.0, NOW, NOW - 60, NOW + 60, 1e-300, float(LARGE), -float(LARGE))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from glowplug.domain.errors import BadRequest, GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
-from glowplug.engines.apis import TOOL_CHOICE, EngineApi
+from glowplug.engines.apis import EngineApi
 from glowplug.engines.drivers import api_of
 from glowplug.runtime.web import WebRules
 from glowplug.telemetry.tracing import Tracing
@@ -29,7 +29,7 @@ from services.router.metrics import RouterMetrics
 from services.router.proxy_client import ClientConnection
 from services.router.proxy_engine import Pool
 from services.router.proxy_exchange import Exchange
-from services.router.request_body import READERS, check_model, forced_choice, read_body, readers, sizes
+from services.router.request_body import READERS, check_model, read_body, readers, sizes
 from services.router.request_head import Parsed, Refused
 from services.router.spans import RequestTrace
 from services.router.web_access import WebAccess
@@ -217,13 +217,12 @@ class DataPort:
             self._refuse(client, parsed, 404, message, "model_not_found", param="model")
             return False
         try:
-            check_model(asked, model, self._api(model), parsed.path)
+            needs = check_model(asked, model, self._api(model), parsed.path)
         except GlowplugError as error:
             self._refuse_with(client, parsed, error)
             return False
         exchange = Exchange(self, client, parsed, model, bool(asked.stream))
-        if forced_choice(asked):
-            exchange.needs = TOOL_CHOICE
+        exchange.needs = needs
         exchange.prompt_tokens, exchange.max_tokens = sizes(asked)
         self._trace(exchange, parsed)
         client.exchange = exchange

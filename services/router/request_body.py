@@ -118,9 +118,10 @@ class ToolChoiceRefused(BadRequest):
     code = "unsupported_tool_choice"
 
 
-def check_model(asked: Any, model: Model, api: EngineApi, path: bytes) -> None:
-    """Hold a request against the model it is for, and against what its engine answers. Raises BadRequest naming the
-    field that this model cannot do, and NotSupported."""
+def check_model(asked: Any, model: Model, api: EngineApi, path: bytes) -> str:
+    """Hold a request against the model it is for, and against what its engine answers. Returns the feature that its
+    instance must not lack (apis.TOOL_CHOICE), else "". Raises BadRequest naming the field that this model cannot do,
+    and NotSupported."""
     if api.lacks and (why := api.lacks.get(path.decode())):
         raise NotSupported(f"`{model.name}` {why}.", param="model")
     for field in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
@@ -143,8 +144,10 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes) -> None:
             if tool.type not in _FUNCTIONS:
                 text = f"tools[{i}].type: `{model.name}` calls functions only, and runs no `{tool.type}`."
                 raise BadRequest(text, param=f"tools[{i}].type")
-    if (kind := forced_choice(asked)) and kind not in api.tool_choices:
+    kind = forced_choice(asked)
+    if kind and kind not in api.tool_choices:
         raise tool_choice_refused(model, can_require=apis.REQUIRED in api.tool_choices)
+    return apis.TOOL_CHOICE if kind else ""
 
 
 def tool_choice_refused(model: Model, *, can_require: bool = False) -> ToolChoiceRefused:

@@ -141,11 +141,11 @@ class World:
             self.at(RESYNC_S, lambda: self._resync(name, generation))
 
     def _restore(self, name: str, table: str, rows: dict[str, Any]) -> None:
-        reads = {"autoscaler": ("models", "instances")}.get(name)
-        if name == "router":
-            reads = ("models", "instances", "start_times")
-        elif name == "predictor":
-            reads = ("models", "nodes", "instances")
+        reads = {
+            "router": ("models", "instances", "start_times"),
+            "autoscaler": ("models", "instances"),
+            "predictor": ("models", "nodes", "instances"),
+        }.get(name)
         if name in self.nodes:
             reads = ("nodes", "instances")
         elif name.startswith("prefetcher"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from glowplug.controllers.agent_words import Holding
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
-from glowplug.policies.start_times import StartKind, kind_from
+from glowplug.policies.start_times import fresh_kind, kind_from
 
 INTERRUPTED = "interrupted"  # no kind to learn from
 
@@ -27,4 +27,4 @@ def start_kind(holding: Holding) -> str:
         return INTERRUPTED
     if holding.warmth:
         return kind_from(InstanceState(holding.warmth)).value
-    return (StartKind.CACHED if holding.is_cached else StartKind.COLD).value
+    return fresh_kind(is_cached=holding.is_cached).value

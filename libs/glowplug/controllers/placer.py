@@ -93,7 +93,8 @@ class PlacerController:
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         """Commands (StaleEpoch when fenced off), facts, telemetry and ticks."""
-        return [*self._handle(stimulus, now_s), *self._keep_learned()]
+        effects = self._handle(stimulus, now_s)
+        return [*effects, *self._keep_learned()] if self.fleet.learned else effects
 
     def _keep_learned(self) -> list[Effect]:
         learned, self.fleet.learned = self.fleet.learned, {}

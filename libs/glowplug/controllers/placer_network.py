@@ -56,7 +56,7 @@ class Network:
         if not model.weights.uri or placement.source:
             return
         slo_s = model.slo.ttft_s or float("inf")
-        whole, stages = model.weights.num_bytes or model.weights_bytes, placement.stages
+        whole, stages = model.fetch_bytes, placement.stages
         num_full = sum(stage.bytes_per_gpu >= bytes_per_gpu(model) for stage in stages)
         slo_s -= besides_s(self.seconds.get(model.key, self._params.start_stages), len(stages), num_full)
         for number, stage in enumerate(stages):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.policies.start_times import StartKind, StartTimes
+from glowplug.policies.start_times import StartKind, StartTimes, fresh_kind
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Estimates:
             return StartKind.GROWTH
         if InstanceState.SWAPPED_OUT in states:
             return StartKind.WAKE
-        unseen = StartKind.COLD if model.weights.uri else StartKind.CACHED
+        unseen = fresh_kind(is_cached=not model.weights.uri)
         return self.times.latest(model, (StartKind.COLD, StartKind.CACHED)) or unseen
 
     def queue_s(self, model_key: str, num_ahead: int, num_slots: int) -> float:

@@ -134,6 +134,11 @@ class Model:
         return self.weights_bytes + self.kv_bytes
 
     @property
+    def fetch_bytes(self) -> int:
+        """Of its weights on their way into host memory: as they are declared, else as many as lie on the GPUs."""
+        return self.weights.num_bytes or self.weights_bytes
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Every name a client may send in `model`."""
         return (self.name, *self.aliases)

@@ -14,7 +14,6 @@ RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 RERANK = "/v1/rerank"
-PATHS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, COUNT_TOKENS, RERANK)
 
 TOOL_CHOICE = "tool_choice"  # in Instance.lacks: a call of a tool cannot be forced, the chat template knows no tools
 REQUIRED, NAMED = "required", "named"  # a tool choice: any tool must be called, or this one

@@ -14,7 +14,7 @@ The seconds that no stage covers (polls, notices) are learned as `rest_s`, so th
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from statistics import median
 
@@ -49,6 +49,11 @@ def kind_from(source: InstanceState) -> StartKind:
     return _OF_STATE.get(source, StartKind.JOIN)
 
 
+def fresh_kind(*, is_cached: bool) -> StartKind:
+    """The start of an instance that grows from none."""
+    return StartKind.CACHED if is_cached else StartKind.COLD
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
     """Seconds of the stages of one start. The process comes up while the weights are fetched."""
@@ -75,7 +80,7 @@ class StageTimes:
         return {name.value: seconds for name, seconds in named.items() if seconds > 0}
 
 
-_FIELDS = ("fetch_s", "launch_s", "load_s", "warmup_s", "rest_s")
+_FIELDS = tuple(one.name for one in fields(StageTimes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +209,7 @@ class StartTimes:
             return None
         size = size_class(model)
         row = StartRow(
-            key=f"{model.key}/{instance.engine}/{instance.gpu_kind}/{kind.value}",
+            key=_key(model.key, instance.engine, instance.gpu_kind, kind),
             model_key=model.key,
             engine=instance.engine,
             gpu_kind=instance.gpu_kind,
@@ -251,10 +256,8 @@ class StartTimes:
         if len(self.rows) > MAX_ROWS:
             del self.rows[next(iter(self.rows))]
             self._regroup()
-            return
-        for size in (row.size_class, None):
-            group = (row.engine, row.gpu_kind, row.kind, size)
-            self._groups[group] = _with(self._groups.get(group, ()), row.samples)
+        else:
+            self._group(row)
         self._gpu_kinds[row.engine] = row.gpu_kind
         self._known.clear()
         if row.kind is StartKind.GROWTH:
@@ -265,9 +268,12 @@ class StartTimes:
         self._known.clear()
         self._groups.clear()
         for row in self.rows.values():
-            for size in (row.size_class, None):
-                group = (row.engine, row.gpu_kind, row.kind, size)
-                self._groups[group] = _with(self._groups.get(group, ()), row.samples)
+            self._group(row)
+
+    def _group(self, row: StartRow) -> None:
+        for size in (row.size_class, None):
+            group = (row.engine, row.gpu_kind, row.kind, size)
+            self._groups[group] = _with(self._groups.get(group, ()), row.samples)
 
     # predicting
 
@@ -301,7 +307,7 @@ class StartTimes:
             return StageTimes(load_s=prior.growth_s)
         fetch_s = prior.look_s
         if kind is StartKind.COLD:
-            fetch_s = prior.fetch_s + (model.weights.num_bytes or model.weights_bytes) / self.network_bytes_per_s
+            fetch_s = prior.fetch_s + model.fetch_bytes / self.network_bytes_per_s
         elif prior.fetch_bytes_per_s:
             fetch_s = model.weights_bytes / prior.fetch_bytes_per_s
         return StageTimes(
@@ -331,7 +337,7 @@ class StartTimes:
         return self.latest(model, StartKind) is not None
 
     def _row(self, model: Model, kind: StartKind, gpu_kind: str) -> StartRow | None:
-        return self.rows.get(f"{model.key}/{model.engine}/{gpu_kind}/{kind.value}")
+        return self.rows.get(_key(model.key, model.engine, gpu_kind, kind))
 
     def _stage(self, name: str, model: Model, kind: StartKind, gpu_kind: str, prior: StageTimes) -> float:
         """One stage, by the nearest starts that show it."""
@@ -347,6 +353,10 @@ class StartTimes:
                 if scaled := [_scaled(s, name, mine) for s in samples if getattr(s.took, name) >= 0]:
                     return float(median(scaled))
         return mine
+
+
+def _key(model_key: str, engine: str, gpu_kind: str, kind: StartKind) -> str:
+    return f"{model_key}/{engine}/{gpu_kind}/{kind.value}"
 
 
 def size_class(model: Model) -> int:
@@ -398,14 +408,21 @@ def _measured(instance: Instance) -> StageTimes | None:
             phases[phase.name] = phase
     took = {name: min(max(0.0, phase.actual_s), whole_s) for name, phase in phases.items()}
     load, fetch = phases.get(PhaseName.LOAD), phases.get(PhaseName.FETCH)
+    if not instance.is_whole:
+        return StageTimes(
+            fetch_s=NOT_SEEN,
+            launch_s=took.get(PhaseName.LAUNCH, NOT_SEEN),
+            load_s=NOT_SEEN,
+            warmup_s=took.get(PhaseName.WARMUP, NOT_SEEN),
+            rest_s=NOT_SEEN,
+        )
     is_streamed = load is not None and fetch is not None and load.started_at < fetch.ended_at - 1e-6
-    is_whole = instance.is_whole
     return StageTimes(
-        fetch_s=took.get(PhaseName.FETCH, 0.0) if is_whole else NOT_SEEN,
-        launch_s=took.get(PhaseName.LAUNCH, 0.0 if is_whole else NOT_SEEN),
-        load_s=took.get(PhaseName.LOAD, 0.0) if is_whole and not is_streamed else NOT_SEEN,
-        warmup_s=took.get(PhaseName.WARMUP, 0.0 if is_whole else NOT_SEEN),
-        rest_s=max(0.0, whole_s - _covered_s(phases.values(), instance)) if is_whole else NOT_SEEN,
+        fetch_s=took.get(PhaseName.FETCH, 0.0),
+        launch_s=took.get(PhaseName.LAUNCH, 0.0),
+        load_s=NOT_SEEN if is_streamed else took.get(PhaseName.LOAD, 0.0),
+        warmup_s=took.get(PhaseName.WARMUP, 0.0),
+        rest_s=max(0.0, whole_s - _covered_s(phases.values(), instance)),
     )
 
 

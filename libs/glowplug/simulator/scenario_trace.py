@@ -108,13 +108,12 @@ def _times(path: Path) -> Iterator[Count]:
 def under_trace(under: Tree, over: Tree, beside: Path) -> Tree:
     """`under` as it is laid under `over`: without what would draw the requests anew, where `over` names a trace by its
     path. Lengths stay for a trace that has none."""
-    workload = over.get("workload")
-    source = workload.get("source") if isinstance(workload, dict) else None
-    if not is_path(source):
+    source = _named(over)
+    if not source:
         return under
     inherited = under.get("workload")
     inherited = dict(inherited) if isinstance(inherited, dict) else {}
-    dropped = {*DRAWS, "lengths"} if _has_lengths(beside / str(source)) else set(DRAWS)
+    dropped = {*DRAWS, "lengths"} if _has_lengths(beside / source) else set(DRAWS)
     rest = {name: value for name, value in under.items() if name != "seconds"}
     rest["workload"] = {name: value for name, value in inherited.items() if name not in dropped}
     if "lengths" in dropped:
@@ -122,6 +121,13 @@ def under_trace(under: Tree, over: Tree, beside: Path) -> Tree:
             if field in rest:
                 rest[field] = _without_lengths(rest[field])
     return rest
+
+
+def _named(tree: Tree) -> str:
+    """The trace that a tree names by its path; "" where it names none."""
+    workload = tree.get("workload")
+    source = workload.get("source") if isinstance(workload, dict) else None
+    return str(source) if is_path(source) else ""
 
 
 def _has_lengths(path: Path) -> bool:
@@ -140,11 +146,10 @@ def _without_lengths(entries: Any) -> Any:
 def seconds_of(tree: Tree, beside: Path) -> float | None:
     """How long requests come in a tree that leaves `seconds` out and names a trace by its path: to its last one.
     None where the tree says it, or names no trace. Raises ScenarioError, TraceError, OSError."""
-    workload = tree.get("workload")
-    source = workload.get("source") if isinstance(workload, dict) else None
-    if "seconds" in tree or not isinstance(workload, dict) or not is_path(source):
+    source = _named(tree)
+    if "seconds" in tree or not source:
         return None
-    path = trace_file(str(source), beside, "workload.source")
+    path, workload = trace_file(source, beside, "workload.source"), tree["workload"]
     start_s, squeeze = workload.get("start_s", 0.0), workload.get("squeeze", 1.0)
     if not isinstance(start_s, int | float) or not isinstance(squeeze, int | float) or squeeze <= 0:
         return None  # which is not valid, and is refused by its fields

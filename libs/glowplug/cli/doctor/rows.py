@@ -87,7 +87,7 @@ def _cache(facts: FleetFacts, node_id: str) -> Iterator[Finding]:
     said = facts.nodes[node_id]
     if said.cache_capacity_bytes is None:
         return
-    sizes = {m.name: m.weights.num_bytes or m.weights_bytes for m in facts.store.models.values() if m.weights.uri}
+    sizes = {m.name: m.fetch_bytes for m in facts.store.models.values() if m.weights.uri}
     largest = max(sizes, key=lambda name: sizes[name], default="")
     room = show_bytes(said.cache_capacity_bytes)
     if largest and sizes[largest] > said.cache_capacity_bytes:

@@ -21,7 +21,7 @@ from glowplug.policies.placement.hydraserve_contention import LinkLedger, settle
 from glowplug.policies.placement.links import declared_pcie, gpu_kind_of, has_weights, link_of, pcie_rate
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
-from glowplug.policies.start_times import StageTimes, StartKind, kind_from
+from glowplug.policies.start_times import StageTimes, StartKind, fresh_kind, kind_from
 
 STREAMS = "stream"  # ability of engines that load what they fetch as it comes in, and import beside that
 
@@ -53,7 +53,7 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
     after_s = besides_s(replace(warm, prefill_s=first_s), len(decision.stages), num_full)
     kinds = {kind for kind, _, _ in found}
     return Expected(
-        kind=StartKind.COLD if StartKind.COLD in kinds else StartKind.CACHED,
+        kind=fresh_kind(is_cached=StartKind.COLD not in kinds),
         start_s=start_s,
         ttft_s=start_s + after_s,
         by_phase=tuple(phases for _, _, phases in found),
@@ -83,8 +83,7 @@ def stage_seconds(model: Model, gpu_kind: str, view: PlacementView, kind: StartK
 
 def offer_of(node: Node, model: Model, view: PlacementView, *, is_cached: bool) -> ServerOffer:
     """A node as a start of that model finds it: its rates and its stages, without its GPUs."""
-    kind = StartKind.CACHED if is_cached else StartKind.COLD
-    gpu_kind, num_bytes = gpu_kind_of(node), model.weights.num_bytes or model.weights_bytes
+    kind, gpu_kind, num_bytes = fresh_kind(is_cached=is_cached), gpu_kind_of(node), model.fetch_bytes
     if is_cached:
         look_s = view.times.predict(model, kind, gpu_kind).fetch_s
         link = LinkLedger(bytes_per_s=num_bytes / look_s if look_s > 0 and num_bytes else float("inf"))
@@ -106,7 +105,7 @@ def _growth(decision: PlaceDecision, model: Model, node: Node, view: PlacementVi
     kind = kind_from(source.state) if source is not None else StartKind.GROWTH
     if kind is not StartKind.JOIN or source is None:
         return kind, view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
-    found = StartKind.CACHED if has_weights(node, model) else StartKind.COLD
+    found = fresh_kind(is_cached=has_weights(node, model))
     own = view.times.predict(model, found, gpu_kind_of(node), declared_pcie(node))
     left_s = max(0.0, own.whole_s - (view.now_s - source.created_at))
     grown = view.times.predict(model, StartKind.GROWTH, gpu_kind_of(node))
@@ -118,9 +117,7 @@ def _stage(
 ) -> tuple[StartKind, float, Mapping[str, float]]:
     is_cached = has_weights(node, model)
     offer = offer_of(node, model, view, is_cached=is_cached)
-    whole_bytes = model.weights.num_bytes or model.weights_bytes
-    part_bytes = stage.fetch_bytes or whole_bytes
-    kind = StartKind.CACHED if is_cached else StartKind.COLD
+    part_bytes, kind = stage.fetch_bytes or model.fetch_bytes, fresh_kind(is_cached=is_cached)
     took = view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
     here = replace(
         took,

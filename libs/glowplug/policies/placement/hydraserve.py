@@ -165,7 +165,7 @@ def _offers(
 
 def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
     model, num_stages = request.model, layout.num_stages
-    whole = model.weights.num_bytes or model.weights_bytes
+    whole = model.fetch_bytes
     cuts = [whole * number // num_stages for number in range(num_stages + 1)]
     by_id = {gpu.gpu_id: gpu for node in view.nodes for gpu in node.gpus} if params.clear else {}
     stages, drops = [], list[str]()

@@ -15,7 +15,7 @@ def network_rate(node: Node, model: Model, times: StartTimes) -> float:
     if declared := _declared(node, "/nic"):
         return declared
     fetch_s = times.predict(model, StartKind.COLD, gpu_kind_of(node)).fetch_s
-    return (model.weights.num_bytes or model.weights_bytes) / max(fetch_s, _LEAST_S)
+    return model.fetch_bytes / max(fetch_s, _LEAST_S)
 
 
 def pcie_rate(node: Node, model: Model, times: StartTimes) -> float:

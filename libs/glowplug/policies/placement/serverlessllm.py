@@ -47,7 +47,7 @@ def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
     model, is_cached = request.model, has_weights(node, request.model)
     offer = offer_of(node, model, view, is_cached=is_cached)
     load_s = model.weights_bytes / model.num_gpus / offer.pcie_bytes_per_s
-    return load_s + (model.weights.num_bytes or model.weights_bytes) / offer.link.share()
+    return load_s + model.fetch_bytes / offer.link.share()
 
 
 def _with_room(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
