@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from glowplug.controllers.router import RouterController
+from glowplug.controllers.router.controller import RouterController
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tally import exposition

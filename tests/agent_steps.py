@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from glowplug.controllers.agent import AgentController
-from glowplug.controllers.agent_words import (
+from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.agent.messages import (
     AgentMemory,
     AgentParams,
     EngineKind,

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from glowplug.controllers.agent import AgentController
-from glowplug.controllers.agent_words import (
+from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.agent.messages import (
     EnginePrewarmed,
     EngineReady,
     InFlight,

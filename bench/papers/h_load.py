@@ -25,7 +25,7 @@ from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Spread, 
 from bench.papers.h_starts import SIZES_GB, stages
 from bench.papers.plots import Bars, Lines
 from bench.papers.simulated import SIMULATOR, figures, points, policies
-from glowplug.simulator.scenario import Scenario, load
+from glowplug.simulator.scenario.load import Scenario, load
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 

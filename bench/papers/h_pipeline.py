@@ -11,7 +11,7 @@ from bench.papers.h_starts import MODELS, PRINTED_S, SIZES_GB, SYSTEMS, own, sta
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR, figures
 from glowplug.policies.systems import SYSTEMS as WHOLE
-from glowplug.simulator.scenario import load_tree
+from glowplug.simulator.scenario.load import load_tree
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 

@@ -19,10 +19,10 @@ from statistics import fmean, stdev
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Spread, Verdict, prose
 from bench.papers.m_workload import SOURCES, Asked, Penalty, requests
 from bench.papers.plots import Bars, Lines
-from glowplug.policies.residency.mcache_importance import Importance
-from glowplug.policies.residency.ordering import Ordering, evict
-from glowplug.policies.residency.recency import Arc, Belady, Lfu, Lru, Srrip
-from glowplug.policies.residency.resident import Resident
+from glowplug.policies.caching.mcache_importance import Importance
+from glowplug.policies.caching.ordering import Ordering, evict
+from glowplug.policies.caching.recency import Arc, Belady, Lfu, Lru, Srrip
+from glowplug.policies.caching.resident import Resident
 
 MAIN, BYTES, BASE, ALIKE, SHUFFLED, BURSTS, BURSTS_BYTES = (f"{source} random" for source in SOURCES)
 NUM_HOURS = 4  # in each seed
@@ -335,7 +335,7 @@ SETUP = prose(
     order within ten minutes or by their own measured renewal process; `bursts-bytes` with checkpoint bytes."""
 )
 READS = (
-    "libs/glowplug/policies/residency",
+    "libs/glowplug/policies/eviction",
     "libs/glowplug/simulator/workload",
     "bench/papers/m_cache.py",
     "bench/papers/m_workload.py",

@@ -6,7 +6,7 @@ from bench.papers.experiment import Finding, Outcome, Runs, Spread, Verdict, pro
 from bench.papers.plots import Lines
 from bench.papers.simulated import figures, points, policies
 from glowplug.simulator.results import Peak
-from glowplug.simulator.scenario import load
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 
 LEAD_S, SQUEEZE = 200.0, 24

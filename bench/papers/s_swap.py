@@ -6,8 +6,8 @@ from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR, figures
-from glowplug.simulator.scenario import load_tree
-from glowplug.simulator.scenario_systems import with_system
+from glowplug.simulator.scenario.load import load_tree
+from glowplug.simulator.scenario.systems import with_system
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Outcome
 from glowplug.simulator.results import Quantiles, Results
-from glowplug.simulator.scenario import load
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 
 SIMULATOR = (

@@ -14,7 +14,7 @@ from bench.papers.u_systems import CACHES, PAPERS, ROUTERS, SYSTEMS, UNION
 from glowplug.events.envelope import Event
 from glowplug.events.facts import RequestFinished, RequestRejected
 from glowplug.simulator.results import Quantiles
-from glowplug.simulator.scenario import Scenario, load
+from glowplug.simulator.scenario.load import Scenario, load
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 

@@ -8,7 +8,7 @@ from bench.papers.experiment import Experiment, Outcome, Runs, Spread, Verdict, 
 from bench.papers.simulated import figures, policies
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.simulator.accounts import Integral
-from glowplug.simulator.scenario import load
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 
 WHERE = {"@25": ["workload.rps=25"], "crowded": ["workload.rps=1", "models.*.copies=3"]}

@@ -14,7 +14,7 @@ from bench.papers import w_warm
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict, prose
 from bench.papers.plots import Bars
-from glowplug.simulator.scenario import load
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.placer import PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import PlacerController, PlacerParams
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, Slo, WeightsRef
@@ -30,7 +30,7 @@ from glowplug.events.commands import PlaceInstance, StartInstance, StopInstance
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
-from glowplug.policies.registry import ROOMS, choose
+from glowplug.policies.registry import KINDS, choose
 
 GB = 10**9
 GPU_BYTES = 80 * GB
@@ -175,7 +175,7 @@ class Fleet:
         self.random = random.Random(args.seed)
         self.models = models_of(args.models)
         self.agents = Agents(args.nodes, args.gpus)
-        names = {"placement": placement, "residency": "lru", "prewarming": "none"}
+        names = {"placement": placement, "eviction": "lru", "prewarming": "none"}
         if placement in ("warmserve", "union"):
             names["prewarming"] = "warmserve"
         place, evict, prewarm = (choose(room, name) for room, name in names.items())
@@ -317,9 +317,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--events", type=int, default=12000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--policy", action="append", default=[], choices=sorted(ROOMS["placement"]))
+    parser.add_argument("--policy", action="append", default=[], choices=sorted(KINDS["placement"]))
     args = parser.parse_args()
-    names = args.policy or sorted(ROOMS["placement"])
+    names = args.policy or sorted(KINDS["placement"])
     assert bytes_per_gpu(models_of(1)[0]) == GPU_BYTES
     print(f"{args.nodes} nodes x {args.gpus} GPUs, {args.models} models\n")
     policies_alone(args, names)

@@ -17,12 +17,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from glowplug.controllers.router import RouterController, RouterParams
-from glowplug.controllers.router_words import Dispatch, FirstToken, RequestArrived, RequestEnded
+from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.messages import Dispatch, FirstToken, RequestArrived, RequestEnded
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.domain.snapshot import Target
-from glowplug.policies.registry import ROOMS
+from glowplug.policies.registry import KINDS
 from glowplug.policies.routing.port import BalancerParams
 
 HERE = Path(__file__).parent
@@ -93,7 +93,7 @@ class PolicySide(Side):
 
     def __init__(self, policy: str, num_instances: int, load: Load) -> None:
         super().__init__()
-        self.balancer = ROOMS["routing"][policy](BalancerParams())
+        self.balancer = KINDS["routing"][policy](BalancerParams())
         self.counts = {f"i-{n:04}": 0 for n in range(num_instances)}
         self.at: dict[int, str] = {}
         for instance_id in self.counts:

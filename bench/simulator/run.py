@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.controllers.effects import Record
-from glowplug.simulator.scenario import load
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 
 HERE = Path(__file__).parent

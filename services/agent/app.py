@@ -9,8 +9,8 @@ import msgspec
 from fastapi import Depends, FastAPI, Query
 from fastapi.responses import PlainTextResponse
 
-from glowplug.controllers.agent import AgentController
-from glowplug.controllers.agent_words import StopAsked
+from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.agent.messages import StopAsked
 from glowplug.domain.errors import NoCapacity, NotFound
 from glowplug.domain.instance import Instance
 from glowplug.runtime.rest import admin, make_app

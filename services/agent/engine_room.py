@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glowplug.controllers.agent_words import (
+from glowplug.controllers.agent.messages import (
     ActivateEngine,
     AwaitWeights,
     CheckHealth,

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from glowplug.controllers.agent import AgentController
-from glowplug.controllers.agent_words import AgentMemory, EngineKind, ReportStart
+from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.agent.messages import AgentMemory, EngineKind, ReportStart
 from glowplug.controllers.fencing import LEADERS
 from glowplug.domain.errors import GlowplugError
 from glowplug.domain.hardware import Node

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from glowplug.controllers.agent_words import EngineOverLimit
+from glowplug.controllers.agent.messages import EngineOverLimit
 from glowplug.engines.port import EngineHandle, LaunchRequest
 from glowplug.memory.discovery import EMULATED
 

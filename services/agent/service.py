@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from glowplug.bus.port import Bus
-from glowplug.controllers.agent import NODES
-from glowplug.controllers.agent_words import NodeStopping, Recalled, Surroundings
+from glowplug.controllers.agent.controller import NODES
+from glowplug.controllers.agent.messages import NodeStopping, Recalled, Surroundings
 from glowplug.controllers.effects import Publish, Remove, Tick
 from glowplug.domain.address import is_wildcard
 from glowplug.engines.port import EngineDriver

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from glowplug.controllers.agent_words import AgentMemory
+from glowplug.controllers.agent.messages import AgentMemory
 from glowplug.engines.port import EngineHandle
 from glowplug.events.envelope import MalformedEvent, from_json
 

@@ -7,8 +7,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from glowplug.controllers.agent import AgentController
-from glowplug.controllers.agent_words import ReportStart
+from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.agent.messages import ReportStart
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.events import Event

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI
 
 from glowplug.controllers import operator
-from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.errors import BadRequest, InvalidModelFile, ModelNotFound
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model

@@ -4,8 +4,8 @@ import asyncio
 
 from prometheus_client import REGISTRY
 
-from glowplug.controllers.autoscaler import AutoscalerController
-from glowplug.controllers.autoscaler_words import AutoscalerParams
+from glowplug.controllers.autoscaler.controller import AutoscalerController
+from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events.subjects import entity_facts, facts_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Temperature
 from glowplug.telemetry import semconv

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.operator import Deploy, Undeploy
 from glowplug.domain.errors import GlowplugError
 from glowplug.runtime import model_files

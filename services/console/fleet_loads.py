@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
-from glowplug.controllers.load_reports import LoadReports
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import RouterLoadReported
+from glowplug.fleet.demand import LoadReports
 
 LOAD_LEASE_S: Final = 3.0  # silence after which a router's load no longer counts
 NOTHING: Final = ModelLoad()

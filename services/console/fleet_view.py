@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from glowplug.controllers.placer import Cordon
-from glowplug.controllers.router_eta import Estimates
+from glowplug.controllers.placer.controller import Cordon
+from glowplug.controllers.router.eta import Estimates
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import Depends, FastAPI, Query
 
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer import Cordon, PlacerController
+from glowplug.controllers.placer.controller import Cordon, PlacerController
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.errors import NoCapacity, NotFound
 from glowplug.domain.lease import Leader

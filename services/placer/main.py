@@ -7,7 +7,7 @@ from dataclasses import replace
 from prometheus_client import REGISTRY
 
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer import CORDONS, Cordon, PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import CORDONS, Cordon, PlacerController, PlacerParams
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
@@ -85,7 +85,7 @@ async def serve(stopping: asyncio.Event) -> None:
     REGISTRY.register(collector)
     policies = {
         "placement": settings.policy_placement,
-        "residency": settings.policy_residency,
+        "eviction": settings.policy_eviction,
         "prewarming": settings.policy_prewarming,
     }
     place, evict, prewarm = (choose(room, name) for room, name in policies.items())

@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from glowplug.controllers.placer import PlacerController
+from glowplug.controllers.placer.controller import PlacerController
 from glowplug.events.facts import NodeLeft
 from glowplug.telemetry import semconv
 

@@ -3,13 +3,13 @@
 from pydantic import Field
 
 from glowplug.domain.instance import Becomes
-from glowplug.policies.residency.turns import Turns, Victims
+from glowplug.policies.eviction.turns import Turns, Victims
 from glowplug.runtime.settings import ElectedSettings
 
 
 class PlacerSettings(ElectedSettings):
     policy_placement: str = "union"
-    policy_residency: str = "swapserve"
+    policy_eviction: str = "swapserve"
     policy_prewarming: str = "union"
     node_lease_s: float = Field(8.0, gt=0)  # a node silent for this long has left
     min_residency_s: float = Field(1.0, ge=0)  # a READY instance is not evicted before

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
-from glowplug.controllers.predictor import PredictorController
+from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.domain.snapshot import Forecast
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import make_app

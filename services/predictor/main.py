@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client import REGISTRY
 
-from glowplug.controllers.predictor import PredictorController
+from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.domain.model import Model
 from glowplug.events.subjects import facts_of
 from glowplug.policies.prediction.port import make_with

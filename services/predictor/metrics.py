@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from glowplug.controllers.predictor import PredictorController
+from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import LabelCap
 

@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from glowplug.controllers.predictor import PredictorParams
-from glowplug.controllers.predictor_forecasts import CapacityParams
+from glowplug.controllers.predictor.controller import PredictorParams
+from glowplug.controllers.predictor.forecasts import CapacityParams
 from glowplug.runtime.settings import ElectedSettings
 
 

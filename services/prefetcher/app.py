@@ -5,8 +5,8 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 
-from glowplug.controllers.prefetcher import PrefetcherController
-from glowplug.controllers.prefetcher_words import DropAsked
+from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.messages import DropAsked
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
 from services.prefetcher.settings import PrefetcherSettings

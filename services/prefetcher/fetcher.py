@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from glowplug.controllers.prefetcher_words import (
+from glowplug.controllers.prefetcher.messages import (
     CANCELLED,
     DropRegion,
     FetchEnded,

@@ -5,15 +5,15 @@ import time
 from typing import Any
 
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
-from glowplug.controllers.prefetcher_words import RegionsFound
+from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher.messages import RegionsFound
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events.subjects import commands_to, entity_facts
+from glowplug.policies.caching.mcache_importance import ImportanceParams
 from glowplug.policies.registry import choose
-from glowplug.policies.residency.mcache_importance import ImportanceParams
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
 from glowplug.runtime.shell import Executor, Shell

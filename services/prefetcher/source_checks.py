@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from glowplug.controllers.prefetcher_words import RegionChanged
+from glowplug.controllers.prefetcher.messages import RegionChanged
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.region import Region
 from glowplug.weights.source import SourceInterrupted, SourceOptions

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from glowplug.controllers.effects import Effect, Publish
-from glowplug.controllers.router import RouterController
-from glowplug.controllers.router_words import (
+from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.router.messages import (
     ClientLeft,
     Dispatch,
     DispatchFailed,

@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Tick
-from glowplug.controllers.router_words import BusRefuses
+from glowplug.controllers.router.messages import BusRefuses
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event

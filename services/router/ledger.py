@@ -8,10 +8,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from glowplug.controllers.effects import Publish
-from glowplug.controllers.load_reports import LoadReporter
 from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
 from glowplug.events.facts import RequestFinished, RouterRequestsReported
+from glowplug.fleet.demand import LoadReporter
 from services.router.desk import Desk
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import gc
 import logging
 import resource
 
-from glowplug.controllers.router import RouterController
+from glowplug.controllers.router.controller import RouterController
 from glowplug.runtime.identity import Identity
 from glowplug.runtime.service import World, announce, listen, run, serve_rest
 from glowplug.runtime.tasks import essential

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from glowplug.controllers.router import RouterController
+from glowplug.controllers.router.controller import RouterController
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap, ShellMetrics
 from glowplug.telemetry.tally import CountChild, TallyCounter, TallyHistogram, TallyRows

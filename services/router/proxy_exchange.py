@@ -16,7 +16,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from glowplug.controllers.router_words import Reject
+from glowplug.controllers.router.messages import Reject
 from glowplug.domain.errors import GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model

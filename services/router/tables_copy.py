@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from glowplug.controllers.router_fleet import Fleet
+from glowplug.controllers.router.fleet import Fleet
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events.envelope import MalformedEvent, from_json

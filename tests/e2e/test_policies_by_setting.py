@@ -36,10 +36,10 @@ def test_every_service_says_which_policy_is_in_force(fleet: Fleet) -> None:
     said: dict[str, str] = {}
     for name in ("router", "predictor", "placer", "autoscaler", "prefetcher"):
         said |= httpx.get(fleet.process(name)["url"] + "/policies").json()
-    for room in ("scaling", "prediction", "placement", "routing", "prewarming", "residency", "caching"):
+    for room in ("scaling", "prediction", "placement", "routing", "prewarming", "eviction", "caching"):
         of_the_union = SYSTEMS["union"].policies[room]
         assert said[room] == CHOSEN.get(f"GLOWPLUG_POLICY_{room.upper()}", of_the_union), room
-    assert (said["placement"], said["residency"]) == ("union", "swapserve")
+    assert (said["placement"], said["eviction"]) == ("union", "swapserve")
 
 
 def test_a_cold_and_a_warm_request_are_answered_and_the_decision_names_the_policy(fleet: Fleet) -> None:

@@ -62,7 +62,7 @@ def test_it_gives_way_to_another_and_what_idles_leaves_nothing_behind(fleet: Fle
     (first,) = fleet.instances("lasting")
     assert fleet.chat("brief").status_code == 200
     (evicted,) = [row for row in decisions(fleet, "brief") if row["kind"] == "evict"]
-    assert evicted["policy"] == system.policies["residency"] and evicted["chosen"] == first["instance_id"]
+    assert evicted["policy"] == system.policies["eviction"] and evicted["chosen"] == first["instance_id"]
     wait_until("idle to zero", lambda: not fleet.instances())
 
 

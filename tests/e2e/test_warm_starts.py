@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 CHOSEN = {
     "GLOWPLUG_POLICY_PLACEMENT": "union",
     "GLOWPLUG_POLICY_PREWARMING": "keep_last",
-    "GLOWPLUG_POLICY_RESIDENCY": "swapserve",
+    "GLOWPLUG_POLICY_EVICTION": "swapserve",
     "GLOWPLUG_STOP_BECOMES": "prewarmed",
     "GLOWPLUG_EVICT_BECOMES": "swapped_out",
     "GLOWPLUG_GPU_BUDGETS": "3GiB",  # one of these models at a time: 2 GiB each

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.controllers import operator
-from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.effects import Effect, Publish, Record, Tick
-from glowplug.controllers.placer import Cordon, PlacerController
+from glowplug.controllers.placer.controller import Cordon, PlacerController
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
@@ -36,8 +36,8 @@ from glowplug.events.facts import (
     RequestWaiting,
     RouterLoadReported,
 )
+from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
-from glowplug.policies.residency.lru import evict
 from glowplug.policies.scaling.reactive import scale
 from tests.fleet_builder import MIB, a_model, a_node
 
@@ -65,7 +65,7 @@ class Control:
         self.loads: dict[str, ModelLoad] = {}
         self.num_events = 0
         self.autoscaler = AutoscalerController(scale, "reactive", 1)
-        self.placer = PlacerController(place, evict, {"placement": "first_fit", "residency": "lru"}, 1)
+        self.placer = PlacerController(place, evict, {"placement": "first_fit", "eviction": "lru"}, 1)
 
     def run(self, command: str) -> list[str]:
         """One command; returns what followed."""

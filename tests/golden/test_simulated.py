@@ -5,7 +5,7 @@ from pathlib import Path
 from glowplug.cli.show import table
 from glowplug.cli.simulate_table import comparison, per_model
 from glowplug.simulator.jobs import run_cases
-from glowplug.simulator.scenario import load
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.sweep import cases, variants
 from tests.unit.simulator.scenarios import write
 

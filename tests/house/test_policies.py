@@ -6,7 +6,7 @@ import re
 import pytest
 
 from glowplug.policies.options import base_name
-from glowplug.policies.registry import ROOMS, choose
+from glowplug.policies.registry import KINDS, choose
 from tests.house.tree import text
 
 SECTION = re.compile(r"^## (\w+): .*?$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -19,24 +19,24 @@ def sections() -> dict[str, str]:
 
 
 def test_every_room_has_its_section_and_no_other_has() -> None:
-    assert sorted(sections()) == sorted(ROOMS)
+    assert sorted(sections()) == sorted(KINDS)
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
+@pytest.mark.parametrize("room", sorted(KINDS))
 def test_every_policy_of_a_room_is_on_the_page_once(room: str) -> None:
     names = [name for name, _, _ in ROW.findall(sections()[room])]
-    assert sorted(names) == sorted(ROOMS[room])
+    assert sorted(names) == sorted(KINDS[room])
 
 
 def test_every_option_on_the_page_is_one_of_its_policy() -> None:
     rows = re.findall(r"^\| .+? \| (\w+) \| (`.+`) \|$", text("docs/policies.md"), re.MULTILINE)
-    named = [(room, name) for room, cell in rows for name in re.findall(r"`([^`]+)`", cell) if room in ROOMS]
+    named = [(room, name) for room, cell in rows for name in re.findall(r"`([^`]+)`", cell) if room in KINDS]
     assert len(named) > 12
     for room, name in named:
         assert choose(room, name), name
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
+@pytest.mark.parametrize("room", sorted(KINDS))
 def test_the_setting_of_a_room_exists_and_its_default_stands_first(room: str) -> None:
     variable = f"GLOWPLUG_POLICY_{room.upper()}"
     assert variable in sections()[room]

@@ -6,12 +6,12 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
-from glowplug.controllers.autoscaler import AutoscalerController
-from glowplug.controllers.placer import PlacerController
-from glowplug.controllers.predictor import PredictorController
+from glowplug.controllers.autoscaler.controller import AutoscalerController
+from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.events.commands import PlaceInstance, StopInstance
+from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
-from glowplug.policies.residency.lru import evict
 from glowplug.policies.scaling.reactive import scale
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.shell import Shell
@@ -69,7 +69,7 @@ async def fleet():
         AutoscalerController(scale, "reactive", 1),
         lambda service: autoscaler_app.make(service, settings, watch),
     )
-    policies = {"placement": "first_fit", "residency": "lru"}
+    policies = {"placement": "first_fit", "eviction": "lru"}
     await made.add(
         "placer",
         PlacerController(place, evict, policies, 1),
@@ -188,7 +188,7 @@ async def test_draining_a_node_needs_a_node_and_the_token(fleet):
 
 
 async def test_the_cordon_of_a_node_that_has_left_is_shown_and_lifted(fleet):
-    from glowplug.controllers.placer import Cordon
+    from glowplug.controllers.placer.controller import Cordon
     from glowplug.events.envelope import from_json
     from glowplug.events.facts import NodeJoined, NodeLeft
     from tests.fleet_builder import an_event

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
-from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.policies.scaling.reactive import scale

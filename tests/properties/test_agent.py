@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from glowplug.controllers.agent import AgentController
-from glowplug.controllers.agent_words import (
+from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.agent.messages import (
     AgentMemory,
     AgentParams,
     AwaitWeights,

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glowplug.controllers import agent_words as aw
-from glowplug.controllers.agent import AgentController
+from glowplug.controllers.agent import messages as aw
+from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.effects import Save, Tick
 from glowplug.domain.hardware import Gpu, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState, Worker

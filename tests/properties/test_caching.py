@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glowplug.policies.caching.kinds import CACHING, CacheFacts
+from glowplug.policies.caching.ordering import evict
+from glowplug.policies.caching.resident import Resident
 from glowplug.policies.registry import choose
-from glowplug.policies.residency.caching import CACHING, CacheFacts
-from glowplug.policies.residency.ordering import evict
-from glowplug.policies.residency.resident import Resident
 
 CAPACITY = 100
 NAMES = "abcdefgh"

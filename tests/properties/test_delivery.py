@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.controllers.fencing import Fence
-from glowplug.controllers.router_fleet import Fleet
-from glowplug.controllers.views import InstanceView, NodeView
+from glowplug.controllers.router.fleet import Fleet
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import Event
+from glowplug.fleet.tables import InstanceView, NodeView
 from tests.fleet_builder import a_node, an_event, an_instance
 
 LIFE = [

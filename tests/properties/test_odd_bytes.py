@@ -9,15 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from glowplug.controllers.agent import AgentController
-from glowplug.controllers.agent_words import AgentMemory, EngineKind, Recalled
-from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.agent.messages import AgentMemory, EngineKind, Recalled
+from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.effects import Publish, Record, Save, Tick
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer import CORDONS, PlacerController
-from glowplug.controllers.predictor import PredictorController
-from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
-from glowplug.controllers.router import RouterController, RouterParams
+from glowplug.controllers.placer.controller import CORDONS, PlacerController
+from glowplug.controllers.predictor.controller import PredictorController
+from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.router.controller import RouterController, RouterParams
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
@@ -47,7 +47,7 @@ def an_agent(memory: AgentMemory | None = None) -> AgentController:
 
 def a_placer(system: str) -> PlacerController:
     policies = SYSTEMS[system].policies
-    place, evict, prewarm = (choose(room, policies[room]) for room in ("placement", "residency", "prewarming"))
+    place, evict, prewarm = (choose(room, policies[room]) for room in ("placement", "eviction", "prewarming"))
     return PlacerController(place, evict, dict(policies), 1, prewarm=prewarm)
 
 

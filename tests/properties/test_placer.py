@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.placer import PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import PlacerController, PlacerParams
 from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Slo
@@ -29,10 +29,10 @@ from glowplug.events.facts import (
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.prewarming.port import PrewarmView
-from glowplug.policies.registry import ROOMS, choose
+from glowplug.policies.registry import KINDS, choose
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
 
-PLACEMENTS = sorted(ROOMS["placement"])
+PLACEMENTS = sorted(KINDS["placement"])
 ABILITIES = ("emulated:prewarm", "emulated:stages", "emulated:swap")
 MODELS = [
     a_model(
@@ -289,7 +289,7 @@ def test_bytes_are_never_promised_twice(name, seed):
     """Agents that carry out the orders as they come always have the bytes; the books agree with them; nobody busy is
     evicted within the fair wait, and only replicas give way at once."""
     nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
-    names = {"placement": name, "residency": "swapserve", "prewarming": "warmserve"}
+    names = {"placement": name, "eviction": "swapserve", "prewarming": "warmserve"}
     place, evict, prewarm = (choose(room, policy) for room, policy in names.items())
     params = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS)
     controller = PlacerController(place, evict, names, 1, params, prewarm=prewarm)
@@ -357,7 +357,7 @@ class LossyAgents(Agents):
 def test_no_promise_outlives_what_it_was_made_for(name, seed):
     """Whatever gets lost on the way: in the end the books say what the agents hold, and nobody waits for nothing."""
     nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
-    names = {"placement": name, "residency": "lru", "prewarming": "warmserve"}
+    names = {"placement": name, "eviction": "lru", "prewarming": "warmserve"}
     place, evict, prewarm = (choose(room, policy) for room, policy in names.items())
     params = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS, bury_s=20.0)
     controller = PlacerController(place, evict, names, 1, params, prewarm=prewarm)

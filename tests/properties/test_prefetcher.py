@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
-from glowplug.controllers.prefetcher_words import (
+from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher.messages import (
     CANCELLED,
     DropRegion,
     FetchEnded,
@@ -22,7 +22,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.facts import InstanceReady, InstanceStopped
-from glowplug.policies.residency.caching import CACHING
+from glowplug.policies.caching.kinds import CACHING
 from tests.fleet_builder import an_event, an_instance
 
 CAPACITY = 100

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.router import RouterController, RouterParams
-from glowplug.controllers.router_words import (
+from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.messages import (
     ClientLeft,
     Dispatch,
     DispatchFailed,
@@ -24,7 +24,7 @@ from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.domain.snapshot import Target
 from glowplug.events import Event, facts
-from glowplug.policies.registry import ROOMS
+from glowplug.policies.registry import KINDS
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.tracked import Tracker
 
@@ -247,7 +247,7 @@ def check(machine: type[Router]) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50, deadline=None))
 
 
-@pytest.mark.parametrize("policy", sorted(ROOMS["routing"]))
+@pytest.mark.parametrize("policy", sorted(KINDS["routing"]))
 def test_no_request_is_lost_or_ends_twice(policy: str) -> None:
     check(type(policy, (Router,), {"policy": policy}))
 
@@ -256,10 +256,10 @@ def test_no_request_is_lost_where_the_overloaded_take_none() -> None:
     check(HoldsOverloaded)
 
 
-@pytest.mark.parametrize("policy", sorted(ROOMS["routing"]))
+@pytest.mark.parametrize("policy", sorted(KINDS["routing"]))
 @pytest.mark.parametrize("counts", [(0, 0), (2, 0), (0, 2), (2, 2), (1, 2)])
 def test_no_policy_chooses_an_instance_that_is_full_or_gone(policy: str, counts: tuple[int, int]) -> None:
-    balancer = ROOMS["routing"][policy](BalancerParams())
+    balancer = KINDS["routing"][policy](BalancerParams())
     for n, count in enumerate((*counts, 0)):
         balancer.put(Target(f"i-{n}", count, 2, 100), 0.0)
     balancer.gone("i-2")

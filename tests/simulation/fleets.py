@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 from random import Random
 
-from glowplug.controllers.placer_params import PlacerParams
-from glowplug.controllers.router import RouterParams
+from glowplug.controllers.placer.params import PlacerParams
+from glowplug.controllers.router.controller import RouterParams
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.systems import SYSTEMS
-from glowplug.simulator.costs import FITTED
+from glowplug.simulator.hardware.costs import FITTED
 from glowplug.simulator.setup import GB, QUIET_AGENT, ModelSetup, Params, PolicyNames, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.sampling import gamma_times, merge, power_law_shares
@@ -116,7 +116,7 @@ def swapserve(seed=0, seconds=300.0, rate=0.15):
     setup = Setup(
         servers=(ServerSetup(num_gpus=1, weights_in_host=True, abilities=frozenset({"swap"})),),
         models=models,
-        policies=PolicyNames(residency="swapserve"),
+        policies=PolicyNames(eviction="swapserve"),
         params=Params(placer=PlacerParams(settle_s=0.0, node_lease_s=math.inf, evict_becomes="swapped_out")),
     )
     return setup, requests(seed, shares, rate, seconds)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from glowplug.controllers import agent_words as aw
-from glowplug.controllers import prefetcher_words as pw
+from glowplug.controllers.agent import messages as aw
+from glowplug.controllers.prefetcher import messages as pw
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import Phase, PhaseName
 

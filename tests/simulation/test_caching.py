@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.decision import DecisionRecord
-from glowplug.policies.residency.caching import CACHING
-from glowplug.simulator.scenario import load
+from glowplug.policies.caching.kinds import CACHING
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "mcache.yaml"

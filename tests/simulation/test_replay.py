@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from glowplug.simulator.jobs import run_cases
-from glowplug.simulator.recording import read_recording
-from glowplug.simulator.recording_scenario import scenario_of, write_arrivals
-from glowplug.simulator.scenario import load
+from glowplug.simulator.recording.read import read_recording
+from glowplug.simulator.recording.scenario import scenario_of, write_arrivals
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.sweep import cases, variants
 from tests.unit.simulator.scenarios import TINY, workload, write
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.controllers.agent_words import AgentParams
-from glowplug.controllers.autoscaler_words import AutoscalerParams
-from glowplug.controllers.placer_params import PlacerParams
+from glowplug.controllers.agent.messages import AgentParams
+from glowplug.controllers.autoscaler.params import AutoscalerParams
+from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.simulator.costs import FITTED
+from glowplug.simulator.hardware.costs import FITTED
 from glowplug.simulator.setup import (
     GB,
     Fault,
@@ -161,7 +161,7 @@ def mixed(seed, placement):
     setup = Setup(
         servers=(server,),
         models=models,
-        policies=PolicyNames(placement=placement, scaling="hydraserve", residency="lru"),
+        policies=PolicyNames(placement=placement, scaling="hydraserve", eviction="lru"),
     )
     shares = {"m1": 0.4, "m2": 0.3, "m4": 0.2, "n1": 0.1}
     return setup, fleets.requests(seed, shares, 0.5, 120.0, cv=4.0)

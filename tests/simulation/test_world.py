@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.events.envelope import encode
-from glowplug.simulator.costs import FITTED
+from glowplug.simulator.hardware.costs import FITTED
 from glowplug.simulator.setup import GB, ModelSetup, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.sampling import gamma_times, merge, power_law_shares

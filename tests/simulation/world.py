@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from glowplug.controllers import operator
-from glowplug.controllers import router_words as rw
-from glowplug.controllers.agent import AgentController
-from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
-from glowplug.controllers.placer import PlacerController
-from glowplug.controllers.prefetcher import PrefetcherController, PrefetcherParams
-from glowplug.controllers.router import RouterController
+from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.router import messages as rw
+from glowplug.controllers.router.controller import RouterController
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.model import Model
 from glowplug.events import Event
@@ -28,8 +28,8 @@ from glowplug.events.envelope import COMMANDS
 from glowplug.events.facts import DecisionMade, RouterLoadReported
 from glowplug.memory.discovery import host_gpus
 from glowplug.memory.ledger import ByteLedger
+from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
-from glowplug.policies.residency.lru import evict
 from glowplug.policies.scaling.reactive import scale
 from glowplug.weights.region import region_digest
 from tests.simulation.node import SimulatedNode
@@ -99,7 +99,7 @@ class World:
         elif name == "autoscaler":
             self.services[name] = AutoscalerController(scale, "reactive", epoch)
         elif name == "placer":
-            policies = {"placement": "first_fit", "residency": "lru"}
+            policies = {"placement": "first_fit", "eviction": "lru"}
             self.services[name] = PlacerController(place, evict, policies, epoch)
         elif name.startswith("prefetcher"):
             params = PrefetcherParams(capacity_bytes=10**9)

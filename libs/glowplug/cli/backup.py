@@ -16,7 +16,7 @@ from glowplug.cli.client import FleetClient, connect, segment
 from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, StateDirOption
 from glowplug.cli.show import age
 from glowplug.cli.terminal import say
-from glowplug.controllers.placer import CORDONS, Cordon
+from glowplug.controllers.placer.controller import CORDONS, Cordon
 from glowplug.domain.model import Model
 from glowplug.state.redis_store import PREFIX, table_row
 from glowplug.state.rows import read_rows, shown

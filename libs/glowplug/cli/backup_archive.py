@@ -21,7 +21,7 @@ from typing import Any
 from glowplug import __version__
 from glowplug.cli.options import CliError
 from glowplug.cli.terminal import in_line
-from glowplug.controllers.placer import Cordon
+from glowplug.controllers.placer.controller import Cordon
 from glowplug.domain.model import Model
 from glowplug.events.envelope import SAID, MalformedEvent, from_json, to_json
 

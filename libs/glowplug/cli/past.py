@@ -11,7 +11,7 @@ import typer
 from glowplug.cli.options import CliError
 from glowplug.events.filters import EventFilter, sight
 from glowplug.simulator.run_folder import read_json, read_lines
-from glowplug.simulator.scenario_errors import ScenarioError
+from glowplug.simulator.scenario.errors import ScenarioError
 
 RunOption = Annotated[Path | None, typer.Option("--run", help="A simulated run's folder instead of a fleet.")]
 Row = dict[str, Any]

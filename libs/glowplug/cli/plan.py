@@ -34,7 +34,7 @@ from glowplug.simulator.fleet_size import (
     with_gpus,
 )
 from glowplug.simulator.jobs import Outcome, run_cases
-from glowplug.simulator.scenario import Scenario, ScenarioError, load, load_tree
+from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
 from glowplug.simulator.sweep import Case, parse_seeds
 
 

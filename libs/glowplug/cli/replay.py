@@ -24,10 +24,10 @@ from glowplug.cli.simulate import (
 )
 from glowplug.cli.terminal import say
 from glowplug.simulator.jobs import Outcome
-from glowplug.simulator.recording import read_recording
-from glowplug.simulator.recording_scenario import ARRIVALS, scenario_of, write_arrivals
+from glowplug.simulator.recording.read import read_recording
+from glowplug.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals
 from glowplug.simulator.run_folder import read_json
-from glowplug.simulator.scenario_tree import Tree, override
+from glowplug.simulator.scenario.tree import Tree, override
 from glowplug.simulator.sweep import cases, variants
 
 RECORDED = "recorded"

@@ -22,9 +22,9 @@ from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.report.page_data import html, page_data
 from glowplug.simulator.report.run_detail import detail_of_run
 from glowplug.simulator.run_folder import FILES
-from glowplug.simulator.scenario import Scenario, ScenarioError, load, load_tree
-from glowplug.simulator.scenario_trace import fleet_for, is_path
-from glowplug.simulator.scenario_tree import SOURCE, override, with_default_system
+from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
+from glowplug.simulator.scenario.trace import fleet_for, is_path
+from glowplug.simulator.scenario.tree import SOURCE, override, with_default_system
 from glowplug.simulator.sweep import Case, cases, parse_seeds, variants
 
 WRONG = 2

@@ -12,9 +12,9 @@ from inspect import signature
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glowplug.domain.errors import BadRequest
+from glowplug.policies.caching.kinds import mcache
+from glowplug.policies.caching.mcache_importance import ImportanceParams
 from glowplug.policies.prediction.port import Forecaster
-from glowplug.policies.residency.caching import mcache
-from glowplug.policies.residency.mcache_importance import ImportanceParams
 from glowplug.policies.routing.port import BalancerParams
 
 Policy = Callable[..., Any]

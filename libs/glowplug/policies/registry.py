@@ -5,6 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
+from glowplug.policies.caching.kinds import CACHING
+from glowplug.policies.eviction import lru
+from glowplug.policies.eviction import swapserve as swapserve_preemption
 from glowplug.policies.options import base_name, configured
 from glowplug.policies.placement import first_fit, muxserve_like, serverlessllm, warmserve_placement
 from glowplug.policies.placement import hydraserve as hydraserve_placement
@@ -15,8 +18,6 @@ from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
 from glowplug.policies.prewarming import baselines as prewarming_baselines
 from glowplug.policies.prewarming import union as union_prewarming
 from glowplug.policies.prewarming import warmserve as warmserve_prewarming
-from glowplug.policies.residency import lru, swapserve_preemption
-from glowplug.policies.residency.caching import CACHING
 from glowplug.policies.routing.counted import first_room, least_loaded, minimum_use, round_robin
 from glowplug.policies.routing.llumnix_like import llumnix_like
 from glowplug.policies.routing.preserve_balancer import preserve_load_aware
@@ -26,7 +27,7 @@ from glowplug.policies.scaling.llumnix_like import scale as llumnix_scale
 
 Policy = Callable[..., Any]
 
-ROOMS: dict[str, dict[str, Policy]] = {
+KINDS: dict[str, dict[str, Policy]] = {
     "routing": {
         "least_loaded": least_loaded,
         "round_robin": round_robin,
@@ -58,7 +59,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
         "muxserve_like": static.muxserve_like,
         "union": union.scale,
     },
-    "residency": {"lru": lru.evict, "swapserve": swapserve_preemption.evict},
+    "eviction": {"lru": lru.evict, "swapserve": swapserve_preemption.evict},
     "prediction": {
         "none": Nothing,
         "last_window": LastWindow,
@@ -83,7 +84,7 @@ ROOMS: dict[str, dict[str, Policy]] = {
 def choose(room: str, name: str) -> Policy:
     """The policy `name` of `room`, with the options behind its name. Raises BadRequest naming the field and what there
     is."""
-    policies, base = ROOMS[room], base_name(name)
+    policies, base = KINDS[room], base_name(name)
     if base not in policies:
         known = ", ".join(sorted(policies)) or "none yet"
         raise BadRequest(f"no {room} policy named {base!r} (there are: {known})", param=f"policy_{room}")

@@ -37,7 +37,7 @@ def _system(
         "scaling": "reactive",
         "placement": "first_fit",
         "prewarming": "none",
-        "residency": "lru",
+        "eviction": "lru",
         "caching": "lru",
     } | rooms
     params = {
@@ -64,7 +64,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
         scaling="union",
         placement="union",
         prewarming="union",
-        residency="swapserve",
+        eviction="swapserve",
         caching="mcache:copied_ratio=0.1",
     ),
     "warmserve": _system(
@@ -88,7 +88,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
         stop_becomes="swapped_out",  # section 4: an engine is started once and lies paused from then on
         evict_becomes="swapped_out",
         victims="shortest_queue",  # section 3.5, between GPUs as on one
-        residency="swapserve",
+        eviction="swapserve",
     ),
     "mcache": _system("mCache alone", placement="serverlessllm", caching="mcache"),
     "serverlessllm": _system("baseline: host cache, nearest weights", placement="serverlessllm"),

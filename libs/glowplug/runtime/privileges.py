@@ -23,7 +23,7 @@ from glowplug.state import access as store
 STREAMS_OWNER: Final = "placer"  # the one user that makes and changes streams; it commands agents anyway
 # Named where they are used; importing that for a name would cost every command its time.
 LEADERS: Final = "leaders"  # controllers/fencing.py
-CORDONS: Final = "cordons"  # controllers/placer.py
+CORDONS: Final = "cordons"  # controllers/placer/controller.py
 START_TIMES: Final = "start_times"  # policies/start_times.py
 PROCESSES: Final = "processes"  # runtime/identity.py
 DECISIONS: Final = "decisions"  # runtime/shell.py

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glowplug.simulator.batching import BatchEngine
-    from glowplug.simulator.engine import SimEngine
-    from glowplug.simulator.node import SimNode
+    from glowplug.simulator.hardware.batching import BatchEngine
+    from glowplug.simulator.hardware.engine import SimEngine
+    from glowplug.simulator.hardware.node import SimNode
     from glowplug.simulator.world import World
 
 

@@ -3,7 +3,7 @@ become whole, and says so or not."""
 
 from typing import TYPE_CHECKING
 
-from glowplug.controllers import agent_words as aw
+from glowplug.controllers.agent import messages as aw
 from glowplug.simulator.setup import Fault
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from glowplug.simulator.scenario_errors import ScenarioError, known
-from glowplug.simulator.scenario_tree import Tree
+from glowplug.simulator.scenario.errors import ScenarioError, known
+from glowplug.simulator.scenario.tree import Tree
 from glowplug.simulator.setup import Setup
 
 MOST: Final = 100_000

@@ -18,7 +18,7 @@ from typing import Any
 
 from glowplug.simulator.report.summary import summary
 from glowplug.simulator.run_folder import recorded
-from glowplug.simulator.scenario import ScenarioError, load_tree
+from glowplug.simulator.scenario.load import ScenarioError, load_tree
 from glowplug.simulator.sweep import Case
 from glowplug.simulator.workload.arrival import TraceError
 from glowplug.simulator.world import World

@@ -24,8 +24,8 @@ from glowplug.events.envelope import Event, encode, to_json
 from glowplug.events.facts import RequestFinished, RequestRejected
 from glowplug.events.subjects import subject
 from glowplug.simulator.results import Results
-from glowplug.simulator.scenario import Scenario
-from glowplug.simulator.scenario_errors import ScenarioError
+from glowplug.simulator.scenario.errors import ScenarioError
+from glowplug.simulator.scenario.load import Scenario
 from glowplug.simulator.sweep import Case
 from glowplug.simulator.world import World
 

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from glowplug.controllers.agent_words import AgentParams
-from glowplug.controllers.autoscaler_words import AutoscalerParams
-from glowplug.controllers.placer import PlacerParams
-from glowplug.controllers.predictor import PredictorParams
-from glowplug.controllers.router import RouterParams
+from glowplug.controllers.agent.messages import AgentParams
+from glowplug.controllers.autoscaler.params import AutoscalerParams
+from glowplug.controllers.placer.controller import PlacerParams
+from glowplug.controllers.predictor.controller import PredictorParams
+from glowplug.controllers.router.controller import RouterParams
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 from glowplug.domain.model import Model
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.simulator.costs import StepCosts
+from glowplug.simulator.hardware.costs import StepCosts
 
 GB = 10**9
 GIB = 2**30
@@ -121,7 +121,7 @@ class PolicyNames:
     placement: str = "first_fit"
     scaling: str = "reactive"
     prewarming: str = "none"
-    residency: str = "lru"
+    eviction: str = "lru"
     caching: str = "lru"
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from glowplug.simulator.scenario_errors import ScenarioError
-from glowplug.simulator.scenario_tree import Tree, override
+from glowplug.simulator.scenario.errors import ScenarioError
+from glowplug.simulator.scenario.tree import Tree, override
 
 _COMMA = re.compile(r",(?![^\[{]*[\]}])")  # not inside a YAML list or mapping
 MAX_CASES = 10_000

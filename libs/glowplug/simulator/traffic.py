@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from glowplug.controllers import router_words as rw
+from glowplug.controllers.router import messages as rw
 from glowplug.domain.model import Slo
 from glowplug.events.facts import RequestFinished
-from glowplug.simulator.batching import Sequence, What
-from glowplug.simulator.engine import SimEngine
+from glowplug.simulator.hardware.batching import Sequence, What
+from glowplug.simulator.hardware.engine import SimEngine
 from glowplug.simulator.workload.arrival import Arrival
 
 if TYPE_CHECKING:

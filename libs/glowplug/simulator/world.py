@@ -8,13 +8,13 @@ from typing import TypeVar
 from glowplug.domain.instance import InstanceState
 from glowplug.simulator.accounts import Accounts
 from glowplug.simulator.checkers import Checker
-from glowplug.simulator.engine import Sharing, SimEngine
+from glowplug.simulator.control_plane import Fleet
 from glowplug.simulator.faults import break_down
-from glowplug.simulator.fetching import digest_of
-from glowplug.simulator.fleet import Fleet
+from glowplug.simulator.hardware.engine import Sharing, SimEngine
+from glowplug.simulator.hardware.fetching import digest_of
+from glowplug.simulator.hardware.links import Links
+from glowplug.simulator.hardware.node import SimNode
 from glowplug.simulator.kernel import Kernel
-from glowplug.simulator.links import Links
-from glowplug.simulator.node import SimNode
 from glowplug.simulator.results import Results
 from glowplug.simulator.setup import ModelSetup, Setup, StartSeconds
 from glowplug.simulator.traffic import Traffic

@@ -6,7 +6,7 @@ import time
 import pytest
 from playwright.async_api import Page, expect
 
-from glowplug.controllers.placer import CORDONS, Cordon
+from glowplug.controllers.placer.controller import CORDONS, Cordon
 from glowplug.domain.hardware import Grant, GrantOwner, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from glowplug.controllers.agent_words import (
+from glowplug.controllers.agent.messages import (
     AwaitWeights,
     CheckHealth,
     EngineExited,

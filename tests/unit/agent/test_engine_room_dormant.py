@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.controllers.agent_words import (
+from glowplug.controllers.agent.messages import (
     ActivateEngine,
     EngineAsleep,
     EngineExited,

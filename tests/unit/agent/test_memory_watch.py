@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from glowplug.controllers.agent_words import EngineOverLimit
+from glowplug.controllers.agent.messages import EngineOverLimit
 from glowplug.engines.port import EngineHandle
 from services.agent.memory_watch import LIMIT, MIB, MemoryWatch, private_bytes
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.controllers.agent_words import AgentMemory
+from glowplug.controllers.agent.messages import AgentMemory
 from glowplug.engines.port import EngineHandle
 from services.agent.state_file import NodeLock, NodeTaken, StateFile
 from tests.agent_steps import make, ready

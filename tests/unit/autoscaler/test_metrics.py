@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from glowplug.controllers.autoscaler import AutoscalerController
+from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.instance import InstanceState
 from glowplug.policies.registry import choose
 from services.autoscaler.metrics import ModelCollector

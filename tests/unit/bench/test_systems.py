@@ -11,11 +11,11 @@ import pytest
 from bench.papers import h_load, h_pipeline, h_tensor, p_preserve, s_swap, w_warm
 from bench.papers.u_systems import SYSTEMS as ROWS
 from bench.papers.u_workloads import WORKLOADS, laid_over
-from glowplug.controllers.autoscaler_words import AutoscalerParams
-from glowplug.controllers.prefetcher import PrefetcherParams
+from glowplug.controllers.autoscaler.params import AutoscalerParams
+from glowplug.controllers.prefetcher.controller import PrefetcherParams
 from glowplug.policies.systems import SYSTEMS
-from glowplug.simulator.fleet import make_prefetcher
-from glowplug.simulator.scenario_tree import override, read_tree
+from glowplug.simulator.control_plane import make_prefetcher
+from glowplug.simulator.scenario.tree import override, read_tree
 from glowplug.simulator.setup import Params
 from services.agent.settings import AgentSettings
 from services.autoscaler.settings import AutoscalerSettings

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from glowplug.controllers.placer import Cordon
+from glowplug.controllers.placer.controller import Cordon
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import DecisionMade, NodeBeat, RouterLoadReported, WeightsFetched, WeightsProgressed
 from services.console.fleet_fetches import FORGOTTEN_S, STALLED_S, Fetches

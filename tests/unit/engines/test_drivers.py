@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glowplug.controllers.router_failures import HOPELESS_CODES
+from glowplug.controllers.router.failures import HOPELESS_CODES
 from glowplug.domain.errors import BadRequest, EngineFailed, EngineMisconfigured
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.drivers import NAMES, driver

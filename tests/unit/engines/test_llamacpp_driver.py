@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.controllers.router_failures import HOPELESS_CODES
+from glowplug.controllers.router.failures import HOPELESS_CODES
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import rendezvous

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.placer import PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import PlacerController, PlacerParams
 from glowplug.events.facts import NodeBeat, NodeLeft
 from glowplug.policies.registry import choose
 from services.placer.metrics import REMEMBER_LOST_S, FleetCollector
@@ -16,7 +16,7 @@ class Shown:
     """A placer under a clock of its own, and what a scrape of it says."""
 
     def __init__(self) -> None:
-        policies = {"placement": "first_fit", "residency": "lru"}
+        policies = {"placement": "first_fit", "eviction": "lru"}
         place, evict = (choose(room, name) for room, name in policies.items())
         self.placer = PlacerController(place, evict, policies, 1, PlacerParams(node_lease_s=LEASE_S))
         self.now_s = 0.0

@@ -3,20 +3,20 @@
 import pytest
 
 from glowplug.domain.errors import BadRequest
+from glowplug.policies.caching.kinds import CacheFacts
+from glowplug.policies.caching.resident import Resident
 from glowplug.policies.options import base_name, options_of
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.prediction.port import WindowTotals, make_with
-from glowplug.policies.registry import ROOMS, choose
-from glowplug.policies.residency.caching import CacheFacts
-from glowplug.policies.residency.resident import Resident
+from glowplug.policies.registry import KINDS, choose
 from glowplug.policies.routing.port import BalancerParams
-from glowplug.simulator.scenario import load_tree
-from glowplug.simulator.scenario_errors import ScenarioError
+from glowplug.simulator.scenario.errors import ScenarioError
+from glowplug.simulator.scenario.load import load_tree
 from tests.house.tree import ROOT
 
 
 def test_a_name_alone_is_the_policy_itself() -> None:
-    assert choose("scaling", "preserve") is ROOMS["scaling"]["preserve"]
+    assert choose("scaling", "preserve") is KINDS["scaling"]["preserve"]
     assert base_name("hydraserve:use_cache=false") == "hydraserve"
     assert options_of("preserve:literal_next=true:scaler.again_s=5") == {"literal_next": "true", "scaler.again_s": "5"}
 
@@ -27,7 +27,7 @@ def test_options_of_functions_reach_their_params_nested_ones_too() -> None:
     assert params.literal_next and params.scaler.literal_windows and params.scaler.again_s == 5.0
     assert choose("placement", "hydraserve:allocation.overlap=false").keywords["params"].allocation.overlap is False
     assert choose("prewarming", "warmserve:scores.burst=ratio").keywords["params"].scores.burst == "ratio"
-    assert choose("residency", "swapserve:fewest=false").keywords["params"].fewest is False
+    assert choose("eviction", "swapserve:fewest=false").keywords["params"].fewest is False
     assert wants_seconds(choose("placement", "hydraserve:use_cache=false")), "what a policy says of itself stays said"
 
 

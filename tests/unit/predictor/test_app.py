@@ -5,7 +5,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.predictor import PredictorController, PredictorParams
+from glowplug.controllers.predictor.controller import PredictorController, PredictorParams
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from glowplug.controllers.router import RouterController
-from glowplug.controllers.router_words import RequestArrived
+from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.router.messages import RequestArrived
 from services.router.app import make
 from services.router.desk import Desk
 from services.router.ledger import Ledger

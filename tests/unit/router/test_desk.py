@@ -1,6 +1,6 @@
 """What makes a router ready."""
 
-from glowplug.controllers.router import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController, RouterParams
 from services.router.desk import Desk
 
 

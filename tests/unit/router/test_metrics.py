@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from glowplug.controllers.router import RouterController
-from glowplug.controllers.router_queue import ModelQueue
-from glowplug.controllers.router_words import ClientLeft, RequestArrived
+from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.router.messages import ClientLeft, RequestArrived
+from glowplug.controllers.router.queue import ModelQueue
 from glowplug.domain.model import Slo
 from glowplug.telemetry.metrics import LabelCap, ShellMetrics
 from services.router.desk import Desk

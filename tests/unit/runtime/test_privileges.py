@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from glowplug.controllers import fencing, placer
+from glowplug.controllers import fencing
+from glowplug.controllers.placer import controller as placer
 from glowplug.events.commands import __name__ as commands_module
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.facts import __name__ as facts_module
@@ -35,12 +36,12 @@ from services.prefetcher import main as prefetcher_main
 from services.router import handlers as router_handlers
 from tests.house.tree import ROOT, SERVICES
 
-RUN = ("services.", "glowplug.controllers.", "glowplug.runtime.")
+RUN = ("services.", "glowplug.controllers.", "glowplug.fleet.", "glowplug.runtime.")
 EVENT_MODULES = (facts_module, commands_module)
 CLASSES = {cls.__name__: kind for kind, cls in PAYLOADS.items()}
 # What a module that several services import publishes or writes, is done by those that use this name of it.
 ONLY_WITH = {
-    "glowplug.controllers.load_reports": "LoadReporter",
+    "glowplug.fleet.demand": "LoadReporter",
     "glowplug.runtime.shell": "Record",
     "glowplug.runtime.service": "announce",
     "glowplug.runtime.identity": "Identity",

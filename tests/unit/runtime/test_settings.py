@@ -93,10 +93,10 @@ def test_a_service_process_ends_with_that_line_and_no_traceback():
 
 def test_one_word_chooses_every_policy_and_what_goes_with_them(monkeypatch):
     monkeypatch.setenv("GLOWPLUG_POLICIES", "union")
-    monkeypatch.setenv("GLOWPLUG_POLICY_RESIDENCY", "lru")
+    monkeypatch.setenv("GLOWPLUG_POLICY_EVICTION", "lru")
     placer, autoscaler = PlacerSettings(), AutoscalerSettings()
     assert (placer.policy_placement, placer.policy_prewarming, placer.turns) == ("union", "union", "balanced")
-    assert placer.policy_residency == "lru", "what is set by itself goes before"
+    assert placer.policy_eviction == "lru", "what is set by itself goes before"
     assert (autoscaler.policy_scaling, autoscaler.stop_becomes) == ("union", "prewarmed")
     assert RouterSettings().policy_routing == "union"
     assert PrefetcherSettings().policy_caching == "mcache:copied_ratio=0.1"

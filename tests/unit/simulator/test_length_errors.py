@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from glowplug.simulator.scenario import load
+from glowplug.simulator.scenario.load import load
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.length_errors import PRESERVE, ErrorShape, expected_tokens, with_errors
 

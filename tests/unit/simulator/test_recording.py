@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from glowplug.simulator.recording import read_recording
-from glowplug.simulator.recording_scenario import scenario_of, write_arrivals
-from glowplug.simulator.scenario import ScenarioError, load_tree
+from glowplug.simulator.recording.read import read_recording
+from glowplug.simulator.recording.scenario import scenario_of, write_arrivals
+from glowplug.simulator.scenario.load import ScenarioError, load_tree
 
 MODEL = {
     "name": "Chat 7B",

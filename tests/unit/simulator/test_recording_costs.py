@@ -2,7 +2,7 @@
 
 import pytest
 
-from glowplug.simulator.recording_costs import Busy, Costs
+from glowplug.simulator.recording.costs import Busy, Costs
 from tests.unit.simulator.test_recording import request
 
 

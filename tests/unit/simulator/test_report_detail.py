@@ -6,7 +6,7 @@ import pytest
 
 from glowplug.simulator.report import detail
 from glowplug.simulator.report.detail import Spans
-from glowplug.simulator.scenario import load
+from glowplug.simulator.scenario.load import load
 from tests.unit.simulator.scenarios import write
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from glowplug.simulator.scenario import ScenarioError, load
-from glowplug.simulator.scenario_sources import SERVEGEN_LENGTHS, TRACES
+from glowplug.simulator.scenario.load import ScenarioError, load
+from glowplug.simulator.scenario.sources import SERVEGEN_LENGTHS, TRACES
 from glowplug.simulator.setup import Params
 from tests.unit.simulator.scenarios import TINY, workload, write
 

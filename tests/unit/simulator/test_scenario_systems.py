@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.policies.registry import ROOMS, choose
+from glowplug.policies.registry import KINDS, choose
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.systems import DEFAULT, SYSTEMS
-from glowplug.simulator.scenario import ScenarioError, load
+from glowplug.simulator.scenario.load import ScenarioError, load
 from glowplug.simulator.world import World
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
@@ -17,7 +17,7 @@ SCENARIOS = Path(__file__).parents[3] / "scenarios"
 def test_a_system_names_a_policy_of_every_room(name: str) -> None:
     system = SYSTEMS[name]
 
-    assert system.policies.keys() == ROOMS.keys()
+    assert system.policies.keys() == KINDS.keys()
     assert all(choose(room, policy) for room, policy in system.policies.items())
 
 
@@ -34,7 +34,7 @@ def test_a_system_over_a_scenario_takes_the_place_of_its_policies_and_their_sett
 
     assert own.params.placer.evict_becomes == "swapped_out"
     assert found.params.placer.evict_becomes == "stopped"
-    assert found.policies.scaling == "warmserve_one_way" and found.policies.residency == "lru"
+    assert found.policies.scaling == "warmserve_one_way" and found.policies.eviction == "lru"
 
 
 def test_one_room_of_a_system_can_be_set_after_it() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from glowplug.cli.simulate import load_with
-from glowplug.simulator.scenario import Scenario, ScenarioError, load
-from glowplug.simulator.scenario_tree import override
+from glowplug.simulator.scenario.load import Scenario, ScenarioError, load
+from glowplug.simulator.scenario.tree import override
 from glowplug.simulator.sweep import cases, variants
 from glowplug.simulator.workload.formats import COLUMNS_READ, READERS
 from tests.unit.simulator.scenarios import TINY, workload, write

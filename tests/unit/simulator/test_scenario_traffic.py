@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from glowplug.simulator.scenario import Scenario, ScenarioError, load
-from glowplug.simulator.scenario_history import highest
+from glowplug.simulator.scenario.history import highest
+from glowplug.simulator.scenario.load import Scenario, ScenarioError, load
 from tests.unit.simulator.scenarios import workload, write
 
 DAY_S = 86_400

@@ -20,7 +20,7 @@ from glowplug.simulator.fleet_size import (
     with_gpus,
 )
 from glowplug.simulator.jobs import run_cases
-from glowplug.simulator.scenario import ScenarioError, load
+from glowplug.simulator.scenario.load import ScenarioError, load
 from glowplug.simulator.sweep import cases, parse_seeds, variants
 from tests.unit.simulator.scenarios import TINY, write
 

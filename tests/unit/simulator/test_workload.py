@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from glowplug.simulator.scenario import ScenarioError, load
+from glowplug.simulator.scenario.load import ScenarioError, load
 from glowplug.simulator.workload.arrival import Arrival, TraceError
 from glowplug.simulator.workload.formats import Reading, length_pairs, read
 from glowplug.simulator.workload.sampling import (

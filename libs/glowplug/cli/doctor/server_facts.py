@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from glowplug.bus.streams import stream_configs
 from glowplug.cli.doctor.fleet import BusFacts, StoreFacts, StreamFacts
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer import CORDONS, Cordon
+from glowplug.controllers.placer.controller import CORDONS, Cordon
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance

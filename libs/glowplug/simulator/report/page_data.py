@@ -10,7 +10,7 @@ import yaml
 
 from glowplug import __version__
 from glowplug.simulator.jobs import Outcome
-from glowplug.simulator.scenario import Scenario
+from glowplug.simulator.scenario.load import Scenario
 
 SCRIPTS = ("words.js", "curves.js", "timeline.js", "requests.js", "main.js")
 Data = dict[str, Any]

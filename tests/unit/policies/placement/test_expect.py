@@ -11,7 +11,7 @@ from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.expect import Expected, expect
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
-from glowplug.policies.registry import ROOMS, choose
+from glowplug.policies.registry import KINDS, choose
 from glowplug.policies.start_times import StartTimes
 from tests.fleet_builder import a_model, a_node, an_instance
 
@@ -129,7 +129,7 @@ def test_each_stage_of_a_pipeline_fetches_and_loads_its_part() -> None:
     assert [phases["fetch"] for phases in found.by_phase] == pytest.approx([4.0, 4.0])
 
 
-@pytest.mark.parametrize("policy", sorted(ROOMS["placement"]))
+@pytest.mark.parametrize("policy", sorted(KINDS["placement"]))
 def test_every_policys_placement_has_a_prediction(policy: str) -> None:
     view = PlacementView(now_s=200.0, nodes=[node()], times=StartTimes())
     request = PlaceRequest(instance_id="i", model=MODEL)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.controllers.placer_network import configured
+from glowplug.controllers.placer.network import configured
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo, WeightsRef

@@ -3,7 +3,7 @@
 import pytest
 
 from glowplug.domain.snapshot import Outlook, Target
-from glowplug.policies.registry import ROOMS
+from glowplug.policies.registry import KINDS
 from glowplug.policies.routing.llumnix_like import Freest, Use, freeness, route
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_balancer import LoadAware
@@ -193,13 +193,13 @@ def test_llumnix_looks_at_what_is_and_not_at_what_is_to_come() -> None:
 
 @pytest.mark.parametrize("name", ["least_loaded", "round_robin", "minimum_use"])
 def test_baselines_need_no_tokens(name: str) -> None:
-    balancer = ROOMS["routing"][name](BalancerParams())
+    balancer = KINDS["routing"][name](BalancerParams())
     assert not balancer.tracks_tokens and balancer.outlook("i-0", 0.0) is None
 
 
 def test_round_robin_goes_on_after_the_one_it_was_sent_to_last() -> None:
     """PreServe section 3.2.2. Asking sends nothing."""
-    balancer = ROOMS["routing"]["round_robin"](BalancerParams())
+    balancer = KINDS["routing"]["round_robin"](BalancerParams())
     for name in ("a", "b"):
         balancer.put(Target(name, 0, 4), 0.0)
     assert [balancer.choose(0, 0, 0.0).instance_id for _ in range(2)] == ["a", "a"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
-from glowplug.policies.registry import ROOMS, choose
+from glowplug.policies.registry import KINDS, choose
 from glowplug.policies.scaling import llumnix_like, static, union
 from tests.fleet_builder import an_instance
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
@@ -163,7 +163,7 @@ def test_a_drain_stays_one_while_a_group_of_gpus_is_looked_for_and_a_copy_can_be
     assert (again.resume, again.num_wanted) == ((), 2), "another instance is asked for, elsewhere"
 
 
-POLICIES = sorted(ROOMS["scaling"].items())
+POLICIES = sorted(KINDS["scaling"].items())
 instances = st.lists(st.tuples(st.sampled_from(["ready", "starting", "draining"]), st.integers(0, 8)), max_size=5)
 
 

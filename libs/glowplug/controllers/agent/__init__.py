@@ -1,0 +1,1 @@
+"""Runs engines on one node and reports what is there."""

@@ -1,0 +1,1 @@
+"""Decides how many instances each model has."""

@@ -1,0 +1,1 @@
+"""Decides where instances run, who leaves for them, and what is prewarmed."""

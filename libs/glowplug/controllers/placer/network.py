@@ -1,0 +1,157 @@
+"""Fetches under way on each node's network card, what starts take, and warm requests.
+
+Paper: HydraServe section 4.2, Eq. 3-4: a ledger of each link, kept from the fetches the placer orders itself; one is
+over when its node says so, when its instance loads, serves or is gone, or when its bytes must be there by the equal
+share; it is due when the first token is, less what comes after it (erratum E17). Section 4.1: the stages of a start are
+learned from the starts before it (policies/start_times.py), t_p and t_d from requests that found a warm instance.
+
+Departure: means of requests are exponential.
+"""
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from glowplug.controllers.placer.orders import Placement
+from glowplug.controllers.placer.params import PlacerParams
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
+from glowplug.events.facts import RequestFinished
+from glowplug.policies.placement.expect import STREAMS
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds, besides_s
+from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, begin, finish
+from glowplug.policies.placement.links import gpu_kind_of, has_weights, network_rate
+from glowplug.policies.placement.shape import bytes_per_gpu
+from glowplug.policies.start_times import KEPT, PRIORS, UNKNOWN, Prior, StartKind, StartRow, StartTimes
+
+WEIGHT_OF_NEWEST = 0.3
+WEIGHT_OF_REQUEST = 0.05
+WEIGHT_OF_SLOWER = 0.01
+
+
+class Network:
+    """node_id -> its link's ledger; model_key -> its warm inference; and what starts take."""
+
+    def __init__(self, params: PlacerParams, priors: Mapping[str, Prior] = PRIORS) -> None:
+        self._params = params
+        self.links: dict[str, LinkLedger] = {}
+        prior = configured(params.start_stages)
+        self.times = StartTimes(
+            priors=priors if prior is None else {},
+            otherwise=prior or UNKNOWN,
+            network_bytes_per_s=params.network_bytes_per_s,
+            pcie_bytes_per_s=params.pcie_bytes_per_s,
+        )
+        self.seconds: dict[str, StageSeconds] = {}
+        self.quickest_s: dict[str, float] = {}  # model_key -> the shortest prefill of a warm request
+        self.first_token_s: dict[str, float] = {}  # model_key -> from READY to the first token of who waited for it
+        self._first_tokens: dict[str, dict[str, float]] = {}  # model_key -> of its last instances
+        self._fetching: dict[str, str] = {}  # instance or stage id -> node_id
+
+    def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:
+        """Its fetches have been asked for."""
+        model = placement.command.model
+        if not model.weights.uri or placement.source:
+            return
+        slo_s = model.slo.ttft_s or float("inf")
+        whole, stages = model.fetch_bytes, placement.stages
+        num_full = sum(stage.bytes_per_gpu >= bytes_per_gpu(model) for stage in stages)
+        slo_s -= besides_s(self.seconds.get(model.key, self._params.start_stages), len(stages), num_full)
+        for number, stage in enumerate(stages):
+            node, fetch_id = nodes.get(stage.node_id), placement.stage_id(number)
+            if node is None or has_weights(node, model):
+                continue
+            rate = network_rate(node, model, self.times)
+            ledger = self.links.get(node.node_id) or LinkLedger(bytes_per_s=rate, since_s=now_s)
+            due = max(now_s, placement.command.wanted_at + slo_s - self._after_fetch_s(node, model, len(stages)))
+            fetch = Fetch(fetch_id=fetch_id, left_bytes=stage.fetch_bytes or whole, deadline_at=due)
+            self.links[node.node_id] = begin(replace(ledger, bytes_per_s=rate), fetch, now_s)
+            self._fetching[fetch_id] = node.node_id
+
+    def _after_fetch_s(self, node: Node, model: Model, num_stages: int) -> float:
+        """Seconds between a stage's last byte there and its being warm."""
+        took = self.times.predict(model, StartKind.COLD, gpu_kind_of(node))
+        load_s = 0.0 if node.can(model.engine, STREAMS) else took.load_s / num_stages
+        return load_s + took.warmup_s + took.rest_s
+
+    def fetched(self, node_id: str, ids: Iterable[str], now_s: float) -> None:
+        """Those fetches of that node are over, well or not."""
+        for fetch_id in ids:
+            ledger = self.links.get(node_id)
+            if self._fetching.pop(fetch_id, None) is not None and ledger is not None:
+                self.links[node_id] = finish(ledger, fetch_id, now_s)
+
+    def forget(self, fetch_id: str) -> None:
+        """A fetch that was ordered for a start that is not to be."""
+        node_id = self._fetching.get(fetch_id, "")
+        if node_id in self.links:
+            self.fetched(node_id, [fetch_id], self.links[node_id].since_s)
+
+    def drop_node(self, node_id: str) -> None:
+        """It has left, and its fetches with it."""
+        self.links.pop(node_id, None)
+        self._fetching = {fetch_id: at for fetch_id, at in self._fetching.items() if at != node_id}
+
+    def keep_models(self, models: Container[str]) -> None:
+        """Forget what was measured of any other."""
+        measured: list[dict[str, Any]] = [self.seconds, self.quickest_s, self.first_token_s, self._first_tokens]
+        for known in measured:
+            for key in [k for k in known if k not in models]:
+                del known[key]
+
+    def saw(self, row: Instance, model: Model | None, now_s: float) -> StartRow | None:
+        """A row changed: its fetch may be over, and a start that is over is learned from. Returns what was learned."""
+        if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:
+            self.fetched(self._fetching[row.instance_id], [row.instance_id], now_s)
+        return self.times.learn(row, model) if model is not None else None
+
+    def served(self, fact: RequestFinished, by: Instance) -> None:
+        """t_p and t_d of a warm request (section 4.1: stages are learned from history); of one that waited for its
+        instance to start, what its first token took from then on."""
+        self._waited(fact, by)
+        if fact.cold or fact.error_code or fact.response_tokens < 2 or not fact.ttft_s:
+            return
+        known = self.seconds.get(fact.model_key)
+        prefill_s = max(0.0, fact.ttft_s - fact.queue_s)
+        decode_s = max(0.0, fact.e2e_s - fact.ttft_s) / (fact.response_tokens - 1)
+        self.quickest_s[fact.model_key] = min(prefill_s, self.quickest_s.get(fact.model_key, prefill_s))
+        self.seconds[fact.model_key] = replace(
+            known or self._params.start_stages,
+            prefill_s=_mean(known.prefill_s, prefill_s, WEIGHT_OF_REQUEST) if known else prefill_s,
+            decode_s=_low(known.decode_s, decode_s) if known else decode_s,
+        )
+
+    def _waited(self, fact: RequestFinished, by: Instance) -> None:
+        if not fact.cold or fact.error_code or not fact.ttft_s or not fact.arrived_at < by.ready_at:
+            return
+        after_s = fact.arrived_at + fact.ttft_s - by.ready_at
+        if after_s <= 0:  # clocks that differ
+            return
+        mine = self._first_tokens.setdefault(fact.model_key, {})
+        mine[by.instance_id] = min(after_s, mine.get(by.instance_id, after_s))  # who came first did not queue
+        if len(mine) > KEPT:
+            del mine[next(iter(mine))]
+        self.first_token_s[fact.model_key] = median(mine.values())
+
+    def load_seconds(self, model: Model) -> float:
+        """T_c of WarmServe Eq. 7-8: measured, else bytes on each GPU over the PCIe rate (erratum E6)."""
+        return self.times.predict(model, StartKind.CACHED).load_s
+
+
+def configured(stages: StageSeconds) -> Prior | None:
+    """The seconds of a start that an operator has set, which stand for every engine's prior; None where none are."""
+    launch_s = stages.container_s + stages.cuda_s + stages.library_s
+    if not launch_s:
+        return None
+    return Prior(launch_s=launch_s, library_s=stages.library_s, warmup_s=stages.warmup_s, prefill_s=stages.prefill_s)
+
+
+def _low(known: float, newest: float) -> float:
+    """Falls fast and rises slowly: what a token takes when nobody else's prefill is in between."""
+    return _mean(known, newest, WEIGHT_OF_NEWEST if newest < known else WEIGHT_OF_SLOWER)
+
+
+def _mean(known: float, newest: float, weight: float) -> float:
+    return known + weight * (newest - known)

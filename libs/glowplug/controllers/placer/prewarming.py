@@ -1,0 +1,271 @@
+"""Prewarming: what the policy of the room plans is ordered, and ordered again until its agent speaks of it.
+
+A plan is made when a forecast comes (a window has closed), when an instance starts, drains or goes, when bytes come
+free (a draining instance gave some of its KV cache back, WarmServe section 4.1), and each `prewarm_every_s`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.orders import NEVER, stop
+from glowplug.domain.decision import DecisionRecord, Rival
+from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import Forecast
+from glowplug.events.commands import FetchWeights, StartInstance
+from glowplug.events.facts import ForecastMade
+from glowplug.policies.placement.shape import weights_per_gpu
+from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
+from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView
+from glowplug.policies.prewarming.warmserve_scores import SCORE_UNIT
+
+URGENCY = -100  # of a replica's fetch, below those of instances that somebody waits for
+GIVEN_UP = "dropped"  # who a replica is promised to that is told to go
+
+Prewarm = Callable[[PrewarmView], PrewarmPlan]
+
+
+@dataclass(slots=True, eq=False)
+class _Ordered:
+    """A replica of which its agent has not spoken yet."""
+
+    row: Instance
+    commands: tuple[FetchWeights | StartInstance, ...]
+    began_at: float
+    sent_at: float
+
+
+class Prewarming:
+    """Forecasts heard, replicas ordered and those told to go."""
+
+    def __init__(self, fleet: Fleet, prewarm: Prewarm | None) -> None:
+        self.fleet, self._prewarm = fleet, prewarm
+        self.forecasts: dict[str, tuple[Forecast, ...]] = {}
+        self._ordered: dict[str, _Ordered] = {}
+        self._dropped_at: dict[str, float] = {}
+        self._failed_at: dict[str, float] = {}  # model_key -> when a replica of it last failed
+        self._planned_at = NEVER
+        self._is_due = False
+
+    def forecast(self, fact: ForecastMade) -> None:
+        """A window has closed."""
+        if fact.forecasts:
+            self.forecasts[fact.model_key] = fact.forecasts
+        self._is_due = True
+
+    def heed(self, row: Instance, now_s: float) -> None:
+        """One row has changed: what was ordered has been heard of, itself or by the start that took its place."""
+        taken = self.fleet.books.taken
+        if row.instance_id in self._ordered:
+            del self._ordered[row.instance_id]
+            self.fleet.promised.discard(row.instance_id)
+        for replica_id in [r for r in self._ordered if taken.get(r) == row.instance_id]:
+            self._forget(replica_id)
+        if row.replica and row.state is InstanceState.FAILED:
+            self._failed_at[row.model_key] = now_s
+
+    def look_again(self) -> None:
+        """Bytes came free, or an instance started, drains or went."""
+        self._is_due = True
+
+    def work(self, now_s: float) -> list[Effect]:
+        """Orders that were not heard, then a plan where one is due."""
+        if self._prewarm is None:
+            return []
+        effects = [*self._repeat(now_s), *self._drop_again(now_s)]
+        params = self.fleet.params
+        gap_s = params.prewarm_gap_s if self._is_due else params.prewarm_every_s
+        has_something = bool(self.forecasts or self.fleet.books.dormant)
+        if has_something and self.fleet.is_settled(now_s) and now_s - self._planned_at >= gap_s:
+            self._planned_at, self._is_due = now_s, False
+            effects += self._plan(self._prewarm, now_s)
+        return effects
+
+    # planning
+
+    def _plan(self, prewarm: Prewarm, now_s: float) -> list[Effect]:
+        view = self._view(now_s)
+        plan = prewarm(view)
+        self.fleet.scores = dict(plan.scores)
+        effects = [e for replica_id in plan.drops for e in self._drop(replica_id, "its model has changed", now_s)]
+        for step in plan.steps:
+            effects += self._order(step, plan, view, now_s)
+        self._is_due = bool(plan.steps)  # there may be more to do than one plan holds
+        return effects
+
+    def _view(self, now_s: float) -> PrewarmView:
+        fleet, books = self.fleet, self.fleet.books
+        num_active, finishing = dict[str, int](), dict[str, list[Instance]]()
+        for row in books.living():
+            if row.state is InstanceState.DRAINING:
+                finishing.setdefault(row.node_id, []).append(row)
+            elif row.serves:
+                num_active[row.model_key] = num_active.get(row.model_key, 0) + 1
+        retry_s, models = fleet.params.prewarm_retry_s, fleet.models
+        self._failed_at = {key: at for key, at in self._failed_at.items() if now_s - at < retry_s}
+        of_now = {key: now_open(ahead, now_s) for key, ahead in self.forecasts.items()}
+        self.forecasts = {key: ahead for key, ahead in self.forecasts.items() if of_now[key] is not None}
+        forecasts = {
+            key: found
+            for key, found in of_now.items()
+            if found is not None and key in models and key not in self._failed_at
+        }
+        with_copies = {row.model_key for rows in books.dormant.values() for row in rows}
+        return PrewarmView(
+            now_s=now_s,
+            nodes=fleet.view(now_s),
+            models=models,
+            reserved=books.reserved,
+            dormant=books.dormant,
+            draining=frozenset(row.instance_id for rows in finishing.values() for row in rows),
+            finishing=finishing,
+            num_active=num_active,
+            forecasts=forecasts,
+            load_s={key: fleet.network.load_seconds(models[key]) for key in forecasts},
+            prefill_s=fleet.network.quickest_s,
+            growth_s=fleet.network.times.growths_s,
+            last_used_at={key: fleet.loads.of(key).last_active_at for key in with_copies},
+        )
+
+    # ordering
+
+    def _order(self, step: PrewarmStep, plan: PrewarmPlan, view: PrewarmView, now_s: float) -> list[Effect]:
+        """One replica: its bytes are promised at once, those it takes the place of to it."""
+        books, model = self.fleet.books, view.models[step.model_key]
+        replica_id = self.fleet.ids.next("r")
+        decided = self._record(step, replica_id, plan, view)
+        row = _replica(step, replica_id, model, decided.decision_id, now_s)
+        given_up = {g: books.held_bytes(g, step.drop) for g in step.gpu_ids}
+        workers = tuple(replace(w, num_bytes=max(0, w.num_bytes - given_up[w.gpu_id])) for w in row.workers)
+        for dropped in step.drop:
+            books.take(dropped, replica_id)
+        self.fleet.promised.add(replica_id)
+        books.row(replace(row, workers=workers))
+        self.fleet.scores[replica_id] = step.score
+        start = StartInstance(
+            target=step.node_id,
+            instance_id=replica_id,
+            model=model,
+            workers=row.workers,
+            decision_id=decided.decision_id,
+            drops=step.drop,
+            replica=True,
+        )
+        fetch = FetchWeights(
+            target=step.node_id,
+            model_key=model.key,
+            weights=model.weights,
+            instance_id=replica_id,
+            priority=URGENCY,
+        )
+        commands = (fetch, start) if model.weights.uri else (start,)
+        self._ordered[replica_id] = _Ordered(row, commands, now_s, now_s)
+        return [Record(decided), *(Publish(command) for command in commands)]
+
+    def _repeat(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        params, books = self.fleet.params, self.fleet.books
+        for replica_id, ordered in list(self._ordered.items()):
+            node_id, is_taken = ordered.row.node_id, replica_id in books.taken
+            if now_s - ordered.began_at > params.give_up_s or not self.fleet.nodes.is_alive(node_id, now_s):
+                self._forget(replica_id)
+                if not is_taken:
+                    self._failed_at[ordered.row.model_key] = now_s
+                    effects.append(Publish(stop(node_id, replica_id, "its agent did not answer", 0.0)))
+            elif now_s - ordered.sent_at >= params.repeat_s and not is_taken:  # else a start of another tells the agent
+                ordered.sent_at = now_s
+                effects += [Publish(command) for command in ordered.commands]
+        return effects
+
+    def _forget(self, replica_id: str) -> None:
+        """It is waited for no more, and promised nothing."""
+        del self._ordered[replica_id]
+        self.fleet.promised.discard(replica_id)
+        self.fleet.books.taken.pop(replica_id, None)
+        self.fleet.books.forget(replica_id)
+
+    def _drop(self, replica_id: str, why: str, now_s: float) -> list[Effect]:
+        row = self.fleet.instances.by_id.get(replica_id)
+        if row is None or now_s - self._dropped_at.get(replica_id, NEVER) < self.fleet.params.repeat_s:
+            return []
+        self._dropped_at[replica_id] = now_s
+        self.fleet.books.take(replica_id, GIVEN_UP)
+        return [Publish(stop(row.node_id, replica_id, why, 0.0))]
+
+    def _drop_again(self, now_s: float) -> list[Effect]:
+        rows = self.fleet.instances.by_id
+        self._dropped_at = {r: at for r, at in self._dropped_at.items() if r in rows and not rows[r].state.is_gone}
+        return [e for replica_id in self._dropped_at for e in self._drop(replica_id, "its model has changed", now_s)]
+
+    def _record(self, step: PrewarmStep, replica_id: str, plan: PrewarmPlan, view: PrewarmView) -> DecisionRecord:
+        name, where = view.models[step.model_key].name, ", ".join(step.gpu_ids)
+        forecast, on = view.forecasts.get(step.model_key), set(step.gpu_ids)
+        inputs: dict[str, float | int | str] = {"score": round(step.score, 4), **plan.inputs}
+        inputs["load_s"] = round(view.load_s.get(step.model_key, 0.0), 4)
+        if 0 < step.bytes_per_gpu < weights_per_gpu(view.models[step.model_key]):
+            inputs["bytes_per_gpu"] = step.bytes_per_gpu
+        if forecast is not None:
+            inputs["concurrency_mean"] = round(forecast.concurrency_mean, 3)
+            inputs["concurrency_peak"] = round(forecast.concurrency_peak, 3)
+        rivals = tuple(
+            Rival(
+                name=row.instance_id,
+                score=self.fleet.scores.get(row.instance_id, 0.0),
+                why="it gives way" if row.instance_id in step.drop else f"a copy of {row.model_key} lies there too",
+                unit=SCORE_UNIT,
+            )
+            for row in self.fleet.books.dormant.get(step.node_id, ())
+            if any(worker.gpu_id in on for worker in row.workers)
+        )
+        return DecisionRecord(
+            decision_id=self.fleet.ids.next("d-p"),
+            kind="prewarm",
+            policy=self.fleet.policies.get("prewarming", ""),
+            service="placer",
+            reason=f"a copy of {name} is prewarmed on {where}" + (f": {step.reason}" if step.reason else ""),
+            made_at=view.now_s,
+            model_key=step.model_key,
+            instance_id=replica_id,
+            node_id=step.node_id,
+            gpu_id=step.gpu_ids[0],
+            chosen=where,
+            inputs=inputs,
+            rivals=rivals,
+        )
+
+
+def now_open(ahead: tuple[Forecast, ...], now_s: float) -> Forecast | None:
+    """The forecast of the window now open: the one it lies in, else the first; None when all are over for a window."""
+    for forecast in ahead:
+        if forecast.starts_at <= now_s < forecast.starts_at + forecast.window_s:
+            return forecast
+    last = ahead[-1]
+    is_over = last.starts_at > 0 and now_s > last.starts_at + 2 * last.window_s
+    return None if is_over else (ahead[0] if now_s < ahead[0].starts_at or not ahead[0].starts_at else last)
+
+
+def _replica(step: PrewarmStep, replica_id: str, model: Model, decision_id: str, now_s: float) -> Instance:
+    """The row its agent will write."""
+    return Instance(
+        instance_id=replica_id,
+        model_key=model.key,
+        engine=model.engine,
+        state=InstanceState.STARTING,
+        workers=tuple(
+            Worker(
+                worker_id=f"{replica_id}-{rank}",
+                node_id=step.node_id,
+                gpu_id=gpu_id,
+                num_bytes=step.bytes_per_gpu or weights_per_gpu(model),
+                rank=rank,
+            )
+            for rank, gpu_id in enumerate(step.gpu_ids)
+        ),
+        max_concurrency=model.max_concurrency,
+        model_revision=model.revision,
+        created_at=now_s,
+        decision_id=decision_id,
+        replica=True,
+    )

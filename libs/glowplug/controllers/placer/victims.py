@@ -1,0 +1,288 @@
+"""Who could make room for an instance, and on which GPUs that costs least."""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from glowplug.controllers.placer.books import Books
+from glowplug.domain.hardware import Gpu, Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
+from glowplug.domain.phrasing import counted, doing
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.domain.units import show_bytes
+from glowplug.fleet.demand import LoadView
+from glowplug.policies.caching.resident import Resident
+from glowplug.policies.decisions import EvictDecision, StageDecision
+from glowplug.policies.eviction.shares import Demand, Shares
+from glowplug.policies.eviction.turns import Turn, TurnParams, Victims, goes_on, is_too_new
+from glowplug.policies.placement.shape import bytes_per_gpu
+
+Evict = Callable[..., EvictDecision]
+Cost = tuple[bool, int, int, int, float, str]  # see Room.make
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A view of the fleet's bytes for one look at what waits. What it learns of residents it keeps that long."""
+
+    now_s: float
+    nodes: list[Node]
+    books: Books
+    models: dict[str, Model]
+    loads: LoadView
+    min_residency_s: float
+    turns: TurnParams
+    victims: Victims
+    shares: Shares
+    _loads: dict[str, ModelLoad] = field(default_factory=dict)
+    _residents: dict[tuple[str, int, int, bool, int], tuple[list[Resident], int]] = field(default_factory=dict)
+    _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+
+    def make(
+        self, model: Model, evict: Evict, *, wanting: int, only: Collection[str] = (), whole: bool = False
+    ) -> tuple[StageDecision, EvictDecision] | None:
+        """The GPUs where room is made at the least cost (of `only`, when given), and who leaves there; None when nobody
+        may leave. `wanting`: how many requests wait that may have busy instances drained, 0 when those must stay.
+        `whole`: everybody leaves who serves there.
+
+        Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of `model` (by whole
+        quanta, see shares.py), then what `victims` names (turns.py), then id. A queue counts where those waited for
+        may be chosen at all.
+        """
+        best: tuple[Cost, Node, StageDecision] | None = None
+        for node in self.nodes:
+            if node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
+                continue
+            found = self._on_node(node, model, _sketched(evict), wanting, only, whole)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = (found[0], node, found[1])
+        if best is None:
+            return None
+        told = self._on_node(best[1], model, evict, wanting, best[2].gpu_ids, whole)
+        return (told[1], told[2]) if told else None
+
+    def waiting_for(self, model: Model) -> int:
+        """Requests that wait for it."""
+        return self._load(model.key).num_waiting
+
+    def demand(self, model_key: str) -> Demand:
+        """What of it counts for its share."""
+        load = self._load(model_key)
+        return Demand(num_dispatched=self.loads.dispatched(model_key), num_open=load.num_waiting + load.num_in_flight)
+
+    def runs(self, model: Model) -> bool:
+        """Whether some of its requests are being answered: who wants more of what it has is not starved."""
+        return bool(self._load(model.key).num_in_flight)
+
+    def gives_way(self, model: Model, waiting: Iterable[Model]) -> bool:
+        """Whether one of `waiting`, which nothing serves and which takes GPUs as this one does, is a quantum behind."""
+        quantum = self.turns.fair_requests
+        if not quantum or model.key not in self.shares.given:
+            return False
+        return any(
+            self.shares.ahead(model.key, of=other.key) >= quantum
+            and (other.num_gpus, other.engine) == (model.num_gpus, model.engine)
+            and other.priority >= model.priority
+            and self.waiting_for(other)
+            and not self.runs(other)
+            for other in waiting
+        )
+
+    def is_being_made(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
+        """Whether somebody who was asked to leave these GPUs, or leaves them by itself, still holds bytes there."""
+        for gpu_id in gpu_ids:
+            here = self.books.by_gpu.get(gpu_id, {})
+            for holder in self.books.holders(gpu_id):
+                row = here.get(holder)
+                if holder in victims or row is None or row.state in _LEAVING:
+                    return True
+        return False
+
+    def _on_node(
+        self, node: Node, model: Model, evict: Evict, wanting: int, only: Collection[str], whole: bool
+    ) -> tuple[Cost, StageDecision, EvictDecision] | None:
+        """The `num_gpus` GPUs of one node that cost least together; each is asked for by itself."""
+        options = []
+        for gpu in node.gpus:
+            if only and gpu.gpu_id not in only:
+                continue
+            decision = self._on(gpu, model, evict, wanting, whole)
+            if decision is not None:
+                options.append((self._cost(gpu.gpu_id, model, decision, wanting), decision))
+        if len(options) < model.num_gpus:
+            return None
+        options.sort(key=lambda option: option[0])
+        chosen = options[: model.num_gpus]
+        if all(decision.reason == _HAS_ROOM for _, decision in chosen):
+            return None  # its policy wants something else than bytes
+        victims = tuple(dict.fromkeys(v for _, decision in chosen for v in decision.victims))
+        queue, newest = max(cost[3] for cost, _ in chosen), max(cost[4] for cost, _ in chosen)
+        ahead = max(cost[1] for cost, _ in chosen)
+        first = chosen[0][1]
+        if len(chosen) > 1:
+            rivals = tuple(rival for _, decision in chosen for rival in decision.rivals)
+            freed = sum(decision.freed_bytes for _, decision in chosen)
+            reason = "; ".join(dict.fromkeys(decision.reason for _, decision in chosen if decision.victims))
+            need = sum(decision.need_bytes for _, decision in chosen)
+            first = EvictDecision(victims=victims, freed_bytes=freed, need_bytes=need, reason=reason, rivals=rivals)
+        gpu_ids = tuple(sorted(cost[5] for cost, _ in chosen))
+        stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
+        going = {v: self.books.by_gpu[cost[5]][v] for cost, decision in chosen for v in decision.victims}
+        lost = self._num_lost(going.values())
+        return (bool(going), ahead, lost, queue, newest, gpu_ids[0]), stage, first
+
+    def _cost(self, gpu_id: str, model: Model, decision: EvictDecision, wanting: int) -> Cost:
+        here = self.books.by_gpu.get(gpu_id, {})
+        going = [here[v] for v in decision.victims if v in here]
+        queues = (self._load(i.model_key).num_waiting for i in going)
+        queue = 0 if self.victims == "oldest_use" else max(queues, default=0)
+        newest = max((self._used_at(i) for i in going), default=0.0)
+        quantum = self.turns.fair_requests if wanting else 0
+        least = min((self.shares.ahead(i.model_key, of=model.key) for i in going), default=0)
+        ahead = max(0, least) // quantum if quantum else 0
+        return (bool(going), -ahead, self._num_lost(going), queue, newest, gpu_id)
+
+    def _num_lost(self, going: Collection[Instance]) -> int:
+        """GPUs that lose an engine, where that counts."""
+        return sum(len(i.workers) for i in going) if self.victims == "fewest_gpus" else 0
+
+    def _on(self, gpu: Gpu, model: Model, evict: Evict, wanting: int, whole: bool) -> EvictDecision | None:
+        wanted = bytes_per_gpu(model)
+        if gpu.total_bytes < wanted:
+            return None
+        leaving, dropped, serving = self._tally(gpu.gpu_id)
+        need = max(wanted - self.books.room(gpu.gpu_id) - leaving - dropped, serving if whole else 0)
+        if need <= 0:
+            reason = DRAINS_SUFFICE if leaving else _HAS_ROOM
+            return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None
+        everybody, most = self._residents_on(gpu.gpu_id, model, wanting)
+        if most < need:
+            return None
+        here = self.books.by_gpu.get(gpu.gpu_id, {})
+        residents = [r for r in everybody if here[r.name].model_key != model.key]
+        if sum(r.num_bytes for r in residents if not r.held) < need:
+            return None
+        decision = evict(residents, need)
+        return replace(decision, need_bytes=need) if decision.victims else None
+
+    def _tally(self, gpu_id: str) -> tuple[int, int, int]:
+        """Bytes there of those that leave anyway, of copies that may be dropped, and of those that serve."""
+        known = self._tallies.get(gpu_id)
+        if known is not None and known[0] == self.books.num_promises:
+            return known[1:]
+        here = self.books.by_gpu.get(gpu_id, {})
+        leaving = dropped = serving = 0
+        for holder, num_bytes in self.books.holders(gpu_id).items():
+            row = here.get(holder)
+            if row is None:  # a beat may show what is free before the fact says who went
+                continue
+            if row.state in _LEAVING:
+                leaving += num_bytes
+            elif row.replica or row.state.is_dormant:
+                dropped += 0 if holder in self.books.taken else num_bytes
+            else:
+                serving += num_bytes
+        self._tallies[gpu_id] = (self.books.num_promises, leaving, dropped, serving)
+        return leaving, dropped, serving
+
+    def _residents_on(self, gpu_id: str, model: Model, wanting: int) -> tuple[list[Resident], int]:
+        """Who serves there, and the bytes of those who may go."""
+        given = self.shares.given.get(model.key, 0) if wanting else 0
+        key = (gpu_id, model.priority, wanting, bool(self.waiting_for(model)), given)
+        known = self._residents.get(key)
+        if known is None:
+            here = self.books.by_gpu.get(gpu_id, {}).values()
+            residents = [
+                self._resident(i, gpu_id, model, wanting)
+                for i in here
+                if i.state is not InstanceState.DRAINING and not i.replica and not i.state.is_dormant
+            ]
+            known = self._residents[key] = residents, sum(r.num_bytes for r in residents if not r.held)
+        return known
+
+    def _resident(self, instance: Instance, gpu_id: str, model: Model, wanting: int) -> Resident:
+        load = self._load(instance.model_key)
+        return Resident(
+            name=instance.instance_id,
+            num_bytes=sum(w.num_bytes for w in instance.workers if w.gpu_id == gpu_id),
+            last_used_at=self._used_at(instance),
+            priority=self._priority(instance),
+            held=self._held(instance, model, load, wanting),
+            num_waiting=load.num_waiting,
+        )
+
+    def _held(self, instance: Instance, model: Model, load: ModelLoad, wanting: int) -> str:
+        """Why an instance must stay, "" when it may go."""
+        owner = self.models.get(instance.model_key)
+        if owner is not None and owner.pinned:
+            return "it is pinned"
+        if instance.part_of:
+            return f"it is a stage of {instance.part_of}"
+        if instance.state is not InstanceState.READY:
+            return f"it is {instance.state.value}"
+        if self.now_s - instance.ready_at < self.min_residency_s:
+            return f"it has been ready for less than {self.min_residency_s:g} s"
+        if not self.waiting_for(model) and (why := is_too_new(self.now_s - instance.ready_at, self.turns)):
+            return why
+        if self._priority(instance) > model.priority:
+            return f"its priority is {self._priority(instance)}, and that of who wants the room {model.priority}"
+        num = load.in_flight_by_instance.get(instance.instance_id, 0)
+        if wanting:
+            ahead = self.shares.ahead(instance.model_key, of=model.key)
+            return goes_on(self._turn(instance, load, num, wanting, ahead), self.turns)
+        if not self.loads.is_fresh(self.now_s):
+            return "no router has reported its load lately"
+        if num:
+            return f"it has {counted(num, 'request')} in flight"
+        return f"{doing(load.num_waiting, 'request', 'waits')} for it" if load.num_waiting else ""
+
+    def described(self, instance: Instance) -> str:
+        """A running instance as a reason names it: 'smol-coder (334 MiB, idle 12 s)'."""
+        owner, load = self.models.get(instance.model_key), self._load(instance.model_key)
+        busy = load.in_flight_by_instance.get(instance.instance_id, 0)
+        idle_s = max(0.0, self.now_s - self._used_at(instance))
+        doing_what = f"{counted(busy, 'request')} in flight" if busy else f"idle {idle_s:.0f} s"
+        num_bytes = sum(worker.num_bytes for worker in instance.workers)
+        return f"{owner.name if owner else instance.model_key} ({show_bytes(num_bytes)}, {doing_what})"
+
+    def _turn(self, instance: Instance, load: ModelLoad, num_in_flight: int, wanting: int, ahead: int) -> Turn:
+        return Turn(
+            served_s=self.now_s - instance.ready_at,
+            start_s=max(0.0, instance.ready_at - instance.created_at),
+            num_in_flight=num_in_flight,
+            num_waiting=load.num_waiting,
+            arriving_per_s=self.loads.arrived(instance.model_key, self.now_s - _LATELY_S) / _LATELY_S,
+            num_wanting=wanting,
+            ahead=ahead,
+        )
+
+    def _priority(self, instance: Instance) -> int:
+        owner = self.models.get(instance.model_key)
+        return owner.priority if owner is not None else 0
+
+    def _used_at(self, instance: Instance) -> float:
+        return max(instance.ready_at, self._load(instance.model_key).last_active_at)
+
+    def _load(self, model_key: str) -> ModelLoad:
+        load = self._loads.get(model_key)
+        if load is None:
+            load = self._loads[model_key] = self.loads.of(model_key)
+        return load
+
+
+def _sketched(evict: Evict) -> Evict:
+    """The same choice without its reasons where there is none: only one may go."""
+
+    def sketch(residents: list[Resident], need: int) -> EvictDecision:
+        may_go = [resident for resident in residents if not resident.held]
+        if len(may_go) != 1 or may_go[0].num_bytes < need:
+            return evict(residents, need)
+        return EvictDecision(victims=(may_go[0].name,), freed_bytes=may_go[0].num_bytes)
+
+    return sketch
+
+
+DRAINS_SUFFICE = "instances that drain there already free enough"
+_HAS_ROOM = "there is room"
+_LATELY_S = 2.0  # four reports of a router
+_LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)

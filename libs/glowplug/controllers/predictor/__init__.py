@@ -1,0 +1,1 @@
+"""Forecasts the demand of each model."""

@@ -1,0 +1,185 @@
+"""The predictor: what happened of each model, window by window, and what its forecaster expects of those to come.
+
+router.load_reported | request.finished | tick ──▶ windows ──▶ policy prediction ──▶ forecast.made
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from glowplug.controllers.effects import Effect, Publish, Tick
+from glowplug.controllers.predictor.forecasts import CapacityParams, ModelForecasts, missed
+from glowplug.controllers.predictor.series import Series, Window
+from glowplug.domain.bounds import check_bounds
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import Forecast, ModelLoad
+from glowplug.events.facts import ForecastMade, ModelDeployed, RequestFinished, RouterLoadReported
+from glowplug.fleet.demand import LoadReports
+from glowplug.policies.prediction.baselines import Nothing
+from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with
+from glowplug.policies.scaling.preserve_scaler import Capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorParams:
+    window_s: float = 0.0  # 0: what the policy's paper uses
+    season_s: float = 0.0  # 0: a day; a trace squeezed in time has shorter ones
+    num_windows: int = 1440  # windows kept per model
+    max_models: int = 5000  # about 0.3 kB each while idle, and as much for each window in which it was not
+    router_lease_s: float = 30.0  # what a router silent for longer held and ran is gone with it
+    num_ahead: int = 2  # windows forecast: PreServe looks two ahead (Algorithm 2)
+    capacity: CapacityParams = field(default_factory=CapacityParams)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, num_windows=2, max_models=1, num_ahead=1)
+
+
+class PredictorController:
+    """Counts what happened, per model and window; when windows close it says what to expect.
+
+    `make` is a policy of the room "prediction". `history` are windows of before, by model_key, oldest first, of the
+    same width; `capacities` what one instance of a model is known to take, measured elsewhere.
+    """
+
+    def __init__(
+        self,
+        params: PredictorParams = PredictorParams(),
+        make: MakeForecaster = Nothing,
+        *,
+        history: Mapping[str, Sequence[WindowTotals]] | None = None,
+        capacities: Mapping[str, Capacity] | None = None,
+    ) -> None:
+        self.params, self._make = params, make
+        self.window_s: float = params.window_s or getattr(make, "WINDOW_S", Nothing.WINDOW_S)
+        self._capacities = dict(capacities or {})
+        self._series: dict[str, Series] = {}
+        self._expected: dict[str, ModelForecasts] = {}
+        self._models: Mapping[str, Model] = {}
+        self._reports = LoadReports()
+        self._heard_at: dict[str, float] = {}  # router_id -> when it reported last
+        for key, windows in (history or {}).items():
+            self._expecting(key, 0).learn(windows)
+
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        """Ticks close windows; the rest is counted."""
+        if isinstance(stimulus, Tick):
+            return self._tick(now_s)
+        data = stimulus.data
+        if isinstance(data, RouterLoadReported):
+            self._heard_at[data.router_id] = now_s
+            self._absent(data.router_id, self._reports.take(data).keys(), now_s)
+            for key, load in data.loads.items():
+                self._load(key, data.router_id, load, now_s)
+        elif isinstance(data, RequestFinished):
+            self._finished(data, now_s)
+        elif isinstance(data, ModelDeployed):
+            self._models = {**self._models, data.model.key: data.model}
+        return []
+
+    def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
+        """Table `models`: series of models that are gone are dropped, but none over an emptied store."""
+        if not rows:
+            return []
+        self._models = dict(rows)
+        for key in [k for k in self._series if k not in rows]:
+            del self._series[key]
+            self._expected.pop(key, None)
+        return []
+
+    def inherit(self, earlier: "PredictorController", now_s: float) -> None:
+        """The past is nowhere but in the memory of those who lived through it."""
+        self._series, self._expected, self._models = earlier._series, earlier._expected, earlier._models
+        self._reports, self._heard_at = earlier._reports, earlier._heard_at
+
+    @property
+    def forecasts(self) -> dict[str, tuple[Forecast, ...]]:
+        """What was expected last, by model_key: of the window that is open, and of those after it."""
+        return {key: expected.latest for key, expected in self._expected.items() if expected.latest}
+
+    def past_forecasts(self, model_key: str) -> list[Forecast]:
+        """What had been expected of windows that have closed, oldest first: to be held against `windows`."""
+        expected = self._expected.get(model_key)
+        return list(expected.past) if expected else []
+
+    def windows(self, model_key: str) -> list[Window]:
+        """Oldest first, empty ones too; the last one is still open."""
+        series = self._series.get(model_key)
+        return [] if series is None else [series.at(n) for n in range(series.first, series.last + 1)]
+
+    @property
+    def model_keys(self) -> list[str]:
+        return sorted(self._series)
+
+    def _tick(self, now_s: float) -> list[Effect]:
+        for router_id in [r for r, at in self._heard_at.items() if now_s - at > self.params.router_lease_s]:
+            del self._heard_at[router_id]
+            self._reports.forget(router_id)
+            self._absent(router_id, frozenset(), now_s)
+        for key in [k for k in self._expected if k not in self._series]:
+            self._of(key, now_s)  # those with a history are forecast before their first request
+        effects: list[Effect] = []
+        for key, series in self._series.items():
+            series.advance(now_s)
+            effects += self._forecast(key, series, now_s)
+        return effects
+
+    def _forecast(self, key: str, series: Series, now_s: float) -> list[Effect]:
+        """What is to be expected of one model, when a window has closed."""
+        if self._make is Nothing:
+            return []
+        expected = self._expecting(key, series.first)
+        has_closed = expected.close(series, self._models.get(key), self.params.capacity)
+        if not has_closed and expected.latest:
+            return []
+        forecasts = expected.make(now_s, self.params.num_ahead)
+        return [Publish(ForecastMade(model_key=key, forecasts=forecasts))] if forecasts else []
+
+    def _expecting(self, model_key: str, number: int) -> ModelForecasts:
+        """The model's forecaster; a new one is told of windows from `number` on."""
+        expected = self._expected.get(model_key)
+        if expected is None:
+            expected = self._expected[model_key] = ModelForecasts(
+                make_with(self._make, self.window_s, self.params.season_s),
+                number,
+                self.params.num_windows,
+                capacity=self._capacities.get(model_key, self.params.capacity.profiled),
+            )
+        return expected
+
+    def _of(self, model_key: str, now_s: float) -> Series | None:
+        series = self._series.get(model_key)
+        if series is None:
+            if len(self._series) >= self.params.max_models:
+                return None
+            width = self.window_s
+            number = int(now_s // width)
+            series = Series(width, self.params.num_windows, first=number, last=number, changed_at=now_s)
+            self._series[model_key] = series
+        series.advance(now_s)
+        return series
+
+    def _load(self, key: str, router_id: str, load: ModelLoad, now_s: float) -> None:
+        series = self._of(key, now_s)
+        if series is not None:
+            fullest = max((o.peak_ratio for o in load.outlook_by_instance.values()), default=0.0)
+            num_here, busy = load.num_waiting + load.num_in_flight, load.in_flight_by_instance.keys()
+            series.told(router_id, num_here, busy, fullest, load.slots_per_instance)
+
+    def _absent(self, router_id: str, present: Set[str], now_s: float) -> None:
+        """A report is whole: of models that are not in it the router holds and runs nothing (any more)."""
+        for key, series in self._series.items():
+            if key not in present and router_id in series.by_router:
+                series.advance(now_s)
+                series.left(router_id)
+
+    def _finished(self, data: RequestFinished, now_s: float) -> None:
+        series = self._of(data.model_key, now_s)
+        if series is None:
+            return
+        window = series.open()
+        window.num_requests += 1
+        window.num_cold += data.cold
+        window.prompt_tokens += data.prompt_tokens
+        window.response_tokens += data.response_tokens
+        window.num_tokens_exact += data.tokens_exact
+        window.num_missed += missed(data, self._models.get(data.model_key), self.params.capacity)

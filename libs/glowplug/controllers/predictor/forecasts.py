@@ -1,0 +1,141 @@
+"""One model's forecaster at work: told of windows, held against what came, and what one instance is known to take.
+
+Paper: PreServe section 4.1 (Algorithm 1, lines 6-8): mu is the most tokens per second and instance of all windows in
+which no objective was missed.
+
+Departures:
+- A window says what an instance can take only if its instances were in earnest use: at least `busy_ratio` of their
+  batch on average, or one of their KV caches at least as full. In a quiet window every objective is met by instances
+  with nothing to do, and a scaler that plans by such a rate lets none do more (`busy_ratio=0` is the paper's). What
+  was profiled before (`prompt_per_s` ...), as the paper's offline phase does, is the least that is known.
+- A window is clean when `clean_share` of its requests met their objectives: of thousands, with short answers, some
+  always miss (1 is the paper's).
+- Instances count for the time they ran something, so that mu is a rate of work and not of waiting for it.
+- A model without objectives is held to the paper's own: `normalized_s` seconds per response token (section 5.1).
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from glowplug.controllers.predictor.series import Series, Window
+from glowplug.domain.bounds import check_bounds
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import Forecast
+from glowplug.events.facts import RequestFinished
+from glowplug.policies.prediction.port import Forecaster, WindowTotals
+from glowplug.policies.scaling.preserve_scaler import Capacity, WindowTokens, capacity_of
+
+NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityParams:
+    """What counts as a window that shows what an instance takes, and what is known before the first one."""
+
+    busy_ratio: float = 0.5  # of its batch that an instance must have run on average
+    clean_share: float = 0.95  # of a window's requests that must have met their objectives
+    min_share: float = 0.2  # of the window that one must have been busy
+    normalized_s: float = 0.2  # seconds per response token, for models without objectives
+    prompt_per_s: float = 0.0  # what one instance of any model is known to take before the first window
+    response_per_s: float = 0.0
+    total_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    @property
+    def profiled(self) -> Capacity:
+        """mu before anything was measured."""
+        return Capacity(
+            prompt_per_s=self.prompt_per_s, response_per_s=self.response_per_s, total_per_s=self.total_per_s
+        )
+
+
+@dataclass(slots=True)
+class ModelForecasts:
+    """What is expected of one model. `next_number` is the window its forecaster is to be told of next."""
+
+    forecaster: Forecaster
+    next_number: int
+    num_kept: int
+    latest: tuple[Forecast, ...] = ()
+    past: deque[Forecast] = field(default_factory=deque)  # of windows gone by, one each
+    capacity: Capacity = field(default_factory=Capacity)
+    _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (how far off, what came)
+
+    def close(self, series: Series, model: Model | None, params: CapacityParams) -> bool:
+        """Tell of every window that has closed since; False when there is none."""
+        if self.next_number >= series.last:
+            return False
+        for number in range(max(self.next_number, series.last - series.num_kept + 1), series.last):
+            window = series.at(number)
+            self._judge(window, series.window_s)
+            self.forecaster.closed(window.totals(series.window_s))
+            self.capacity = measured(self.capacity, window, series.window_s, model, params)
+        self.next_number = series.last
+        return True
+
+    def make(self, now_s: float, num_ahead: int) -> tuple[Forecast, ...]:
+        """Forecasts of the windows to come, with their kind's error of late and mu."""
+        made = self.forecaster.forecast(now_s, num_ahead)
+        self.latest = tuple(
+            replace(
+                one,
+                error_ratio=self.error_ratio,
+                prompt_per_s=self.capacity.prompt_per_s,
+                response_per_s=self.capacity.response_per_s,
+                total_per_s=self.capacity.total_per_s,
+            )
+            for one in made
+        )
+        return self.latest
+
+    def learn(self, history: Iterable[WindowTotals]) -> None:
+        """Windows of before this process's time, oldest first, without a gap."""
+        for window in history:
+            self.forecaster.closed(window)
+            self.next_number = round((window.started_at + window.window_s) / window.window_s)
+
+    @property
+    def error_ratio(self) -> float:
+        """Mean absolute error of the mean concurrency, over the mean of what came; 0 while nothing came."""
+        came = sum(value for _, value in self._errors)
+        return sum(off for off, _ in self._errors) / came if came > 0 else 0.0
+
+    def _judge(self, window: Window, window_s: float) -> None:
+        """Hold what was expected of it against it."""
+        about = next((f for f in self.latest if abs(f.starts_at - window.started_at) < window_s / 2), None)
+        if about is None:
+            return
+        came = window.concurrency_seconds / window_s
+        self._errors.append((abs(about.concurrency_mean - came), came))
+        if len(self._errors) > NUM_ERRORS:
+            self._errors.popleft()
+        self.past.append(about)
+        if len(self.past) > self.num_kept:
+            self.past.popleft()
+
+
+def measured(known: Capacity, window: Window, window_s: float, model: Model | None, params: CapacityParams) -> Capacity:
+    """mu after one more window."""
+    if model is None or not window.num_requests or window.instance_seconds < params.min_share * window_s:
+        return known
+    slots = window.slots_per_instance or model.max_concurrency
+    batch = window.concurrency_seconds / (slots * window.instance_seconds)
+    is_busy = max(batch, window.kv_peak_ratio) >= params.busy_ratio
+    tokens = WindowTokens(prompt_tokens=window.prompt_tokens, response_tokens=window.response_tokens, window_s=window_s)
+    is_clean = is_busy and window.num_missed <= (1 - params.clean_share) * window.num_requests
+    return capacity_of(known, tokens, window.instance_seconds / window_s, is_clean=is_clean)
+
+
+def missed(request: RequestFinished, model: Model | None, params: CapacityParams) -> bool:
+    """Whether one request was not served as its model's objectives say. A client that leaves misses nothing."""
+    if request.error_code and request.error_code != "client_left":
+        return True
+    slo = model.slo if model is not None else None
+    num_more = max(1, request.response_tokens - 1)
+    if slo is not None and (slo.ttft_s or slo.tpot_s):
+        is_late = slo.ttft_s > 0 and request.ttft_s > slo.ttft_s
+        return is_late or (slo.tpot_s > 0 and (request.e2e_s - request.ttft_s) / num_more > slo.tpot_s)
+    return request.e2e_s / max(1, request.response_tokens) > params.normalized_s

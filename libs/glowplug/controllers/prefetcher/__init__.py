@@ -1,0 +1,1 @@
+"""Keeps weights in the host memory of one node."""

@@ -1,0 +1,169 @@
+"""The bytes of one node's host memory that weights may take: who has them, and how room is made."""
+
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+
+from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.prefetcher.messages import Cached, DropRegion, Want
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.phrasing import listed
+from glowplug.domain.units import show_bytes
+from glowplug.events.facts import WeightsEvicted
+from glowplug.policies.caching import ordering
+from glowplug.policies.caching.ordering import Ordering
+from glowplug.policies.caching.resident import Resident
+from glowplug.policies.decisions import EvictDecision
+
+Held = Callable[[str], str]  # digest -> why it must stay, "" when it may go
+HasCopy = Callable[[Set[str]], bool]  # model_keys -> whether a replica of one lies on a GPU of the node
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a fetch fits. `num_bytes` None: not now, and `why` says so. `decision` tells who has to leave first."""
+
+    num_bytes: int | None
+    decision: EvictDecision
+    why: str = ""
+    never: bool = False  # larger than the whole cache
+
+
+class HostCache:
+    """Never promises more than `capacity_bytes`. Every entry counts, whether complete, partial or reserved.
+    `memory` hears of every use and of everybody who goes, and says who goes first."""
+
+    def __init__(
+        self, node_id: str, capacity_bytes: int, policy: str, memory: Ordering, has_copy: HasCopy = lambda _: False
+    ) -> None:
+        self.node_id, self.capacity_bytes = node_id, capacity_bytes
+        self._policy, self._memory, self._has_copy = policy, memory, has_copy
+        self.entries: dict[str, Cached] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(c.num_bytes for c in self.entries.values())
+
+    def adopt(self, entry: Cached) -> None:
+        """What an earlier process left, as if it had been asked for when it was last used."""
+        self.entries[entry.digest] = entry
+        self._memory.used(entry.digest, entry.num_bytes, entry.last_used_at, hit=False)
+
+    def used(self, digest: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
+        """Somebody asked for `digest`: it is here or under way (`hit`), or has to be brought in."""
+        self._memory.used(digest, num_bytes, now_s, hit=hit)
+
+    def remove(self, digest: str) -> Cached | None:
+        """It goes, and not to make room."""
+        if (entry := self.entries.pop(digest, None)) is not None:
+            self._memory.left(digest, evicted=False)
+        return entry
+
+    def never_came(self, digest: str) -> None:
+        """A fetch that was asked for brought nothing."""
+        if digest not in self.entries:
+            self._memory.left(digest, evicted=False)
+
+    def fit(self, digest: str, size: int, held: Held, now_s: float) -> Fit:
+        """Room for `size` bytes of `digest` (0: unknown, whatever is free). Bytes it has already are its own."""
+        if size > self.capacity_bytes:
+            has = f"the host cache of {self.node_id} has {show_bytes(self.capacity_bytes)}"
+            why = f"the weights take {show_bytes(size)}, and {has}"
+            return Fit(None, EvictDecision(reason=why), why, never=True)
+        own = self.entries.get(digest)
+        free = self.capacity_bytes - self.used_bytes + (own.num_bytes if own else 0)
+        if max(size, 1) <= free:
+            return Fit(size or free, EvictDecision(reason="there is room"))
+        residents = self._residents(held, without=digest)
+        decision = ordering.evict(self._memory, residents, max(size, 1) - free, now_s)
+        if decision.victims:
+            return Fit(size or free + decision.freed_bytes, decision)
+        users = ", ".join(f"{r.name[:12]} ({r.held})" for r in residents if r.held)
+        return Fit(
+            None,
+            decision,
+            f"{decision.reason}; the host cache of {self.node_id} holds weights that are in use: {users}",
+        )
+
+    def reserve(self, digest: str, num_bytes: int, model_keys: Iterable[str], now_s: float) -> None:
+        known = self.entries.get(digest)
+        keys = (known.model_keys if known else set()) | set(model_keys)
+        self.entries[digest] = Cached(digest, num_bytes, False, now_s, keys)
+
+    def settle(self, digest: str, num_bytes: int, complete: bool, now_s: float) -> None:
+        """A fetch is over: what it keeps takes the place of what it had reserved."""
+        known = self.entries.pop(digest, None)
+        if num_bytes > 0:
+            self.entries[digest] = Cached(digest, num_bytes, complete, now_s, known.model_keys if known else set())
+        self.never_came(digest)
+
+    def shrink(self, held: Held, now_s: float) -> EvictDecision:
+        """Who leaves when more is there than the capacity (which may have been lowered since)."""
+        excess = self.used_bytes - self.capacity_bytes
+        if excess <= 0:
+            return EvictDecision(reason="nothing has to be freed")
+        return ordering.evict(self._memory, self._residents(held), excess, now_s)
+
+    def free_up(self, num_bytes: int, held: Held, now_s: float) -> EvictDecision:
+        """As much of `num_bytes` as those who may leave hold."""
+        residents = self._residents(held)
+        could = sum(r.num_bytes for r in residents if not r.held)
+        return ordering.evict(self._memory, residents, min(num_bytes, could), now_s)
+
+    def evict(self, decision: EvictDecision, want: Want | None, now_s: float) -> list[Effect]:
+        """Carry out a decision for the sake of `want`."""
+        if not decision.victims:
+            return []
+        cause = want.cause if want else None
+        effects: list[Effect] = []
+        reason = self._sentence(decision, want, now_s)
+        for digest in decision.victims:
+            num_bytes = self.entries.pop(digest).num_bytes
+            self._memory.left(digest)
+            fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=num_bytes, reason=reason)
+            effects += [DropRegion(digest, evicted=True), Publish(fact, cause)]
+        record = DecisionRecord(
+            decision_id=f"d-evict-{self.node_id}-{decision.victims[0][:12]}-{round(now_s * 1000)}",
+            kind="evict",
+            policy=self._policy,
+            service="prefetcher",
+            reason=reason,
+            made_at=now_s,
+            node_id=self.node_id,
+            model_key=want.model_key if want else "",
+            instance_id=want.instance_id if want else "",
+            chosen=", ".join(decision.victims),
+            inputs={
+                "capacity_bytes": self.capacity_bytes,
+                "lacking_bytes": decision.need_bytes,
+                "freed_bytes": decision.freed_bytes,
+            },
+            rivals=decision.rivals,
+            cause_id=cause.event_id if cause else "",
+            traceparent=cause.traceparent if cause else "",
+        )
+        return [*effects, Record(record, cause)]
+
+    def _sentence(self, decision: EvictDecision, want: Want | None, now_s: float) -> str:
+        """Who leaves, for whom, and by which rule."""
+        leaving = []
+        for digest in decision.victims:
+            entry = self.entries[digest]
+            name = ", ".join(sorted(entry.model_keys)) or digest[:12]
+            idle_s = max(0.0, now_s - entry.last_used_at)
+            leaving.append(f"the weights of {name} ({show_bytes(entry.num_bytes)}, last used {idle_s:.0f} s ago)")
+        whom = f"for {want.model_key}, which lacks" if want else "since the cache holds too much by"
+        where = f"leave the host memory of {self.node_id} {whom} {show_bytes(decision.need_bytes)}"
+        return f"{listed(leaving)} {where}: {decision.reason}"
+
+    def _residents(self, held: Held, without: str = "") -> list[Resident]:
+        return [
+            Resident(
+                name=c.digest,
+                num_bytes=c.num_bytes,
+                last_used_at=c.last_used_at,
+                held=held(c.digest),
+                has_copy=self._has_copy(c.model_keys),
+            )
+            for c in self.entries.values()
+            if c.digest != without
+        ]

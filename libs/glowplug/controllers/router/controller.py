@@ -1,0 +1,425 @@
+"""The router's brain: every request that arrives is dispatched, held or rejected, and ends exactly once.
+
+Rules, in the order they are asked:
+ 1. unknown model: 404. Router stopping: 503.
+ 2. an instance is ready, has room and nobody waits: dispatch, by the routing policy.
+ 3. cold and drained by its operator: 503.
+ 4. the weights could not be had, or no GPU can hold them, a moment ago, and nothing else runs: 503 with that reason.
+ 5. cold, and the bus stores nothing, or the model refuses to hold: 503, and nothing is asked of the fleet.
+ 6. the queue is full, or so long that the request could not be sent on within the model's max_wait_s: 429. Otherwise:
+    held in order of arrival, and request.waiting is published.
+A held request leaves by dispatch, by its client leaving, when it turns out that its turn cannot come in time (429,
+unless its client has been answered 200), by its time running out (503) or with its model (404).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from glowplug.controllers.effects import Effect, Tick
+from glowplug.controllers.router import facts as router_facts
+from glowplug.controllers.router.balance import Balances, Factory
+from glowplug.controllers.router.bus import Starts
+from glowplug.controllers.router.eta import Estimates
+from glowplug.controllers.router.failures import Failures, coded, rejection, suspended
+from glowplug.controllers.router.fleet import Fleet
+from glowplug.controllers.router.messages import (
+    BusRefuses,
+    ClientLeft,
+    Dispatch,
+    DispatchFailed,
+    DrainStarted,
+    FirstToken,
+    HeadDue,
+    Hold,
+    Recall,
+    RequestArrived,
+    RequestEnded,
+)
+from glowplug.controllers.router.overload import Overload
+from glowplug.controllers.router.peers import Peers
+from glowplug.controllers.router.queue import ModelQueue, Request
+from glowplug.domain.bounds import check_bounds
+from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
+from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
+from glowplug.domain.model import Model, OnCold
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events import Event, facts
+from glowplug.policies.prediction.response_length import LengthParams
+from glowplug.policies.registry import choose
+from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.start_times import PRIORS, START_TIMES, Prior, StartTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterParams:
+    """Every bound of the router's decisions. Seconds."""
+
+    router_id: str = "router-1"
+    policy: str = "least_loaded"
+    waiting_every_s: float = 0.5  # request.waiting, per model
+    max_dispatches: int = 2  # engines one request may bring down before it is blamed: one retry
+    quarantine_s: float = 1.0
+    failure_memory_s: float = 5.0  # how long a hopeless failure answers new requests at once
+    bus_grace_s: float = 5.0  # how long held requests wait for a bus that stores nothing
+    default_start_s: float = 5.0
+    late_ratio: float = 1.2  # a wait estimated at so many times what a request may still wait refuses it; 0: never
+    balancer: BalancerParams = field(default_factory=BalancerParams)
+    lengths: LengthParams = field(default_factory=LengthParams)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, max_dispatches=1)
+
+
+class RouterController:
+    """Pure: no clock, no socket. One per router process."""
+
+    def __init__(
+        self,
+        params: RouterParams | None = None,
+        balancer: Factory | None = None,
+        *,
+        priors: Mapping[str, Prior] = PRIORS,
+    ) -> None:
+        self.params = params = params or RouterParams()
+        self.fleet = Fleet()
+        self.estimates = Estimates(default_start_s=params.default_start_s, times=StartTimes(priors=priors))
+        self.overload = Overload(self.fleet, self.estimates, params.late_ratio)
+        self.queues: dict[str, ModelQueue] = {}
+        self.requests: dict[int, Request] = {}
+        self.stopping = False
+        self.balances = Balances(
+            balancer or choose("routing", params.policy),
+            params.balancer,
+            params.lengths,
+            self.fleet,
+            Peers(params.router_id),
+            params.quarantine_s,
+        )
+        self.in_flight = self.balances.in_flight  # by instance_id
+        self.tracks_tokens = self.balances.tracks_tokens  # whether anybody wants to be told of tokens and first tokens
+        self._failures = Failures(params.failure_memory_s, self.estimates)
+        self._starts = Starts(params.bus_grace_s)
+        self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
+            RequestArrived: self._arrived,
+            FirstToken: self._first_token,
+            HeadDue: self._head_due,
+            RequestEnded: self._ended,
+            ClientLeft: self._left,
+            DispatchFailed: self._dispatch_failed,
+            Event: self._event,
+            Tick: self._tick,
+            DrainStarted: self._drain_started,
+            BusRefuses: self._starts.bus_says,
+        }
+
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        return self._handlers[type(stimulus)](stimulus, now_s)
+
+    def restore(self, table: str, rows: Mapping[str, Any], now_s: float) -> list[Effect]:
+        """Take the whole `models`, `instances` or `start_times` table. Other tables are none of the router's."""
+        effects: list[Effect] = []
+        if table == START_TIMES:
+            self.estimates.times.restore(rows)
+        if table == "models":
+            for model in rows.values():
+                effects += self._model_changed(model, now_s)
+            # A table without one model is a store that lost its rows: undeploying the last model is told by its fact.
+            for key in self.fleet.absent("models", self.fleet.models, rows, now_s) if rows else ():
+                effects += self._model_dropped(key, now_s)
+        elif table == "instances":
+            for instance in rows.values():
+                effects += self._instance_changed(instance, "", now_s)
+            for instance_id in self.fleet.absent("instances", self.fleet.instances, rows, now_s):
+                self.balances.instance_gone(instance_id, self.fleet.forget_instance(instance_id))
+        return effects
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def _arrived(self, s: RequestArrived, now_s: float) -> list[Effect]:
+        model = self.fleet.lookup(s.name)
+        if model is None:
+            return [rejection(s.ticket, ModelNotFound(f"The model `{s.name}` does not exist."))]
+        if self.stopping:
+            return [rejection(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
+        queue = self._queue(model.key)
+        queue.last_active_at = now_s
+        queue.num_arrived += 1
+        request = Request(s.ticket, s.request_id, model.key, now_s, s.traceparent)
+        request.prompt_tokens = s.prompt_tokens
+        request.expected_tokens = s.expected_tokens or self.balances.expect(model.key, s.prompt_tokens, s.max_tokens)
+        if not queue.waiting:
+            instance = self.balances.choose(request, now_s)
+            if instance is not None:
+                self.requests[s.ticket] = request
+                return [self._dispatch(request, instance, queue, now_s)]
+        refusal = self._refusal(model, queue, now_s)
+        if refusal is not None:
+            return self._refuse(request, refusal)
+        self.requests[s.ticket] = request
+        request.cold = not self.fleet.ready(model.key)
+        queue.hold(request)
+        return [Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
+
+    def _refusal(self, model: Model, queue: ModelQueue, now_s: float) -> GlowplugError | None:
+        """Why a request that cannot run now may not wait either."""
+        is_cold = not self.fleet.ready(model.key)
+        if is_cold and model.suspended:
+            return suspended(model)
+        known = self._failures.refusal(model.key, now_s) or self._starts.refusal(model)
+        if is_cold and known is not None and not self.fleet.coming(model.key):
+            return known
+        if is_cold and model.on_cold is OnCold.REFUSE:
+            retry_s = self.estimates.retry_after_s(self.eta_s(model.key, now_s))
+            text = f"The model `{model.name}` is not running and is set to refuse rather than hold (on_cold: refuse)."
+            return coded(NoCapacity(text, retry_after_s=retry_s), "model_cold")
+        if len(queue.waiting) >= model.max_queue:
+            text = f"{len(queue.waiting)} requests already wait for `{model.name}` (max_queue {model.max_queue})."
+            return Contended(text, retry_after_s=self.overload.ask_back_s(model, queue, now_s))
+        if self.overload.is_late(model, len(queue.waiting), 0.0, now_s):
+            return self.overload.error(model, queue, now_s)
+        return None
+
+    def _refuse(self, request: Request, error: GlowplugError) -> list[Effect]:
+        return [rejection(request.ticket, error), router_facts.rejected(request, error, self.params.router_id)]
+
+    def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> Dispatch:
+        request.instance_id = instance.instance_id
+        self.balances.sent(request, instance, now_s)
+        queue.num_running += 1
+        queue.num_dispatched += 1
+        request.cold = request.cold or instance.ready_at > request.arrived_at  # it waited while this one started
+        return Dispatch(request.ticket, instance, now_s - request.arrived_at, request.cold)
+
+    def _pump(self, model_key: str, now_s: float) -> list[Effect]:
+        """Release the oldest held requests into whatever room there is."""
+        effects: list[Effect] = []
+        while (queue := self.queues.get(model_key)) and (request := queue.oldest()) is not None:
+            instance = self.balances.choose(request, now_s)
+            if instance is None:
+                break
+            queue.waiting.popitem(last=False)
+            effects.append(self._dispatch(request, instance, queue, now_s))
+        return effects
+
+    def _release(self, request: Request, now_s: float, response_tokens: int = 0) -> None:
+        """Take a request out of the counts, wherever it is."""
+        queue = self._queue(request.model_key)
+        queue.last_active_at = now_s
+        if not request.instance_id:
+            queue.waiting.pop(request.ticket, None)
+            return
+        queue.num_running -= 1
+        self.balances.left(request, response_tokens, now_s)
+        request.instance_id = ""
+
+    def _first_token(self, s: FirstToken, now_s: float) -> list[Effect]:
+        request = self.requests.get(s.ticket)
+        if request is not None and request.instance_id:
+            self.balances.first_token(request, now_s)
+            return self._pump(request.model_key, now_s)  # who was held until prompts have been read
+        return []
+
+    def _head_due(self, s: HeadDue, now_s: float) -> list[Effect]:
+        """The last chance to refuse a stream: what is not measured yet is guessed."""
+        request = self.requests.get(s.ticket)
+        if request is None or request.instance_id:
+            return []
+        model, queue = self.fleet.models.get(request.model_key), self._queue(request.model_key)
+        num_ahead = list(queue.waiting).index(s.ticket)
+        waited_s = now_s - request.arrived_at
+        if model is not None and self.overload.is_late(model, num_ahead, waited_s, now_s, last_chance=True):
+            return self._refuse_late(model, queue, [request], now_s)
+        request.head_sent = True
+        return []
+
+    def _refuse_late(self, model: Model, queue: ModelQueue, late: list[Request], now_s: float) -> list[Effect]:
+        for request in late:
+            del self.requests[request.ticket], queue.waiting[request.ticket]
+        return [e for one in late for e in self._refuse(one, self.overload.error(model, queue, now_s))]
+
+    def _ended(self, s: RequestEnded, now_s: float) -> list[Effect]:
+        request = self.requests.pop(s.ticket, None)
+        if request is None:
+            return []
+        self.estimates.learn_service(request.model_key, s.took_s)
+        self._release(request, now_s, s.response_tokens if s.took_s > 0 else 0)
+        return self._pump(request.model_key, now_s)
+
+    def _left(self, s: ClientLeft, now_s: float) -> list[Effect]:
+        return self._ended(RequestEnded(s.ticket), now_s)
+
+    def _dispatch_failed(self, s: DispatchFailed, now_s: float) -> list[Effect]:
+        request = self.requests.get(s.ticket)
+        if request is None or not request.instance_id:
+            return []
+        self.balances.unreachable(request.instance_id, request.model_key, now_s)
+        self._release(request, now_s)
+        request.num_dispatches += s.reached
+        model = self.fleet.models.get(request.model_key)
+        if model is None or request.num_dispatches >= self.params.max_dispatches:
+            del self.requests[s.ticket]
+            return [*self._refuse(request, EngineFailed(s.reason)), *self._pump(request.model_key, now_s)]
+        queue = self._queue(request.model_key)
+        request.cold = request.cold or not self.fleet.ready(request.model_key)
+        queue.hold(request)
+        effects = self._pump(request.model_key, now_s)
+        if not request.instance_id:
+            effects += [Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
+        return effects
+
+    # -- the fleet ----------------------------------------------------------------------------------------------
+
+    def _event(self, event: Event, now_s: float) -> list[Effect]:
+        data = event.data
+        if isinstance(data, facts.InstanceChange):
+            code = data.code if isinstance(data, facts.InstanceFailed) else ""
+            return self._instance_changed(data.instance, code, now_s)
+        if isinstance(data, facts.RouterLoadReported):
+            held = [key for key, queue in self.queues.items() if queue.waiting]
+            return [e for key in held for e in self._pump(key, now_s)] if self.balances.heard(data, now_s) else []
+        if isinstance(data, facts.ModelDeployed):
+            return self._model_changed(data.model, now_s)
+        if isinstance(data, facts.ModelUndeployed):
+            return self._model_dropped(data.model_key, now_s)
+        if isinstance(data, facts.WeightsFetchFailed):
+            return self._start_failed(data.model_key, data.code, data.message, now_s)
+        return []
+
+    def _instance_changed(self, instance: Instance, code: str, now_s: float) -> list[Effect]:
+        before = self.fleet.instances.get(instance.instance_id)
+        if not self.fleet.put_instance(instance):
+            return []
+        self.balances.instance_changed(instance, now_s)
+        if instance.state.is_dormant:
+            return self._recall(instance.instance_id, instance.reason or "the engine was put to sleep", ended=True)
+        if not instance.serves:
+            return self._stage_failed(instance, code)
+        if instance.state is InstanceState.READY:
+            if before is None or before.state is not InstanceState.READY:
+                self._learn_start(instance)
+            self._failures.forget(instance.model_key)
+            return self._pump(instance.model_key, now_s)
+        if instance.state is InstanceState.FAILED:
+            reason = instance.reason or "the instance failed"
+            recalls = self._recall(instance.instance_id, reason) if code == "node_left" else []
+            return [*recalls, *self._start_failed(instance.model_key, code, reason, now_s)]
+        return []
+
+    def _learn_start(self, instance: Instance) -> None:
+        model = self.fleet.models.get(instance.model_key)
+        if model is not None:
+            self.estimates.times.learn(instance, model)
+
+    def _stage_failed(self, instance: Instance, code: str) -> list[Effect]:
+        """A later stage on a node that has left: what the pipeline runs is lost, as long as it needs that stage."""
+        whole = self.fleet.instances.get(instance.part_of)
+        if code != "node_left" or whole is None or whole.is_whole:
+            return []
+        return self._recall(whole.instance_id, instance.reason or "a stage of the instance failed")
+
+    def _recall(self, instance_id: str, reason: str, *, ended: bool = False) -> list[Effect]:
+        return [Recall(ticket, reason, ended) for ticket, r in self.requests.items() if r.instance_id == instance_id]
+
+    def _start_failed(self, model_key: str, code: str, message: str, now_s: float) -> list[Effect]:
+        """Remember why; when it is the weights and nothing else can serve, nobody waits for nothing."""
+        failure = self._failures.remember(model_key, code, message, now_s)
+        queue = self.queues.get(model_key)
+        served = self.fleet.ready(model_key) or self.fleet.coming(model_key)
+        if queue is None or served or not failure.is_hopeless:
+            return []
+        return self._empty(queue, self._failures.error(failure))
+
+    def _model_changed(self, model: Model, now_s: float) -> list[Effect]:
+        if not self.fleet.put_model(model):
+            return []
+        self._failures.forget(model.key)
+        queue = self.queues.get(model.key)
+        if queue is not None and model.suspended and not self.fleet.ready(model.key):
+            return self._empty(queue, suspended(model))
+        return self._pump(model.key, now_s)
+
+    def _model_dropped(self, model_key: str, now_s: float) -> list[Effect]:
+        model = self.fleet.models.get(model_key)
+        queue = self.queues.get(model_key)
+        if model is None or not self.fleet.drop_model(model_key) or queue is None:
+            return []
+        return self._empty(queue, ModelNotFound(f"The model `{model.name}` was undeployed."))
+
+    def _empty(self, queue: ModelQueue, error: GlowplugError) -> list[Effect]:
+        """Answer everyone who waits with one error."""
+        effects: list[Effect] = []
+        while queue.waiting:
+            ticket, request = queue.waiting.popitem(last=False)
+            del self.requests[ticket]
+            effects += self._refuse(request, error)
+        return effects
+
+    # -- time
+
+    def _tick(self, _: Tick, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        self.balances.pass_time(now_s)
+        self.balances.silent(now_s)
+        for key in [k for k, q in self.queues.items() if k not in self.fleet.models and not q.num_running]:
+            del self.queues[key]
+            self.estimates.forget(key)
+            self.overload.forget(key)
+            self._failures.forget(key)
+        self.balances.forget_unused(self.fleet.models.keys() | self.queues.keys())
+        self.overload.look(self.queues.items(), now_s)
+        for key in [key for key, queue in self.queues.items() if queue.waiting]:
+            queue, model = self.queues[key], self.fleet.models.get(key)
+            if model is None:
+                continue
+            effects += self._pump(key, now_s)
+            effects += self._expire(model, queue, now_s)
+            if not (self.fleet.ready(key) or self.fleet.coming(key)) and (e := self._starts.overdue(model, now_s)):
+                effects += self._empty(queue, e)
+            effects += self._refuse_late(model, queue, self.overload.late(model, queue, now_s), now_s)
+            effects += self._say_waiting(model, queue, now_s)
+        return effects
+
+    def _expire(self, model: Model, queue: ModelQueue, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while (oldest := queue.oldest()) and now_s - oldest.arrived_at >= model.max_wait_s:
+            text = f"No instance of `{model.name}` could take the request within {model.max_wait_s:g} s."
+            failure = self._failures.of(model.key)
+            if failure is not None:
+                text += f" The last start failed: {failure.message}"
+            queue.waiting.popitem(last=False)
+            del self.requests[oldest.ticket]
+            retry_s = self.overload.ask_back_s(model, queue, now_s)
+            effects += self._refuse(oldest, coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout"))
+        return effects
+
+    def _drain_started(self, _: DrainStarted, now_s: float) -> list[Effect]:
+        self.stopping = True
+        return []
+
+    def _say_waiting(self, model: Model, queue: ModelQueue, now_s: float) -> list[Effect]:
+        oldest = queue.oldest()
+        if oldest is None or now_s - queue.published_at < self.params.waiting_every_s:
+            return []
+        queue.published_at = now_s
+        return [router_facts.waiting(model, oldest, len(queue.waiting), self.params.router_id)]
+
+    def eta_s(self, model_key: str, now_s: float) -> float:
+        """Seconds until the model serves a request that arrives now: 0 when it is hot and has room."""
+        return self.overload.eta_s(model_key, self.queues.get(model_key), self.balances.taken, now_s)
+
+    def loads(self) -> dict[str, ModelLoad]:
+        """What this router holds and runs, by model_key, for router.load_reported."""
+        return {key: self.load(key) for key in self.queues}
+
+    def load(self, model_key: str) -> ModelLoad:
+        queue = self.queues.get(model_key)
+        if queue is None:
+            return ModelLoad()
+        mine = self.fleet.by_model.get(model_key, {})
+        running = {i: self.in_flight[i] for i in mine if i in self.in_flight}
+        slots = slots_per_instance(mine.values())
+        return router_facts.load(queue, running, self.balances.outlooks(model_key), slots)
+
+    def _queue(self, model_key: str) -> ModelQueue:
+        return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())

@@ -1,0 +1,88 @@
+"""Why the last start of a model failed, and whether waiting for another could help."""
+
+from dataclasses import dataclass
+
+from glowplug.controllers.router.eta import Estimates
+from glowplug.controllers.router.messages import Reject
+from glowplug.domain.errors import GlowplugError, NoCapacity, WeightsUnavailable
+from glowplug.domain.model import Model
+
+SUSPENDED_RETRY_S = 60.0  # when a person decides, nothing can be computed
+HOPELESS_CODES = (  # waiting would not help
+    "weights_corrupt",
+    "weights_unavailable",
+    "no_space",
+    "no_capacity",
+    "engine_misconfigured",  # the next start would be given the same arguments
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last start that failed for a model."""
+
+    code: str
+    message: str
+    failed_at: float
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self.code in HOPELESS_CODES
+
+
+class Failures:
+    """model_key -> Failure. A hopeless one answers new requests at once for `memory_s`."""
+
+    def __init__(self, memory_s: float, estimates: Estimates) -> None:
+        self._memory_s, self._estimates = memory_s, estimates
+        self._by_model: dict[str, Failure] = {}
+
+    def remember(self, model_key: str, code: str, message: str, now_s: float) -> Failure:
+        """The newest failure counts, except that a hopeless one is not forgotten over another kind."""
+        failure = Failure(code or code_in(message), message, now_s)
+        known = self._by_model.get(model_key)
+        if known is None or failure.is_hopeless or not known.is_hopeless:
+            self._by_model[model_key] = failure
+        return failure
+
+    def forget(self, model_key: str) -> None:
+        self._by_model.pop(model_key, None)
+
+    def of(self, model_key: str) -> Failure | None:
+        return self._by_model.get(model_key)
+
+    def refusal(self, model_key: str, now_s: float) -> GlowplugError | None:
+        """The error a cold model answers with while its failure is fresh and hopeless."""
+        failure = self._by_model.get(model_key)
+        if failure is None or not failure.is_hopeless:
+            return None
+        left_s = failure.failed_at + self._memory_s - now_s
+        return self.error(failure, left_s) if left_s > 0 else None
+
+    def error(self, failure: Failure, retry_s: float | None = None) -> GlowplugError:
+        kind = NoCapacity if failure.code == NoCapacity.code else WeightsUnavailable
+        after_s = self._estimates.retry_after_s(self._memory_s if retry_s is None else retry_s)
+        return coded(kind(failure.message, retry_after_s=after_s), failure.code)
+
+
+def coded(error: GlowplugError, code: str) -> GlowplugError:
+    """`error` under a more exact code than its class has."""
+    error.code = code
+    return error
+
+
+def code_in(reason: str) -> str:
+    """The error code a reason begins with ("weights_corrupt: sha256 ..."), or engine_failed."""
+    head = reason.partition(":")[0].strip()
+    return head if head in HOPELESS_CODES else "engine_failed"
+
+
+def rejection(ticket: int, error: GlowplugError) -> Reject:
+    """The effect that answers a request with `error`."""
+    return Reject(ticket, error.status, error.type, error.code, error.message, error.retry_after_s or 0.0)
+
+
+def suspended(model: Model) -> GlowplugError:
+    """What a cold model answers that its operator has drained."""
+    text = f"The model `{model.name}` has been drained by its operator."
+    return coded(NoCapacity(text, retry_after_s=SUSPENDED_RETRY_S), "model_suspended")

@@ -1,0 +1,202 @@
+"""Which held requests cannot be sent on in time, and when they may ask again.
+
+The work of a queue is the seconds that its model's slots take for it. Where memory does for all, a request waits for
+what is left of a start and for the work before it, over the slots that its model may grow to. While memory is short
+(models wait with no instance there or on its way) those that have memory share it with those that wait: as under fair
+sharing each of the others has as much work done meanwhile as this one, or all it has. The pace of all of them together,
+starts and drains included, is measured as it goes by.
+
+The seconds of an answer are measured: on a guess nobody is refused, except a stream at its last chance while memory is
+short, which has to have some reserve. A refused request is told to come back when those that wait, and those refused
+before it, will have been served.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from glowplug.controllers.router.eta import Estimates
+from glowplug.controllers.router.fleet import Fleet
+from glowplug.controllers.router.queue import ModelQueue, Request
+from glowplug.domain.errors import Contended
+from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
+from glowplug.domain.model import Model
+
+_WITHOUT_S = 1.0  # who waits for so long with nothing on its way finds no memory: a start is seen in milliseconds
+_PACE_OVER_S = 20.0  # the pace is a mean over so long, and begins as if those with memory only answered, at first
+_LAST_CHANCE = 2 / 3  # of the ratio, while memory is short: the pace begins without starts and drains, and only falls
+_LEAST_PACE = 0.1  # a fleet that seems to do nothing may be paused, and is not given up
+_MAX_LOOK_S = 1.0  # a longer gap between two looks is the router's pause, not the fleet's
+_MAX_ASKED_BACK = 10_000  # refused requests remembered per model
+
+
+class _Works:
+    """The work of several queues, so that what they do beside one of them is found without a look at each."""
+
+    def __init__(self, works: Mapping[str, float] | None = None) -> None:
+        self._works = works or {}
+        self._sorted = sorted(self._works.values())
+        self._sums = [0.0, *accumulate(self._sorted)]
+
+    def beside(self, model_key: str, work_s: float) -> float:
+        """The work of all but that one together, of each at most `work_s`."""
+        at = bisect_left(self._sorted, work_s)
+        own_s = min(work_s, self._works.get(model_key, 0.0))
+        return self._sums[at] + (len(self._sorted) - at) * work_s - own_s
+
+
+@dataclass(slots=True)
+class Overload:
+    """`ratio`: a request is refused when its estimated wait is so many times what it may still wait; 0: never."""
+
+    fleet: Fleet
+    estimates: Estimates
+    ratio: float
+    is_short: bool = False  # models wait for memory
+    _held: _Works = field(default_factory=_Works)  # of every model with requests, what waits
+    _owed: _Works = field(default_factory=_Works)  # ... and was asked to come back
+    pace: float = 1.0  # while it is short: work that is done in a second, of all models together
+    _best: float = 0.0  # the highest pace since it is short, once that is a measurement
+    _sustained: float = 0.0  # ... of the last time that it was; 0: not known
+    _short_at: float = 0.0  # since when it is
+    _dispatched: dict[str, int] = field(default_factory=dict)  # model_key -> when last looked at
+    _looked_at: float = 0.0
+
+    def look(self, queues: Iterable[tuple[str, ModelQueue]], now_s: float) -> None:
+        """Count who has memory and who waits for it, and what has been done since the last look."""
+        num_there = num_without = 0
+        done_s, held, owed = 0.0, dict[str, float](), dict[str, float]()
+        for key, queue in queues:
+            unit_s = self._unit_s(key)
+            done_s += unit_s * (queue.num_dispatched - self._dispatched.get(key, 0))
+            self._dispatched[key] = queue.num_dispatched
+            while queue.asked_back and queue.asked_back[0] <= now_s:
+                queue.asked_back.popleft()
+            if not queue.waiting and not queue.num_running:
+                continue
+            held[key] = unit_s * len(queue.waiting)
+            owed[key] = unit_s * (len(queue.waiting) + len(queue.asked_back))
+            oldest = queue.oldest()
+            if self._has_memory(key):
+                num_there += 1
+            elif oldest is not None and now_s - oldest.arrived_at >= _WITHOUT_S:
+                num_without += 1
+        if self.is_short:
+            since_s = min(max(now_s - self._looked_at, 0.0), _MAX_LOOK_S)
+            self.pace += (done_s - self.pace * since_s) / _PACE_OVER_S
+            if now_s - self._short_at >= _PACE_OVER_S:
+                self._best = max(self._best, self.pace)
+        elif num_without:
+            self._sustained = self._best or self._sustained
+            self.pace = min(float(max(1, num_there)), self._sustained or math.inf)
+            self._best, self._short_at = 0.0, now_s
+        self._held, self._owed, self._looked_at = _Works(held), _Works(owed), now_s
+        self.is_short = num_without > 0
+
+    def forget(self, model_key: str) -> None:
+        """A model that is no more."""
+        self._dispatched.pop(model_key, None)
+
+    def _has_memory(self, model_key: str) -> bool:
+        mine = self.fleet.by_model.get(model_key, {}).values()
+        return any(
+            i.serves and (i.state.is_coming or i.state in (InstanceState.READY, InstanceState.DRAINING)) for i in mine
+        )
+
+    def _unit_s(self, model_key: str) -> float:
+        """The work of one request; 0 where no answer has been seen."""
+        service_s = self.estimates.service_s.get(model_key, 0.0)
+        return service_s / self._num_slots(model_key) if service_s else 0.0
+
+    def _num_slots(self, model_key: str) -> int:
+        ready = self.fleet.ready(model_key) or self.fleet.coming(model_key)
+        model = self.fleet.models.get(model_key)
+        return sum(i.max_concurrency for i in ready) or (model.max_concurrency if model else 1)
+
+    def _shared_s(self, model_key: str, work_s: float, works: _Works) -> float:
+        """Seconds until so much work of one queue is done, while memory is short."""
+        return max(work_s, (work_s + works.beside(model_key, work_s)) / max(self.pace, _LEAST_PACE))
+
+    def wait_s(self, model: Model, num_ahead: int, now_s: float, *, guess: bool = False) -> float | None:
+        """Seconds that a request waits at least with `num_ahead` before it; None where that is not known."""
+        service_s = self.estimates.measured_service_s(model.key)
+        if service_s is None and guess and self.is_short:
+            service_s = self.estimates.default_service_s
+        if service_s is None:
+            return None
+        num_slots = self._num_slots(model.key)
+        if not self.is_short:
+            each = slots_per_instance(self.fleet.ready(model.key)) or model.max_concurrency
+            num_slots = max(num_slots, model.max_instances * each)
+            return self._start_s(model, now_s) + num_ahead * service_s / num_slots
+        work_s = num_ahead * service_s / num_slots
+        return max(self._start_s(model, now_s), self._shared_s(model.key, work_s, self._held))
+
+    def _start_s(self, model: Model, now_s: float) -> float:
+        if self.fleet.ready(model.key):
+            return 0.0
+        return self._left_s(model.key, now_s)
+
+    def _left_s(self, model_key: str, now_s: float) -> float:
+        rows = self.fleet.by_model.get(model_key, {}).values()
+        return self.estimates.start_left_s(self.fleet.models.get(model_key), rows, now_s)
+
+    def is_late(
+        self, model: Model, num_ahead: int, waited_s: float, now_s: float, *, last_chance: bool = False
+    ) -> bool:
+        """Whether a request that has waited for so long, with `num_ahead` before it, need not wait on.
+        `last_chance`: it cannot be refused later."""
+        if not self.ratio:
+            return False
+        wait_s = self.wait_s(model, num_ahead, now_s, guess=last_chance)
+        ratio = self.ratio * (_LAST_CHANCE if last_chance and self.is_short else 1.0)
+        return wait_s is not None and wait_s > ratio * max(0.0, model.max_wait_s - waited_s)
+
+    def late(self, model: Model, queue: ModelQueue, now_s: float) -> list[Request]:
+        """Those of a queue that need not wait on. Who has been answered 200 already stays."""
+        oldest = queue.oldest()
+        if oldest is None or not self.is_late(model, len(queue.waiting) - 1, now_s - oldest.arrived_at, now_s):
+            return []  # the last would not be late even with the least time left
+        found: list[Request] = []
+        num_ahead = 0
+        for request in queue.waiting.values():
+            if request.head_sent or not self.is_late(model, num_ahead, now_s - request.arrived_at, now_s):
+                num_ahead += 1
+            else:
+                found.append(request)
+        return found
+
+    def error(self, model: Model, queue: ModelQueue, now_s: float) -> Contended:
+        """What a late request is answered. `queue` is without it."""
+        text = (
+            f"`{model.name}` is overloaded: the request could not be taken within {model.max_wait_s:g} s. "
+            f"{len(queue.waiting)} wait before it."
+        )
+        error = Contended(text, retry_after_s=self.ask_back_s(model, queue, now_s))
+        error.code = "wait_too_long"
+        return error
+
+    def ask_back_s(self, model: Model, queue: ModelQueue, now_s: float) -> float:
+        """A Retry-After: when those before it, here or asked back, will have been served."""
+        back = queue.asked_back
+        while back and back[0] <= now_s:
+            back.popleft()
+        work_s = self.estimates.queue_s(model.key, len(queue.waiting) + len(back), self._num_slots(model.key))
+        queue_s = self._shared_s(model.key, work_s, self._owed) if self.is_short else work_s
+        after_s = self.estimates.retry_after_s(self._start_s(model, now_s) + queue_s)
+        if len(back) < _MAX_ASKED_BACK:
+            back.append(max(now_s + after_s, back[-1] if back else 0.0))
+        return after_s
+
+    def eta_s(self, model_key: str, queue: ModelQueue | None, taken: Callable[[Instance], int], now_s: float) -> float:
+        """Seconds until the model serves a request that arrives now: 0 when it is hot and has room. `taken`: how full
+        an instance is."""
+        ready = self.fleet.ready(model_key)
+        num_ahead = len(queue.waiting) if queue else 0
+        if not ready:
+            return self._left_s(model_key, now_s)
+        num_slots = sum(i.max_concurrency for i in ready)
+        has_room = sum(taken(i) for i in ready) < num_slots and not num_ahead  # else those wait for KV cache
+        return 0.0 if has_room else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)

@@ -1,0 +1,1 @@
+"""Which weights leave host memory first."""

@@ -1,0 +1,120 @@
+"""Importance-aware caching: who leaves is who costs least to bring back, per byte and per second until it is asked for.
+
+Paper: mCache section 4.3, Eq. 1-2 and Algorithm 1, with P the penalty of a miss (seconds), S the size, T the time until
+the next request, C the models cached:
+
+    utility = P / S  1 / T                                     (1)
+    rank_i  = log( sum over j != i of [u_i > u_j]  + b0 )      (2)
+
+Departures:
+- T is not known; it is one over the request rate, a moving average (errata E25, E27). The paper leaves its window open:
+  a short one forgets who is asked for rarely but for ever, a long one who is asked for now. Three are averaged, with
+  half-lives `half_life_s` over, as it is and times `spread`; `spread=1` is a single one. A model asked for once has the
+  rate of one request per half-life, so that it is worth something; it is always let in, since it must be loaded to run.
+- The paper counts invocations, each of which looks into the cache. Here the cache is asked when an engine starts or is
+  prewarmed, so the rate is that of starts: a model whose engine runs for an hour and answers a thousand requests has
+  been asked for once. Its weights cannot leave while the engine comes up, and afterwards they are worth what a start of
+  it is, not what its requests are. (Telling every node of every request would cost the bus more than the hits save.
+  The rows M1 and M2 of bench/papers ask for each request, as the paper does.)
+- The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here it is a node's host memory, and a
+  miss is a fetch over the network: what stays on GPUs is decided by the rooms "eviction" and "prewarming".
+- The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
+  renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
+  infinity. Victims leave by (rank, utility, last use).
+- Between two renewals the paper's queue is read-only and a shadow is built; here the scores are the same few numbers,
+  computed at once when they are `renew_s` old.
+- Weights that lie on a GPU of the node as well, as a replica, are only missed once that has gone: their utility is
+  taken times `copied_ratio`. 1, the default, is the paper, which has no GPUs to share the models with.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from glowplug.policies.caching.resident import Resident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceParams:
+    half_life_s: float = 300.0
+    spread: float = 10.0
+    renew_s: float = 0.0  # scores may be this old; 0 computes them when they are asked for
+    b0: float = 1.0
+    max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
+    copied_ratio: float = 1.0  # how much of its worth a model keeps in host memory while a replica of it lies on a GPU
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Exponentially forgetful counts of requests, one for each half-life."""
+
+    weights: tuple[float, ...]
+    since_s: float
+
+
+class Importance:
+    """mCache's order. `penalty_s` tells what a miss of (name, bytes) costs: measured seconds, or a model of them."""
+
+    name = "least important"
+    rule = "who costs least to bring back, by how often it is asked for, leaves first"
+    unit = "rank"
+
+    def __init__(self, penalty_s: Callable[[str, int], float], params: ImportanceParams = ImportanceParams()) -> None:
+        self._penalty_s, self._params = penalty_s, params
+        half_life_s, spread = params.half_life_s, params.spread
+        self._half_lives_s = (half_life_s / spread, half_life_s, half_life_s * spread) if spread > 1 else (half_life_s,)
+        self._rates: dict[str, _Rate] = {}
+        self._scores: dict[str, float] = {}
+        self._scored_at = -math.inf
+
+    def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
+        rate = self._rates.pop(name, None)
+        decayed = self._decayed(rate, now_s) if rate is not None else (0.0,) * len(self._half_lives_s)
+        self._rates[name] = _Rate(tuple(weight + 1.0 for weight in decayed), now_s)  # ordered by last use
+        while len(self._rates) > self._params.max_names:
+            del self._rates[next(iter(self._rates))]
+
+    def left(self, name: str, *, evicted: bool = True) -> None:
+        """Who has left keeps its history: it will be weighed by it when it comes back."""
+
+    def rate_per_s(self, name: str, now_s: float) -> float:
+        """Requests a second, as remembered; 0 for a name never used."""
+        rate = self._rates.get(name)
+        if rate is None:
+            return 0.0
+        rates = zip(self._decayed(rate, now_s), self._half_lives_s, strict=True)
+        return sum(weight / half_life_s for weight, half_life_s in rates) * math.log(2) / len(self._half_lives_s)
+
+    def utility(self, resident: Resident, now_s: float) -> float:
+        """Eq. 1: seconds saved per byte and second."""
+        penalty = self._penalty_s(resident.name, resident.num_bytes)
+        if resident.has_copy:
+            penalty *= self._params.copied_ratio
+        return penalty / max(1, resident.num_bytes) * self.rate_per_s(resident.name, now_s)
+
+    def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
+        if now_s - self._scored_at >= self._params.renew_s:
+            self._scores = {r.name: self.utility(r, now_s) for r in present}
+            self._scored_at = now_s
+        known = [(self._scores.get(r.name, self.utility(r, now_s)), r) for r in present]
+        known.sort(key=lambda entry: (entry[0], entry[1].last_used_at, entry[1].name))
+        return [
+            (rank, resident)
+            for rank, (_, resident) in zip(ranks([u for u, _ in known], self._params.b0), known, strict=True)
+        ]
+
+    def _decayed(self, rate: _Rate, now_s: float) -> tuple[float, ...]:
+        seconds = max(0.0, now_s - rate.since_s)
+        counts = zip(rate.weights, self._half_lives_s, strict=True)
+        return tuple(weight * float(0.5 ** (seconds / half_life_s)) for weight, half_life_s in counts)
+
+
+def ranks(sorted_utilities: Sequence[float], b0: float = 1.0) -> list[float]:
+    """Eq. 2 for utilities in ascending order."""
+    out: list[float] = []
+    below = 0
+    for at, utility in enumerate(sorted_utilities):
+        if at and utility > sorted_utilities[at - 1]:
+            below = at
+        out.append(math.log(below + b0))
+    return out

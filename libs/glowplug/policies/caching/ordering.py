@@ -1,0 +1,98 @@
+"""How a cache decides who leaves first: one small memory per algorithm, asked in one way.
+
+The caller tells a memory of every use and of everybody who has left; the memory says in which order those present
+would go. Which of them may go, and how many, is the same for all (`evict`), so that algorithms differ in nothing else.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from glowplug.domain.decision import Rival
+from glowplug.domain.units import show_bytes
+from glowplug.policies.caching.resident import Resident
+from glowplug.policies.decisions import EvictDecision
+
+ONLY_ONE = "nobody else may leave"
+STAYS = "it stays: enough is free without it"
+NOT_ENOUGH = "it might leave, and that would not be enough"
+
+
+class Ordering(Protocol):
+    """What one algorithm remembers."""
+
+    name: str
+    rule: str  # whom it lets go first, as a sentence
+    unit: str  # what its scores count in: see Rival
+
+    def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
+        """`name` was asked for: it was there (`hit`), or has to be brought in now."""
+
+    def left(self, name: str, *, evicted: bool = True) -> None:
+        """`name` is gone: chosen for its place in the order, or (not `evicted`) for a reason of its own."""
+
+    def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
+        """Everybody present with a score, the first to leave first. Ties break by name."""
+
+
+def evict(
+    ordering: Ordering, residents: Iterable[Resident], need_bytes: int, now_s: float, *, spare: bool = True
+) -> EvictDecision:
+    """Who leaves so that at least `need_bytes` become free: the first in order that may go, until it is enough.
+
+    All or nothing. Nobody `held` is chosen, and a lower `priority` goes before a higher one. With `spare` those are
+    kept after all, last chosen first, whom a later and larger victim made needless (erratum E26).
+    """
+    everybody = list(residents)
+    if need_bytes <= 0:
+        return EvictDecision(reason="nothing has to be freed")
+    ordered = sorted(ordering.order(everybody, now_s), key=lambda entry: entry[1].priority)
+    may_go = [resident for _, resident in ordered if not resident.held and resident.num_bytes > 0]
+    could_free = sum(resident.num_bytes for resident in may_go)
+    if could_free < need_bytes:
+        some = f"only {show_bytes(could_free)} may be freed" if could_free else "nobody may leave"
+        reason = f"{show_bytes(need_bytes)} are lacking, and {some}"
+        return EvictDecision(reason=reason, rivals=_rivals(ordering, ordered, frozenset()))
+    victims = first_enough(may_go, need_bytes)
+    if spare:
+        victims = without_needless(victims, need_bytes)
+    freed = sum(resident.num_bytes for resident in victims)
+    names = tuple(resident.name for resident in victims)
+    return EvictDecision(
+        victims=names,
+        freed_bytes=freed,
+        need_bytes=need_bytes,
+        reason=ordering.rule if len(may_go) > len(victims) else ONLY_ONE,
+        rivals=_rivals(ordering, ordered, frozenset(names)),
+    )
+
+
+def first_enough(ordered: Sequence[Resident], need_bytes: int) -> list[Resident]:
+    """The shortest beginning of `ordered` that holds `need_bytes`."""
+    victims: list[Resident] = []
+    freed = 0
+    for resident in ordered:
+        if freed >= need_bytes:
+            break
+        victims.append(resident)
+        freed += resident.num_bytes
+    return victims
+
+
+def without_needless(victims: Sequence[Resident], need_bytes: int) -> list[Resident]:
+    """The same, less those whose bytes the others free anyway; the last chosen are spared first."""
+    surplus = sum(resident.num_bytes for resident in victims) - need_bytes
+    kept: list[Resident] = []
+    for resident in reversed(victims):
+        if resident.num_bytes <= surplus:
+            surplus -= resident.num_bytes
+        else:
+            kept.append(resident)
+    return list(reversed(kept))
+
+
+def _rivals(ordering: Ordering, ordered: Sequence[tuple[float, Resident]], chosen: frozenset[str]) -> tuple[Rival, ...]:
+    stays = STAYS if chosen else NOT_ENOUGH
+    return tuple(
+        Rival(name=r.name, score=score, why="it leaves" if r.name in chosen else r.held or stays, unit=ordering.unit)
+        for score, r in ordered
+    )

@@ -1,0 +1,1 @@
+"""Which instances leave a GPU for another."""

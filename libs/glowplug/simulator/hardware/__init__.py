@@ -1,0 +1,1 @@
+"""What a node does, in virtual time: engines, links, fetches and starts."""

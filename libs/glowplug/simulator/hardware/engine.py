@@ -1,0 +1,208 @@
+"""One engine process of a simulated node: where its weights are, what it serves, how slow its neighbours make it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from glowplug.controllers.agent.messages import EngineReady
+from glowplug.domain.instance import Phase
+from glowplug.simulator.hardware.batching import BatchEngine, EngineLimits
+from glowplug.simulator.hardware.links import Transfer
+from glowplug.simulator.kernel import Timer
+from glowplug.simulator.setup import ModelSetup, Params, StartSeconds
+
+if TYPE_CHECKING:
+    from glowplug.simulator.world import World
+
+
+class Origin(StrEnum):
+    """What a start found, warmest first."""
+
+    PREWARMED = "prewarmed"  # a replica, all of its weights there
+    PREWARMING = "prewarming"  # a replica that was still loading
+    SWAPPED = "swapped"  # an engine asleep outside the GPU
+    HOST = "host"  # weights in the node's memory
+    REMOTE = "remote"
+
+
+@dataclass(slots=True, eq=False)
+class SimEngine:
+    """A process on the GPUs of one node. `stage_gpus` are the GPUs of every pipeline stage it answers for."""
+
+    instance_id: str
+    node_id: str
+    model: ModelSetup
+    gpu_ids: tuple[str, ...]
+    num_bytes: int  # granted, over its GPUs
+    launched_at: float
+    is_replica: bool = False
+    stage: int = 0
+    num_stages: int = 1
+    up_at: float = -1.0  # the process is there
+    fetched_at: float = -1.0  # its weights are in host memory
+    was_cached: bool = False
+    load_began_at: float = -1.0
+    loaded_at: float = -1.0
+    is_activating: bool = False  # it was a replica a moment ago and becomes an engine
+    is_swapped: bool = False
+    is_background: bool = False  # weights go in behind somebody's back
+    rest_bytes: int = 0  # over each lane: of its weights that a replica was not to hold
+    num_migrations: int = 0
+    transfer: Transfer | None = None
+    serving: BatchEngine | None = None
+    wake: Timer | None = None
+    tickets: dict[int, Any] = field(default_factory=dict)
+    stage_gpus: tuple[tuple[str, ...], ...] = ()
+    start: StartSeconds = field(default_factory=StartSeconds)  # what its latest start or wake takes
+    pace: float = 1.0  # times as slow as its costs say, for whoever it serves
+    first: "SimEngine | None" = None  # of a pipeline whose later stage it is, whatever else it has become since
+    shares_compute: tuple[bool, ...] = ()  # of each stage; (): all do. The others have a part of their GPU for sure
+
+    def __post_init__(self) -> None:
+        self.stage_gpus = self.stage_gpus or (self.gpu_ids,)
+
+    @property
+    def carries(self) -> "SimEngine | None":
+        """The pipeline that cannot do without it."""
+        first = self.first
+        return first if first is not None and first.num_stages > 1 and first.serving is not None else None
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests whose tokens pass through it."""
+        carried = self.carries
+        return len(self.tickets) + (len(carried.tickets) if carried is not None else 0)
+
+    @property
+    def kv_tokens(self) -> int:
+        """That its KV cache holds; 0 while it serves nobody."""
+        return self.serving.limits.kv_tokens if self.serving is not None else 0
+
+    @property
+    def num_slots(self) -> int:
+        """Requests that it runs at once; 0 while it serves nobody."""
+        return self.serving.limits.max_sequences if self.serving is not None else 0
+
+    def ready(self, url: str, phases: tuple[Phase, ...]) -> EngineReady:
+        """What its agent is told once it serves, or once a pipeline's stage has its part."""
+        return EngineReady(self.instance_id, url, phases, self.kv_tokens, num_slots=self.num_slots)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Its part of the model, over its GPUs."""
+        return -(-self.model.model.weights_bytes // self.num_stages)
+
+    @property
+    def load_bytes(self) -> int:
+        """What goes over the PCIe lanes of each of its GPUs."""
+        return -(-self.weights_bytes // len(self.gpu_ids))
+
+    def kv_bytes_used(self, now_s: float) -> int:
+        if self.serving is None:
+            return 0
+        return self.serving.kv_tokens_used(now_s) * self.model.kv_bytes_per_token
+
+    def serve(self, gpu_kind: str, params: Params, stages: "tuple[SimEngine, ...]" = ()) -> None:
+        """Begin to batch, alone or as the first of `stages` (itself among them)."""
+        if stages:
+            self.stage_gpus = tuple(one.gpu_ids for one in stages)
+            for one in stages[1:]:
+                one.first = self
+        costs = self._costs(gpu_kind)
+        if stages and params.reserve_compute:
+            whole, num = self.model.model.memory_bytes, self.num_stages
+            self.shares_compute = tuple(one.num_bytes >= whole for one in stages)
+            num_full = sum(self.shares_compute)
+            costs = self.model.costs[gpu_kind].scaled(num - num_full + num_full / num)
+            costs = costs.pipelined(num, self.model.start.hop_s)
+        self.serving = BatchEngine(costs, self._limits(stages), stepping=params.stepping, first_s=self.start.first_s)
+
+    def become_whole(self, gpu_kind: str, params: Params, now_s: float) -> None:
+        """Go on as a single worker (HydraServe section 6): what runs goes on, with nothing lost."""
+        self.num_stages, self.stage = 1, 0
+        self.num_bytes = max(self.num_bytes, self.model.model.memory_bytes)
+        self.stage_gpus, self.shares_compute = (self.gpu_ids,), ()
+        if self.serving is None:
+            self.serve(gpu_kind, params)
+        else:
+            self.serving.reshape(self._costs(gpu_kind), self._limits(()), now_s)
+
+    def _costs(self, gpu_kind: str) -> Any:
+        return self.model.costs[gpu_kind].pipelined(self.num_stages, self.model.start.hop_s)
+
+    def _limits(self, stages: "tuple[SimEngine, ...]") -> EngineLimits:
+        """A stage keeps the KV of its layers alone, so the stage with the least room for it bounds them all. Whoever
+        was granted less than it asked for has so much less of a KV cache."""
+        model, per_token = self.model.model, self.model.kv_bytes_per_token
+        kv_tokens = model.kv_bytes // per_token
+        if self.num_bytes > self.weights_bytes:
+            kv_tokens = min(kv_tokens, (self.num_bytes - self.weights_bytes) // per_token)
+        if self.num_stages > 1:
+            kv_tokens = min((one.num_bytes - one.weights_bytes) * self.num_stages // per_token for one in stages)
+        return EngineLimits(kv_tokens=max(1, kv_tokens), max_sequences=model.max_concurrency * self.num_stages)
+
+
+class Sharing:
+    """Who is busy on each GPU. Engines busy at once on one GPU share its time evenly (as MuxServe's do, without its
+    reordering); weights going in behind an engine's back slow it a little. A pipeline is as slow as its stages are on
+    average, a tensor group as its slowest GPU."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self._busy: dict[str, dict[SimEngine, None]] = {}
+        self._loads: dict[str, int] = {}  # gpu_id -> background loads under way
+
+    def busy(self, engine: SimEngine) -> None:
+        """Its first request has come."""
+        for gpus in engine.stage_gpus:
+            for gpu_id in gpus:
+                self._busy.setdefault(gpu_id, {})[engine] = None
+        self._settle(engine)
+
+    def idle(self, engine: SimEngine) -> None:
+        """Its last request has ended, or it is gone. One that was not busy stays so."""
+        for gpus in engine.stage_gpus:
+            for gpu_id in gpus:
+                self._busy.get(gpu_id, {}).pop(engine, None)
+        self._settle(engine)
+
+    def pace(self, engine: SimEngine, pace: float) -> None:
+        """From now on its steps take so many times as long as its costs say."""
+        if pace != engine.pace:
+            engine.pace = pace
+            self._slow(engine)
+
+    def load(self, engine: SimEngine, background: bool) -> None:
+        """Weights go into its GPUs behind their engines' backs from now on, or no longer."""
+        if engine.is_background is background:
+            return
+        engine.is_background = background
+        for gpu_id in engine.gpu_ids:
+            self._loads[gpu_id] = self._loads.get(gpu_id, 0) + (1 if background else -1)
+            for one in self._busy.get(gpu_id, ()):
+                self._slow(one)
+
+    def _settle(self, changed: SimEngine) -> None:
+        self._slow(changed)
+        for gpus in changed.stage_gpus:
+            for gpu_id in gpus:
+                for one in self._busy.get(gpu_id, ()):
+                    if one is not changed:
+                        self._slow(one)
+
+    def _slow(self, engine: SimEngine) -> None:
+        if engine.serving is None:
+            return
+        shares = engine.shares_compute or (True,) * len(engine.stage_gpus)
+        ratios = (
+            max(self._ratio(gpu_id, shares_compute) for gpu_id in gpus)
+            for gpus, shares_compute in zip(engine.stage_gpus, shares, strict=True)
+        )
+        ratio = sum(ratios) / len(engine.stage_gpus)
+        engine.serving.slow_down(ratio * engine.pace, self.world.kernel.now_s)
+        self.world.traffic.watch(engine)
+
+    def _ratio(self, gpu_id: str, shares_compute: bool) -> float:
+        params = self.world.setup.params
+        num = max(1, len(self._busy.get(gpu_id, ()))) if params.share_compute and shares_compute else 1
+        return num * (params.load_slowdown if self._loads.get(gpu_id) else 1.0)

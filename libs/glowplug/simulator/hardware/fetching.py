@@ -1,0 +1,175 @@
+"""Weights on their way into one node's host memory, whole or by byte range, and the engines that wait for them."""
+
+from typing import TYPE_CHECKING, Any
+
+from glowplug.controllers.agent import messages as aw
+from glowplug.controllers.prefetcher import messages as pw
+from glowplug.domain.hardware import CachedWeights
+from glowplug.domain.model import WeightsRef
+from glowplug.events.commands import FetchWeights
+from glowplug.simulator.hardware.engine import SimEngine
+from glowplug.simulator.hardware.links import Transfer
+
+if TYPE_CHECKING:
+    from glowplug.simulator.hardware.node import SimNode
+
+
+def digest_of(weights: WeightsRef) -> str:
+    """The region of a set of weights."""
+    return weights.uri
+
+
+class Fetching:
+    """`handlers` are by effect of the prefetcher; `regions` are whole sets of weights in host memory, by digest."""
+
+    def __init__(self, node: "SimNode") -> None:
+        self.node, self.world = node, node.world
+        self.regions: dict[str, CachedWeights] = {}
+        self._waiting: dict[str, tuple[str, SimEngine]] = {}  # instance_id -> digest, engine
+        self._parts: dict[str, list[tuple[int, int]]] = {}  # digest -> ranges of bytes that are here
+        self._fetches: dict[str, tuple[pw.StartFetch, Transfer | None]] = {}
+        self.handlers: dict[type, Any] = {
+            pw.StartFetch: self._start,
+            pw.GrantRoom: self._granted,
+            pw.StopFetch: self._stop,
+            pw.UseRegion: self._use,
+            pw.DropRegion: self._drop,
+            pw.MarkFailed: self._mark_failed,
+            pw.RaiseUrgency: self._raise,
+        }
+
+    def keep(self, digest: str, num_bytes: int) -> None:
+        """A whole set of weights is here."""
+        model_keys = self.world.keys_of.get(digest, ())
+        self.regions[digest] = CachedWeights(digest=digest, num_bytes=num_bytes, model_keys=model_keys)
+
+    def has(self, engine: SimEngine, weights: WeightsRef) -> bool:
+        """Whether an engine's part of the weights is here."""
+        return self.has_all(weights) or self._covers(engine, digest_of(weights))
+
+    def _covers(self, engine: SimEngine, digest: str) -> bool:
+        """Whether the bytes of its stage are here: stages are equal, up to rounding."""
+        num_bytes, num = engine.model.model.weights.num_bytes, engine.num_stages
+        first, last = num_bytes * engine.stage // num, num_bytes * (engine.stage + 1) // num
+        return any(a <= first + num and b >= last - num for a, b in self._parts.get(digest, ()))
+
+    def has_all(self, weights: WeightsRef) -> bool:
+        return not weights.uri or digest_of(weights) in self.regions
+
+    def wait(self, engine: SimEngine, weights: WeightsRef) -> None:
+        self._waiting[engine.instance_id] = (digest_of(weights), engine)
+
+    def forget(self, instance_id: str) -> None:
+        self._waiting.pop(instance_id, None)
+
+    def rename(self, engine: SimEngine, instance_id: str) -> None:
+        """It goes on waiting under another name."""
+        found = self._waiting.pop(engine.instance_id, None)
+        if found is not None:
+            self._waiting[instance_id] = found
+
+    def _arrived(self, digest: str, asked_by: str) -> None:
+        """Weights are here: whoever waits for them, or for the part that has come, goes on."""
+        for instance_id, (wanted, engine) in list(self._waiting.items()):
+            if wanted != digest:
+                continue
+            if digest in self.regions or instance_id == asked_by or self._covers(engine, digest):
+                del self._waiting[instance_id]
+                self.node.starting.fetched(engine)
+
+    def _start(self, effect: pw.StartFetch) -> None:
+        self._fetches[effect.digest] = (effect, None)
+        there = sum(last - first for first, last in self._with(effect))
+        self.world.kernel.after(0.0, self.node.tell_prefetcher, pw.FetchSized(effect.digest, there))
+
+    def _with(self, fetch: pw.StartFetch) -> list[tuple[int, int]]:
+        """The ranges that will be here when it has ended. What is here already is not fetched again."""
+        first = fetch.first_byte
+        last = min(fetch.last_byte or fetch.weights.num_bytes, fetch.weights.num_bytes)
+        return _joined([*self._parts.get(fetch.digest, ()), (first, max(first, last))])
+
+    def _missing(self, fetch: pw.StartFetch) -> int:
+        here = sum(last - first for first, last in self._parts.get(fetch.digest, ()))
+        return sum(last - first for first, last in self._with(fetch)) - here
+
+    def _granted(self, effect: pw.GrantRoom) -> None:
+        found = self._fetches.get(effect.digest)
+        if found is None or found[1] is not None:
+            return
+        start = self.world.models[found[0].model_key].start
+        waits = not start.overlap and found[0].urgency > 0
+        delay_s = start.launch_s + start.library_s if waits else 0.0
+        self.world.kernel.after(delay_s, self._move, found[0])
+
+    def _move(self, fetch: pw.StartFetch) -> None:
+        found = self._fetches.get(fetch.digest)
+        if found is None or found[0] is not fetch or found[1] is not None:
+            return
+        began = self.world.kernel.now_s
+        num_bytes = self._missing(fetch)
+        transfer = self.world.links.start(
+            f"fetch {fetch.digest}",
+            num_bytes,
+            (self.node.network,),
+            lambda: self._fetched(fetch, num_bytes, began),
+            priority=0 if fetch.urgency > 0 else 1,
+        )
+        self._fetches[fetch.digest] = (fetch, transfer)
+
+    def _fetched(self, fetch: pw.StartFetch, num_moved: int, began: float) -> None:
+        digest = fetch.digest
+        del self._fetches[digest]
+        seconds = self.world.kernel.now_s - began
+        self.world.results.bytes_fetched += num_moved
+        self.world.results.fetch_seconds += seconds
+        parts = self._with(fetch)
+        num_bytes = sum(last - first for first, last in parts)
+        is_whole = num_bytes >= fetch.weights.num_bytes
+        if is_whole:
+            self.keep(digest, num_bytes)
+            self._parts.pop(digest, None)
+        else:
+            self._parts[digest] = parts
+        ended = pw.FetchEnded(digest=digest, num_bytes=num_bytes, whole=is_whole, seconds=seconds, source="sim")
+        self.node.tell_prefetcher(ended)
+        asked = fetch.cause.data if fetch.cause is not None else None
+        self._arrived(digest, asked.instance_id if isinstance(asked, FetchWeights) else "")
+        self.node.look_around()
+
+    def _raise(self, effect: pw.RaiseUrgency) -> None:
+        found = self._fetches.get(effect.digest)
+        if found is not None and found[1] is not None and effect.urgency > 0:
+            self.world.links.hurry(found[1], 0)
+
+    def _stop(self, effect: pw.StopFetch) -> None:
+        found = self._fetches.pop(effect.digest, None)
+        if found is not None and found[1] is not None:
+            self.world.links.stop(found[1])
+        ended = pw.FetchEnded(digest=effect.digest, num_bytes=0, code=pw.CANCELLED)
+        self.world.kernel.after(0.0, self.node.tell_prefetcher, ended)
+
+    def _use(self, effect: pw.UseRegion) -> None:
+        if effect.digest not in self.regions:
+            self.world.kernel.after(0.0, self.node.tell_prefetcher, pw.RegionLost(effect.digest, effect.want))
+
+    def _drop(self, effect: pw.DropRegion) -> None:
+        self.regions.pop(effect.digest, None)
+        self._parts.pop(effect.digest, None)
+        self.world.results.num_evictions += effect.evicted
+        self.node.look_around()
+
+    def _mark_failed(self, effect: pw.MarkFailed) -> None:
+        for instance_id in effect.instance_ids:
+            if self._waiting.pop(instance_id, None) is not None:
+                self.node.answer_agent(aw.WeightsFailed(instance_id, effect.code, effect.message))
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes in as few ranges as there are gaps and one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined

@@ -1,0 +1,112 @@
+"""Pipelines across nodes, and how they become single workers (HydraServe section 6).
+
+Consolidation: the rest of the model comes over the network card (or from host memory) and PCIe behind whatever is in
+the foreground; then the KV cache of the other stages comes over, behind that; all the while the pipeline goes on. What
+has been generated meanwhile is the last, small chunk, and is not charged. What comes to a tensor group over the network
+card is charged to the card alone: each of its lanes carries a part of it. One that is to fail (`failing`) does so once
+the rest has come, and drops it; one that is to hang (`hanging`) says nothing more then, until it is told to give up.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from glowplug.controllers.agent import messages as aw
+from glowplug.simulator.hardware.engine import SimEngine
+
+if TYPE_CHECKING:
+    from glowplug.simulator.hardware.node import SimNode
+
+
+class Pipelines:
+    """`handlers` are by effect of the agent."""
+
+    def __init__(self, node: "SimNode") -> None:
+        self.node, self.world = node, node.world
+        self.failing: list[str] = []  # models of which one consolidation fails; "": any
+        self.hanging: list[str] = []  # ... hangs
+        self.handlers: dict[type, Any] = {
+            aw.ServeStages: self._serve,
+            aw.ConsolidateEngine: self._consolidate,
+            aw.AbandonConsolidation: self._abandon,
+        }
+
+    def _serve(self, effect: aw.ServeStages) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is None:
+            return
+        later = (self.world.find(f"{effect.instance_id}.{r}") for r in range(1, engine.num_stages))
+        stages = tuple(one for one in (engine, *later) if one is not None)
+        if len(stages) < engine.num_stages:
+            why = f"{len(stages)} of {engine.num_stages} stages are there"
+            self.node.answer_agent(aw.EngineStartFailed(effect.instance_id, "engine_failed", why))
+            return
+        if engine.serving is None:
+            engine.serve(self.node.server.gpu_kind, self.world.setup.params, stages)
+        url = f"sim://{engine.instance_id}"
+        self.node.answer_agent(engine.ready(url, ()))
+
+    def _consolidate(self, effect: aw.ConsolidateEngine) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is None or engine.num_stages == 1 or engine.transfer is not None:
+            return
+        model = engine.model.model
+        rest = max(0, model.weights_bytes - engine.weights_bytes)
+        results, node = self.world.results, self.node
+        results.bytes_loaded += rest
+        links = node.lanes_of(engine)
+        if not node.fetching.has_all(model.weights):
+            results.bytes_fetched += rest
+            links = (node.network, *links) if len(links) == 1 else (node.network,)
+        elif len(links) > 1:
+            rest = -(-rest // len(links))
+        self.world.sharing.load(engine, True)
+        engine.transfer = self.world.links.start(
+            f"rest of {engine.instance_id}", rest, links, lambda: self._rest_is_here(engine), priority=1
+        )
+
+    def _rest_is_here(self, engine: SimEngine) -> None:
+        engine.transfer = None
+        self.world.sharing.load(engine, False)
+        if _struck(self.failing, engine):
+            self.node.tell_agent(aw.ConsolidationFailed(engine.instance_id, "broken by a fault"))
+            return
+        if _struck(self.hanging, engine):
+            return
+        used = engine.kv_bytes_used(self.world.kernel.now_s)
+        num_bytes = used * (engine.num_stages - 1) // engine.num_stages
+        engine.num_migrations += 1
+        self.world.results.bytes_migrated += num_bytes
+        engine.transfer = self.world.links.start(
+            f"KV of {engine.instance_id}", num_bytes, (self.node.network,), lambda: self._whole(engine), priority=2
+        )
+
+    def _whole(self, engine: SimEngine) -> None:
+        engine.transfer = None
+        self.world.results.num_consolidated += 1
+        is_busy = bool(engine.tickets)
+        if is_busy:
+            self.world.sharing.idle(engine)
+        engine.become_whole(self.node.server.gpu_kind, self.world.setup.params, self.world.kernel.now_s)
+        if is_busy:
+            self.world.sharing.busy(engine)
+        self.world.traffic.watch(engine)
+        self.node.tell_agent(aw.EngineConsolidated(engine.instance_id, engine.kv_tokens))
+
+    def _abandon(self, effect: aw.AbandonConsolidation) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is None or engine.num_stages == 1:
+            return  # gone, or whole: that has been told
+        if engine.transfer is not None:
+            self.world.links.stop(engine.transfer)
+            engine.transfer = None
+        self.world.sharing.load(engine, False)
+        engine.num_migrations = 0  # what had come of the KV is dropped with the rest
+        self.node.answer_agent(aw.ConsolidationFailed(engine.instance_id, "given up"))
+
+
+def _struck(models: list[str], engine: SimEngine) -> bool:
+    """Whether a fault that waits for one of these models, or for any (""), is this engine's; it is over then."""
+    doomed = next((key for key in models if key in ("", engine.model.model.key)), None)
+    if doomed is None:
+        return False
+    models.remove(doomed)
+    return True

@@ -1,0 +1,224 @@
+"""Starts and stops of engines on one node: process, weights over PCIe, warm-up, first answer.
+
+With `StartSeconds.overlap` the stages run as in HydraServe section 5.2 (Eq. 5 with the last chunk, erratum E15):
+imports beside the load, the load beside the fetch. Without it one comes after the other, as in a plain serverless
+engine.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from glowplug.controllers.agent import messages as aw
+from glowplug.domain.instance import Phase, PhaseName
+from glowplug.simulator.hardware.engine import Origin, SimEngine
+from glowplug.simulator.hardware.links import Link, Transfer
+
+if TYPE_CHECKING:
+    from glowplug.simulator.hardware.node import SimNode
+
+
+class Starting:
+    """`handlers` are by effect of the agent."""
+
+    def __init__(self, node: "SimNode") -> None:
+        self.node, self.world = node, node.world
+        self.handlers: dict[type, Any] = {
+            aw.LaunchEngine: self._launch,
+            aw.AwaitWeights: self._await,
+            aw.LoadEngine: self._load_asked,
+            aw.StopEngine: self._stop,
+            aw.CountInFlight: self._count,
+        }
+
+    def _launch(self, effect: aw.LaunchEngine) -> None:
+        model, now_s = self.world.models[effect.model.key], self.world.kernel.now_s
+        mine = [w for w in effect.workers or (effect.worker,) if w.node_id == self.node.node_id]
+        engine = SimEngine(
+            effect.instance_id,
+            self.node.node_id,
+            model,
+            tuple(worker.gpu_id for worker in mine),
+            sum(worker.num_bytes for worker in mine),
+            now_s,
+            is_replica=effect.replica,
+            stage=effect.stage,
+            num_stages=effect.num_stages,
+        )
+        self.node.engines[effect.instance_id] = engine
+        if effect.replica:
+            self.world.results.num_prewarms += 1
+        start = engine.start = self.world.start_of(model)
+        own_s = start.launch_s + (0.0 if start.overlap else start.library_s)
+        self._work(engine, start.replica_s if effect.replica else own_s, self._launched)
+
+    def _work(self, engine: SimEngine, seconds: float, then: Callable[[SimEngine], None]) -> Transfer | None:
+        """What a start does by CPU: alone it takes so long; beside more starts than the node has cores for, longer."""
+        if self.node.cpu is None:
+            self.world.kernel.after(seconds, then, engine)
+            return None
+        links = (Link(f"{engine.instance_id}/core", 1.0), self.node.cpu)
+        return self.world.links.start(f"start {engine.instance_id}", seconds, links, partial(then, engine))
+
+    def _launched(self, engine: SimEngine) -> None:
+        if not self.node.lives(engine):
+            return
+        engine.up_at = self.world.kernel.now_s
+        if engine.is_activating:
+            self._load_when_both(engine)
+        else:
+            self.node.tell_agent(aw.EngineLaunched(engine.instance_id))
+
+    def _await(self, effect: aw.AwaitWeights) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is None:
+            return
+        is_cached = self.node.fetching.has(engine, effect.weights)
+        if not (engine.is_replica or engine.stage):
+            self.world.results.started(Origin.HOST if is_cached else Origin.REMOTE)
+        if is_cached:
+            engine.was_cached = True
+            self.fetched(engine)
+        else:
+            self.node.fetching.wait(engine, effect.weights)
+
+    def fetched(self, engine: SimEngine) -> None:
+        """Its part of the weights is in host memory."""
+        engine.fetched_at = self.world.kernel.now_s
+        if engine.is_activating:
+            self._load_when_both(engine)
+        else:
+            digest = engine.model.model.weights.uri
+            self.node.tell_agent(aw.WeightsComplete(engine.instance_id, digest, cached=engine.was_cached))
+
+    def _load_when_both(self, engine: SimEngine) -> None:
+        if engine.up_at >= 0 and engine.fetched_at >= 0 and engine.transfer is None and engine.loaded_at < 0:
+            self.load(engine)
+
+    def _load_asked(self, effect: aw.LoadEngine) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is not None and engine.transfer is None and engine.loaded_at < 0:
+            self.load(engine)
+
+    def load(self, engine: SimEngine) -> None:
+        """Move its weights over the lanes of its GPUs: of a replica in the background."""
+        now_s, start = self.world.kernel.now_s, engine.start
+        left: float = engine.load_bytes
+        rate = min(self.node.server.pcie_bytes_per_s, start.load_bytes_per_s / len(engine.gpu_ids))
+        if engine.is_replica and engine.num_bytes:
+            left = min(engine.load_bytes, -(-engine.num_bytes // len(engine.gpu_ids)))
+            engine.rest_bytes = engine.load_bytes - int(left)
+        mine, moved = left, engine.weights_bytes - engine.rest_bytes * len(engine.gpu_ids)
+        if start.overlap and not engine.was_cached:
+            went_s = max(0.0, engine.fetched_at - engine.up_at)
+            left = max(min(start.chunk_bytes, left), left - went_s * rate)
+        engine.load_began_at = min(now_s, max(engine.up_at, engine.launched_at)) if left < mine else now_s
+        in_background = engine.is_replica and not engine.is_activating
+        results = self.world.results
+        results.bytes_loaded += moved
+        results.bytes_prewarmed += moved if engine.is_replica else 0
+        if self.node.cpu is not None and not in_background:
+            engine.transfer = self._work(engine, left / rate, self._loaded)
+            return
+        engine.transfer = self.world.links.start(
+            f"load {engine.instance_id}",
+            left,
+            self._way_in(engine),
+            lambda: self._loaded(engine),
+            priority=1 if in_background else 0,
+        )
+        self.world.sharing.load(engine, in_background)
+
+    def _way_in(self, engine: SimEngine) -> tuple[Link, ...]:
+        """The lanes of its GPUs, and what the engine itself takes where that is less than they carry."""
+        lanes, rate = self.node.lanes_of(engine), engine.start.load_bytes_per_s / len(engine.gpu_ids)
+        return lanes if math.isinf(rate) else (*lanes, Link(f"{engine.instance_id}/load", rate))
+
+    def _loaded(self, engine: SimEngine) -> None:
+        if not self.node.lives(engine):
+            return
+        now_s, start = self.world.kernel.now_s, engine.start
+        engine.transfer, engine.loaded_at = None, now_s
+        self.world.results.load_seconds += now_s - engine.load_began_at
+        self.world.sharing.load(engine, False)
+        if engine.is_activating or engine.serving is not None:
+            self.load_rest(engine)
+            return  # the one who activates it looks for itself
+        if engine.is_replica:
+            self.node.tell_agent(aw.EnginePrewarmed(engine.instance_id))
+            return
+        imported_at = engine.up_at + start.library_s if start.overlap else now_s
+        if self.node.cpu is None:
+            self.world.kernel.at(max(now_s, imported_at) + start.warmup_s, self._warm, engine)
+        else:
+            self.world.kernel.at(max(now_s, imported_at), self._work, engine, start.warmup_s, self._warm)
+
+    def load_rest(self, engine: SimEngine) -> None:
+        """What a replica of the first layers lacks comes once somebody grows from it, before all else on its lanes."""
+        if not engine.rest_bytes:
+            return
+        engine.load_began_at, engine.loaded_at = self.world.kernel.now_s, -1.0
+        self.world.results.bytes_loaded += engine.rest_bytes * len(engine.gpu_ids)
+        engine.transfer = self.world.links.start(
+            f"load the rest of {engine.instance_id}",
+            engine.rest_bytes,
+            self._way_in(engine),
+            lambda: self._loaded(engine),
+        )
+        engine.rest_bytes = 0
+
+    def _warm(self, engine: SimEngine) -> None:
+        if not self.node.lives(engine):
+            return
+        if engine.num_stages == 1:
+            engine.serve(self.node.server.gpu_kind, self.world.setup.params)
+        url = f"sim://{engine.instance_id}"
+        self.node.tell_agent(engine.ready(url, self._phases(engine)))
+
+    def _phases(self, engine: SimEngine) -> tuple[Phase, ...]:
+        return (
+            Phase(name=PhaseName.LAUNCH, started_at=engine.launched_at, ended_at=engine.up_at),
+            Phase(name=PhaseName.LOAD, started_at=engine.load_began_at, ended_at=engine.loaded_at),
+            Phase(name=PhaseName.WARMUP, started_at=engine.loaded_at, ended_at=self.world.kernel.now_s),
+        )
+
+    def _stop(self, effect: aw.StopEngine) -> None:
+        self.node.fetching.forget(effect.instance_id)
+        engine = self.node.engines.get(effect.instance_id)
+        delay = 0.0
+        if engine is not None and engine.is_replica:
+            self.end(effect.instance_id)  # its pages are somebody else's at once
+        elif engine is not None:
+            delay = engine.start.stop_s
+        self.world.kernel.after(delay, self._gone, effect.instance_id)
+
+    def _gone(self, instance_id: str) -> None:
+        self.end(instance_id)
+        self.node.tell_agent(aw.EngineGone(instance_id))
+
+    def end(self, instance_id: str) -> None:
+        """Its process is gone, and with it what it ran."""
+        engine = self.node.engines.pop(instance_id, None)
+        if engine is None:
+            return
+        if engine.transfer is not None:
+            self.world.links.stop(engine.transfer)
+            engine.transfer = None
+        self.world.sharing.load(engine, False)
+        carried = engine.carries
+        self.world.traffic.engine_gone(engine)
+        if carried is not None:
+            self.world.traffic.engine_gone(carried)
+            exited = aw.EngineExited(carried.instance_id, f"its stage {instance_id} is gone")
+            self.world.nodes[carried.node_id].answer_agent(exited)
+
+    def _count(self, effect: aw.CountInFlight) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is not None:
+            self.count(engine)
+
+    def count(self, engine: SimEngine) -> None:
+        """Tell the agent what runs inside, and the KV cache it fills."""
+        used = engine.kv_bytes_used(self.world.kernel.now_s)
+        self.node.answer_agent(aw.InFlight(engine.instance_id, engine.num_in_flight, used))

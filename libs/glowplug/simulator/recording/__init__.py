@@ -1,0 +1,1 @@
+"""A live fleet's recorded events, read into a scenario."""

@@ -1,0 +1,205 @@
+"""What the starts, swaps and replicas of a recorded fleet took, read off its instances' facts.
+
+A cold start tells its stages. An engine that grew from one asleep, or from a replica, tells what the way back took;
+what an engine took to leave its GPUs lies between the end of its last answer and the fact that it is asleep.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Final
+
+from glowplug.controllers.agent.messages import AgentParams
+from glowplug.simulator.setup import StartSeconds
+
+Row = dict[str, Any]
+TICK_S: Final = 0.2  # of a live agent (its setting tick_s): it sees the end of a drain half of that later, on average
+LEAST_S: Final = 1e-3
+STREAMED_S: Final = 0.05  # a load that began so long before its fetch ended took what came in as it came
+STAGES: Final = ("launch", "load", "warmup")  # of a start, which an engine that runs by CPU does by CPU
+CORES: Final = (1.0, 1.5, 2.0, 3.0, 4.0)  # what a node's starts are tried against
+MIN_BESIDE: Final = 3  # starts that ran beside another one: with fewer nothing is known of how they slow each other
+CLEARER: Final = 0.9  # the spread of the starts falls to this share of it, or chance explains it as well
+MOST_BUS_S: Final = 0.25  # a command under way for longer was not under way: its agent was busy, or away
+
+
+@dataclass(slots=True)
+class ModelStarts:
+    """Of one model, in the order they were recorded. Seconds."""
+
+    cold: list[dict[str, float]] = field(default_factory=list)  # stages by name
+    spans: list[tuple[str, float, float]] = field(default_factory=list)  # node, begin and end of each of `cold`
+    cold_ids: list[str] = field(default_factory=list)  # of the instances of `cold`
+    wakes: list[float] = field(default_factory=list)
+    wake_ids: list[str] = field(default_factory=list)
+    outs: list[float] = field(default_factory=list)
+    growths: list[float] = field(default_factory=list)  # an engine grows from a replica
+    replicas: list[float] = field(default_factory=list)  # until a replica's weights lie on its GPU
+
+
+class Starts:
+    """Read from the events as they come."""
+
+    def __init__(self) -> None:
+        self.by_model: dict[str, ModelStarts] = {}
+        self.bus: list[float] = []  # seconds from a command to the fact that it is carried out
+        self._asked: dict[str, float] = {}  # event_id of a command -> when
+        self._dormant: dict[str, str] = {}  # instance_id -> "swapped_out" or "prewarmed"
+        self._free_at: dict[str, float] = {}  # instance_id -> when its drain may have ended
+        self._ended_at: dict[str, float] = {}  # instance_id -> end of its last answer
+
+    def commanded(self, row: Mapping[str, Any]) -> None:
+        """An agent was asked for something."""
+        self._asked[str(row.get("event_id", ""))] = row["occurred_at"]
+
+    def finished(self, data: Row) -> None:
+        """A request ended."""
+        name = data["instance_id"]
+        self._ended_at[name] = max(self._ended_at.get(name, 0.0), data["finished_at"])
+
+    def changed(self, kind: str, row: Mapping[str, Any]) -> None:
+        """A fact of an instance."""
+        instance, at_s = row["data"]["instance"], row["occurred_at"]
+        name = instance["instance_id"]
+        mine = self.by_model.setdefault(instance["model_key"], ModelStarts())
+        asked_at = self._asked.pop(str(row.get("cause_id", "")), None)
+        if asked_at is not None and 0 <= at_s - asked_at <= MOST_BUS_S:
+            self.bus.append(at_s - asked_at)
+        if kind == "instance.draining":
+            self._free_at[name] = at_s + AgentParams().drain_quiet_s
+        elif kind == "instance.swapped_out":
+            self._dormant[name] = "swapped_out"
+            if name in self._free_at:
+                began_at = max(self._free_at.pop(name), self._ended_at.get(name, 0.0)) + TICK_S / 2
+                mine.outs.append(max(0.0, at_s - began_at))
+        elif kind == "instance.prewarmed":
+            self._dormant[name] = "prewarmed"
+            if name not in self._free_at and instance.get("created_at"):
+                mine.replicas.append(max(0.0, at_s - instance["created_at"]))
+            self._free_at.pop(name, None)
+        elif kind == "instance.ready":
+            self._ready(mine, instance)
+
+    def _ready(self, mine: ModelStarts, instance: Row) -> None:
+        node = instance["workers"][0]["node_id"] if instance.get("workers") else ""
+        took = {one["name"]: one["ended_at"] - one["started_at"] for one in instance.get("phases") or ()
+                if 0 < one["started_at"] <= one["ended_at"]}  # fmt: skip
+        source = instance.get("source") or ""
+        if not source:
+            if "load" in took:
+                ends = [one["ended_at"] for one in instance["phases"] if one["name"] in STAGES]
+                mine.spans.append((node, max(ends) - sum(took.get(name, 0.0) for name in STAGES), max(ends)))
+                at = {one["name"]: one for one in instance["phases"]}
+                if "fetch" in took and at["load"]["started_at"] < at["fetch"]["ended_at"] - STREAMED_S:
+                    del took["load"]  # it went on to the GPU as it came in: how fast it would have gone is not seen
+                mine.cold.append(took)
+                mine.cold_ids.append(instance["instance_id"])
+        elif "load" in took:
+            if self._dormant.get(source, "swapped_out") == "swapped_out":
+                mine.wakes.append(took["load"])
+                mine.wake_ids.append(instance["instance_id"])
+            else:
+                mine.growths.append(took["load"])
+
+
+def alone(by_model: Mapping[str, ModelStarts]) -> tuple[float, dict[str, ModelStarts]]:
+    """(how many starts at once a node has cores for, what each start would have taken alone). 0 cores where starts
+    beside others took no longer than starts alone, or too few were seen."""
+    beside = {key: [_beside(span, by_model) for span in one.spans] for key, one in by_model.items()}
+    if sum(num > 1.2 for some in beside.values() for num in some) < MIN_BESIDE:
+        return 0.0, dict(by_model)
+    spread = {cores: _spread(by_model, beside, cores) for cores in (*CORES, math.inf)}
+    best = min(CORES, key=lambda cores: spread[cores])
+    if spread[best] > CLEARER * spread[math.inf]:
+        return 0.0, dict(by_model)
+    return best, {
+        key: replace(one, cold=[
+            {name: took / max(1.0, num / best) if name in STAGES else took for name, took in cold.items()}
+            for cold, num in zip(one.cold, beside[key], strict=True)
+        ])
+        for key, one in by_model.items()
+    }  # fmt: skip
+
+
+def _beside(span: tuple[str, float, float], by_model: Mapping[str, ModelStarts]) -> float:
+    """Starts on its node while this one ran, itself among them, on average."""
+    node, begin, end = span
+    together = sum(
+        max(0.0, min(end, other_end) - max(begin, other_begin))
+        for one in by_model.values()
+        for other_node, other_begin, other_end in one.spans
+        if other_node == node
+    )
+    return together / max(LEAST_S, end - begin)
+
+
+def _spread(by_model: Mapping[str, ModelStarts], beside: Mapping[str, list[float]], cores: float) -> float:
+    """How unlike the starts of each model are once each is as if it had run alone: the squares of their distances from
+    its mean, over it."""
+    total = 0.0
+    for key, one in by_model.items():
+        whole = [
+            sum(cold.get(name, 0.0) for name in STAGES) / max(1.0, num / cores)
+            for cold, num in zip(one.cold, beside[key], strict=True)
+        ]
+        mean = sum(whole) / len(whole) if whole else 0.0
+        total += sum((seconds / mean - 1) ** 2 for seconds in whole) if mean else 0.0
+    return total
+
+
+def pooled(by_model: Mapping[str, ModelStarts], bytes_of: Mapping[str, int], weights_bytes: int) -> ModelStarts:
+    """What all models together did, with seconds of moved weights as they would be for so many bytes."""
+    found = ModelStarts()
+    for key, one in by_model.items():
+        share = weights_bytes / max(1, bytes_of.get(key, weights_bytes))
+        found.cold += [
+            {name: took * share if name == "load" else took for name, took in cold.items()} for cold in one.cold
+        ]
+        for name in ("wakes", "outs", "growths", "replicas"):
+            getattr(found, name).extend(took * share for took in getattr(one, name))
+    return found
+
+
+def trees_of(
+    mine: ModelStarts, others: ModelStarts, weights_bytes: int, first_s: Callable[[str], float] = lambda _: 0.0
+) -> Row:
+    """`start`, `starts` and `wakes` of one model in a scenario. What it was not seen doing is as `others` did it.
+    `first_s` tells what the first prefill of an instance took beyond the others."""
+    starts = [_cold(one, weights_bytes) for one in mine.cold or others.cold]
+    for one, name in zip(starts, mine.cold_ids, strict=False):
+        one["first_s"] = round(first_s(name), 4)
+    base: Row = {"chunk_bytes": max(1, weights_bytes), "stream_layers": False}
+    for name in sorted({name for one in starts for name in one} - {"chunk_bytes"}):
+        base[name] = float(f"{median(one[name] for one in starts if name in one):.4g}")
+    load_s = weights_bytes / base["load_bytes_per_s"] if "load_bytes_per_s" in base else 0.0
+    if replicas := mine.replicas or others.replicas:
+        base["replica_s"] = round(max(0.0, median(replicas) - load_s), 4)
+    if growths := mine.growths or others.growths:
+        base["activate_s"] = round(median(growths), 4)
+    wakes = _wakes(mine, others, weights_bytes)
+    for one, name in zip(wakes, mine.wake_ids, strict=False):
+        one["first_s"] = round(first_s(name), 4)
+    base |= {name: value for name, value in wakes[0].items() if name != "first_s"} if wakes else {}
+    return {"start": base, "starts": [base | one for one in starts], "wakes": [base | one for one in wakes]}
+
+
+def _cold(took: Mapping[str, float], weights_bytes: int) -> dict[str, float]:
+    stages = {"launch_s": round(took.get("launch", 0.0), 4), "warmup_s": round(took.get("warmup", 0.0), 4)}
+    if "load" not in took:
+        return stages | {"chunk_bytes": StartSeconds().chunk_bytes}
+    return stages | {"load_bytes_per_s": float(f"{weights_bytes / max(LEAST_S, took['load']):.6g}")}
+
+
+def _wakes(mine: ModelStarts, others: ModelStarts, weights_bytes: int) -> list[dict[str, float]]:
+    """One rate each way, that of the way in; what the way out took beyond it is its fixed part."""
+    ins = mine.wakes or mine.outs or others.wakes or others.outs
+    outs = mine.outs or others.outs or ins
+    return [
+        {
+            "swap_base_s": 0.0,
+            "swap_bytes_per_s": float(f"{weights_bytes / max(LEAST_S, took):.6g}"),
+            "sleep_s": round(max(0.0, outs[number % len(outs)] - took), 4),
+        }
+        for number, took in enumerate(ins)
+    ]

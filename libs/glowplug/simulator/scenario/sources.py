@@ -1,0 +1,162 @@
+"""Where the requests of a scenario come from: traces by name, with the lengths of those that have none.
+
+The traces lie in the data folder (`GLOWPLUG_DATA`), outside the repository. One that is not there is stood in for by
+the generator at the trace's own rate, and the run says so.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from glowplug.simulator.scenario.errors import ScenarioError, known
+from glowplug.simulator.scenario.trace import is_path, trace_file
+from glowplug.simulator.scenario.tree import data_folder
+from glowplug.simulator.scenario.words import LengthWords, WorkloadWords
+from glowplug.simulator.workload.arrival import TraceError
+from glowplug.simulator.workload.formats import length_pairs
+from glowplug.simulator.workload.sampling import Lengths, lognormal_pairs
+from glowplug.simulator.workload.servegen import read_folder
+from glowplug.simulator.workload.tables import read_once, rows
+
+SERVEGEN: Final = "servegen_clients_10min"
+SERVEGEN_LENGTHS: Final = "servegen_client_lengths_6h"
+NUM_PAIRS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace by name: requests a second over its whole length, and the trace its lengths come from."""
+
+    rps: float
+    lengths: str
+
+
+TRACES: Final = {
+    "azure_2023_conv": Trace(5.91, "azure_2023_conv"),
+    "azure_2023_code": Trace(3.12, "azure_2023_code"),
+    "azure_2024_conv_10s": Trace(48.0, "azure_2023_conv"),
+    "azure_2024_code_10s": Trace(24.4, "azure_2023_code"),
+    "mooncake_conversation": Trace(3.40, "mooncake_conversation"),
+    "arxiv_summarization_lengths": Trace(0.0, "arxiv_summarization_lengths"),
+    SERVEGEN: Trace(1842.0, SERVEGEN_LENGTHS),
+}
+DRAWN: Final = ("gamma", "generator", "generator_code", "generator_fleet", "generator_functions")
+FALLBACK_LENGTHS: Final = {
+    "azure_2023_conv": LengthWords(prompt_mean=1195, prompt_cv=0.97, response_mean=201, response_cv=0.8),
+    "azure_2023_code": LengthWords(prompt_mean=2040, prompt_cv=0.97, response_mean=28, response_cv=2.2),
+    "mooncake_conversation": LengthWords(prompt_mean=12035, prompt_cv=1.31, response_mean=343, response_cv=0.73),
+    "arxiv_summarization_lengths": LengthWords(prompt_mean=2588, prompt_cv=0.37, response_mean=291, response_cv=1.82),
+    SERVEGEN_LENGTHS: LengthWords(),
+}
+"""Mean and coefficient of variation of each trace's own lengths."""
+
+
+def find(name: str, beside: Path, field: str) -> Path | None:
+    """The file of a trace; None for a known one that is not in the data folder. A path is looked for beside the
+    scenario. Raises ScenarioError for a name that means nothing, or a path that leads nowhere."""
+    if is_path(name):
+        return trace_file(name, beside, field)
+    folder = data_folder()
+    path = folder / f"{name}.csv.gz"
+    if path.is_file():
+        return path
+    if name in TRACES or name == SERVEGEN_LENGTHS:
+        return None
+    raise ScenarioError(field, f"there is no trace {name!r} {known(name, (*DRAWN, *TRACES), 'known ones')}")
+
+
+class LengthBook:
+    """Lengths by what a scenario calls them; each is read once. `notes` grows by what was stood in for."""
+
+    def __init__(self, words: WorkloadWords, beside: Path, notes: list[str]) -> None:
+        self._words, self._beside, self._notes = words, beside, notes
+        self._made: dict[str, Lengths] = {}
+
+    def of(self, spec: str | LengthWords | None, source: str, field: str = "workload.lengths") -> Lengths:
+        """Lengths named by `spec` in `field`, or those that belong to `source`, inside the bounds of the workload.
+        Raises ScenarioError, TraceError when the source's own cannot be read."""
+        if spec is None:
+            field = "workload.source"
+            spec = TRACES[source].lengths if source in TRACES else source
+            if spec in DRAWN or spec == SERVEGEN_LENGTHS:
+                spec = "azure_2023_code" if spec == "generator_code" else "azure_2023_conv"
+        found = self._made.get(repr(spec))
+        if found is None:
+            try:
+                found = self._made[repr(spec)] = self.bounded(self._pairs(spec, field))
+            except TraceError as error:
+                raise ScenarioError(field, str(error)) from error
+        return found
+
+    def bounded(self, pairs: Sequence[tuple[int, int]]) -> Lengths:
+        """These pairs inside the bounds of the workload."""
+        words = self._words
+        return Lengths(
+            pairs,
+            max_prompt=words.max_prompt_tokens,
+            min_response=words.min_response_tokens,
+            max_total=words.max_total_tokens,
+        )
+
+    def _pairs(self, spec: str | LengthWords, field: str) -> list[tuple[int, int]]:
+        if isinstance(spec, LengthWords):
+            return drawn_pairs(spec)
+        path = find(spec, self._beside, field)
+        if path is None:
+            self._notes.append(
+                f"no {spec} in {data_folder()}: lengths are drawn from lognormals with its means and CVs"
+            )
+            return drawn_pairs(FALLBACK_LENGTHS[spec])
+        pairs: list[tuple[int, int]] = read_once(_first_pairs, path)
+        require(bool(pairs), path, "holds no request to take lengths from")
+        return pairs
+
+
+def _first_pairs(path: Path) -> list[tuple[int, int]]:
+    if path.is_dir():
+        return [(one.prompt_tokens, one.response_tokens) for one in islice(read_folder(path), NUM_PAIRS)]
+    return list(islice(length_pairs(path), NUM_PAIRS))
+
+
+@lru_cache(maxsize=8)
+def drawn_pairs(words: LengthWords) -> list[tuple[int, int]]:
+    """A pool of lognormal pairs; the same for the same words, whatever the seed of the run."""
+    return lognormal_pairs(
+        NUM_PAIRS,
+        Random(repr(words)),
+        prompt_mean=words.prompt_mean,
+        prompt_cv=words.prompt_cv,
+        response_mean=words.response_mean,
+        response_cv=words.response_cv,
+    )
+
+
+def client_lengths(folder_name: Path | None) -> dict[str, list[tuple[float, float, float, float]]]:
+    """ServeGen client -> [prompt median, prompt sigma, response median, response sigma] of each of its 6 h windows:
+    lognormals through the published p50 and p90."""
+    return {} if folder_name is None else read_once(_read_lengths, folder_name)
+
+
+def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float]]]:
+    by_client: dict[str, list[tuple[float, float, float, float]]] = {}
+    for row in rows(path):
+        prompt, response = (row.seconds(name) if row.text(name) else 0.0 for name in ("prompt_p50", "resp_p50"))
+        if not prompt or not response:  # a window without text, or not published
+            continue
+        spread = [math.log(max(1.0, row.positive(f"{kind}_p90") / mid)) / 1.2816 for kind, mid in
+                  (("prompt", prompt), ("resp", response))]  # fmt: skip
+        by_client.setdefault(f"{row.text('model')}-{row.text('client')}", []).append(
+            (prompt, spread[0], response, spread[1])
+        )
+    return by_client
+
+
+def require(condition: bool, path: Path, problem: str) -> None:
+    """Raises TraceError naming the file."""
+    if not condition:
+        raise TraceError(str(path), 0, "", problem)

@@ -1,0 +1,327 @@
+"""The requests of a scenario, drawn as the papers draw them. Every chance comes from the seed of the run.
+
+| workload | requests |
+|---|---|
+| gamma | renewal arrivals at `rps`: each model's own share of it, or one stream split by the shares |
+| generator* | the seeded generator fitted to the public traces; it stands in for a trace that is not there |
+| counted trace, `days` | WarmServe section 7.1: model i takes the counts of its own day, scaled to its share of `rps` |
+| counted trace | the counts as one stream, split by the shares |
+| trace of requests | the requests as one stream, split by the shares; a trace that names models keeps them apart |
+| ServeGen clients | every client is one model |
+
+Scaling down keeps each request with a probability; scaling up repeats every request a whole number of times at the same
+moment and then scales down, which makes bursts (WarmServe section 7.1).
+"""
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+
+from glowplug.simulator.scenario.clients import Clients, client_weights
+from glowplug.simulator.scenario.errors import ScenarioError
+from glowplug.simulator.scenario.generated import DAY_S, STANDS_FOR, Generated
+from glowplug.simulator.scenario.sources import DRAWN, SERVEGEN, TRACES, LengthBook, find, require
+from glowplug.simulator.scenario.trace import contents, is_path, served_by
+from glowplug.simulator.scenario.tree import data_folder
+from glowplug.simulator.scenario.words import LengthWords, WorkloadWords
+from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.workload.formats import Reading, counts, is_counted
+from glowplug.simulator.workload.generator import dealt_functions
+from glowplug.simulator.workload.length_errors import with_errors
+from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares
+from glowplug.simulator.workload.servegen import read_trace
+from glowplug.simulator.workload.tables import read_once
+
+Bin = tuple[float, float, float]  # from (s of the run; before it negative), width (s), expected requests
+
+
+class Traffic:
+    """All requests of one scenario. `notes` says what was stood in for, once it is made."""
+
+    def __init__(
+        self,
+        words: WorkloadWords,
+        keys: Sequence[str],
+        seconds: float,
+        beside: Path,
+        lengths: dict[str, str | LengthWords],
+    ) -> None:
+        self.words, self.keys, self.seconds = words, tuple(keys), seconds
+        self.notes: list[str] = []
+        self._own_lengths = lengths
+        self._book = LengthBook(words, beside, self.notes)
+        self.path = None if words.source in DRAWN else find(words.source, beside, "workload.source")
+        if self.path is None and words.source not in DRAWN:
+            self.notes.append(
+                f"no {words.source} in {data_folder()}: the traffic is generated (seeded, fitted to traces)"
+            )
+        self.counted = self.path is not None and is_counted(self.path)
+        self._bins: list[tuple[float, float, int]] = []
+        self.clients: Clients | None = None
+        if self.counted and self.path:
+            self._bins = read_once(_read_bins, self.path)
+        elif self.path and words.clients:
+            self.clients = Clients(words, self.keys, seconds, self.path, self._book)
+        self.shares = self._shares()
+        self._check_days()
+        self._lengths = {key: self._lengths_by(key) for key in self.keys}
+        self.generated = self._generated() if self.path is None and words.source != "gamma" else None
+        self._served_by = {key: key for key in self.keys}
+        if self.path is not None and self.path.is_file() and is_path(words.source):
+            self._read_by_path(self.path)
+
+    def _read_by_path(self, path: Path) -> None:
+        """Note what a trace given by its path holds, and what of it is not served as it stands there."""
+        words, held = self.words, contents(path)
+        span_s = self.seconds * words.squeeze
+        here = sum(held.num_within(day_s, span_s) for day_s in self._starts())
+        some = f"{here} of {held.num_requests}" if here != held.num_requests else f"{held.num_requests}"
+        where = f" (those from {words.start_s:g} s on, for {span_s:g} s)" if here != held.num_requests else ""
+        anew = [f"times are drawn anew by workload.{name}" for name in ("cv",) if getattr(words, name)]
+        anew += [f"workload.rps makes {words.rps:g} a second of them"] if words.rps else []
+        anew += [f"workload.keep leaves {words.keep:.0%} of them"] if words.keep < 1 else []
+        anew += ["lengths are drawn from workload.lengths"] if words.lengths is not None else []
+        self.notes.append("; ".join([f"{some} requests of {words.source}{where}", *anew]))
+        if self.counted or words.cv:
+            return
+        self._served_by = served_by(held.models, self.keys)
+        others = [f"{name} by {key}" for name, key in self._served_by.items() if name != key]
+        if others:
+            more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+            self.notes.append(f"models that {words.source} names are served: {', '.join(others[:5])}{more}")
+
+    def arrivals(self, seed: int) -> Iterator[Arrival]:
+        """Every request in order of time, from 0 s up to the end of the run."""
+        found = self._arrivals(seed)
+        return with_errors(found, f"{seed}/expected") if self.words.length_errors else found
+
+    def _arrivals(self, seed: int) -> Iterator[Arrival]:
+        chance = Random(f"{seed}/traffic")
+        if self.generated is not None:
+            return self.generated.arrivals(seed)
+        if self.clients is not None:
+            return self.clients.arrivals(seed)
+        if self.path is None or self.words.cv:
+            return self._renewal(seed)
+        if self._bins:
+            return self._by_day(seed) if self.words.days else self._split(self._from_bins(0.0, 1.0, chance), chance)
+        return self._requests(chance)
+
+    def require_requests(self) -> None:
+        """Raises TraceError when the trace itself holds no request in the time that is served: chance alone may leave
+        a short run without one."""
+        if self.path is None or self.clients is not None:
+            return
+        words = self.words
+        if self.counted:
+            starts = self._starts()
+            found = any(num and self._inside(from_s - start) for from_s, _, num in self._bins for start in starts)
+        else:
+            lengths = self._book.of(words.lengths, words.source)
+            found = next(self._cut(read_trace(self.path, Reading(lengths=lengths))), None) is not None
+        span_s = self.seconds * words.squeeze
+        require(found, self.path, f"holds no request from {words.start_s:g} s on, for {span_s:g} s")
+
+    def _starts(self) -> list[float]:
+        """Where in the trace the run begins: of each model, where they have days of their own."""
+        return [self._day_s(number) for number in range(len(self.keys))] if self.words.days else [self.words.start_s]
+
+    def lengths_of(self, key: str) -> Lengths:
+        return self._lengths[key] if self.clients is None else self.clients.lengths_of(key)
+
+    def past(self, key: str, seconds: float) -> list[Bin]:
+        """What the trace holds for a model in the `seconds` before the run, oldest first; empty when it has no past."""
+        if self.generated is not None:
+            return self.generated.past(key, seconds)
+        if self.clients is not None:
+            return self.clients.past(key, seconds)
+        number = self.keys.index(key)
+        start_s, share = (self._day_s(number), 1.0) if self.words.days else (self.words.start_s, self.shares[number])
+        ratio = self._ratio(start_s, self.shares[number] if self.words.days else 1.0) * share
+        squeeze = self.words.squeeze
+        return [
+            ((from_s - start_s) / squeeze, width_s / squeeze, num * ratio)
+            for from_s, width_s, num in self._bins
+            if from_s < start_s and (start_s - from_s) / squeeze <= seconds
+        ]
+
+    def _lengths_by(self, key: str) -> Lengths:
+        """Those that the model names, or else the workload, or else the source itself has."""
+        spec, field = self._own_lengths.get(key), f"models.{key}.lengths"
+        if spec is None:
+            spec, field = self.words.lengths, "workload.lengths"
+        return self._book.of(spec, self.words.source, field)
+
+    # rates and shares
+
+    def _shares(self) -> list[float]:
+        if self.words.shares == "servegen":
+            path = find(SERVEGEN, Path(), "workload.shares")
+            if path is not None:
+                return client_weights(path, len(self.keys))
+            self.notes.append(f"no {SERVEGEN} in {data_folder()}: models are shared by a power law with alpha 1.6")
+            return power_law_shares(len(self.keys), 1.6)
+        if self.words.shares == "functions":
+            return dealt_functions(len(self.keys))
+        return power_law_shares(len(self.keys), self.words.alpha)
+
+    def _generated(self) -> Generated:
+        words = self.words
+        kind = words.source if words.source in DRAWN else STANDS_FOR.get(words.source, "generator")
+        own = {key: self._lengths[key] for key in self.keys if key in self._own_lengths or words.lengths is not None}
+        rate = sum(group.rps for group in words.clients) or self._rate()
+        return Generated(words, kind, rate, dict(zip(self.keys, self.shares, strict=True)), own, self.seconds)
+
+    def _check_days(self) -> None:
+        if not self.words.days or self.path is None:
+            return
+        if not self.counted:
+            raise ScenarioError("workload.days", "only a counted trace (azure_2024_conv_10s, ...) has days")
+        last_s = max((from_s + width_s for from_s, width_s, _ in self._bins), default=0.0)
+        for number in range(len(self.keys)):
+            if self._day_s(number) >= last_s:
+                day = self.words.days[number % len(self.words.days)]
+                raise ScenarioError("workload.days", f"day {day} lies past the end of {self.words.source}")
+
+    def _day_s(self, number: int) -> float:
+        """Where in the trace model `number` begins."""
+        days = self.words.days
+        return days[number % len(days)] * DAY_S + self.words.start_s
+
+    def _rate(self) -> float:
+        """Requests a second of all models together."""
+        if self.words.rps:
+            return self.words.rps
+        if self._bins:
+            total = sum(num for from_s, _, num in self._bins if self._inside(from_s - self.words.start_s))
+            require(total > 0, self.path or Path(), f"holds no request from {self.words.start_s:g} s on")
+            return total * self.words.keep / self.seconds
+        known = TRACES.get(self.words.source)
+        if self.path is not None and known is None:
+            raise ScenarioError(
+                "workload.rps",
+                "is needed where workload.cv draws arrivals anew and the trace is not a known one"
+                " (workload.cv=0 keeps its own arrivals)",
+            )
+        return (known.rps if known else 1.0) * self.words.keep * self.words.squeeze
+
+    def _inside(self, offset_s: float) -> bool:
+        return 0 <= offset_s < self.seconds * self.words.squeeze
+
+    def _ratio(self, start_s: float, share: float) -> float:
+        """Requests served per request of the counted trace, from `start_s` of it on."""
+        if not self.words.rps:
+            return self.words.keep
+        there = sum(num for from_s, _, num in self._bins if self._inside(from_s - start_s))
+        require(there > 0, self.path or Path(), f"no request from {start_s:.0f} s on")
+        return self.words.rps * share * self.seconds / there
+
+    # ways to draw
+
+    def _renewal(self, seed: int) -> Iterator[Arrival]:
+        rate, cv = self._rate(), self.words.cv or 1.0
+        chance = Random(f"{seed}/traffic")
+        if self.words.cv_of == "fleet":
+            times = gamma_times(rate, cv, self.seconds, chance)
+            return self._split(((at_s, None) for at_s in times), chance)
+        streams = [
+            self._one_renewal(key, rate * share, cv, Random(f"{seed}/{key}"))
+            for key, share in zip(self.keys, self.shares, strict=True)
+        ]
+        return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+
+    def _one_renewal(self, key: str, rate: float, cv: float, chance: Random) -> Iterator[Arrival]:
+        """One model's stream, as if it had gone on for long: the first gap is cut at a random place."""
+        lengths = self._lengths[key]
+        early_s = 20 / rate * (1 + chance.random()) if rate > 0 else 0.0
+        for at_s in gamma_times(rate, cv, self.seconds + early_s, chance) if rate > 0 else ():
+            if at_s >= early_s:
+                yield Arrival(at_s - early_s, key, *lengths.draw(chance))
+
+    def _by_day(self, seed: int) -> Iterator[Arrival]:
+        streams = []
+        for number, (key, share) in enumerate(zip(self.keys, self.shares, strict=True)):
+            chance = Random(f"{seed}/{key}")
+            start_s = self._day_s(number)
+            streams.append(self._one_day(key, start_s, share, chance))
+        return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+
+    def _one_day(self, key: str, start_s: float, share: float, chance: Random) -> Iterator[Arrival]:
+        lengths = self._lengths[key]
+        for at_s, _ in self._from_bins(start_s, share, chance):
+            yield Arrival(at_s, key, *lengths.draw(chance))
+
+    def _from_bins(self, start_s: float, share: float, chance: Random) -> Iterator[tuple[float, None]]:
+        """Times in the run, from the counts after `start_s`: uniform inside each bin."""
+        start_s = start_s if self.words.days else self.words.start_s
+        ratio, squeeze = self._ratio(start_s, share), self.words.squeeze
+        repeats = max(1, math.ceil(ratio))
+        for from_s, width_s, num in self._bins:
+            if not self._inside(from_s - start_s):
+                continue
+            times = [chance.random() * width_s for _ in range(binomial(num * repeats, ratio / repeats, chance))]
+            if repeats > 1:
+                times = _repeated(width_s, num, repeats, ratio / repeats, chance)
+            for offset_s in sorted(times):
+                yield (from_s - start_s + offset_s) / squeeze, None
+
+    def _requests(self, chance: Random) -> Iterator[Arrival]:
+        """A trace of requests: cut, squeezed, scaled and split."""
+        words = self.words
+        assert self.path is not None
+        reading = Reading(model="", lengths=self._book.of(words.lengths, words.source), keep=words.keep, chance=chance)
+        own = words.lengths is None
+        ratio = 1.0
+        if words.rps:
+            there = sum(1 for _ in self._cut(read_trace(self.path, reading)))
+            require(there > 0, self.path, f"no request from {words.start_s:.0f} s on")
+            ratio = words.rps * self.seconds / there
+        repeats = max(1, math.ceil(ratio))
+        pick, by_name = self._picker(chance), dict(self._served_by)
+        bounds = words.max_prompt_tokens, words.min_response_tokens, words.max_total_tokens
+        for at_s, arrival in self._cut(read_trace(self.path, reading)):
+            for _ in range(binomial(repeats, ratio / repeats, chance)):
+                key = by_name.get(arrival.model) or (
+                    by_name.setdefault(arrival.model, self.keys[len(by_name) % len(self.keys)])
+                    if arrival.model
+                    else pick()
+                )
+                if own and key not in self._own_lengths:
+                    tokens = bounded(arrival.prompt_tokens, arrival.response_tokens, *bounds)
+                else:
+                    tokens = self._lengths[key].draw(chance)
+                yield Arrival(at_s, key, *tokens)
+
+    def _cut(self, arrivals: Iterator[Arrival]) -> Iterator[tuple[float, Arrival]]:
+        for arrival in arrivals:
+            at_s = (arrival.at_s - self.words.start_s) / self.words.squeeze
+            if at_s >= self.seconds:
+                return
+            if at_s >= 0:
+                yield at_s, arrival
+
+    def _split(self, times: Iterator[tuple[float, None]], chance: Random) -> Iterator[Arrival]:
+        pick = self._picker(chance)
+        for at_s, _ in times:
+            key = pick()
+            yield Arrival(at_s, key, *self._lengths[key].draw(chance))
+
+    def _picker(self, chance: Random) -> Callable[[], str]:
+        upto = list(accumulate(self.shares))
+        return lambda: self.keys[min(bisect_right(upto, chance.random() * upto[-1]), len(self.keys) - 1)]
+
+
+def _read_bins(path: Path) -> list[tuple[float, float, int]]:
+    return [(c.from_s, c.width_s, c.num_requests) for group in counts(path) for c in group]
+
+
+def _repeated(width_s: float, num: int, repeats: int, keep: float, chance: Random) -> list[float]:
+    """`num` times in a bin, each as often as of `repeats` tries succeed: what is repeated comes at one moment."""
+    times: list[float] = []
+    for _ in range(num):
+        times += [chance.random() * width_s] * binomial(repeats, keep, chance)
+    return times

@@ -1,0 +1,169 @@
+"""A scenario as it is written: YAML, what it inherits, what the command line sets over it, and units as people write
+them."""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from glowplug.domain.units import parse_bytes, parse_seconds
+from glowplug.policies.systems import DEFAULT, SYSTEMS
+from glowplug.simulator.scenario.errors import ScenarioError, join, known
+from glowplug.simulator.scenario.systems import with_system
+from glowplug.simulator.scenario.trace import under_trace
+
+Tree = dict[str, Any]
+MAX_BASES = 8
+SOURCE = "workload.source"
+REST = "rest"  # the word of kv_bytes that is no size
+
+
+def read_tree(path: Path) -> Tree:
+    """The mapping in `path`, laid over that of its `base` (a path beside it), and so on. One that names no
+    policies runs what a fleet told nothing runs. Raises ScenarioError."""
+    return with_default_system(_read(path, ()))
+
+
+def with_default_system(tree: Tree) -> Tree:
+    """The tree with the policies of a fleet told nothing, where it names none."""
+    return tree if "policies" in tree else with_system({**tree, "policies": DEFAULT})
+
+
+def _read(path: Path, below: tuple[Path, ...]) -> Tree:
+    if path in below or len(below) > MAX_BASES:
+        raise ScenarioError("base", f"{path} inherits itself")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError("", f"{path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise ScenarioError("", f"{where}: {getattr(error, 'problem', None) or 'is no YAML text'}") from error
+    if not isinstance(tree, dict):
+        raise ScenarioError("", f"{path}: is no mapping of fields to values")
+    tree = with_system(expand(tree))
+    _check_system(tree)
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ScenarioError("base", f"{base!r} is no name of a file")
+    under = _read((path.parent / base).resolve(), (*below, path))
+    return merge(under_trace(under, tree, (below[0] if below else path).parent), tree)
+
+
+def expand(tree: Mapping[str, Any]) -> Tree:
+    """'a.b: 1' as 'a: {b: 1}', at any depth."""
+    out: Tree = {}
+    for name, value in tree.items():
+        head, dot, rest = str(name).partition(".")
+        value = expand({rest: value}) if dot else expand(value) if isinstance(value, Mapping) else value
+        old = out.get(head)
+        out[head] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
+
+
+def merge(under: Tree, over: Tree) -> Tree:
+    """`over` laid over `under`: mappings field by field, everything else whole."""
+    out = dict(under)
+    for name, value in over.items():
+        old = out.get(name)
+        out[name] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
+
+
+def override(tree: Tree, settings: Iterable[str], beside: Path | None = None) -> Tree:
+    """Each 'dotted.path=value' set in a copy. A list is entered by number, by the `name` of its entry, or with '*' for
+    all of them; the value is YAML. With `beside`, where relative paths start, a trace they name by its path replaces
+    what the tree says of requests. Raises ScenarioError."""
+    settings = list(settings)
+    sources = [value.strip() for key, _, value in (one.partition("=") for one in settings) if key.strip() == SOURCE]
+    if beside is not None and sources:
+        tree = under_trace(tree, {"workload": {"source": sources[-1]}}, beside)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not path.strip():
+            raise ScenarioError("--set", f"{setting!r} is not key=value")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ScenarioError(path, f"{text!r} is no YAML value") from error
+        tree = with_system(_set(tree, path.strip().split("."), value, path), over=True)
+        _check_system(tree)
+    return tree
+
+
+def _check_system(tree: Tree) -> None:
+    named = tree.get("policies")
+    if isinstance(named, str):
+        raise ScenarioError("policies", f"there is no system {named!r} {known(named, SYSTEMS)}")
+
+
+def _set(tree: Any, parts: list[str], value: Any, path: str) -> Any:
+    head, rest = parts[0], parts[1:]
+    if isinstance(tree, list):
+        places = range(len(tree)) if head == "*" else [_place(tree, head, path)]
+        return [_set(old, rest, value, path) if n in places and rest else value if n in places else old
+                for n, old in enumerate(tree)]  # fmt: skip
+    if tree is not None and not isinstance(tree, dict):
+        raise ScenarioError(path, f"{head!r} cannot be set inside {tree!r}")
+    old = (tree or {}).get(head)
+    return {**(tree or {}), head: _set(old, rest, value, path) if rest else value}
+
+
+def _place(items: list[Any], head: str, path: str) -> int:
+    names = [str(item.get("name", "")) if isinstance(item, dict) else "" for item in items]
+    if head in names:
+        return names.index(head)
+    if head.isdigit() and int(head) < len(items):
+        return int(head)
+    raise ScenarioError(path, f"no entry {head!r} {known(head, names)}")
+
+
+def in_units(value: Any, path: str = "") -> Any:
+    """The tree with '12.55GB' as bytes and '5m' as seconds wherever a field's name ends in its unit. Raises
+    ScenarioError for a size, rate or time below 0, and for what is no number."""
+    if isinstance(value, dict):
+        return {
+            name: _measured(name, in_units(item, join(path, name)), join(path, name)) for name, item in value.items()
+        }
+    if isinstance(value, list):
+        named = [(item.get("name") or n) if isinstance(item, dict) else n for n, item in enumerate(value)]
+        return [in_units(item, join(path, name)) for name, item in zip(named, value, strict=True)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ScenarioError(path, f"{value} is not a finite number")
+    return value
+
+
+def _measured(name: str, value: Any, path: str) -> Any:
+    size = name.endswith(("_bytes", "_bytes_per_s", "_bytes_per_token"))
+    time = not size and (name.endswith("_s") or name == "seconds")
+    if isinstance(value, str) and value != REST and (size or time):
+        try:
+            return _bytes(value) if size else parse_seconds(value)
+        except ValueError as error:
+            raise ScenarioError(path, str(error)) from error
+    least = -1 if name == "keep_alive_s" else 0  # -1 keeps alive for ever
+    if (size or time) and isinstance(value, int | float) and value < least:
+        raise ScenarioError(path, f"{value} is below {least}")
+    return value
+
+
+def _bytes(text: str) -> int:
+    """Sizes, and rates as networks have them: '16Gbps' is 2 GB a second."""
+    if text.lower().endswith("bps"):
+        return parse_bytes(text[:-3] + "B") // 8
+    return parse_bytes(text.removesuffix("/s"))
+
+
+def data_folder() -> Path:
+    """Where the traces are: GLOWPLUG_DATA, or `../shared/data` beside the working folder or the source tree."""
+    told = os.environ.get("GLOWPLUG_DATA", "")
+    if told:
+        return Path(told)
+    places = [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
+    return next((place for place in places if place.is_dir()), places[0])

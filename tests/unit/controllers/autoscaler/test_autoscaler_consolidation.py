@@ -1,0 +1,136 @@
+"""HydraServe section 6.1: a pipeline that serves becomes one instance, or one of each of its stages."""
+
+from dataclasses import replace
+
+import pytest
+
+from glowplug.controllers import operator
+from glowplug.controllers.autoscaler.controller import AutoscalerController
+from glowplug.controllers.effects import Publish, Record, Tick
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.commands import ConsolidateInstance, StopInstance
+from glowplug.events.facts import InstanceReady
+from glowplug.policies.scaling import hydraserve
+from glowplug.policies.scaling.hydraserve_consolidation import Consolidation, ConsolidationParams, consolidate
+from tests.fleet_builder import a_model, an_event, an_instance, load_report
+
+
+def a_pipeline(instance_id="x", num_stages=4, at=1.0):
+    first = an_instance(instance_id, num_stages=num_stages, max_concurrency=8 * num_stages, created_at=at, ready_at=at)
+    later = [
+        an_instance(
+            f"{instance_id}.{r}", gpu_id=f"node-{r + 1}/0", num_stages=num_stages, part_of=instance_id, created_at=at
+        )
+        for r in range(1, num_stages)
+    ]
+    return first, *later
+
+
+def autoscaler(load, *rows) -> AutoscalerController:
+    controller = AutoscalerController(hydraserve.scale, "hydraserve", epoch=7)
+    controller.handle(operator.Deploy(model=a_model(max_instances=32, keep_alive_s=30)), 0.0)
+    controller.handle(load_report(m=load), 1.0)
+    controller.effects = []
+    for row in rows:
+        controller.effects += controller.handle(an_event(InstanceReady(instance=row)), 1.5)
+    return controller
+
+
+def told(effects):
+    return [e.payload.instance_id for e in effects if isinstance(e, Publish) and type(e.payload) is ConsolidateInstance]
+
+
+def decided(effects):
+    return [e.decision for e in effects if isinstance(e, Record) and e.decision.chosen.startswith("consolidate")]
+
+
+FEW = ModelLoad(num_in_flight=2, last_active_at=1.0, in_flight_by_instance={"x": 2})
+MANY = ModelLoad(num_in_flight=32, last_active_at=1.0, in_flight_by_instance={"x": 32})
+
+
+def test_a_group_whose_model_needs_one_instance_scales_down():
+    first, *later = a_pipeline()
+    controller = autoscaler(FEW, *later, first)
+    assert told(controller.effects) == ["x"]
+    (record,) = decided(controller.effects)
+    assert (record.chosen, record.policy, record.inputs["stages"]) == (
+        "consolidate_down", "hydraserve_consolidation", 4,
+    )  # fmt: skip
+    assert told(controller.handle(Tick(), 2.0)) == [], "told a moment ago"
+    again = controller.handle(Tick(), 4.0)
+    assert told(again) == ["x"] and decided(again) == [], "decided once, told until it is whole"
+    whole = replace(first, num_stages=1, max_concurrency=8, revision=2)
+    controller.handle(an_event(InstanceReady(instance=whole)), 5.0)
+    assert told(controller.handle(Tick(), 9.0)) == []
+
+
+def test_a_stage_that_does_not_become_whole_is_on_record_once_with_its_reason_and_told_again():
+    first, *later = a_pipeline()
+    controller = autoscaler(FEW, *later, first)
+    grows = replace(first, consolidating=True, revision=2)
+    controller.handle(an_event(InstanceReady(instance=grows)), 2.0)
+    why = "stays stage 0 of 4: not whole after 600 s"
+    failed = replace(first, reason=why, revision=3)
+    effects = controller.handle(an_event(InstanceReady(instance=failed)), 602.0)
+    (record,) = [e.decision for e in effects if isinstance(e, Record) and e.decision.chosen == "unconsolidated"]
+    assert (record.instance_id, record.inputs["stages"]) == ("x", 4) and record.reason.endswith(why)
+    assert "serves on" in record.reason and told(effects) == ["x"]
+    later_on = [*controller.handle(Tick(), 604.0), *controller.handle(Tick(), 606.0)]
+    assert not [e for e in later_on if isinstance(e, Record)] and told(later_on) == ["x"] * 2
+    whole = replace(grows, num_stages=1, consolidating=False, revision=5)
+    controller.handle(an_event(InstanceReady(instance=replace(grows, revision=4))), 610.0)
+    assert not [e for e in controller.handle(an_event(InstanceReady(instance=whole)), 620.0) if isinstance(e, Record)]
+
+
+def test_a_group_whose_model_needs_them_all_scales_up_its_head_last():
+    first, *later = a_pipeline()
+    controller = autoscaler(MANY, *later, first)
+    assert told(controller.effects) == ["x.1", "x.2", "x.3"]
+    assert [d.chosen for d in decided(controller.effects)] == ["consolidate_up"]
+    for row in later:
+        own = replace(row, num_stages=1, part_of="", revision=2)
+        effects = controller.handle(an_event(InstanceReady(instance=own)), 2.5)
+        assert told(effects) == (["x"] if row is later[-1] else [])
+    assert not [e for e in controller.handle(Tick(), 3.0) if isinstance(e, Publish)], "four there are, no more, no less"
+
+
+def test_a_decision_stands_while_the_load_changes():
+    first, *later = a_pipeline()
+    controller = autoscaler(FEW, *later, first)
+    controller.handle(load_report(m=MANY), 2.0)
+    assert told(controller.handle(Tick(), 4.0)) == ["x"]
+
+
+def test_a_pipeline_is_not_drained_for_what_it_could_become():
+    """Its stages are worth four instances until it is one: nothing of it is spare while one is needed."""
+    first, *later = a_pipeline()
+    controller = autoscaler(FEW, *later, first)
+    effects = controller.handle(Tick(), 100.0)
+    assert [e for e in effects if isinstance(e, Publish) and isinstance(e.payload, StopInstance)] == []
+
+
+def test_a_draining_pipeline_is_left_alone():
+    first, *later = a_pipeline()
+    controller = autoscaler(FEW, *later, replace(first, state=InstanceState.DRAINING))
+    assert told(controller.effects) == []
+
+
+@pytest.mark.parametrize(
+    ("required", "whole", "share", "expected"),
+    [
+        (1, 0, 1.0, "DD"),
+        (4, 0, 1.0, "UD"),
+        (5, 0, 1.0, "UD"),
+        (8, 0, 1.0, "UU"),
+        (8, 4, 1.0, "UD"),
+        (8, 5, 1.0, "DD"),
+        (3, 0, 0.5, "UD"),
+        (2, 1, 0.1, "DD"),
+    ],
+)
+def test_groups_are_decided_on_together_oldest_first(required, whole, share, expected):
+    groups = [a_pipeline("x")[0], a_pipeline("y")[0]]
+    made = consolidate(groups, whole, required, ConsolidationParams(up_share=share))
+    wanted = [Consolidation.UP if letter == "U" else Consolidation.DOWN for letter in expected]
+    assert [d.becomes for d in made] == wanted and [d.instance_id for d in made] == ["x", "y"]

@@ -1,0 +1,174 @@
+"""Links and stages as the placer keeps them (HydraServe sections 4.1 and 4.2)."""
+
+from dataclasses import replace
+
+import pytest
+
+from glowplug.controllers.placer.network import Network
+from glowplug.controllers.placer.orders import Placement
+from glowplug.controllers.placer.params import PlacerParams
+from glowplug.domain.hardware import CachedWeights, Link
+from glowplug.domain.instance import InstanceState, Phase, PhaseName
+from glowplug.domain.model import Slo, WeightsRef
+from glowplug.events.commands import PlaceInstance
+from glowplug.events.facts import RequestFinished
+from glowplug.policies.decisions import StageDecision
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds
+from tests.fleet_builder import a_model, a_node, an_event, an_instance
+
+MODEL = a_model("m", weights=WeightsRef(uri="s3://w", num_bytes=8000), slo=Slo(ttft_s=5.0))
+NODE = a_node(links=(Link(link_id="node-1/nic", bytes_per_s=1000.0),))
+STAGES = StageSeconds(container_s=1.0, cuda_s=1.0, library_s=2.0, prefill_s=0.5)
+
+
+def placed(instance_id="x", *, fetch_bytes=0, source="", model=MODEL):
+    command = PlaceInstance(instance_id=instance_id, model=model, reason="", wanted_at=10.0)
+    stage = StageDecision(node_id="node-1", gpu_ids=("node-1/0",), bytes_per_gpu=1, fetch_bytes=fetch_bytes)
+    return Placement(an_event(command), 10.0, 10.0, stages=(stage,), source=source)
+
+
+def network(**fields):
+    """Without priors: what is not learned or set takes no time."""
+    return Network(PlacerParams(**fields), priors={})
+
+
+def started(instance_id, model_key="m", *, at=1.0, **seconds):
+    """An instance whose phases came one after the other."""
+    phases, now = [], at
+    for name, took in seconds.items():
+        phases.append(Phase(name=PhaseName(name), started_at=now, ended_at=now + took))
+        now += took
+    return an_instance(instance_id, model_key, phases=tuple(phases), created_at=at, ready_at=now, gpu_kind="host")
+
+
+def left(net):
+    return {f.fetch_id: f.left_bytes for f in net.links["node-1"].fetches}
+
+
+def test_a_start_is_a_fetch_on_its_nodes_link_due_by_the_objective():
+    net = network()
+    net.ordered(placed(fetch_bytes=4000), {"node-1": NODE}, 10.0)
+    (fetch,) = net.links["node-1"].fetches
+    assert (fetch.left_bytes, net.links["node-1"].bytes_per_s) == (4000, 1000.0)
+    load_s = MODEL.weights_bytes / 32e9  # of an engine that does not stream, it follows the fetch
+    assert fetch.deadline_at == pytest.approx(15.0 - load_s)
+
+
+def test_a_card_that_is_given_no_limit_has_the_rate_of_one_that_tells_none():
+    """What prefetchers say of a live node: 0 bytes a second, no limit."""
+    net = network(network_bytes_per_s=500.0)
+    net.ordered(placed(), {"node-1": a_node(links=(Link(link_id="node-1/nic", bytes_per_s=0.0),))}, 10.0)
+    assert net.links["node-1"].bytes_per_s == 500.0
+
+
+def test_a_fetch_is_due_before_the_objective_by_what_follows_it():
+    """Erratum E17: one worker has 0.5 s of prefill after it, two low-memory stages 2 x 0.5 s and a hop of 0.1 s."""
+    net = network(start_stages=replace(STAGES, hop_s=0.1))
+    node = replace(NODE, abilities=("emulated:stream",))
+    net.ordered(placed("one"), {"node-1": node}, 10.0)
+    two = tuple(replace(stage, bytes_per_gpu=0) for stage in placed().stages * 2)
+    net.ordered(replace(placed("two"), stages=two), {"node-1": node}, 10.0)
+    due = {fetch.fetch_id: fetch.deadline_at for fetch in net.links["node-1"].fetches}
+    assert due.pop("one") == pytest.approx(14.5)
+    assert list(due.values()) == pytest.approx([13.9, 13.9])
+
+
+def test_loading_is_taken_for_the_bytes_on_each_gpu_until_it_is_measured():
+    """T_c of WarmServe Eq. 7 (erratum E6): 128 GB over four GPUs at 32 GB/s each."""
+    model = replace(MODEL, weights_bytes=128 * 10**9, num_gpus=4)
+    assert network().load_seconds(model) == pytest.approx(1.0)
+
+
+def test_two_fetches_share_and_the_first_that_loads_leaves_its_share():
+    """Eq. 4."""
+    net = network()
+    for instance_id in ("x", "y"):
+        net.ordered(placed(instance_id), {"node-1": NODE}, 10.0)
+    net.saw(an_instance("x", state=InstanceState.STARTING), MODEL, 11.0)
+    assert len(left(net)) == 2, "starting, its weights are on their way"
+    net.saw(an_instance("x", state=InstanceState.LOADING), MODEL, 14.0)
+    assert left(net) == {"y": 6000.0}
+    net.fetched("node-1", ["y"], 15.0)
+    assert left(net) == {}
+
+
+@pytest.mark.parametrize(
+    ("node", "source", "uri"),
+    [
+        (replace(NODE, cached=(CachedWeights(digest="d", num_bytes=1, model_keys=("m",)),)), "", "s3://w"),
+        (NODE, "r-1", "s3://w"),
+        (NODE, "", ""),
+    ],
+    ids=["in host memory", "grows from a copy", "no weights"],
+)
+def test_what_is_not_fetched_takes_no_share(node, source, uri):
+    net = network()
+    model = replace(MODEL, weights=WeightsRef(uri=uri, num_bytes=8000))
+    net.ordered(placed(source=source, model=model), {"node-1": node}, 10.0)
+    assert net.links == {}
+
+
+def test_warm_up_follows_the_fetch_and_hides_behind_nothing():
+    """It was counted as context, which runs beside the fetch: each cold start was predicted too short by it."""
+    net = network()
+    net.saw(started("x", launch=8.0, load=1.0, warmup=3.0), MODEL, 12.0)
+    net.ordered(placed(), {"node-1": NODE}, 10.0)
+    (fetch,) = net.links["node-1"].fetches
+    assert fetch.deadline_at == pytest.approx(15.0 - 1.0 - 3.0)
+
+
+def test_a_start_that_grew_from_a_copy_teaches_nothing_of_cold_ones():
+    net = network()
+    net.saw(replace(started("x", load=0.01), source="r-1"), MODEL, 1.0)
+    assert net.load_seconds(MODEL) == MODEL.weights_bytes / 32e9, "erratum E6: bytes over PCIe"
+
+
+def test_a_start_that_is_not_to_be_frees_its_share():
+    net = network()
+    for instance_id in ("x", "y"):
+        net.ordered(placed(instance_id), {"node-1": NODE}, 10.0)
+    net.forget("x")
+    net.forget("never ordered")
+    assert left(net) == {"y": 8000.0}
+
+
+def finished(**fields):
+    given = {
+        "model_key": "m", "request_id": "r", "router_id": "router-1", "instance_id": "x", "status": 200,
+        "arrived_at": 0.0, "finished_at": 12.0, "queue_s": 1.0, "ttft_s": 2.0, "e2e_s": 12.0,
+        "prompt_tokens": 5, "response_tokens": 101, "tokens_exact": True, "cold": False,
+    }  # fmt: skip
+    return RequestFinished(**(given | fields))
+
+
+def test_a_warm_request_teaches_prefill_and_decode_and_starts_the_rest():
+    """Section 4.1: t_p and t_d come from history, beside t_cc, t_cu and t_l."""
+    net = network(start_stages=STAGES)
+    net.served(finished(cold=True, ttft_s=99.0), an_instance("x"))
+    net.served(finished(status=499, error_code="client_left"), an_instance("x"))
+    assert net.seconds == {}
+    net.served(finished(), an_instance("x"))
+    assert net.seconds["m"] == replace(STAGES, prefill_s=1.0, decode_s=0.1)
+    net.served(finished(ttft_s=3.0), an_instance("x"))
+    assert net.seconds["m"].prefill_s == pytest.approx(1.05)
+
+
+def test_the_first_token_of_who_waited_is_counted_from_ready():
+    net = network(start_stages=STAGES)
+    for n, (ready_at, ttft_s) in enumerate(((4.0, 4.3), (4.0, 4.9), (6.0, 6.1), (-1.0, 9.0))):
+        row = an_instance(f"i-{n % 3}", ready_at=ready_at)
+        net.served(finished(cold=True, ttft_s=ttft_s, arrived_at=0.0), row)
+    assert net.first_token_s == {"m": pytest.approx(0.3)}, "medians of 0.3, 0.9 and 0.1: one each"
+
+
+def test_what_is_known_of_a_node_or_a_model_goes_with_it():
+    net = network(start_stages=STAGES)
+    net.ordered(placed(), {"node-1": NODE}, 10.0)
+    net.drop_node("node-1")
+    assert net.links == {}
+    net.fetched("node-1", ["x"], 11.0)
+    assert net.links == {}, "its word comes late"
+    for key in ("m", "gone"):
+        net.served(finished(model_key=key), an_instance("x"))
+    net.keep_models({"m"})
+    assert net.seconds.keys() == net.quickest_s.keys() == {"m"}

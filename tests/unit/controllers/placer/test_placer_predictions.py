@@ -1,0 +1,94 @@
+"""The placer predicts what it orders, tells everybody who waits, learns from what came, and keeps it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
+from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.domain.instance import Phase, PhaseName
+from glowplug.events.commands import PlaceInstance, StartInstance
+from glowplug.events.facts import InstanceReady
+from glowplug.policies.registry import choose
+from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance
+
+MODEL = a_model("m", mib=300)
+NODES = [a_node(f"node-{n}", revision=1) for n in (1, 2)]
+
+
+def placer(placement: str = "first_fit") -> PlacerController:
+    names = {"placement": placement, "eviction": "lru"}
+    params = PlacerParams(settle_s=0.0, node_lease_s=900.0)
+    controller = PlacerController(choose("placement", placement), choose("eviction", "lru"), names, 3, params)
+    controller.restore("models", {"m": MODEL}, 0.0)
+    controller.restore("nodes", {node.node_id: node for node in NODES}, 0.0)
+    controller.handle(Tick(), 0.0)
+    return controller
+
+
+def ask(controller: PlacerController, instance_id: str, now_s: float) -> tuple[StartInstance, dict[str, Any]]:
+    command = PlaceInstance(instance_id=instance_id, model=MODEL, reason="", wanted_at=now_s)
+    effects = controller.handle(an_event(command, issuer="autoscaler-1", epoch=1), now_s)
+    (start,) = [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, StartInstance)]
+    (record,) = [e.decision for e in effects if isinstance(e, Record)]
+    return start, dict(record.inputs)
+
+
+def came(controller: PlacerController, start: StartInstance, now_s: float) -> list[Any]:
+    """It is READY after 1 s of launch, 2 s of load and 3 s of warm-up."""
+    at, phases = now_s - 6.0, []
+    for name, seconds in (("launch", 1.0), ("load", 2.0), ("warmup", 3.0)):
+        phases.append(Phase(name=PhaseName(name), started_at=at, ended_at=at + seconds))
+        at += seconds
+    row = an_instance(
+        start.instance_id, "m", gpu_id=start.workers[0].gpu_id, mib=300, gpu_kind="host", start_kind="cached",
+        phases=tuple(phases), created_at=now_s - 6.0, ready_at=now_s,
+    )  # fmt: skip
+    return controller.handle(an_event(InstanceReady(instance=row)), now_s)
+
+
+@pytest.mark.parametrize("placement", ["first_fit", "union"])
+def test_command_and_decision_carry_the_figures_from_the_first_start_on(placement: str) -> None:
+    start, inputs = ask(placer(placement), "i-1", 1.0)
+    load_s, fetch_s = 300 * MIB / 10e9, 300 * MIB / 2e9
+    assert start.predicted == pytest.approx({"fetch": fetch_s, "launch": 2.0, "load": load_s, "warmup": 0.5})
+    assert start.predicted_s == pytest.approx(2.5 + load_s, abs=0.1)
+    assert inputs["predicted_start_s"] == pytest.approx(start.predicted_s, abs=1e-4)
+    assert inputs["predicted_ttft_s"] > inputs["predicted_start_s"] and inputs["start_kind"] == "cold"
+
+
+@pytest.mark.parametrize("placement", ["first_fit", "union"])
+def test_the_second_start_is_predicted_as_the_first_went_on_another_node(placement: str) -> None:
+    controller = placer(placement)
+    first, _ = ask(controller, "i-1", 1.0)
+    came(controller, first, 8.0)
+    second, _ = ask(controller, "i-2", 20.0)
+    assert second.target != first.target
+    learned = {name: s for name, s in second.predicted.items() if name != "fetch"}
+    assert learned == pytest.approx({"launch": 1.0, "load": 2.0, "warmup": 3.0})
+
+
+def test_what_was_learned_is_kept_in_the_store_and_known_after_a_restart() -> None:
+    controller = placer()
+    first, _ = ask(controller, "i-1", 1.0)
+    (saved,) = [e for e in came(controller, first, 8.0) if isinstance(e, Save) and e.table == "start_times"]
+    assert saved.key == "m/emulated/host/cached"
+    again = placer()
+    assert again.restore("start_times", {saved.key: saved.value}, 9.0) == []
+    assert ask(again, "i-2", 20.0)[0].predicted["warmup"] == pytest.approx(3.0)
+    assert again.restore("start_times", {}, 21.0) == [saved], "an emptied store gets it again"
+
+
+def test_a_standby_that_takes_over_knows_it_too() -> None:
+    leader, standby = placer(), placer()
+    came(leader, ask(leader, "i-1", 1.0)[0], 8.0)
+    standby.inherit(leader, 9.0)
+    assert ask(standby, "i-2", 20.0)[0].predicted["warmup"] == pytest.approx(3.0)
+
+
+def test_of_a_model_that_is_gone_nothing_is_kept() -> None:
+    controller = placer()
+    came(controller, ask(controller, "i-1", 1.0)[0], 8.0)
+    others = {"n": replace(MODEL, name="n", key="n")}
+    assert controller.restore("models", others, 9.0) == [Remove("start_times", "m/emulated/host/cached")]

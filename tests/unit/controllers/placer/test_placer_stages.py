@@ -1,0 +1,162 @@
+"""Pipelines as the placer sees to them (HydraServe sections 4 and 6)."""
+
+from dataclasses import replace
+
+from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.domain.instance import InstanceState
+from glowplug.events.commands import (
+    CancelPlacement,
+    FetchWeights,
+    JoinStages,
+    PlaceInstance,
+    StartInstance,
+    StopInstance,
+)
+from glowplug.events.facts import InstanceFailed, InstanceReady, InstanceStarting
+from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.eviction.lru import evict
+from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance
+
+NODES = [a_node("node-1"), a_node("node-2")]
+
+
+def two_stages(request, view):
+    """Half of the model on each node, where both have room."""
+    if any(view.reserved.get(f"{n.node_id}/0", 0) + n.gpus[0].used_bytes > 250 * MIB for n in view.nodes):
+        return PlaceDecision(reason="no room")
+    half = request.model.weights.num_bytes // 2
+    stages = tuple(
+        StageDecision(
+            node_id=f"node-{n + 1}",
+            gpu_ids=(f"node-{n + 1}/0",),
+            bytes_per_gpu=50 * MIB,
+            first_byte=n * half,
+            fetch_bytes=half,
+        )
+        for n in range(2)
+    )
+    return PlaceDecision(stages=stages, reason="two stages")
+
+
+def placer(**params):
+    names = {"placement": "two_stages", "eviction": "lru"}
+    controller = PlacerController(two_stages, evict, names, 3, PlacerParams(settle_s=0.0, **params))
+    controller.restore("nodes", {n.node_id: n for n in NODES}, 0.0)
+    controller.handle(Tick(), 0.0)
+    return controller
+
+
+def sent(effects, cls):
+    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
+
+
+def place(controller, now_s=1.0):
+    command = PlaceInstance(instance_id="x", model=a_model(mib=100), reason="1 waiting", wanted_at=0.5)
+    return controller.handle(an_event(command, issuer="autoscaler-1", epoch=1), now_s)
+
+
+def rows(command):
+    """The rows its agents write for the two starts."""
+    return {
+        start.instance_id: replace(
+            an_instance(start.instance_id, state=InstanceState.STARTING),
+            workers=start.workers,
+            part_of=start.part_of,
+            num_stages=start.num_stages,
+        )
+        for start in command
+    }
+
+
+def heard(controller, now_s=1.1):
+    made = rows(sent(place(controller), StartInstance))
+    for row in made.values():
+        controller.handle(an_event(InstanceStarting(instance=row)), now_s)
+    return made
+
+
+def as_state(row, state, revision=2):
+    return replace(row, state=state, revision=revision)
+
+
+def test_every_stage_is_started_on_its_node_and_fetches_its_own_bytes():
+    effects = place(placer())
+    first, later = sent(effects, StartInstance)
+    assert (first.instance_id, first.part_of, first.stage, first.num_stages) == ("x", "", 0, 2)
+    assert [w.node_id for w in first.workers] == ["node-1", "node-2"], "the first stage lists them all"
+    assert (later.instance_id, later.part_of, later.stage, later.target) == ("x.1", "x", 1, "node-2")
+    assert [w.node_id for w in later.workers] == ["node-2"]
+    fetches = sent(effects, FetchWeights)
+    assert [(f.instance_id, f.first_byte, f.last_byte) for f in fetches] == [("x", 0, 50 * MIB), ("x.1", 50 * MIB, 0)]
+
+
+def test_only_the_stages_nobody_has_spoken_of_are_asked_for_again():
+    controller = placer()
+    made = rows(sent(place(controller), StartInstance))
+    controller.handle(an_event(InstanceStarting(instance=made["x"])), 1.1)
+    assert "x" in controller.placements
+    again = [e for n in range(3, 9) for e in controller.handle(Tick(), n / 2)]
+    assert {s.instance_id for s in sent(again, StartInstance)} == {"x.1"}
+    controller.handle(an_event(InstanceStarting(instance=made["x.1"])), 4.5)
+    assert controller.placements == {}
+
+
+def test_they_are_joined_when_the_later_ones_are_ready_and_again_until_it_serves():
+    controller = placer()
+    made = heard(controller)
+    ready = an_event(InstanceReady(instance=as_state(made["x.1"], InstanceState.READY)))
+    (join,) = sent(controller.handle(ready, 2.0), JoinStages)
+    assert (join.instance_id, join.target) == ("x", "node-1")
+    assert sent(controller.handle(Tick(), 2.5), JoinStages) == []
+    assert len(sent(controller.handle(Tick(), 4.1), JoinStages)) == 1
+    controller.handle(an_event(InstanceReady(instance=as_state(made["x"], InstanceState.READY))), 4.2)
+    assert sent(controller.handle(Tick(), 7.0), JoinStages) == []
+
+
+def test_a_stage_that_fails_takes_the_others_with_it():
+    controller = placer()
+    made = heard(controller)
+    failed = as_state(made["x.1"], InstanceState.FAILED)
+    effects = controller.handle(an_event(InstanceFailed(instance=failed)), 2.0)
+    (stop,) = sent(effects, StopInstance)
+    assert (stop.instance_id, stop.grace_s) == ("x", 0.0) and "x.1" in stop.reason
+
+
+def test_later_stages_end_with_the_first_and_when_it_serves_alone():
+    for last in (InstanceState.STOPPED, InstanceState.READY):
+        controller = placer()
+        made = heard(controller)
+        controller.handle(an_event(InstanceReady(instance=as_state(made["x.1"], InstanceState.READY))), 2.0)
+        whole = replace(as_state(made["x"], last, 3), num_stages=1, workers=made["x"].workers[:1])
+        effects = controller.handle(an_event(InstanceReady(instance=whole)), 3.0)
+        assert [s.instance_id for s in sent(effects, StopInstance)] == ["x.1"], last
+
+
+def test_a_later_stage_that_grows_whole_itself_is_spared():
+    """Section 6.2, scale up: each stage becomes an instance of its own."""
+    controller = placer()
+    made = heard(controller)
+    growing = replace(as_state(made["x.1"], InstanceState.READY), consolidating=True)
+    controller.handle(an_event(InstanceReady(instance=growing)), 2.0)
+    whole = replace(as_state(made["x"], InstanceState.READY, 3), num_stages=1, workers=made["x"].workers[:1])
+    assert sent(controller.handle(an_event(InstanceReady(instance=whole)), 3.0), StopInstance) == []
+
+
+def test_an_agent_that_does_not_answer_fails_the_whole_and_says_so():
+    controller = placer(node_lease_s=60.0)
+    made = rows(sent(place(controller), StartInstance))
+    controller.handle(an_event(InstanceStarting(instance=made["x.1"])), 1.1)
+    effects = [e for n in range(3, 24) for e in controller.handle(Tick(), n / 2)]
+    (failed,) = sent(effects, InstanceFailed)
+    assert (failed.instance.instance_id, failed.code) == ("x", "no_answer")
+    assert {s.instance_id for s in sent(effects, StopInstance)} == {"x", "x.1"}
+
+
+def test_cancelling_stops_every_stage_and_gives_the_bytes_back():
+    controller = placer()
+    place(controller)
+    assert set(controller.fleet.books.reserved) == {"node-1/0", "node-2/0"}
+    cancel = an_event(CancelPlacement(instance_id="x", reason="gone"), issuer="autoscaler-1", epoch=1)
+    assert [s.instance_id for s in sent(controller.handle(cancel, 2.0), StopInstance)] == ["x", "x.1"]
+    assert controller.fleet.books.reserved == {}

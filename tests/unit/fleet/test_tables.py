@@ -1,0 +1,122 @@
+"""Views: late, doubled and lost facts change nothing in the end (peers.md T11 in small)."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.facts import RequestWaiting, RouterLoadReported
+from glowplug.fleet.demand import LoadView
+from glowplug.fleet.tables import InstanceView, NodeView
+from tests.fleet_builder import a_node, an_instance
+
+STATES = [InstanceState.STARTING, InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING]
+HISTORY = [an_instance(state=s, revision=i) for i, s in enumerate(STATES)]
+
+
+@given(st.lists(st.sampled_from(HISTORY), min_size=1))
+def test_any_order_and_repetition_ends_at_the_newest_revision_seen(facts):
+    view = InstanceView()
+    for fact in facts:
+        view.apply(fact, 0.0)
+    assert view.by_id["i-1"].revision == max(f.revision for f in facts)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(list(InstanceState)), st.booleans())))
+def test_the_living_are_those_of_all_that_are_not_gone(history):
+    view = InstanceView()
+    for revision, (number, state, is_dropped) in enumerate(history):
+        view.apply(an_instance(f"i-{number}", state=state, revision=revision), 0.0)
+        if is_dropped:
+            view.forget(f"i-{number}")
+        assert view.living("m") == {i: row for i, row in view.of("m").items() if not row.state.is_gone}
+
+
+def test_a_row_missing_from_the_table_is_dropped_only_after_a_while():
+    view = InstanceView()
+    view.apply(an_instance(), 0.0)
+    view.restore({}, 10.0)
+    assert "i-1" in view.by_id
+    view.restore({}, 16.0)
+    assert view.by_id == {} and view.of("m") == {} and view.model_keys == []
+
+
+def test_a_row_that_stays_behind_is_right_in_the_end():
+    """A node given up while neither bus nor store took it: nobody else ever heard that its instance had failed."""
+    view, row = InstanceView(), an_instance(revision=3)
+    view.restore({"i-1": row}, 0.0)
+    view.apply(an_instance(state=InstanceState.FAILED, revision=4), 1.0)
+    assert view.restore({"i-1": row}, 10.0) == []
+    assert view.restore({"i-1": row}, 17.0) == [row]
+    assert view.by_id["i-1"] == row and view.of("m") == {"i-1": row}
+
+
+def test_restore_reports_only_what_changed():
+    view = InstanceView()
+    assert view.restore({"i-1": an_instance()}, 0.0) == [an_instance()]
+    assert view.restore({"i-1": an_instance()}, 1.0) == []
+
+
+def test_a_node_lives_while_its_revision_moves_whatever_its_clock_says():
+    view = NodeView(lease_s=8.0)
+    view.apply(a_node(revision=1, heartbeat_at=-1e9), 0.0)
+    assert view.expire(7.0) == []
+    view.apply(a_node(revision=1, heartbeat_at=1e9), 7.5)  # the same row again is no sign of life
+    assert [n.node_id for n in view.expire(8.5)] == ["node-1"]
+
+
+def test_demand_is_summed_over_routers_and_a_future_clock_is_bounded():
+    view = LoadView()
+    one = ModelLoad(num_waiting=1, num_in_flight=2, last_active_at=1e12, in_flight_by_instance={"i": 2})
+    two = ModelLoad(num_in_flight=1, in_flight_by_instance={"i": 1})
+    view.apply(RouterLoadReported(router_id="a", loads={"m": one}), 10.0)
+    view.apply(RouterLoadReported(router_id="b", loads={"m": two}), 10.0)
+    load = view.of("m")
+    assert (load.num_waiting, load.num_in_flight, load.in_flight_by_instance) == (1, 3, {"i": 3})
+    assert load.last_active_at == 10.0
+    assert view.is_fresh(12.0) and not view.is_fresh(13.5)
+    view.expire(50.0)
+    assert view.of("m").num_in_flight == 0
+
+
+def test_arrivals_of_late_are_counted_over_routers_and_a_router_that_begins_anew_takes_none_back():
+    view = LoadView()
+
+    def told(router_id, num, now_s):
+        view.apply(RouterLoadReported(router_id=router_id, loads={"m": ModelLoad(num_arrived=num)}), now_s)
+
+    told("r-1", 50, 1.0)
+    assert view.arrived("m", 0.0) == 0, "what was before it spoke is not of late"
+    told("r-1", 53, 2.0)
+    told("r-2", 7, 2.0)
+    told("r-2", 8, 3.0)
+    assert (view.arrived("m", 1.5), view.arrived("m", 2.5), view.arrived("other", 0.0)) == (4, 1, 0)
+    told("r-1", 2, 4.0)
+    assert view.arrived("m", 1.5) == 4
+    told("r-1", 3, 13.5)
+    assert view.arrived("m", 0.0) == 1, "longer ago than is kept"
+
+
+def test_what_waits_is_known_by_the_newest_word_of_each_router():
+    view = LoadView()
+
+    def waits(num, sent_at, router_id="a"):
+        fact = RequestWaiting(
+            model_key="m", request_id="r", router_id=router_id, num_waiting=num, waiting_since=0.0, deadline_at=60.0
+        )
+        return view.wait(fact, sent_at, sent_at)
+
+    def reports(sent_at, *, part=0, num_parts=1, **loads):
+        report = RouterLoadReported(router_id="a", loads=loads, part=part, num_parts=num_parts)
+        view.apply(report, sent_at, sent_at)
+        return view.of("m").num_waiting
+
+    assert waits(3, 1.0) and waits(2, 1.0, "b")
+    assert view.of("m").num_waiting == 5, "nobody has reported yet"
+    assert reports(2.0, m=ModelLoad(num_waiting=1)) == 3, "its report has replaced what a said, and not what b said"
+    assert not waits(9, 1.5) and view.of("m").num_waiting == 3
+    assert waits(4, 2.5) and view.of("m").num_waiting == 6
+    assert reports(3.0, part=0, num_parts=2, other=ModelLoad()) == 6, "a part that does not name the model"
+    assert reports(3.1, num_parts=0) == 3, "a report of changes names every model that holds something"
+    view.expire(5.0)
+    assert view.of("m").num_waiting == 1, "b has been silent"

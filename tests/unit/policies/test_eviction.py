@@ -1,0 +1,242 @@
+"""Who leaves first, by each algorithm, on sequences worked by hand."""
+
+import math
+
+import pytest
+
+from glowplug.policies.caching.mcache_importance import Importance, ImportanceParams, ranks
+from glowplug.policies.caching.ordering import evict
+from glowplug.policies.caching.recency import Arc, Belady, Lfu, Lru, Srrip
+from glowplug.policies.caching.resident import Resident
+from glowplug.policies.eviction.swapserve import PreemptionParams, RunningEngine, preempt
+
+
+def a_resident(name, size=10, used=0.0, **fields):
+    return Resident(name=name, num_bytes=size, last_used_at=used, **fields)
+
+
+def order(memory, names, now_s=100.0, size=10):
+    return [r.name for _, r in memory.order([a_resident(n, size) for n in names], now_s)]
+
+
+def test_lru_lfu():
+    lru = Lru()
+    assert [r.name for _, r in lru.order([a_resident("b", used=2.0), a_resident("a", used=3.0)], 9.0)] == ["b", "a"]
+    lfu = Lfu()
+    for name in "aabbbc":
+        lfu.used(name, 10, 0.0, hit=name in lfu._uses)
+    assert order(lfu, "abc") == ["c", "a", "b"]
+    lfu.left("b")
+    lfu.used("b", 10, 1.0, hit=False)
+    assert order(lfu, "ab") == ["b", "a"], "who comes back begins anew"
+
+
+def test_srrip_keeps_what_was_hit_before_what_only_came():
+    """2 bits: a newcomer waits at 2, a hit is at 0; to evict, all age until one is at 3."""
+    srrip = Srrip()
+    for name in "abc":
+        srrip.used(name, 10, 0.0, hit=False)
+    srrip.used("a", 10, 1.0, hit=True)
+    assert order(srrip, "abc") == ["b", "c", "a"]
+    srrip.left("b")  # a is at 1 now, c at 3
+    srrip.used("d", 10, 2.0, hit=False)
+    assert order(srrip, "acd") == ["c", "d", "a"]
+    srrip.left("c")
+    srrip.used("a", 10, 3.0, hit=True)
+    srrip.left("d")
+    assert order(srrip, "a") == ["a"]
+
+
+def test_srrip_forgets_a_hit_as_others_leave():
+    """A newcomer waits at 2, so each that leaves again ages everybody by 1, and after two a hit is worth no more."""
+    srrip = Srrip()
+    srrip.used("a", 10, 0.0, hit=False)
+    srrip.used("a", 10, 1.0, hit=True)
+    for name in "bc":
+        srrip.used(name, 10, 2.0, hit=False)
+        assert order(srrip, f"a{name}") == [name, "a"]
+        srrip.left(name)
+    srrip.used("d", 10, 3.0, hit=False)
+    assert order(srrip, "ad") == ["a", "d"]
+
+
+def test_arc_moves_its_target_by_how_many_more_ghosts_the_other_side_has():
+    arc = Arc(capacity_bytes=40)
+    for name in "ab":
+        arc.used(name, 10, 0.0, hit=False)
+        arc.used(name, 10, 1.0, hit=True)
+    arc.used("x", 10, 2.0, hit=False)
+    for name in "abx":
+        arc.left(name)
+    arc.used("x", 10, 3.0, hit=False)  # two ghosts of the often-used to one: twice the size
+    for name in "cd":
+        arc.used(name, 10, 4.0, hit=False)
+    assert order(arc, "xcd") == ["x", "c", "d"], "20 bytes of once-used are within the target"
+
+
+def test_arc_learns_from_its_ghosts():
+    arc = Arc(capacity_bytes=30)
+    for name in "abc":
+        arc.used(name, 10, 0.0, hit=False)
+    arc.used("a", 10, 1.0, hit=True)
+    assert order(arc, "abc") == ["b", "c", "a"], "once-used first"
+    arc.left("b")
+    arc.used("d", 10, 2.0, hit=False)
+    arc.left("c")
+    arc.used("b", 10, 3.0, hit=False)  # a ghost of the once-used: they may hold 10 now
+    assert order(arc, "abd") == ["a", "b", "d"]
+    arc.left("a")
+    arc.used("a", 10, 4.0, hit=False)  # a ghost of the often-used: the target goes back
+    assert order(arc, "abd")[0] == "d"
+
+
+def test_arc_remembers_as_many_of_the_once_used_as_still_fit_the_cache_with_them():
+    """|T1| + |B1| <= c: who is asked for after that is new."""
+    arc = Arc(capacity_bytes=30)
+    for name in "abc":
+        arc.used(name, 10, 0.0, hit=False)
+    arc.left("b")
+    arc.used("d", 10, 1.0, hit=False)  # three used once: no room for a ghost
+    arc.used("b", 10, 2.0, hit=False)
+    arc.used("a", 10, 3.0, hit=True)
+    assert order(arc, "abcd") == ["c", "d", "b", "a"]
+
+
+def test_belady_knows():
+    belady = Belady({"a": [1.0, 9.0], "b": [2.0, 5.0], "c": [3.0]})
+    assert order(belady, "abc", now_s=3.0) == ["c", "a", "b"]
+    assert order(belady, "abc", now_s=6.0) == ["b", "c", "a"]
+
+
+# mCache section 4.3
+
+
+def test_utility_is_penalty_per_byte_and_rate():
+    """Eq. 1; the rate of n requests at once is n ln 2 / half-life."""
+    memory = Importance(
+        lambda name, size: {"slow": 8.0, "fast": 2.0}[name], ImportanceParams(half_life_s=100.0, spread=1.0)
+    )
+    for name in ("slow", "fast", "fast"):
+        memory.used(name, 10, 0.0, hit=True)
+    per_request = math.log(2) / 100
+    assert memory.utility(a_resident("slow", 10), 0.0) == pytest.approx(8 / 10 * per_request)
+    assert memory.utility(a_resident("fast", 40), 0.0) == pytest.approx(2 / 40 * 2 * per_request)
+    assert memory.rate_per_s("fast", 100.0) == pytest.approx(per_request)
+    assert memory.rate_per_s("never", 0.0) == 0.0
+    assert order(memory, ["slow", "fast"]) == ["fast", "slow"]
+
+
+def test_weights_with_a_copy_on_a_gpu_are_worth_less_where_that_is_asked_for():
+    """Ours (ADR 0015): a miss of them costs only once the replica has gone; the paper's worth knows no GPUs."""
+    for ratio, first in ((0.1, "copied"), (1.0, "alone")):
+        params = ImportanceParams(half_life_s=100.0, copied_ratio=ratio)
+        memory = Importance(lambda name, size: 2.0 if name == "copied" else 1.0, params)
+        residents = [a_resident("alone"), a_resident("copied", has_copy=True)]
+        for resident in residents:
+            memory.used(resident.name, 10, 0.0, hit=True)
+        assert evict(memory, residents, 1, 0.0).victims == (first,)
+
+
+def test_three_half_lives_keep_who_is_asked_for_now_and_who_is_asked_for_always():
+    """Erratum E25: the rate is the mean of a short, a middle and a long memory."""
+
+    def memory(half_life_s, spread):
+        made = Importance(lambda name, size: 1.0, ImportanceParams(half_life_s=half_life_s, spread=spread))
+        for at in range(100):  # every 100 s for ever
+            made.used("always", 10, at * 100.0, hit=True)
+        made.used("now", 10, 9_990.0, hit=False)
+        for at in range(40):  # a burst, long ago
+            made.used("then", 10, 3_000.0 + at, hit=True)
+        return made
+
+    three = memory(300.0, 10.0)
+    alone = [memory(300.0 * f, 1.0).rate_per_s("always", 9_995.0) for f in (0.1, 1.0, 10.0)]
+    assert three.rate_per_s("always", 9_995.0) == pytest.approx(sum(alone) / 3)
+    assert order(three, ["then", "now", "always"], now_s=9_995.0) == ["then", "always", "now"]
+    assert order(memory(3000.0, 1.0), ["then", "always", "now"], now_s=9_995.0)[0] == "now", "a long memory alone"
+
+
+def test_ranks_are_the_log_of_those_below():
+    """Eq. 2 with b0 = 1; equal utilities share a rank."""
+    assert ranks([1.0, 2.0, 2.0, 5.0]) == pytest.approx([0.0, math.log(2), math.log(2), math.log(4)])
+
+
+def test_scores_may_be_stale_until_they_are_renewed():
+    """Section 4.3.3: periodic updates."""
+    memory = Importance(lambda name, size: 1.0, ImportanceParams(half_life_s=10.0, spread=1.0, renew_s=60.0))
+    memory.used("a", 10, 0.0, hit=False)
+    memory.used("b", 10, 0.0, hit=False)
+    memory.used("b", 10, 1.0, hit=True)
+    assert order(memory, "ab", now_s=1.0) == ["a", "b"]
+    for now_s in (2.0, 3.0, 4.0, 5.0):
+        memory.used("a", 10, now_s, hit=True)
+    assert order(memory, "ab", now_s=30.0) == ["a", "b"]
+    assert order(memory, "ab", now_s=61.0) == ["b", "a"]
+
+
+# what all share
+
+
+def test_enough_go_and_no_more():
+    residents = [a_resident("small", 5, 1.0), a_resident("large", 50, 2.0), a_resident("new", 50, 3.0)]
+    decision = evict(Lru(), residents, 50, 9.0)
+    assert decision.victims == ("large",), "the small one is spared: the large one alone is enough (erratum E26)"
+    assert evict(Lru(), residents, 50, 9.0, spare=False).victims == ("small", "large")
+    assert evict(Lru(), residents, 500, 9.0).victims == ()
+    assert evict(Lru(), residents, 0, 9.0).reason == "nothing has to be freed"
+
+
+def test_held_never_and_priority_last():
+    residents = [
+        a_resident("a", 10, 1.0, held="2 requests in flight"),
+        a_resident("b", 10, 2.0, priority=1),
+        a_resident("c", 10, 3.0),
+    ]
+    assert evict(Lru(), residents, 10, 9.0).victims == ("c",)
+    assert evict(Lru(), residents, 20, 9.0).victims == ("b", "c") or evict(Lru(), residents, 20, 9.0).victims == (
+        "c",
+        "b",
+    )
+    assert evict(Lru(), residents, 30, 9.0).victims == ()
+
+
+# SwapServeLLM section 4
+
+
+def an_engine(name, waiting=0, used=0.0, in_flight=0, size=10, ready=0.0, held=""):
+    return RunningEngine(
+        instance_id=name,
+        num_bytes=size,
+        num_waiting=waiting,
+        num_in_flight=in_flight,
+        last_used_at=used,
+        ready_at=ready,
+        held=held,
+    )
+
+
+def test_shortest_queue_then_oldest_access():
+    engines = [an_engine("busy", 5, 0.0), an_engine("new", 0, 9.0), an_engine("old", 0, 1.0)]
+    assert preempt(engines, 10, 100.0).victims == ("old",)
+    assert preempt(engines, 20, 100.0).victims == ("old", "new")
+    assert preempt(engines, 30, 100.0).victims == ("old", "new", "busy")
+    assert preempt(engines, 31, 100.0).victims == ()
+
+
+def test_at_work_pinned_or_too_young_stays():
+    engines = [an_engine("working", in_flight=1), an_engine("pinned", held="pinned"), an_engine("young", ready=99.0)]
+    decision = preempt(engines, 10, 100.0, PreemptionParams(min_residency_s=5.0))
+    assert decision.victims == ()
+    assert {r.name: r.why for r in decision.rivals} == {
+        "working": "1 request in flight",
+        "pinned": "pinned",
+        "young": "it has been ready for 1.0 s only",
+    }
+    assert preempt(engines, 10, 104.0, PreemptionParams(min_residency_s=5.0)).victims == ("young",)
+
+
+def test_the_fewest_go():
+    """Erratum E29."""
+    engines = [an_engine("small", used=1.0, size=3), an_engine("large", used=2.0, size=30)]
+    assert preempt(engines, 20, 100.0).victims == ("large",)
+    assert preempt(engines, 20, 100.0, PreemptionParams(fewest=False)).victims == ("small", "large")
