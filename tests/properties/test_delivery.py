@@ -15,7 +15,7 @@ from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import Event
-from glowplug.fleet.tables import InstanceView, NodeView
+from glowplug.fleet.tables import InstanceTable, NodeTable
 from tests.fleet_builder import a_node, an_event, an_instance
 
 LIFE = [
@@ -45,7 +45,7 @@ deliveries = st.lists(st.sampled_from(rows), max_size=60)  # any order, any numb
 
 @given(deliveries)
 def test_an_instance_view_ends_where_the_table_is(delivered: list[Instance]) -> None:
-    view = InstanceView()
+    view = InstanceTable()
     for at, row in enumerate(delivered):
         view.apply(row, float(at))
         assert view.by_id[row.instance_id].revision >= row.revision
@@ -78,7 +78,7 @@ def test_an_instance_that_is_gone_does_not_come_back(delivered: list[Instance], 
 
 @given(st.permutations(range(1, 8)), st.data())
 def test_a_node_view_keeps_the_newest(order: list[int], data: st.DataObject) -> None:
-    view, seen = NodeView(lease_s=8.0), 0
+    view, seen = NodeTable(lease_s=8.0), 0
     for at, revision in enumerate([r for r in order for _ in range(data.draw(st.integers(0, 2)))]):
         view.apply(a_node(revision=revision), float(at))
         seen = max(seen, revision)

@@ -1,8 +1,11 @@
 """The shape every controller has, so that one shell and one simulator run them all."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from glowplug.controllers.effects import Effect
+
+Handler = Callable[[Any, float], list[Effect]]  # (stimulus, now_s) -> effects
 
 
 class Controller(Protocol):
@@ -25,4 +28,13 @@ class Heir(Controller, Protocol):
     def inherit(self, earlier: Any, now_s: float) -> None:
         """Take from an `earlier` controller of the same kind what no table tells (or an emptied store does not),
         before `restore`."""
+        ...
+
+
+class Dispatching(Protocol):
+    """A controller that says what it handles: a test holds this against what its package's reads.py subscribes to."""
+
+    @property
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        """By the class of an event's payload, or of a stimulus of the service's own; Tick among them."""
         ...

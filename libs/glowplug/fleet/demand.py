@@ -110,7 +110,7 @@ class _Waiting:
     received_at: float
 
 
-class LoadView:
+class Demand:
     """Demand per model, summed over the routers that have spoken lately.
 
     A router's request.waiting counts until a newer report of that router has replaced it; the router's own clock says

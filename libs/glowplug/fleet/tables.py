@@ -13,7 +13,7 @@ from glowplug.domain.instance import Instance
 ABSENT_S = 15.0
 
 
-class InstanceView:
+class InstanceTable:
     """instance_id -> Instance, newest revision wins."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class InstanceView:
                 self._living.pop(instance.model_key, None)
 
 
-class NodeView:
+class NodeTable:
     """node_id -> Node, with when its revision last moved by OUR clock: no clock of another machine is trusted."""
 
     def __init__(self, lease_s: float) -> None:

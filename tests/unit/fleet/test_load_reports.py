@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import encode
 from glowplug.events.facts import RouterLoadReported
-from glowplug.fleet.demand import ONLY_CHANGES, LoadReporter, LoadReports, LoadView
+from glowplug.fleet.demand import ONLY_CHANGES, Demand, LoadReporter, LoadReports
 from tests.fleet_builder import an_event
 
 IDLE = ModelLoad(last_active_at=5.0)
@@ -71,7 +71,7 @@ def test_whoever_listens_knows_all_after_one_whole_that_arrives_whole(seed: int,
 
 
 def test_a_view_calls_nothing_idle_before_it_has_heard_a_whole() -> None:
-    view = LoadView()
+    view = Demand()
     view.apply(RouterLoadReported(router_id="r", loads={"a": busy(1)}, num_parts=ONLY_CHANGES), 1.0)
     assert view.of("a").num_in_flight == 1 and not view.is_fresh(1.0)
     for part in (0, 1):

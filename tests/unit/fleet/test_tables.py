@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import RequestWaiting, RouterLoadReported
-from glowplug.fleet.demand import LoadView
-from glowplug.fleet.tables import InstanceView, NodeView
+from glowplug.fleet.demand import Demand
+from glowplug.fleet.tables import InstanceTable, NodeTable
 from tests.fleet_builder import a_node, an_instance
 
 STATES = [InstanceState.STARTING, InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING]
@@ -16,7 +16,7 @@ HISTORY = [an_instance(state=s, revision=i) for i, s in enumerate(STATES)]
 
 @given(st.lists(st.sampled_from(HISTORY), min_size=1))
 def test_any_order_and_repetition_ends_at_the_newest_revision_seen(facts):
-    view = InstanceView()
+    view = InstanceTable()
     for fact in facts:
         view.apply(fact, 0.0)
     assert view.by_id["i-1"].revision == max(f.revision for f in facts)
@@ -24,7 +24,7 @@ def test_any_order_and_repetition_ends_at_the_newest_revision_seen(facts):
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(list(InstanceState)), st.booleans())))
 def test_the_living_are_those_of_all_that_are_not_gone(history):
-    view = InstanceView()
+    view = InstanceTable()
     for revision, (number, state, is_dropped) in enumerate(history):
         view.apply(an_instance(f"i-{number}", state=state, revision=revision), 0.0)
         if is_dropped:
@@ -33,7 +33,7 @@ def test_the_living_are_those_of_all_that_are_not_gone(history):
 
 
 def test_a_row_missing_from_the_table_is_dropped_only_after_a_while():
-    view = InstanceView()
+    view = InstanceTable()
     view.apply(an_instance(), 0.0)
     view.restore({}, 10.0)
     assert "i-1" in view.by_id
@@ -43,7 +43,7 @@ def test_a_row_missing_from_the_table_is_dropped_only_after_a_while():
 
 def test_a_row_that_stays_behind_is_right_in_the_end():
     """A node given up while neither bus nor store took it: nobody else ever heard that its instance had failed."""
-    view, row = InstanceView(), an_instance(revision=3)
+    view, row = InstanceTable(), an_instance(revision=3)
     view.restore({"i-1": row}, 0.0)
     view.apply(an_instance(state=InstanceState.FAILED, revision=4), 1.0)
     assert view.restore({"i-1": row}, 10.0) == []
@@ -52,13 +52,13 @@ def test_a_row_that_stays_behind_is_right_in_the_end():
 
 
 def test_restore_reports_only_what_changed():
-    view = InstanceView()
+    view = InstanceTable()
     assert view.restore({"i-1": an_instance()}, 0.0) == [an_instance()]
     assert view.restore({"i-1": an_instance()}, 1.0) == []
 
 
 def test_a_node_lives_while_its_revision_moves_whatever_its_clock_says():
-    view = NodeView(lease_s=8.0)
+    view = NodeTable(lease_s=8.0)
     view.apply(a_node(revision=1, heartbeat_at=-1e9), 0.0)
     assert view.expire(7.0) == []
     view.apply(a_node(revision=1, heartbeat_at=1e9), 7.5)  # the same row again is no sign of life
@@ -66,7 +66,7 @@ def test_a_node_lives_while_its_revision_moves_whatever_its_clock_says():
 
 
 def test_demand_is_summed_over_routers_and_a_future_clock_is_bounded():
-    view = LoadView()
+    view = Demand()
     one = ModelLoad(num_waiting=1, num_in_flight=2, last_active_at=1e12, in_flight_by_instance={"i": 2})
     two = ModelLoad(num_in_flight=1, in_flight_by_instance={"i": 1})
     view.apply(RouterLoadReported(router_id="a", loads={"m": one}), 10.0)
@@ -80,7 +80,7 @@ def test_demand_is_summed_over_routers_and_a_future_clock_is_bounded():
 
 
 def test_arrivals_of_late_are_counted_over_routers_and_a_router_that_begins_anew_takes_none_back():
-    view = LoadView()
+    view = Demand()
 
     def told(router_id, num, now_s):
         view.apply(RouterLoadReported(router_id=router_id, loads={"m": ModelLoad(num_arrived=num)}), now_s)
@@ -98,7 +98,7 @@ def test_arrivals_of_late_are_counted_over_routers_and_a_router_that_begins_anew
 
 
 def test_what_waits_is_known_by_the_newest_word_of_each_router():
-    view = LoadView()
+    view = Demand()
 
     def waits(num, sent_at, router_id="a"):
         fact = RequestWaiting(

@@ -29,8 +29,8 @@ from glowplug.events.facts import (
     RequestWaiting,
     RouterLoadReported,
 )
-from glowplug.fleet.demand import LoadView
-from glowplug.fleet.tables import InstanceView
+from glowplug.fleet.demand import Demand
+from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.standing import worths
 
@@ -51,7 +51,7 @@ class AutoscalerController:
         self._consolidations = Consolidations(self._records, params.repeat_s)
         self._states: dict[str, Any] = {}  # model_key -> what the policy remembers of it
         self._table = ModelTable()
-        self.instances, self.loads, self.forecasts = InstanceView(), LoadView(), ForecastBook()
+        self.instances, self.loads, self.forecasts = InstanceTable(), Demand(), ForecastBook()
         self._pending: dict[str, Pending] = {}
         self._stopping: dict[str, float] = {}  # instance_id -> when its stop was last sent
         self._resumed: dict[str, float] = {}  # instance_id -> when it was told to come back

@@ -37,8 +37,8 @@ from glowplug.events.facts import (
     WeightsFetched,
     WeightsFetchFailed,
 )
-from glowplug.fleet.demand import LoadView
-from glowplug.fleet.tables import InstanceView, NodeView
+from glowplug.fleet.demand import Demand
+from glowplug.fleet.tables import InstanceTable, NodeTable
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.prewarming.port import reads_profile
 from glowplug.policies.start_times import PRIORS, START_TIMES, Prior
@@ -77,15 +77,15 @@ class PlacerController:
         return self._placing.placements
 
     @property
-    def nodes(self) -> NodeView:
+    def nodes(self) -> NodeTable:
         return self.fleet.nodes
 
     @property
-    def instances(self) -> InstanceView:
+    def instances(self) -> InstanceTable:
         return self.fleet.instances
 
     @property
-    def loads(self) -> LoadView:
+    def loads(self) -> Demand:
         return self.fleet.loads
 
     @property

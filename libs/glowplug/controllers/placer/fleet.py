@@ -13,8 +13,8 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
-from glowplug.fleet.demand import LoadView
-from glowplug.fleet.tables import InstanceView, NodeView
+from glowplug.fleet.demand import Demand
+from glowplug.fleet.tables import InstanceTable, NodeTable
 from glowplug.policies.placement.port import PlacementView
 from glowplug.policies.start_times import PRIORS, Prior, StartRow
 
@@ -26,7 +26,7 @@ class Fleet:
         self, policies: dict[str, str], epoch: int, params: PlacerParams, priors: Mapping[str, Prior] = PRIORS
     ) -> None:
         self.policies, self.params, self.ids = policies, params, Ids(epoch)
-        self.nodes, self.instances, self.loads = NodeView(params.node_lease_s), InstanceView(), LoadView()
+        self.nodes, self.instances, self.loads = NodeTable(params.node_lease_s), InstanceTable(), Demand()
         self.models: dict[str, Model] = {}
         self.books, self.network = Books(), Network(params, priors)
         self.cordoned: set[str] = set()
@@ -65,7 +65,7 @@ class Fleet:
         self.books.only(self.instances.by_id.keys() | self.promised)
         return changed
 
-    def take_over(self, instances: InstanceView, loads: LoadView, now_s: float) -> None:
+    def take_over(self, instances: InstanceTable, loads: Demand, now_s: float) -> None:
         """What an earlier placer knew."""
         self.instances, self.loads = instances, loads
         for instance in instances.by_id.values():

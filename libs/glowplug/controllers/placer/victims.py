@@ -10,10 +10,10 @@ from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted, doing
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.domain.units import show_bytes
-from glowplug.fleet.demand import LoadView
+from glowplug.fleet.demand import Demand
 from glowplug.policies.caching.resident import Resident
 from glowplug.policies.decisions import EvictDecision, StageDecision
-from glowplug.policies.eviction.shares import Demand, Shares
+from glowplug.policies.eviction.shares import ModelDemand, Shares
 from glowplug.policies.eviction.turns import Turn, TurnParams, Victims, goes_on, is_too_new
 from glowplug.policies.placement.shape import bytes_per_gpu
 
@@ -29,7 +29,7 @@ class Room:
     nodes: list[Node]
     books: Books
     models: dict[str, Model]
-    loads: LoadView
+    loads: Demand
     min_residency_s: float
     turns: TurnParams
     victims: Victims
@@ -65,10 +65,12 @@ class Room:
         """Requests that wait for it."""
         return self._load(model.key).num_waiting
 
-    def demand(self, model_key: str) -> Demand:
+    def demand(self, model_key: str) -> ModelDemand:
         """What of it counts for its share."""
         load = self._load(model_key)
-        return Demand(num_dispatched=self.loads.dispatched(model_key), num_open=load.num_waiting + load.num_in_flight)
+        return ModelDemand(
+            num_dispatched=self.loads.dispatched(model_key), num_open=load.num_waiting + load.num_in_flight
+        )
 
     def runs(self, model: Model) -> bool:
         """Whether some of its requests are being answered: who wants more of what it has is not starved."""

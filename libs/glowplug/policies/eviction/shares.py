@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class ModelDemand:
     """One model as the routers tell it."""
 
     num_dispatched: int  # since they started: only its growth counts
@@ -45,7 +45,7 @@ class Shares:
 
 
 def account(
-    shares: Shares, demands: Mapping[str, Demand], waiting: Collection[str], now_s: float, forget_s: float
+    shares: Shares, demands: Mapping[str, ModelDemand], waiting: Collection[str], now_s: float, forget_s: float
 ) -> Shares:
     """The count as of now. `demands` of those that hold memory or wait for it; `waiting`: those that wait for it. When
     nobody has waited for `forget_s` the count begins anew with the next one who does."""

@@ -1,12 +1,12 @@
 """What models are given while memory is short, counted by hand."""
 
-from glowplug.policies.eviction.shares import Demand, Shares, account
+from glowplug.policies.eviction.shares import ModelDemand, Shares, account
 
 FORGET_S = 30.0
 
 
 def counted(shares, now_s, waiting=("a",), **demands):
-    known = {key: Demand(num_dispatched=num, num_open=num_open) for key, (num, num_open) in demands.items()}
+    known = {key: ModelDemand(num_dispatched=num, num_open=num_open) for key, (num, num_open) in demands.items()}
     return account(shares, known, set(waiting), now_s, FORGET_S)
 
 
