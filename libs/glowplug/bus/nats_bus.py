@@ -51,8 +51,8 @@ class NatsBus:
     After each reconnect the streams are made again where they are missing, then every durable reader is bound anew:
     a pull that was waiting on the old connection would wait in vain. A client that may not make streams
     (`makes_streams`) waits for one that does. `inbox`: what the subjects of its answers begin with. A stream that
-    stores nothing is told by `refusal` and asked again until it does (nats_storing.py); with `asks_first` also before
-    anything has been refused.
+    stores nothing is reported by `refusal` and asked again until it stores (nats_storing.py); with `asks_first` also
+    before anything has been refused.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class NatsBus:
         await self._store(stream, names.check(stream, self._name), b"", {CHECK_HEADER: "1"}, ANSWER_S)
 
     async def _answers(self) -> bool:
-        """Whether the server, of which nothing has been heard for a while, answers a ping in time."""
+        """Whether the server, from which nothing has come for a while, answers a ping in time."""
         # A flush that is given up would break the client when its answer comes after all: this one is left to end.
         ping = asyncio.create_task(self._nc.flush(timeout=PING_LEFT_S))
         self._pings.add(ping)

@@ -19,7 +19,7 @@ class Storing:
 
     `store(stream)` sends a check message there and raises when it is not stored; `answers()` says whether the server
     answers at all: a server that does not is lost, which the connection notices by itself. `watched` streams are asked
-    when they are quiet, so that a refusal is known before somebody needs the stream.
+    when they are idle, so that a refusal is known before the stream is needed.
     """
 
     def __init__(

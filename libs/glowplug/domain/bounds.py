@@ -14,7 +14,7 @@ class OutOfBounds(ValueError):
         self.field, self.problem = field, problem
 
     def __reduce__(self) -> tuple[type["OutOfBounds"], tuple[str, str]]:
-        """Between processes it travels as what it was told."""
+        """Between processes it travels as the arguments it was made with."""
         return type(self), (self.field, self.problem)
 
 

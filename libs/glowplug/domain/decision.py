@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class Rival:
     """One option that was weighed. `why` says what it lacked, or why it won.
 
-    `unit` stands behind the score: a first word "bytes" or "s" is a size or a time, and "at" a moment in epoch seconds
-    ("at last use"). '' is a plain number."""
+    `unit` stands behind the score: one that begins with "bytes" or "s" is a size or a time, one that begins
+    with "at" a moment in epoch seconds ("at last use"). '' is a plain number."""
 
     name: str
     score: float
@@ -19,7 +19,7 @@ class Rival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """One decision of one controller, kept so that `why` can answer. `inputs` holds plain numbers and words only."""
+    """One decision of one controller, kept so that `why` can answer. `inputs` holds numbers and strings only."""
 
     decision_id: str
     kind: str  # scale | place | evict | refuse | drain | expire | prewarm

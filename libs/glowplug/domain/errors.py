@@ -71,7 +71,7 @@ class Contended(GlowplugError):
 
 
 class NoCapacity(GlowplugError):
-    """Nothing can serve the model now: cold and refused, no room, or failed (503)."""
+    """Nothing can serve the model now: cold and refused, no capacity, or failed (503)."""
 
     status, type, code = 503, "service_unavailable", "no_capacity"
 

@@ -34,15 +34,15 @@ class InstanceState(StrEnum):
 class PhaseName(StrEnum):
     """Stages of a cold start, in the order they usually end (HydraServe section 3, SwapServeLLM Table 1)."""
 
-    DECIDE = "decide"  # request waiting -> decision written, or first answer that there is no room
-    ROOM = "room"  # that answer -> others have given back enough GPU memory; absent where there was room at once
+    DECIDE = "decide"  # request waiting -> decision written, or first answer that no GPU has the memory
+    ROOM = "room"  # that answer -> others have given back enough GPU memory; absent where memory was free at once
     FETCH = "fetch"  # weights -> host memory
     LAUNCH = "launch"  # engine process up (container, library, context)
     LOAD = "load"  # host memory -> GPU
     WARMUP = "warmup"  # graphs, first token, readiness
 
 
-BEFORE_START = frozenset({PhaseName.DECIDE, PhaseName.ROOM})  # over when an agent first hears of the instance
+BEFORE_START = frozenset({PhaseName.DECIDE, PhaseName.ROOM})  # over before the agent receives the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """`holder` "": nobody leads. `epoch` is the holder's; `newest_epoch` the highest ever given for this service,
+    """`holder` "": no process leads. `epoch` is the holder's; `newest_epoch` the highest ever given for this service,
     0 in a store that knows of none (it may have been emptied). `left_s` from when the store answered."""
 
     holder: str = ""
@@ -17,7 +17,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """One row of the table `leaders`: who took the lead last, written for whoever fences or shows it."""
+    """One row of the table `leaders`: who took the lead last, written for those who fence by it or show it."""
 
     service: str
     service_id: str

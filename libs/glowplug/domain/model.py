@@ -86,7 +86,7 @@ class Slo:
 class Model:
     """Weights + config. `memory_bytes` (weights + KV) is what one instance is granted, over its `num_gpus` GPUs.
 
-    Raises OutOfBounds for numbers that no owner can mean, whoever makes it.
+    Raises OutOfBounds for numbers that no owner can mean.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Engines: `port` is what an agent speaks, `drivers` finds one by name, `*_host` are the processes that some start.
+"""Engines: `port` is the interface that agents use, `drivers` finds one by name, `*_host` are the processes that some start.
 
 This file imports nothing, because engine processes pay for it at each cold start.
 """

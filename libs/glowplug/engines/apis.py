@@ -26,7 +26,7 @@ class EngineApi:
     lacks: Mapping[str, str] = field(default_factory=dict)
     functions_only: bool = False  # tools that an engine would run itself (a web search) are refused, else ignored
     text_only: bool = False  # images, sounds and files within messages are refused
-    tool_choices: frozenset[str] = frozenset((REQUIRED, NAMED))  # that it honours; "auto" and "none" bind nobody
+    tool_choices: frozenset[str] = frozenset((REQUIRED, NAMED))  # that it honours; "auto" and "none" are no obligation
 
 
 EVERYTHING = EngineApi()  # of an engine that declares nothing: it is asked, and refuses by itself

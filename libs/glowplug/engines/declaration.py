@@ -62,7 +62,7 @@ def flag(meaning: str) -> Argument:
 
 
 def choice(meaning: str, options: Sequence[str]) -> Argument:
-    """One of these words."""
+    """One of these values."""
 
     def is_allowed(value: Any) -> bool:
         return isinstance(value, str) and value in options

@@ -7,7 +7,7 @@ from glowplug.engines.declaration import Argument, EngineArguments, EngineWeight
 from glowplug.engines.emulated_host.faults import Faults, changed
 from glowplug.engines.emulated_host.profiles import PROFILES
 
-_MOST_S = 86_400.0  # a modelled stage of more than a day never ends for whoever waits for it
+_MOST_S = 86_400.0  # a modelled stage of more than a day never ends for those who wait for it
 _MOST_RATE = 1e15  # bytes per second, far above any memory
 _MOST_SCALE = 1e6
 

@@ -63,7 +63,7 @@ class LlamacppDriver(HostedDriver):
         self._busy: dict[int, _Busy] = {}  # by pid
 
     async def num_in_flight(self, handle: EngineHandle) -> int:
-        """llama.cpp looks for clients that left when its result queue has been silent for a second, and each answer
+        """llama.cpp looks for clients that left when its result queue has been empty for a second, and each answer
         of /metrics passes through that queue: asked too often, it would never drop an unstreamed request. So an
         engine that stays busy is left in peace between questions, and the last count, above 0, stands meanwhile."""
         now_s, last = asyncio.get_running_loop().time(), self._busy.get(handle.pid)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 POLL_S = 0.01
-HIGHEST_PID = 2**31 - 1  # 0, -1 and below mean groups and everybody to the kernel: never a process of ours
+HIGHEST_PID = 2**31 - 1  # 0, -1 and below mean groups, or every process, to the kernel: never a process of ours
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 

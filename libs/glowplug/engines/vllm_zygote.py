@@ -1,7 +1,7 @@
 """The driver's side of the zygote: find it or start it, hold a lease on it, ask it for servers.
 
 One zygote serves every agent of a fleet on this machine: it is found by the interpreter it runs and the fleet it
-belongs to. Its words are in glowplug_vllm/parked/protocol.py, which lives in the other environment.
+belongs to. Its messages are in glowplug_vllm/parked/protocol.py, which lives in the other environment.
 """
 
 import asyncio
@@ -131,11 +131,11 @@ class Zygote:
 
 
 def make_private(directory: Path) -> None:
-    """Create it for this user alone. Raises EngineFailed when somebody else owns it or can enter it."""
+    """Create it for this user alone. Raises EngineFailed when another user owns it or can enter it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = directory.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise EngineFailed(f"{directory} belongs to, or is open to, somebody else: remove it")
+        raise EngineFailed(f"{directory} belongs to, or is open to, another user: remove it")
 
 
 async def _exchange(

@@ -13,7 +13,7 @@ from glowplug.domain.model import Model, WeightsRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceInstance:
-    """Autoscaler to placer: find room for one instance and start it. Idempotent by instance_id."""
+    """Autoscaler to placer: find GPUs for one instance and start it. Idempotent by instance_id."""
 
     TYPE: ClassVar[str] = "placer.place"
     instance_id: str
@@ -121,7 +121,7 @@ class FetchWeights:
     target: str
     model_key: str
     weights: WeightsRef
-    instance_id: str = ""  # "" for a prefetch nobody waits for
+    instance_id: str = ""  # "" for a prefetch that no instance waits for
     priority: int = 0
     first_byte: int = 0
     last_byte: int = 0

@@ -9,7 +9,9 @@ from glowplug.events import commands, facts
 from glowplug.events.soundness import check_of
 
 SCHEMA = 1
-MAX_BYTES = 4 << 20  # of one event or row: what the bus takes of an event (max_payload), and a row is told of by one
+MAX_BYTES = (
+    4 << 20
+)  # of one event or row: what the bus takes of an event (max_payload), and each row is announced by one
 SAID = 200  # characters of what is wrong with one: it may quote what it found, which is of any length
 T = TypeVar("T")
 Payload = facts.Fact | commands.Command

@@ -16,7 +16,7 @@ from glowplug.domain.snapshot import Forecast, LiveRequest, ModelLoad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestWaiting:
-    """A router holds requests of a model that has no room. Repeated while it is true."""
+    """A router holds requests of a model that has no capacity. Repeated while it is true."""
 
     TYPE: ClassVar[str] = "request.waiting"
     model_key: str
@@ -29,7 +29,7 @@ class RequestWaiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRejected:
-    """A router has answered a request with an error of its own: bad, unknown, refused or out of room."""
+    """A router has answered a request with an error of its own: bad, unknown, refused or without capacity."""
 
     TYPE: ClassVar[str] = "request.rejected"
     TELEMETRY: ClassVar[bool] = True
@@ -62,7 +62,7 @@ class RequestFinished:
     tokens_exact: bool
     cold: bool  # it waited for a start
     emulated: bool = False
-    error_code: str = ""  # what the client was told, or "client_left"; "" when all went well
+    error_code: str = ""  # the error code that the client got, or "client_left"; "" when all went well
     stream: bool = False
 
 
@@ -182,7 +182,7 @@ class WeightsFetchFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsEvicted:
-    """Weights left a node's host memory to make room or because they were dropped."""
+    """Weights left a node's host memory for others, or because they were dropped."""
 
     TYPE: ClassVar[str] = "weights.evicted"
     node_id: str
@@ -214,7 +214,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeft:
-    """A node has been silent for too long, or has said that it goes."""
+    """A node has given no sign of life for its lease, or has said that it leaves."""
 
     TYPE: ClassVar[str] = "node.left"
     node_id: str

@@ -1,4 +1,4 @@
-"""Which events somebody wants to see: one filter for `glowplug tap` and for the console's live view, one line each.
+"""Which events a reader wants to see: one filter for `glowplug tap` and for the console's live view, one line each.
 
 Everything here reads a payload as a decoded class or as plain JSON, so that a tap shows what a newer writer sends.
 """
@@ -111,7 +111,7 @@ def node_of(data: Any) -> str:
 
 
 def summary(data: Any) -> str:
-    """A payload in a few words: 'instance_id=… model_key=… state=…'."""
+    """A payload in one short line: 'instance_id=… model_key=… state=…'."""
     inner = _subject_of(data) if _subject_of(data) is not data else (_get(data, "node") or data)
     words = [f"{name}={_plain(value)}" for name in _SHORT if (value := _get(inner, name)) not in (None, "", 0)]
     if not words and (model := _get(data, "model")):

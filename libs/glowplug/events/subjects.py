@@ -71,7 +71,7 @@ def check(stream: str, service_id: str) -> str:
 
 
 def checks(stream: str) -> str:
-    """The pattern of every subject on which somebody asks whether `stream` stores."""
+    """The pattern of every subject on which a client asks whether `stream` stores."""
     return f"{ROOT}.cmd.bus.check.*" if stream == COMMANDS_STREAM else f"{ROOT}.evt.bus.check.*.*"
 
 
@@ -97,7 +97,7 @@ def of_event(event_type: str) -> str:
 
 
 def to_service(service: str) -> str:
-    """The pattern of every subject with commands to this service, whoever takes them."""
+    """The pattern of every subject with commands to this service, of all its processes."""
     return f"{ROOT}.cmd.{service}.>"
 
 

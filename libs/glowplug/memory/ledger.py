@@ -1,4 +1,4 @@
-"""The byte ledger: every byte of every GPU of a node has at most one named owner (house section 6).
+"""The byte ledger: every byte of every GPU of a node has at most one named owner (ARCHITECTURE.md).
 
 `grant`, `release` and `shrink` are pure functions over frozen `Gpu`s; `ByteLedger` keeps the GPUs of one node and swaps
 a whole `Gpu` at a time, so that a reader never sees half a grant.

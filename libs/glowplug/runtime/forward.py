@@ -1,7 +1,7 @@
 """Whichever of several processes a call reaches, the one that leads answers it.
 
 A Service of Kubernetes spreads calls over leader and standby alike, so a standby passes its part of the API (`/v1/...`)
-on: a redirect would name an address that clients outside cannot reach. While nobody leads, reads are answered from
+on: a redirect would name an address that clients outside cannot reach. While no process leads, reads are answered from
 what the standby knows, and changes are refused (503 not_leader).
 """
 
@@ -23,7 +23,7 @@ PASSED_ON: Final = "x-glowplug-passed-on"  # by whom: a call is passed on once
 MAX_BODY_BYTES: Final = 8 << 20
 TIMEOUT_S: Final = 10.0
 READS: Final = ("GET", "HEAD")
-# Of one connection, written anew by whoever sends, or of the page that sent it: that was judged here, by our own name.
+# Of one connection, written anew by each sender, or of the page that sent it: that was judged here, by our own name.
 _HOP: Final = frozenset(
     {"connection", "content-length", "date", "host", "keep-alive", "server", "te", "trailer", "transfer-encoding"}
     | {"origin", "sec-fetch-site", "x-forwarded-host"}
@@ -50,7 +50,7 @@ class ToLeader:
                 log.warning("the leader at %s does not answer: %r", elsewhere, error)
         if request.method in READS:
             return await call_next(request)
-        who = f"{candidate.leader_id} at {elsewhere} does, and does not answer" if elsewhere else "nobody does"
+        who = f"{candidate.leader_id} at {elsewhere} does, and does not answer" if elsewhere else "no process does"
         return refused(NotLeader(f"this {candidate.service} does not lead now: {who}", retry_after_s=1))
 
     async def _pass_on(self, request: Request, url: str, by: str) -> Response:

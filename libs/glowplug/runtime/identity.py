@@ -1,5 +1,5 @@
-"""One process per service id. Two that share one would share its durable readers, each hearing half of the facts, and
-nobody would notice; so whoever starts asks the one that has the name whether it lives.
+"""One process per service id. Two that share one would share its durable readers, each receiving half of the facts,
+and no error would show it; so a process that starts asks the one that has the name whether it lives.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Identity:
         self._mine = Holder(url=url, process=process, seen_at=0.0)
 
     async def claim(self) -> None:
-        """Take the name. Raises ServiceIdTaken while somebody who has it answers. A store that is away decides
+        """Take the name. Raises ServiceIdTaken while a process that has it answers. A store that is away decides
         nothing: `watch` looks again."""
         try:
             other = await self._other()
@@ -63,7 +63,7 @@ class Identity:
                     await self._write()
                 else:
                     log.critical(
-                        "the process at %s has this service id (%s) too: each hears half of what happens; "
+                        "the process at %s has this service id (%s) too: each receives half of the events; "
                         "stop one or give it another GLOWPLUG_SERVICE_ID",
                         other.url,
                         self._service_id,

@@ -213,7 +213,7 @@ def parse(data: Any, source: str, base: Path | None = None) -> Model:
 
 def load(path: Path) -> list[Model]:
     """Every model of one YAML file (documents separated by ---). Raises InvalidModelFile, whose message leaves the
-    name of the file to whoever reports it."""
+    name of the file to the code that reports it."""
     try:
         text = read_regular(path, MAX_FILE_BYTES).decode("utf-8")
         documents = [d for d in yaml.safe_load_all(text) if d is not None]

@@ -1,4 +1,4 @@
-"""Background tasks: ended for sure, and never missed in silence."""
+"""Background tasks: they end for sure, and a failure is logged."""
 
 import asyncio
 import logging

@@ -53,7 +53,7 @@ def host_name(host: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an IP address and no name: nobody can rebind it."""
+    """Whether it is an IP address and no name: an address cannot be rebound."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -113,7 +113,7 @@ class WebRules:
         self, method: str, hosts: Iterable[str], header: Header, *, only_json: bool = True
     ) -> GlowplugError | None:
         """Why a request is not answered, None when it is. `hosts` are its Host headers, `header` gives any other by its
-        name in lower case. `only_json`: a change is refused as text or as a form whoever sends it, else only pages'."""
+        name in lower case. `only_json`: a change is refused as text or as a form from every sender, else only pages'."""
         hosts = list(hosts)
         for host in hosts:
             if not self.hosts.allows(host):

@@ -1,4 +1,4 @@
-"""What a client of Redis or Valkey needs to be allowed for the tables it reads and writes: the words of its ACL.
+"""What a client of Redis or Valkey needs to be allowed for the tables it reads and writes: the rules of its ACL.
 
 A table is one hash, a log one list: who may write a table may write every row of it.
 """
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from glowplug.state.redis_scripts import PREFIX
 
-# What the connection itself asks for. Nobody gets CONFIG, KEYS, SCAN, FLUSHALL, DEBUG, ACL or another user's keys.
+# What the connection itself asks for. No user gets CONFIG, KEYS, SCAN, FLUSHALL, DEBUG, ACL or another user's keys.
 _CONNECTING = ("ping", "hello", "auth", "client|setinfo", "client|setname")
 _READING = ("hget", "hgetall")
 _WRITING = ("hset", "hdel")
-_COUNTING = ("eval", "get", "set")  # redis_scripts.py; a script is held to the rules of whoever runs it
+_COUNTING = ("eval", "get", "set")  # redis_scripts.py; a script runs under the rules of the user that calls it
 _LEADING = ("hget", "hset", "hmget", "pttl", "pexpire", "del")
 _INSPECTING = ("info", "get", "multi", "exec", "discard")
 
@@ -33,7 +33,7 @@ class StoreAccess:
 
 
 def rules(access: StoreAccess) -> list[str]:
-    """The words of an ACL after the user's name and password."""
+    """The rules of an ACL after the user's name and password."""
     commands = {*_CONNECTING}
     reads, writes = set(access.reads) | set(access.writes), set(access.writes)
     logs = set(access.logs)

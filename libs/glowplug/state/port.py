@@ -10,7 +10,7 @@ class StoreUnavailable(Exception):
 
 
 class NotATable(StoreUnavailable):
-    """Something else stands where a table or a log is kept, and stays there until somebody deletes it."""
+    """Something else stands where a table or a log is kept, and stays there until it is deleted."""
 
 
 class Fenced(StoreUnavailable):
@@ -27,7 +27,7 @@ class Store(Protocol):
     async def get(self, table: str, key: str) -> bytes | None: ...
 
     async def load(self, table: str) -> dict[str, bytes]:
-        """The whole table. A row whose key is no UTF-8 comes without bytes under its escaped key, so that whoever reads
+        """The whole table. A row whose key is no UTF-8 comes without bytes under its escaped key, so that a reader
         the table leaves it out and names it. Raises NotATable."""
         ...
 
@@ -44,17 +44,17 @@ class Store(Protocol):
         ...
 
     async def see_lease(self, service: str, known_epoch: int = 0) -> Lease:
-        """Who leads `service` now. One that leads with less than `known_epoch`, the highest the caller has heard of,
-        is refused by all who have heard of it too: it cannot keep its lease, and begins anew."""
+        """Who leads `service` now. One that leads with less than `known_epoch`, the highest the caller has seen,
+        is refused by all who have seen it too: it cannot keep its lease, and begins anew."""
         ...
 
     async def take_lease(self, service: str, holder: str, url: str, lease_s: float) -> Lease:
-        """Lead for `lease_s`, with a new epoch, unless somebody else does: the answer tells who."""
+        """Lead for `lease_s`, with a new epoch, unless another process does: the answer says which."""
         ...
 
     async def keep_lease(self, service: str, holder: str, epoch: int, url: str, lease_s: float) -> Lease:
-        """Lead on for `lease_s` from now, unless a newer epoch has been given or somebody else leads: the answer
-        tells. A store that has lost the lease, with everything else, takes it from whoever had it."""
+        """Lead on for `lease_s` from now, unless a newer epoch has been given or another process leads: the answer
+        says which. A store that has lost the lease, with everything else, accepts it from the process that had it."""
         ...
 
     async def drop_lease(self, service: str, holder: str) -> None:

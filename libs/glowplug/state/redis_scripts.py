@@ -25,7 +25,7 @@ return next
 LONGEST_LEASE_MS = 3_600_000  # far above every GLOWPLUG_LEADER_LEASE_S in use, which is seconds
 
 # The answer of every lease script: holder, its epoch, its url, ms left, newest epoch. What stands at the lease and is
-# none (another type, no holder, no end, or one far away) goes first: nobody could lead again.
+# none (another type, no holder, no end, or one far away) goes first: no process could lead again.
 _SEEN = f"""{_EPOCH}
 local LONGEST_MS = {LONGEST_LEASE_MS}
 local function whole(number) return string.format('%.0f', number) end
