@@ -112,8 +112,8 @@ class WebRules:
     def refusal(
         self, method: str, hosts: Iterable[str], header: Header, *, only_json: bool = True
     ) -> GlowplugError | None:
-        """Why a request is not answered, None when it is. `hosts` are its Host headers, `header` gives any other by its
-        name in lower case. `only_json`: a change is refused as text or as a form from every sender, else only pages'."""
+        """Why a request is not answered, None when it is. `hosts` are its Host headers, `header` gives any other by
+        its name in lower case. `only_json`: a change sent as text or as a form is refused from every sender, else from pages."""
         hosts = list(hosts)
         for host in hosts:
             if not self.hosts.allows(host):
