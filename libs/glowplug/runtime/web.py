@@ -113,7 +113,8 @@ class WebRules:
         self, method: str, hosts: Iterable[str], header: Header, *, only_json: bool = True
     ) -> GlowplugError | None:
         """Why a request is not answered, None when it is. `hosts` are its Host headers, `header` gives any other by
-        its name in lower case. `only_json`: a change sent as text or as a form is refused from every sender, else from pages."""
+        its name in lower case. `only_json`: a change sent as text or as a form is refused
+        from every sender, else from pages alone."""
         hosts = list(hosts)
         for host in hosts:
             if not self.hosts.allows(host):
