@@ -5,7 +5,8 @@ works, and receivers rely on them:
 
 - A reply goes wherever the request says. Answers of JetStream come back on subjects of the client's own,
   `_INBOX_<user>`, and a user that may read facts could have them delivered elsewhere. Such a message keeps the
-  subject it was stored under, so a receiver compares the subject of each event with its content (`subjects.is_subject_of`).
+  subject it was stored under, so a receiver compares the subject of each event with its content
+  (`subjects.is_subject_of`).
 - Who creates or updates a stream may have its messages republished on any subject. One user alone may.
 - The filter of a reader is checked where it is the only one, as it is for commands. Readers of several kinds of facts
   may read all facts.

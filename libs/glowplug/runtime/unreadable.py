@@ -12,7 +12,8 @@ NAMED = 5  # rows of one table that are named in the log at once; the gauge has 
 
 
 class Unreadable:
-    """`gauge(table)` shows how many rows of a table were left out at its last reading; None where they are not counted."""
+    """`gauge(table)` shows how many rows of a table were left out at its last reading; None where they are not
+    counted."""
 
     def __init__(self, gauge: Callable[[str], Gauge] | None) -> None:
         self._gauge = gauge
