@@ -1,8 +1,8 @@
 """Numbers and nesting that no writer of ours can mean, found in a value that has just been decoded.
 
 JSON allows integers of thousands of digits, "nan" and "inf" as text where a number is expected, and lists in lists
-without end. Such a value has the right type and breaks the code that computes with it or writes it again, so it is refused
-where it comes in. What to look at is worked out once per type.
+without end. Such a value has the right type and breaks the code that computes with it or writes it again, so it is
+refused where it comes in. What to look at is worked out once per type.
 """
 
 import dataclasses
