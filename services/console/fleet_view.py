@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any, Final
 
 import msgspec
+from glowplug.controllers.router.eta import Estimates
 
 from glowplug.controllers.placer.controller import Cordon
-from glowplug.controllers.router.eta import Estimates
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState

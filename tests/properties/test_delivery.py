@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.controllers.fencing import Fence
-from glowplug.controllers.router.fleet import Fleet
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import Event
-from glowplug.fleet.tables import InstanceTable, NodeTable
+from glowplug.fleet.tables import Fleet, InstanceTable, NodeTable
 from tests.fleet_builder import a_node, an_event, an_instance
 
 LIFE = [
@@ -59,10 +58,10 @@ def test_an_instance_view_ends_where_the_table_is(delivered: list[Instance]) -> 
 def test_the_routers_tables_end_where_the_table_is(delivered: list[Instance]) -> None:
     fleet = Fleet()
     for row in delivered:
-        fleet.put_instance(row)
+        fleet.instance_table.apply(row, 0.0)
     final = {i: life_of(i)[-1] for i in IDS}
     for row in final.values():
-        fleet.put_instance(row)
+        fleet.instance_table.apply(row, 0.0)
     assert fleet.instances == final
     assert fleet.ready("m") == []
 
@@ -70,9 +69,9 @@ def test_the_routers_tables_end_where_the_table_is(delivered: list[Instance]) ->
 @given(deliveries, st.sampled_from([InstanceState.STOPPED, InstanceState.FAILED]))
 def test_an_instance_that_is_gone_does_not_come_back(delivered: list[Instance], end: InstanceState) -> None:
     fleet = Fleet()
-    fleet.put_instance(an_instance("i-1", state=end, revision=99))
+    fleet.instance_table.apply(an_instance("i-1", state=end, revision=99), 0.0)
     for row in delivered:
-        fleet.put_instance(row)
+        fleet.instance_table.apply(row, 0.0)
     assert "i-1" not in fleet.instances
 
 

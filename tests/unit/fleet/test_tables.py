@@ -35,9 +35,11 @@ def test_the_living_are_those_of_all_that_are_not_gone(history):
 def test_a_row_missing_from_the_table_is_dropped_only_after_a_while():
     view = InstanceTable()
     view.apply(an_instance(), 0.0)
-    view.restore({}, 10.0)
+    view.restore({}, 60.0)
+    assert "i-1" in view.by_id, "a store that was down may come back empty"
+    view.restore({}, 70.0)
     assert "i-1" in view.by_id
-    view.restore({}, 16.0)
+    view.restore({}, 76.0)
     assert view.by_id == {} and view.of("m") == {} and view.model_keys == []
 
 
@@ -46,8 +48,9 @@ def test_a_row_that_stays_behind_is_right_in_the_end():
     view, row = InstanceTable(), an_instance(revision=3)
     view.restore({"i-1": row}, 0.0)
     view.apply(an_instance(state=InstanceState.FAILED, revision=4), 1.0)
-    assert view.restore({"i-1": row}, 10.0) == []
-    assert view.restore({"i-1": row}, 17.0) == [row]
+    assert view.restore({"i-1": row}, 2.0) == []
+    assert view.restore({"i-1": row}, 16.0) == []
+    assert view.restore({"i-1": row}, 18.0) == [row]
     assert view.by_id["i-1"] == row and view.of("m") == {"i-1": row}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import (
     ClientLeft,
     Dispatch,
@@ -16,6 +16,7 @@ from glowplug.controllers.router.messages import (
     RequestArrived,
     RequestEnded,
 )
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, OnCold, Temperature, WeightsRef
 from glowplug.events import Event, facts
@@ -311,9 +312,9 @@ def test_a_row_missing_from_the_store_is_dropped_only_after_the_grace() -> None:
     run.handle(ready(instance()))
     run.controller.restore("instances", {}, run.now_s)
     assert dispatched(run.arrive())
-    run.controller.restore("instances", {}, run.now_s + 11)
+    run.controller.restore("instances", {}, run.now_s + 16)
     assert isinstance(run.arrive()[0], Hold)
-    run.controller.restore("instances", {"i-1": instance()}, run.now_s + 12)
+    run.controller.restore("instances", {"i-1": instance()}, run.now_s + 17)
     assert run.controller.fleet.temperature("m") is Temperature.HOT
 
 
@@ -322,7 +323,7 @@ def test_an_emptied_store_takes_no_model_away_but_a_missing_row_does() -> None:
     for after_s in (0.0, 60.0):
         run.controller.restore("models", {}, NOW + after_s)
     assert run.controller.fleet.lookup("m") and run.controller.fleet.lookup("n")
-    for after_s in (60.0, 71.0):
+    for after_s in (60.0, 76.0):
         run.controller.restore("models", {"m": model("m")}, NOW + after_s)
     assert run.controller.fleet.lookup("m") and run.controller.fleet.lookup("n") is None
 
@@ -365,8 +366,8 @@ def test_nothing_is_kept_of_a_model_that_was_undeployed() -> None:
     run.handle(event(facts.ModelUndeployed(model_key="m")))
     run.handle(Tick(), 5.0)
     controller = run.controller
-    assert controller.loads() == {} and controller.requests == {} and controller.fleet.by_model == {}
-    assert controller.estimates.service_s == {} and controller.estimates.times.rows == {}
+    assert controller.loads() == {} and controller.requests == {} and controller.fleet.instances == {}
+    assert controller.estimates.service_s == {} and controller.estimates.starts.times.rows == {}
     assert controller._failures.of("m") is None and controller.balances.quarantine.until == {}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import (
     Dispatch,
     DispatchFailed,
@@ -16,6 +16,7 @@ from glowplug.controllers.router.messages import (
     RequestArrived,
     RequestEnded,
 )
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Temperature
 from glowplug.domain.snapshot import ModelLoad, Outlook
