@@ -12,6 +12,7 @@ from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.errors import BadRequest, InvalidModelFile, ModelNotFound
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
+from glowplug.fleet.status import ModelState, model_state
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.model_files import ModelFile, json_schema
 from glowplug.runtime.rest import admin, make_app
@@ -43,23 +44,22 @@ def make(service: ControlService, settings: AutoscalerSettings, watch: ModelWatc
 
 def _show(controller: AutoscalerController, watch: ModelWatch, model: Model) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(model)
-    instances = [i for i in controller.instances.of(model.key).values() if not i.state.is_gone]
+    instances = controller.instances.living(model.key).values()
     failed = [i for i in controller.instances.of(model.key).values() if i.state is InstanceState.FAILED]
     last_failure = max(failed, key=lambda i: i.changed_at, default=None)
     load = controller.loads.of(model.key)
-    serving = [i for i in instances if i.serves]
-    running = any(i.state in (InstanceState.READY, InstanceState.DRAINING) for i in serving)
-    state = "hot" if running else "starting" if serving else "warm" if instances else "cold"
+    state = model_state(instances)
+    is_running = state in (ModelState.READY, ModelState.DRAINING)
     return shown | {
         "memory_bytes": model.memory_bytes,
-        "state": "suspended" if model.suspended else state,
+        "state": "suspended" if model.suspended else state.summary,
         "instances": [
             {"instance_id": i.instance_id, "state": i.state, "node_id": i.node_id, "gpu_id": i.gpu_id}
             for i in instances
         ],
         "num_waiting": load.num_waiting,
         "num_in_flight": load.num_in_flight,
-        "last_failure": last_failure.reason if last_failure and not running else "",
+        "last_failure": last_failure.reason if last_failure and not is_running else "",
         "config_error": watch.errors.get(model.source, ""),
     }
 

@@ -5,10 +5,8 @@ import msgspec
 from glowplug.controllers.placer.controller import Cordon
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import DecisionMade, NodeBeat, RouterLoadReported, WeightsFetched, WeightsProgressed
-from services.console.fleet_fetches import FORGOTTEN_S, STALLED_S, Fetches
-from services.console.fleet_loads import LOAD_LEASE_S, Loads
-from services.console.fleet_table import RowTable
-from services.console.fleet_view import CORDONS, FleetView
+from glowplug.fleet.demand import LOAD_STALE_S
+from services.console.fleet_view import CORDONS, FORGOTTEN_S, STALLED_S, Fetches, FleetView, Loads, RowTable
 from tests import console_story as story
 
 NOW = 5_000.0
@@ -50,7 +48,7 @@ def test_loads_name_what_changed_and_forget_silent_routers() -> None:
     later = ModelLoad(num_in_flight=2, last_active_at=NOW + 1, in_flight_by_instance={"i-1": 2})
     loads.put(report("router-1", later), NOW + 1)
     assert loads.refresh(NOW + 1) == (set(), set()), "when it was last active is not shown"
-    assert loads.refresh(NOW + LOAD_LEASE_S + 0.5) == ({"m"}, {"i-1"})
+    assert loads.refresh(NOW + LOAD_STALE_S + 0.5) == ({"m"}, {"i-1"})
     assert (loads.model("m").num_waiting, loads.instance("i-1")) == (0, 2)
 
 
@@ -107,7 +105,7 @@ def changed(view: FleetView, now_s: float) -> tuple[set[str], set[str], set[str]
 
 def test_a_beat_that_says_nothing_new_changes_nothing() -> None:
     view = told()
-    for number, event in enumerate(story.beats(NOW + 1)):
+    for number, event in enumerate(story.beats(NOW + 1, revision=2)):
         view.take(story.fact(NodeBeat(node=event.data.node), NOW + 1, number), NOW + 1)
     models, instances, nodes = changed(view, NOW + 1)
     assert (models, instances, nodes) == ({"smol-coder"}, set(), set()), "only what is left of the start under way"

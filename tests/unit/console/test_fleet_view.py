@@ -14,9 +14,10 @@ from glowplug.events.facts import (
     RequestRejected,
     RouterLoadReported,
 )
-from services.console.fleet_loads import LOAD_LEASE_S
+from glowplug.fleet.demand import LOAD_STALE_S
+from glowplug.fleet.tables import ABSENT_S, NODE_LEASE_S
 from services.console.fleet_rows import ModelRow
-from services.console.fleet_view import ABSENT_GRACE_S, NODE_LEASE_S, REQUESTS_KEPT, FleetView
+from services.console.fleet_view import REQUESTS_KEPT, FleetView
 from tests import console_story as story
 
 NOW = 5_000.0
@@ -90,7 +91,7 @@ def test_a_silent_node_is_lost_and_comes_back() -> None:
     assert all(node.is_alive for node in view.snapshot(NOW).nodes)
     later = NOW + NODE_LEASE_S + 1
     assert [node.lost_since for node in view.snapshot(later).nodes] == [NOW, NOW, NOW]
-    for event in story.beats(later):
+    for event in story.beats(later, revision=2):
         view.take(event, later)
     assert all(node.is_alive for node in view.snapshot(later).nodes)
     view.take(story.fact(NodeLeft(node_id="node-2", reason="stopped"), later), later)
@@ -121,15 +122,17 @@ def test_loads_of_several_routers_add_up_and_expire() -> None:
     other = RouterLoadReported(router_id="router-2", loads={"smol-coder": ModelLoad(num_waiting=2)})
     view.take(story.fact(other, NOW + 1), NOW + 1)
     assert row(view, "smol-coder", NOW + 1).num_waiting == 9
-    assert row(view, "smol-coder", NOW + LOAD_LEASE_S + 0.5).num_waiting == 2
-    assert row(view, "smol-coder", NOW + LOAD_LEASE_S + 2).num_waiting == 0
+    assert row(view, "smol-coder", NOW + LOAD_STALE_S + 0.5).num_waiting == 2
+    assert row(view, "smol-coder", NOW + LOAD_STALE_S + 2).num_waiting == 0
 
 
 def test_rows_the_store_lost_leave_after_a_grace_time() -> None:
     view = told()
     view.restore("models", {}, NOW)
     assert len(view.models) == 6
-    view.restore("models", {"smol-chat": view.models["smol-chat"]}, NOW + ABSENT_GRACE_S)
+    for after_s in (0.0, ABSENT_S, ABSENT_S + 1):
+        assert len(view.models) == 6
+        view.restore("models", {"smol-chat": view.models["smol-chat"]}, NOW + after_s)
     assert list(view.models) == ["smol-chat"]
     view.take(story.fact(ModelUndeployed(model_key="smol-chat"), NOW), NOW)
     assert view.models == {}
