@@ -42,7 +42,8 @@ def make(service: ControlService, settings: AutoscalerSettings, watch: ModelWatc
     return app
 
 
-def _show(controller: AutoscalerController, watch: ModelWatch, model: Model) -> dict[str, Any]:
+def model_row(controller: AutoscalerController, watch: ModelWatch, model: Model) -> dict[str, Any]:
+    """One model as this REST and `glowplug models` show it."""
     shown: dict[str, Any] = msgspec.to_builtins(model)
     instances = controller.instances.living(model.key).values()
     failed = [i for i in controller.instances.of(model.key).values() if i.state is InstanceState.FAILED]
@@ -79,14 +80,14 @@ def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
     async def models() -> dict[str, Any]:
         """Every deployed model with its state; `errors` names model files that are not in force."""
         controller = service.controller(AutoscalerController)
-        rows = [_show(controller, watch, m) for m in sorted(controller.models.values(), key=lambda m: m.key)]
+        rows = [model_row(controller, watch, m) for m in sorted(controller.models.values(), key=lambda m: m.key)]
         return {"object": "list", "data": rows, "errors": watch.errors}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model, by key, name or alias."""
         controller = service.controller(AutoscalerController)
-        return _show(controller, watch, _find(controller, name))
+        return model_row(controller, watch, _find(controller, name))
 
     @router.get("/v1/model-schema")
     async def schema() -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
         await service.shell.ask(request)
 
     def described(controller: AutoscalerController, key: str) -> dict[str, Any]:
-        return _show(controller, watch, controller.models[key])
+        return model_row(controller, watch, controller.models[key])
 
     @router.post("/v1/models", status_code=201)
     async def create(body: ModelFile) -> dict[str, Any]:

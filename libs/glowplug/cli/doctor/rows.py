@@ -7,8 +7,8 @@ from typing import Any
 from glowplug.cli.doctor.findings import Finding, Findings
 from glowplug.cli.doctor.fleet import FleetFacts
 from glowplug.domain.units import show_bytes
+from glowplug.fleet.tables import NODE_LEASE_S
 
-NODE_LEASE_S = 8.0  # the placer's default
 OVERDUE_S = 5.0  # beyond max_wait_s: the router's tick and a slow machine
 FUTURE_S = 60.0
 STUCK_PLACEMENT_S = 60.0
