@@ -20,7 +20,7 @@ from services.console.discreet import discreet_model
 
 STARTS_KEPT: Final = 10
 MODELS_KEPT: Final = 4096
-FETCH_LEASE_S: Final = 10.0  # silence after which a fetch is no longer shown as under way
+FETCH_LEASE_S: Final = 10.0  # time without a report after which a fetch is no longer shown as under way
 
 
 class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class StartHistory:
         self._fetches: dict[tuple[str, str], FetchRow] = {}  # (model key, node id)
 
     def take(self, event: Event, now_s: float) -> None:
-        """One event; types that tell nothing of starts are ignored."""
+        """One event; types that are not about starts are ignored."""
         match event.data:
             case WeightsProgressed(model_key=key, node_id=node_id) as fact:
                 self._fetches[key, node_id] = FetchRow(
@@ -191,14 +191,14 @@ def _phases(instance: Instance, began: float) -> tuple[rows.PhaseRow, ...]:
 
 
 def _phases_so_far(instance: Instance) -> tuple[rows.PhaseRow, ...]:
-    """Those told, and the fetch: an agent says LOADING the moment the weights are whole in host memory."""
+    """Those reported, and the fetch: an agent reports LOADING the moment the weights are whole in host memory."""
     began = _began(instance)
-    told = _phases(instance, began)
-    if instance.state is not InstanceState.LOADING or any(phase.name == PhaseName.FETCH for phase in told):
-        return told
+    reported = _phases(instance, began)
+    if instance.state is not InstanceState.LOADING or any(phase.name == PhaseName.FETCH for phase in reported):
+        return reported
     offset_s = instance.created_at - began
     fetch_s = max(0.0, instance.changed_at - instance.created_at)
-    return (*told, rows.PhaseRow(PhaseName.FETCH.value, offset_s, fetch_s, 0.0))
+    return (*reported, rows.PhaseRow(PhaseName.FETCH.value, offset_s, fetch_s, 0.0))
 
 
 def declared(model: Model) -> dict[str, Any]:

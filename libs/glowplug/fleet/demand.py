@@ -27,7 +27,7 @@ class LoadReporter:
         self._whole_at = float("-inf")
 
     def reports(self, loads: Mapping[str, ModelLoad], now_s: float) -> list[RouterLoadReported]:
-        """What to send now of `loads`, which is whole; nothing when there is nothing to say."""
+        """What to send now of `loads`, which is whole; nothing when there is no news."""
         if len(loads) <= self._max_models:
             self._sent, self._whole_at = loads, now_s
             return [RouterLoadReported(router_id=self._router_id, loads=loads)]
@@ -87,7 +87,7 @@ class LoadReports:
         return router is not None and router.is_whole
 
     def is_fresh(self, now_s: float, lease_s: float = LOAD_STALE_S) -> bool:
-        """Whether any router has spoken lately, of all its models."""
+        """Whether any router has reported lately, and all its models."""
         return any(router.is_whole and now_s - router.reported_at <= lease_s for router in self._routers.values())
 
     def expire(self, now_s: float, lease_s: float = LOAD_STALE_S) -> list[str]:
@@ -141,7 +141,7 @@ def joined(loads: Sequence[ModelLoad]) -> ModelLoad:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """What one request.waiting says. `sent_at` is the router's clock, `received_at` ours."""
+    """One request.waiting. `sent_at` is the router's clock, `received_at` ours."""
 
     num_waiting: int
     deadline_at: float
@@ -150,9 +150,9 @@ class _Waiting:
 
 
 class Demand:
-    """Demand per model, summed over the routers that have spoken lately.
+    """Demand per model, summed over the routers that have reported lately.
 
-    A router's request.waiting counts until a newer report of that router has replaced it; the router's own clock says
+    A router's request.waiting counts until a newer report of that router has replaced it; the router's own clock tells
     which of the two is newer. A router repeats both several times within LOAD_STALE_S, so that what waited at a router
     that died counts no longer than that.
     """
@@ -189,8 +189,8 @@ class Demand:
         return active
 
     def wait(self, fact: RequestWaiting, now_s: float, sent_at: float) -> bool:
-        """Take what a router says between two reports. False when it is over: a newer report of that router is known,
-        or every request it speaks of has waited for as long as it may."""
+        """Take what a router publishes between two reports. False when it is out of date: a newer report of that router
+        is known, or every request that it counts has waited for as long as it may."""
         if now_s > fact.deadline_at or sent_at < self._sent_at.get(fact.router_id, float("-inf")):
             return False
         waiting = _Waiting(fact.num_waiting, fact.deadline_at, sent_at, now_s)
@@ -198,7 +198,7 @@ class Demand:
         return True
 
     def _replace_waiting(self, report: RouterLoadReported, sent_at: float) -> None:
-        """A report speaks of the models it names, and unless it is a part of a whole of all others too: no load."""
+        """A report replaces what waits for the models it names; unless it is a part of a whole, for all others too."""
         if not self._waiting:
             return
         is_part = report.num_parts not in (1, ONLY_CHANGES)
@@ -243,7 +243,7 @@ class Demand:
         self._waiting.pop(model_key, None)
 
     def is_fresh(self, now_s: float) -> bool:
-        """Whether any router has spoken lately, of all its models; without, nothing may be called idle."""
+        """Whether any router has reported lately, and all its models; else no model may be called idle."""
         return self._reports.is_fresh(now_s)
 
     def expire(self, now_s: float) -> None:
@@ -258,7 +258,7 @@ class Demand:
             self._dispatched_by = {k: num for k, num in self._dispatched_by.items() if k[0] != router_id}
 
     def of(self, model_key: str) -> ModelLoad:
-        """What every router that has spoken lately reports of the model, in one."""
+        """The load of the model at every router that has reported lately, in one."""
         waiting = self._waiting.get(model_key)
         if waiting is None:
             found = [loads[model_key] for loads in self._reports.loads.values() if model_key in loads]
@@ -269,7 +269,7 @@ class Demand:
         return load if load.last_active_at == last_active_at else replace(load, last_active_at=last_active_at)
 
     def _with_waiting(self, model_key: str, waiting: Mapping[str, _Waiting]) -> list[ModelLoad]:
-        """The load at each router, with the requests that it has said to wait since its last report."""
+        """The load at each router, with the requests that have begun to wait since its last report."""
         reported = self._reports.loads
         found = [
             _at_least(loads.get(model_key, _NO_LOAD), waiting[router_id].num_waiting if router_id in waiting else 0)

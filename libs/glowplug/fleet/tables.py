@@ -1,15 +1,15 @@
-"""The tables of models, instances and nodes as one reader knows them: kept current by facts, mended by the store.
+"""The tables of models, instances and nodes as one reader knows them: facts keep them current, the store mends them.
 
 Facts come late, twice or not at all. Four rules keep every reader right, whoever it is:
 
 - Revision. A row is news when its revision is higher than the known one, or equal with other content. One writer gives
-  a revision to one row, so that a repetition changes nothing (it is no news: a failure that is delivered twice is one
-  failure). Only a placer that gives up a node and the agent of that node may count to the same number; then the row
-  that came last counts until the agent, which sees the other, writes a higher one.
+  a revision to one row, so that a repetition changes nothing: a failure that is delivered twice is one failure. Only a
+  placer that gives up a node and the agent of that node may count to the same number. Then the row that came last
+  counts until the agent, which reads the other one, writes a higher revision.
 - Absence. A row that the store lacks, or has only in an older revision, is dropped once every reading of ABSENT_S has
-  missed it and no fact has spoken of it meanwhile. An emptied store must not stop warm models, and owners write their
-  rows again within that time. It counts from the first reading that missed the row, not from the last that had it: a
-  store that was down for a minute and comes back empty has not said anything for ABSENT_S yet.
+  missed it and no fact has reported it meanwhile. An emptied store must not stop warm models, and owners write their
+  rows again within that time. The time counts from the first reading that missed the row, not from the last that had
+  it: a store that comes back empty after an outage has missed the row for a moment, however long the outage was.
 - Tombstones. The revision of an instance that is gone outlives its row, so that a late fact does not bring it back.
 - Lease. A node lives while the revision of its row moves, by the clock of the reader: no other clock is trusted.
 """
@@ -31,11 +31,11 @@ RowT = TypeVar("RowT", Model, Instance)
 
 
 class _Rows(Generic[RowT]):
-    """Rows by id, and when each was spoken of last."""
+    """Rows by id, and when a fact or a reading reported each of them last."""
 
     def __init__(self, absent_s: float = ABSENT_S) -> None:
         self.by_id: dict[str, RowT] = {}
-        self._spoken_of_at: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
         self._missed_since: dict[str, float] = {}  # of those that the last reading missed
         self._absent_s = absent_s
 
@@ -44,23 +44,23 @@ class _Rows(Generic[RowT]):
         if known is not None:
             if row.revision < known.revision:
                 return False
-            self._spoken_of_at[key] = now_s
+            self._reported_at[key] = now_s
             return row.revision > known.revision or not (row is known or row == known)
-        self._spoken_of_at[key] = now_s
+        self._reported_at[key] = now_s
         return True
 
     def _missing(self, rows: Mapping[str, RowT], now_s: float) -> list[RowT]:
         """The known rows that readings up to this one have missed, or been behind with, for too long."""
-        known, spoken_of_at, before = self.by_id, self._spoken_of_at, self._missed_since
-        unsaid = (key for key, row in known.items() if key not in rows or rows[key].revision < row.revision)
-        self._missed_since = missed = {key: before.get(key, now_s) for key in unsaid}
-        return [known[k] for k, since in missed.items() if now_s - max(since, spoken_of_at[k]) > self._absent_s]
+        known, reported_at, before = self.by_id, self._reported_at, self._missed_since
+        missed_now = (key for key, row in known.items() if key not in rows or rows[key].revision < row.revision)
+        self._missed_since = missed = {key: before.get(key, now_s) for key in missed_now}
+        return [known[k] for k, since in missed.items() if now_s - max(since, reported_at[k]) > self._absent_s]
 
     def doubt(self) -> None:
         """What is known comes from a copy that may be old: the first reading that misses a row drops it, unless a fact
-        speaks of it until then."""
+        reports it before."""
         self._missed_since = dict.fromkeys(self.by_id, NEVER)
-        self._spoken_of_at = dict.fromkeys(self.by_id, NEVER)
+        self._reported_at = dict.fromkeys(self.by_id, NEVER)
 
 
 class ModelTable(_Rows[Model]):
@@ -91,8 +91,8 @@ class ModelTable(_Rows[Model]):
         return True
 
     def drop_absent(self, rows: Mapping[str, Model], now_s: float) -> list[Model]:
-        """Drop and return the models that the whole table `rows` has lacked for a while. A table without one model is a
-        store that lost its rows: that the last model was undeployed is told by its fact."""
+        """Drop and return the models that the whole table `rows` has lacked for a while. A table without any model
+        comes from a store that lost its rows and drops none: a fact says when the last model is undeployed."""
         gone = [model for model in self._missing(rows, now_s) if model.key not in rows] if rows else []
         for model in gone:
             self.forget(model.key)
@@ -101,7 +101,7 @@ class ModelTable(_Rows[Model]):
     def forget(self, model_key: str) -> bool:
         """Drop one row; False when it was not known."""
         known = self.by_id.pop(model_key, None)
-        self._spoken_of_at.pop(model_key, None)
+        self._reported_at.pop(model_key, None)
         self._keys_by_name = None
         return known is not None
 
@@ -155,7 +155,7 @@ class InstanceTable(_Rows[Instance]):
 
     def drop_absent(self, rows: Mapping[str, Instance], now_s: float) -> list[Instance]:
         """Drop and return the rows that the whole table `rows` has lacked for a while, or been behind with: what was
-        known of those never reached the store, so that the store is right."""
+        known of the latter never reached the store, which is right."""
         gone = self._missing(rows, now_s)
         for instance in gone:
             self.forget(instance.instance_id)
@@ -166,7 +166,7 @@ class InstanceTable(_Rows[Instance]):
     def forget(self, instance_id: str) -> None:
         """Drop one row. The same row may come back."""
         instance = self.by_id.pop(instance_id, None)
-        self._spoken_of_at.pop(instance_id, None)
+        self._reported_at.pop(instance_id, None)
         if instance is not None:
             self._drop(self._by_model, instance)
             self._drop(self._living, instance)

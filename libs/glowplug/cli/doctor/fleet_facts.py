@@ -114,7 +114,7 @@ def _traces(answer: Any) -> list[Any]:
 
 
 class _Asker:
-    """GETs that answer None instead of failing: what is wrong with a service is told once, by `service`."""
+    """GETs that answer None instead of failing: `service` reports once what is wrong with it."""
 
     def __init__(self, fleet: FleetClient) -> None:
         self.fleet = fleet
@@ -185,7 +185,7 @@ class _Asker:
         return sums
 
     async def node(self, node: Node) -> NodeFacts:
-        """What the agent says of engines and hardware, and the prefetcher of its room."""
+        """What the agent says of engines and hardware, and the prefetcher of its free memory."""
         engines, gpus, cache = await asyncio.gather(
             self._json(f"{node.agent_url}/v1/engines"),
             self._json(f"{node.agent_url}/v1/gpus"),
@@ -216,10 +216,10 @@ class _Asker:
 def _skew(date: str, sent: float, took_s: float) -> float | None:
     """Its clock minus ours: a Date header is cut to whole seconds, and was written while we waited."""
     try:
-        told = parsedate_to_datetime(date).timestamp()
+        date_s = parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
         return None
-    low, high = told - (sent + took_s), told + 1 - sent
+    low, high = date_s - (sent + took_s), date_s + 1 - sent
     return 0.0 if low <= 0 <= high else low if low > 0 else high
 
 

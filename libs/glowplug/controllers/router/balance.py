@@ -44,7 +44,7 @@ class Quarantine:
         return False
 
     def expire(self, now_s: float) -> list[str]:
-        """Let go of those whose time is over, and say who they were."""
+        """Free those whose time is over, and return their ids."""
         over = [instance_id for instance_id, until in self.until.items() if now_s >= until]
         for instance_id in over:
             del self.until[instance_id]
@@ -183,7 +183,7 @@ class Balances:
         return replace(self._params, tpot_slo_s=model.slo.tpot_s) if model is not None else self._params
 
     def _kv_tokens(self, instance: Instance) -> int:
-        """What its cache holds; where it does not say, the longest context of every request it runs at once."""
+        """What its cache holds; where that is not known, the longest context of every request it runs at once."""
         if instance.kv_tokens:
             return instance.kv_tokens
         model = self._fleet.models.get(instance.model_key)

@@ -7,8 +7,8 @@ sharing each of the others has as much work done meanwhile as this one, or all i
 starts and drains included, is measured as it goes by.
 
 The seconds of an answer are measured: on a guess nobody is refused, except a stream at its last chance while memory is
-short, which has to have some reserve. A refused request is told to come back when those that wait, and those refused
-before it, will have been served.
+short, which has to have some reserve. Its Retry-After tells a refused request to come back when those that wait, and
+those refused before it, will have been served.
 """
 
 import math

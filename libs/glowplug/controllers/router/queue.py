@@ -1,4 +1,4 @@
-"""The requests of a router, the queue of each model in order of arrival, and what the fleet is told of them.
+"""The requests of a router, the queue of each model in order of arrival, and what is published of them.
 
 Each fact has its request as its cause: the id and the trace of it.
 """
@@ -92,7 +92,7 @@ def rejected_fact(request: Request, error: GlowplugError, router_id: str) -> Pub
 def load_of(
     queue: ModelQueue, running: Mapping[str, int], outlooks: Mapping[str, Outlook], slots_per_instance: int = 0
 ) -> ModelLoad:
-    """What router.load_reported says of one model; `running` and `outlooks` by instance_id."""
+    """One model in router.load_reported; `running` and `outlooks` by instance_id."""
     return ModelLoad(
         num_waiting=len(queue.waiting),
         num_in_flight=queue.num_running,
