@@ -4,6 +4,7 @@ Rows are flat, small and JSON-ready. Times are epoch seconds.
 """
 
 from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +17,8 @@ from glowplug.events import Event
 from glowplug.events.facts import RequestRejected
 from glowplug.fleet import status
 from services.console.events import trace_id_of
+
+RowT = TypeVar("RowT", bound=msgspec.Struct)
 
 
 class PhaseRow(msgspec.Struct, frozen=True):
@@ -157,15 +160,15 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     code: str
     finished_at: float
-    queue_s: float
-    ttft_s: float
-    e2e_s: float
-    response_tokens: int
-    tokens_exact: bool
-    cold: bool
-    emulated: bool
-    instance_id: str
-    trace_id: str
+    queue_s: float = 0.0
+    ttft_s: float = 0.0
+    e2e_s: float = 0.0
+    response_tokens: int = 0
+    tokens_exact: bool = False
+    cold: bool = False
+    emulated: bool = False
+    instance_id: str = ""
+    trace_id: str = ""
 
 
 class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,25 +193,16 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
     stale_since: float
 
 
+def _row(kind: type[RowT], source: object, **others: Any) -> RowT:
+    """A row with the fields `others`, and the rest as `source` has them under the same names."""
+    names = (name for name in kind.__struct_fields__ if name not in others)
+    return kind(**{name: getattr(source, name) for name in names}, **others)
+
+
 def instance_row(instance: Instance, num_in_flight: int) -> InstanceRow:
     """One instance; its place is that of its first worker."""
-    return InstanceRow(
-        instance_id=instance.instance_id,
-        model_key=instance.model_key,
-        engine=instance.engine,
-        state=instance.state.value,
-        node_id=instance.workers[0].node_id if instance.workers else "",
-        gpu_id=instance.workers[0].gpu_id if instance.workers else "",
-        num_bytes=sum(worker.num_bytes for worker in instance.workers),
-        num_in_flight=num_in_flight,
-        max_concurrency=instance.max_concurrency,
-        created_at=instance.created_at,
-        ready_at=instance.ready_at,
-        changed_at=instance.changed_at,
-        reason=instance.reason,
-        decision_id=instance.decision_id,
-        emulated=instance.emulated,
-    )
+    num_bytes = sum(worker.num_bytes for worker in instance.workers)
+    return _row(InstanceRow, instance, state=instance.state.value, num_bytes=num_bytes, num_in_flight=num_in_flight)
 
 
 def node_row(
@@ -220,27 +214,16 @@ def node_row(
     fetches: tuple[FetchRow, ...] = (),
 ) -> NodeRow:
     """One node with its GPUs; grants name the model of the instance that holds them."""
-    return NodeRow(
-        node_id=node.node_id,
+    return _row(
+        NodeRow,
+        node,
         is_alive=lost_since == 0,
         lost_since=lost_since,
         draining=node.draining or cordoned,
         cordoned=cordoned,
-        engines=node.engines,
         gpus=tuple(_gpu_row(gpu, instances) for gpu in node.gpus),
-        host_cache_bytes=node.host_cache_bytes,
-        cached=tuple(
-            CachedRow(digest=blob.digest, num_bytes=blob.num_bytes, model_keys=blob.model_keys) for blob in node.cached
-        ),
-        links=tuple(
-            LinkRow(
-                link_id=link.link_id,
-                bytes_per_s=link.bytes_per_s,
-                bytes_in_flight=link.bytes_in_flight,
-                num_transfers=link.num_transfers,
-            )
-            for link in node.links
-        ),
+        cached=tuple(_row(CachedRow, blob) for blob in node.cached),
+        links=tuple(_row(LinkRow, link) for link in node.links),
         fetches=fetches,
         bytes_in_flight=sum(link.bytes_in_flight for link in node.links),
     )
@@ -250,40 +233,30 @@ def _gpu_row(gpu: Gpu, instances: Mapping[str, Instance]) -> GpuRow:
     grants = []
     for grant in gpu.grants:
         holder = instances.get(grant.holder)
-        grants.append(
-            GrantRow(
-                holder=grant.holder,
-                owner=grant.owner.value,
-                num_bytes=grant.num_bytes,
-                model_key=holder.model_key if holder else "",
-                emulated=holder.emulated if holder else False,
-            )
-        )
-    return GpuRow(
-        gpu_id=gpu.gpu_id,
-        kind=gpu.kind,
-        role=gpu.role.value,
-        total_bytes=gpu.total_bytes,
-        free_bytes=max(0, gpu.free_bytes),
-        grants=tuple(grants),
+        known = {"model_key": holder.model_key if holder else "", "emulated": holder.emulated if holder else False}
+        grants.append(_row(GrantRow, grant, owner=grant.owner.value, **known))
+    return _row(GpuRow, gpu, role=gpu.role.value, free_bytes=max(0, gpu.free_bytes), grants=tuple(grants))
+
+
+def began_at(instance: Instance) -> float:
+    """The earliest moment known of a start: it was decided before the agent made the instance. 0 when none is known."""
+    known = [instance.created_at, *(phase.started_at for phase in instance.phases)]
+    return min((at for at in known if at), default=0.0)
+
+
+def phase_rows(instance: Instance, began: float) -> tuple[PhaseRow, ...]:
+    """Its phases in order of time, counted from `began`."""
+    return tuple(
+        PhaseRow(phase.name.value, phase.started_at - began, max(0.0, phase.actual_s), phase.predicted_s)
+        for phase in sorted(instance.phases, key=lambda phase: (phase.started_at, phase.ended_at))
     )
 
 
 def cold_start(instance: Instance) -> ColdStart:
     """The start of an instance that is ready, phases counted from the earliest thing known of it."""
-    began = min((instance.created_at or instance.ready_at, *(phase.started_at for phase in instance.phases)))
-    phases = tuple(
-        PhaseRow(phase.name.value, phase.started_at - began, max(0.0, phase.actual_s), phase.predicted_s)
-        for phase in sorted(instance.phases, key=lambda phase: (phase.started_at, phase.ended_at))
-    )
-    return ColdStart(
-        instance_id=instance.instance_id,
-        node_id=instance.workers[0].node_id if instance.workers else "",
-        ready_at=instance.ready_at,
-        seconds=max(0.0, instance.ready_at - began),
-        emulated=instance.emulated,
-        phases=phases,
-    )
+    began = began_at(instance) or instance.ready_at
+    seconds = max(0.0, instance.ready_at - began)
+    return _row(ColdStart, instance, seconds=seconds, phases=phase_rows(instance, began))
 
 
 def model_row(
@@ -297,10 +270,9 @@ def model_row(
     failure: Failure | None,
 ) -> ModelRow:
     """One model with its instances, oldest first."""
-    return ModelRow(
-        key=model.key,
-        name=model.name,
-        engine=model.engine,
+    return _row(
+        ModelRow,
+        model,
         temperature=status.temperature(instances).value,
         state=status.model_state(instances, num_waiting=load.num_waiting, has_failed=failure is not None).value,
         eta_s=round(eta_s, 1),
@@ -308,11 +280,6 @@ def model_row(
         num_waiting=load.num_waiting,
         num_in_flight=load.num_in_flight,
         num_ready=sum(map(status.is_ready, instances)),
-        max_instances=model.max_instances,
-        memory_bytes=model.memory_bytes,
-        keep_alive_s=model.keep_alive_s,
-        pinned=model.pinned,
-        suspended=model.suspended,
         emulated=model.engine == "emulated" or any(i.emulated for i in instances),
         instances=tuple(i.instance_id for i in sorted(instances, key=lambda i: (i.created_at, i.instance_id))),
         last_cold_start=start,
@@ -321,13 +288,12 @@ def model_row(
 
 
 def decision_row(decision: DecisionRecord) -> DecisionRow:
-    fields = {name: getattr(decision, name) for name in DecisionRow.__struct_fields__ if name != "trace_id"}
-    return DecisionRow(**fields, trace_id=trace_id_of(decision.traceparent))
+    return _row(DecisionRow, decision, trace_id=trace_id_of(decision.traceparent))
 
 
 def request_row(event: Event) -> RequestRow:
-    data = event.data
-    trace_id = trace_id_of(event.traceparent)
+    """One request that has ended, from request.finished or request.rejected."""
+    data, trace_id = event.data, trace_id_of(event.traceparent)
     if isinstance(data, RequestRejected):
         return RequestRow(
             request_id=data.request_id,
@@ -335,29 +301,6 @@ def request_row(event: Event) -> RequestRow:
             status=data.status,
             code=data.code,
             finished_at=event.occurred_at,
-            queue_s=0.0,
-            ttft_s=0.0,
-            e2e_s=0.0,
-            response_tokens=0,
-            tokens_exact=False,
-            cold=False,
-            emulated=False,
-            instance_id="",
             trace_id=trace_id,
         )
-    return RequestRow(
-        request_id=data.request_id,
-        model_key=data.model_key,
-        status=data.status,
-        code=data.error_code,
-        finished_at=data.finished_at,
-        queue_s=data.queue_s,
-        ttft_s=data.ttft_s,
-        e2e_s=data.e2e_s,
-        response_tokens=data.response_tokens,
-        tokens_exact=data.tokens_exact,
-        cold=data.cold,
-        emulated=data.emulated,
-        instance_id=data.instance_id,
-        trace_id=trace_id,
-    )
+    return _row(RequestRow, data, code=data.error_code, trace_id=trace_id)

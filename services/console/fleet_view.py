@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic
 
 import msgspec
 
@@ -74,18 +74,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[rows.RequestRow]
 
 
-RowT = TypeVar("RowT", bound=msgspec.Struct)
-
-
-class RowTable(Generic[RowT]):
+class RowTable(Generic[rows.RowT]):
     """Rows that are made anew only when what they show may have changed. Keys are touched as often as one likes;
     `refresh` makes each touched row once and keeps those that differ.
 
     `make(key, now_s)` gives the row, or None when there is none any more.
     """
 
-    def __init__(self, make: Callable[[str, float], RowT | None]) -> None:
-        self.rows: dict[str, RowT] = {}
+    def __init__(self, make: Callable[[str, float], rows.RowT | None]) -> None:
+        self.rows: dict[str, rows.RowT] = {}
         self._make = make
         self._touched: set[str] = set()
         self._changed: set[str] = set()

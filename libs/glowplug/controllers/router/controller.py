@@ -121,7 +121,7 @@ class RouterController:
 
     def restore(self, table: str, rows: Mapping[str, Any], now_s: float, *, is_copy: bool = False) -> list[Effect]:
         """Take the whole `models`, `instances` or `start_times` table; other tables are none of the router's.
-        `is_copy`: the rows come from a copy that may be old, and the first reading of the store drops those it lacks."""
+        `is_copy`: the rows come from a copy that may be old; the first reading of the store drops those it lacks."""
         effects: list[Effect] = []
         if table == START_TIMES:
             self.estimates.starts.times.restore(rows)
