@@ -81,14 +81,9 @@ class LoadReports:
             _count_parts(router, loads, report)
         return loads
 
-    def is_whole(self, router_id: str) -> bool:
-        """Whether every model that router has ever reported is known."""
-        router = self._routers.get(router_id)
-        return router is not None and router.is_whole
-
-    def is_fresh(self, now_s: float, lease_s: float = LOAD_STALE_S) -> bool:
+    def is_fresh(self, now_s: float) -> bool:
         """Whether any router has reported lately, and all its models."""
-        return any(router.is_whole and now_s - router.reported_at <= lease_s for router in self._routers.values())
+        return any(router.is_whole and now_s - router.reported_at <= LOAD_STALE_S for router in self._routers.values())
 
     def expire(self, now_s: float, lease_s: float = LOAD_STALE_S) -> list[str]:
         """Forget the routers that have been silent for longer than `lease_s`, or reported in the future of a clock that

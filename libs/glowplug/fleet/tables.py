@@ -41,13 +41,10 @@ class _Rows(Generic[RowT]):
 
     def _is_news(self, key: str, row: RowT, now_s: float) -> bool:
         known = self.by_id.get(key)
-        if known is not None:
-            if row.revision < known.revision:
-                return False
-            self._reported_at[key] = now_s
-            return row.revision > known.revision or not (row is known or row == known)
+        if known is not None and row.revision < known.revision:
+            return False
         self._reported_at[key] = now_s
-        return True
+        return known is None or row.revision > known.revision or (row is not known and row != known)
 
     def _missing(self, rows: Mapping[str, RowT], now_s: float) -> list[RowT]:
         """The known rows that readings up to this one have missed, or been behind with, for too long."""
@@ -93,7 +90,10 @@ class ModelTable(_Rows[Model]):
     def drop_absent(self, rows: Mapping[str, Model], now_s: float) -> list[Model]:
         """Drop and return the models that the whole table `rows` has lacked for a while. A table without any model
         comes from a store that lost its rows and drops none: a fact says when the last model is undeployed."""
-        gone = [model for model in self._missing(rows, now_s) if model.key not in rows] if rows else []
+        if not rows:
+            self._missed_since = {}
+            return []
+        gone = [model for model in self._missing(rows, now_s) if model.key not in rows]
         for model in gone:
             self.forget(model.key)
         return gone

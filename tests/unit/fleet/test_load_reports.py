@@ -67,7 +67,7 @@ def test_whoever_listens_knows_all_after_one_whole_that_arrives_whole(seed: int,
     known: object = None
     for report in reporter.reports(dict(loads), 1000.0):
         known = reports.take(report, 1000.0)
-    assert known == loads and reports.is_whole("r")
+    assert known == loads and reports.is_fresh(1000.0)
 
 
 def test_a_view_calls_nothing_idle_before_it_has_heard_a_whole() -> None:
