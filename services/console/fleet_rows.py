@@ -4,7 +4,7 @@ Rows are flat, small and JSON-ready. Times are epoch seconds.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -12,13 +12,19 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
-from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event
 from glowplug.events.facts import RequestRejected
 from glowplug.fleet import status
 from services.console.events import trace_id_of
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
+
+
+class Load(NamedTuple):
+    """Requests of one model at all routers."""
+
+    num_waiting: int = 0
+    num_in_flight: int = 0
 
 
 class PhaseRow(msgspec.Struct, frozen=True):
@@ -201,8 +207,23 @@ def _row(kind: type[RowT], source: object, **others: Any) -> RowT:
 
 def instance_row(instance: Instance, num_in_flight: int) -> InstanceRow:
     """One instance; its place is that of its first worker."""
-    num_bytes = sum(worker.num_bytes for worker in instance.workers)
-    return _row(InstanceRow, instance, state=instance.state.value, num_bytes=num_bytes, num_in_flight=num_in_flight)
+    return InstanceRow(
+        instance_id=instance.instance_id,
+        model_key=instance.model_key,
+        engine=instance.engine,
+        state=instance.state.value,
+        node_id=instance.node_id,
+        gpu_id=instance.gpu_id,
+        num_bytes=sum(worker.num_bytes for worker in instance.workers),
+        num_in_flight=num_in_flight,
+        max_concurrency=instance.max_concurrency,
+        created_at=instance.created_at,
+        ready_at=instance.ready_at,
+        changed_at=instance.changed_at,
+        reason=instance.reason,
+        decision_id=instance.decision_id,
+        emulated=instance.emulated,
+    )
 
 
 def node_row(
@@ -262,7 +283,7 @@ def cold_start(instance: Instance) -> ColdStart:
 def model_row(
     model: Model,
     instances: Collection[Instance],
-    load: ModelLoad,
+    load: Load,
     *,
     eta_s: float,
     eta_measured: bool,
@@ -270,9 +291,10 @@ def model_row(
     failure: Failure | None,
 ) -> ModelRow:
     """One model with its instances, oldest first."""
-    return _row(
-        ModelRow,
-        model,
+    return ModelRow(
+        key=model.key,
+        name=model.name,
+        engine=model.engine,
         temperature=status.temperature(instances).value,
         state=status.model_state(instances, num_waiting=load.num_waiting, has_failed=failure is not None).value,
         eta_s=round(eta_s, 1),
@@ -280,6 +302,11 @@ def model_row(
         num_waiting=load.num_waiting,
         num_in_flight=load.num_in_flight,
         num_ready=sum(map(status.is_ready, instances)),
+        max_instances=model.max_instances,
+        memory_bytes=model.memory_bytes,
+        keep_alive_s=model.keep_alive_s,
+        pinned=model.pinned,
+        suspended=model.suspended,
         emulated=model.engine == "emulated" or any(i.emulated for i in instances),
         instances=tuple(i.instance_id for i in sorted(instances, key=lambda i: (i.created_at, i.instance_id))),
         last_cold_start=start,

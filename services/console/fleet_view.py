@@ -18,7 +18,6 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event
 from glowplug.events.facts import (
     DecisionMade,
@@ -35,7 +34,7 @@ from glowplug.events.facts import (
     WeightsFetchFailed,
     WeightsProgressed,
 )
-from glowplug.fleet.demand import LoadReports, joined
+from glowplug.fleet.demand import LoadReports
 from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import ABSENT_S, Fleet, NodeTable
 from glowplug.policies.start_times import START_TIMES, StartRow
@@ -49,7 +48,6 @@ CORDONS: Final = "cordons"
 STALLED_S: Final = 3.0  # without a report the rate of a fetch is 0
 FORGOTTEN_S: Final = 60.0  # without a report the fetch is taken as over
 NEWEST: Final = 0.5  # weight of the newest sample of a rate
-NO_LOAD: Final = ModelLoad()
 
 _HEALTHY: Final = (InstanceState.READY, InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.SWAPPED_OUT)
 TABLES: Final[Mapping[str, type[Any]]] = {
@@ -182,7 +180,7 @@ class Loads:
 
     def __init__(self) -> None:
         self._reports = LoadReports()
-        self._by_model: dict[str, ModelLoad] = {}
+        self._by_model: dict[str, rows.Load] = {}
         self._by_instance: dict[str, int] = {}
         self._is_stale = False
 
@@ -190,8 +188,8 @@ class Loads:
         self._reports.take(report, now_s)
         self._is_stale = True
 
-    def model(self, key: str) -> ModelLoad:
-        return self._by_model.get(key, NO_LOAD)
+    def model(self, key: str) -> rows.Load:
+        return self._by_model.get(key, rows.Load())
 
     def instance(self, key: str) -> int:
         """Requests an instance runs."""
@@ -202,31 +200,21 @@ class Loads:
         if not self._reports.expire(now_s) and not self._is_stale:
             return set(), set()
         self._is_stale = False
-        old_models, old_instances = self._by_model, self._by_instance
-        found: dict[str, list[ModelLoad]] = {}
+        models, instances = dict[str, rows.Load](), dict[str, int]()
         for loads in self._reports.loads.values():
             for key, load in loads.items():
                 if load.num_waiting or load.num_in_flight:
-                    found.setdefault(key, []).append(load)
-        self._by_model = {key: joined(one_each) for key, one_each in found.items()}
-        self._by_instance = {
-            i: num for load in self._by_model.values() for i, num in load.in_flight_by_instance.items()
-        }
-        models = {
-            key
-            for key in old_models.keys() | self._by_model.keys()
-            if _shown(old_models.get(key, NO_LOAD)) != _shown(self._by_model.get(key, NO_LOAD))
-        }
-        instances = {
-            key
-            for key in old_instances.keys() | self._by_instance.keys()
-            if old_instances.get(key, 0) != self._by_instance.get(key, 0)
-        }
-        return models, instances
+                    waiting, running = models.get(key, (0, 0))
+                    models[key] = rows.Load(waiting + load.num_waiting, running + load.num_in_flight)
+                for instance_id, num in load.in_flight_by_instance.items():
+                    instances[instance_id] = instances.get(instance_id, 0) + num
+        changed = _changed(self._by_model, models), _changed(self._by_instance, instances)
+        self._by_model, self._by_instance = models, instances
+        return changed
 
 
-def _shown(load: ModelLoad) -> tuple[int, int]:
-    return load.num_waiting, load.num_in_flight
+def _changed(old: Mapping[str, object], new: Mapping[str, object]) -> set[str]:
+    return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
 
 
 class FleetView:
