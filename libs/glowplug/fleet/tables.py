@@ -186,7 +186,7 @@ class InstanceTable(_Rows[Instance]):
 
 
 class Fleet:
-    """The models, and the instances that are not gone, as routers read them."""
+    """The models, and the instances that are not gone, as router and console read them."""
 
     def __init__(self) -> None:
         self.model_table, self.instance_table = ModelTable(), InstanceTable(keeps_gone=False)

@@ -10,17 +10,6 @@ from glowplug.fleet.demand import Demand
 from glowplug.fleet.tables import ABSENT_S, NODE_LEASE_S, NUM_TOMBSTONES, InstanceTable, ModelTable, NodeTable
 from tests.fleet_builder import a_model, a_node, an_instance
 
-STATES = [InstanceState.STARTING, InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING]
-HISTORY = [an_instance(state=s, revision=i) for i, s in enumerate(STATES)]
-
-
-@given(st.lists(st.sampled_from(HISTORY), min_size=1))
-def test_any_order_and_repetition_ends_at_the_newest_revision_seen(facts):
-    view = InstanceTable()
-    for fact in facts:
-        view.apply(fact, 0.0)
-    assert view.by_id["i-1"].revision == max(f.revision for f in facts)
-
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(list(InstanceState)), st.booleans())))
 def test_the_living_are_those_of_all_that_are_not_gone(history):
