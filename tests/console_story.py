@@ -303,11 +303,11 @@ def fleet_events(now: float) -> list[Event]:
     return events
 
 
-def beats(now: float) -> list[Event]:
+def beats(now: float, revision: int = 1) -> list[Event]:
     nodes = [
-        node("node-1", now, grants("i-71c2", 139, 64) + grants("i-b7d4", 256, 64)),
-        node("node-2", now, grants("i-0a9e", 139, 64) + grants("i-33f0", 320, 96)),
-        node("node-3", now, (), cached=()),
+        node("node-1", now, grants("i-71c2", 139, 64) + grants("i-b7d4", 256, 64), revision=revision),
+        node("node-2", now, grants("i-0a9e", 139, 64) + grants("i-33f0", 320, 96), revision=revision),
+        node("node-3", now, (), cached=(), revision=revision),
     ]
     return [fact(NodeBeat(node=n), now, i) for i, n in enumerate(nodes)]
 

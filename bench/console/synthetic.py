@@ -217,7 +217,7 @@ class SyntheticFleet:
 
     def _beats(self, now_s: float) -> Iterator[Event]:
         for node_id, node in self.nodes.items():
-            self.nodes[node_id] = node = replace(node, heartbeat_at=now_s)
+            self.nodes[node_id] = node = replace(node, heartbeat_at=now_s, revision=node.revision + 1)
             yield fact(NodeBeat(node=node), now_s)
 
     def _loads(self) -> dict[str, ModelLoad]:

@@ -17,8 +17,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import Dispatch, FirstToken, RequestArrived, RequestEnded
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.domain.snapshot import Target

@@ -12,6 +12,7 @@ from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.errors import BadRequest, InvalidModelFile, ModelNotFound
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
+from glowplug.fleet.status import ModelState, model_state
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.model_files import ModelFile, json_schema
 from glowplug.runtime.rest import admin, make_app
@@ -41,25 +42,25 @@ def make(service: ControlService, settings: AutoscalerSettings, watch: ModelWatc
     return app
 
 
-def _show(controller: AutoscalerController, watch: ModelWatch, model: Model) -> dict[str, Any]:
+def model_row(controller: AutoscalerController, watch: ModelWatch, model: Model) -> dict[str, Any]:
+    """One model as this REST and `glowplug models` show it."""
     shown: dict[str, Any] = msgspec.to_builtins(model)
-    instances = [i for i in controller.instances.of(model.key).values() if not i.state.is_gone]
+    instances = controller.instances.living(model.key).values()
     failed = [i for i in controller.instances.of(model.key).values() if i.state is InstanceState.FAILED]
     last_failure = max(failed, key=lambda i: i.changed_at, default=None)
     load = controller.loads.of(model.key)
-    serving = [i for i in instances if i.serves]
-    running = any(i.state in (InstanceState.READY, InstanceState.DRAINING) for i in serving)
-    state = "hot" if running else "starting" if serving else "warm" if instances else "cold"
+    state = model_state(instances)
+    is_running = state in (ModelState.READY, ModelState.DRAINING)
     return shown | {
         "memory_bytes": model.memory_bytes,
-        "state": "suspended" if model.suspended else state,
+        "state": "suspended" if model.suspended else state.summary,
         "instances": [
             {"instance_id": i.instance_id, "state": i.state, "node_id": i.node_id, "gpu_id": i.gpu_id}
             for i in instances
         ],
         "num_waiting": load.num_waiting,
         "num_in_flight": load.num_in_flight,
-        "last_failure": last_failure.reason if last_failure and not running else "",
+        "last_failure": last_failure.reason if last_failure and not is_running else "",
         "config_error": watch.errors.get(model.source, ""),
     }
 
@@ -79,14 +80,14 @@ def _reading(service: ControlService, watch: ModelWatch) -> APIRouter:
     async def models() -> dict[str, Any]:
         """Every deployed model with its state; `errors` names model files that are not in force."""
         controller = service.controller(AutoscalerController)
-        rows = [_show(controller, watch, m) for m in sorted(controller.models.values(), key=lambda m: m.key)]
+        rows = [model_row(controller, watch, m) for m in sorted(controller.models.values(), key=lambda m: m.key)]
         return {"object": "list", "data": rows, "errors": watch.errors}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model, by key, name or alias."""
         controller = service.controller(AutoscalerController)
-        return _show(controller, watch, _find(controller, name))
+        return model_row(controller, watch, _find(controller, name))
 
     @router.get("/v1/model-schema")
     async def schema() -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
         await service.shell.ask(request)
 
     def described(controller: AutoscalerController, key: str) -> dict[str, Any]:
-        return _show(controller, watch, controller.models[key])
+        return model_row(controller, watch, controller.models[key])
 
     @router.post("/v1/models", status_code=201)
     async def create(body: ModelFile) -> dict[str, Any]:

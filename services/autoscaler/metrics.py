@@ -7,8 +7,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from glowplug.controllers.autoscaler.controller import AutoscalerController
-from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Temperature
+from glowplug.fleet.status import temperature
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import LabelCap
 
@@ -26,20 +26,13 @@ class ModelCollector(Collector):
         )
         controller = self._controller()
         if controller is not None:
-            rows = {key: list(controller.instances.of(key).values()) for key in controller.models}
+            rows = {key: controller.instances.living(key).values() for key in controller.models}
             temperatures = collections.Counter(map(temperature, rows.values()))
             for one in Temperature:
                 models.add_metric([one.value], temperatures[one])
             counts = collections.Counter(
-                (self._cap(key), row.state.value) for key, mine in rows.items() for row in mine if not row.state.is_gone
+                (self._cap(key), row.state.value) for key, mine in rows.items() for row in mine
             )
             for labels, count in sorted(counts.items()):
                 instances.add_metric(labels, count)
         yield from (models, instances)
-
-
-def temperature(instances: list[Instance]) -> Temperature:
-    """Of a model with these instances."""
-    if any(i.state is InstanceState.READY and i.serves for i in instances):
-        return Temperature.HOT
-    return Temperature.WARM if any(i.state.is_dormant for i in instances) else Temperature.COLD

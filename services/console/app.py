@@ -15,7 +15,6 @@ from glowplug.runtime.rest import make_app
 from services.console import (
     actions,
     decisions_api,
-    detail_api,
     events_api,
     fleet_api,
     forecasts,
@@ -124,7 +123,7 @@ def build_app(console: Console) -> FastAPI:
     app.include_router(jaeger_v3.routes(console.traces, console.clock))
     app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
     app.include_router(
-        detail_api.routes(console.view, console.requests, console.starts, console.decisions, console.clock)
+        fleet_api.detail_routes(console.view, console.requests, console.starts, console.decisions, console.clock)
     )
     app.include_router(decisions_api.routes(console.decisions, console.events))
     told = console.settings

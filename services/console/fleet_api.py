@@ -1,15 +1,20 @@
-"""The fleet as JSON and as a stream of what changes in it."""
+"""The fleet as JSON and as a stream of what changes in it; the requests that match a filter, and one model in full."""
 
 from collections.abc import AsyncIterator, Callable
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 from starlette.responses import Response
 
-from glowplug.domain.errors import Contended
+from glowplug.domain.errors import Contended, ModelNotFound
+from services.console.decisions import DecisionLog
 from services.console.fleet_view import FleetView
+from services.console.model_detail import ModelDetail, StartHistory, declared, why_so
+from services.console.request_log import RequestLog
 from services.console.stream import Client, Hub, TooManyClients
 from services.console.trace_api import json_response
+
+MAX_LINES = 500
 
 
 def routes(view: FleetView, hub: Hub, clock: Callable[[], float]) -> APIRouter:
@@ -30,6 +35,50 @@ def routes(view: FleetView, hub: Hub, clock: Callable[[], float]) -> APIRouter:
             raise Contended("too many open pages", retry_after_s=5.0) from error
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(_until_gone(hub, client), media_type="text/event-stream", headers=headers)
+
+    return router
+
+
+def detail_routes(
+    view: FleetView,
+    requests: RequestLog,
+    starts: StartHistory,
+    decisions: DecisionLog,
+    clock: Callable[[], float],
+) -> APIRouter:
+    """What one view of the page reads beside the stream. `clock` gives epoch seconds."""
+    router = APIRouter(prefix="/api/v1", tags=["fleet"])
+
+    @router.get("/requests")
+    async def matching(
+        model: str = Query("", max_length=256),
+        state: str = Query("", max_length=32),
+        q: str = Query("", max_length=200),
+        limit: int = Query(200, ge=1, le=MAX_LINES),
+    ) -> Response:
+        """Requests held and under way, oldest first, then those that ended, newest first. `state` is one state, "live"
+        or "ended"; every word of `q` must stand in an id, the model key, the error code or the status."""
+        return json_response(requests.page(clock(), model=model, state=state, text=q, limit=limit))
+
+    @router.get("/models/{key}")
+    async def model(key: str) -> Response:
+        """One model: its row, its instances, what its owner declared, its latest starts and the one under way."""
+        now_s = clock()
+        snapshot = view.snapshot(now_s)
+        row = next((row for row in snapshot.models if row.key == key), None)
+        if row is None:
+            raise ModelNotFound(f"no model {key[:256]!r} is deployed", param="key")
+        mine = list(view.fleet.of(key).values())
+        detail = ModelDetail(
+            now=snapshot.now,
+            model=row,
+            instances=[line for line in snapshot.instances if line.model_key == key],
+            declared=declared(view.models[key]),
+            starts=starts.starts(key),
+            coming=starts.coming(mine, now_s),
+            why=why_so(key, mine, decisions),
+        )
+        return json_response(detail)
 
     return router
 

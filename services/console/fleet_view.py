@@ -1,19 +1,19 @@
-"""What the console knows of the fleet, out of facts, telemetry and tables that may come late, twice or not at all.
+"""What the console knows of the fleet, as rows: the shared tables, and what only the page shows beside them.
 
-Pure: told events and rows with `now_s`, asked for rows. An older `revision` never wins. Every collection is bounded:
-tables by what the fleet has, logs by a fixed length, and what the store no longer lists leaves after a grace time.
-A row is made anew only when something it shows was touched, so that a large fleet costs what changes in it.
+Pure: it takes events and rows with `now_s`, and gives rows. Every collection is bounded: tables by what the fleet has
+(fleet/tables.py says which row counts, and for how long), logs by a fixed length. A row is made anew only when
+something it shows was touched, so that a large fleet costs what changes in it.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 import msgspec
 
 from glowplug.controllers.placer.controller import Cordon
-from glowplug.controllers.router.eta import Estimates
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -34,21 +34,20 @@ from glowplug.events.facts import (
     WeightsFetchFailed,
     WeightsProgressed,
 )
+from glowplug.fleet.demand import LoadReports
+from glowplug.fleet.status import StartEstimates
+from glowplug.fleet.tables import ABSENT_S, Fleet, NodeTable
 from glowplug.policies.start_times import START_TIMES, StartRow
 from services.console import fleet_rows as rows
-from services.console import fleet_shapes as shapes
-from services.console.fleet_fetches import Fetches
-from services.console.fleet_loads import Loads
-from services.console.fleet_table import RowTable
 
-NODE_LEASE_S: Final = 5.0  # silence after which a node is shown as lost
-ABSENT_GRACE_S: Final = 10.0  # a row the store has lost is shown this long
 REQUESTS_KEPT: Final = 200
 LOOKED_BACK: Final = 32  # requests among which a refused one is looked for: its two events come together
 DECISIONS_KEPT: Final = 200
-TOMBSTONES_KEPT: Final = 4096
 MODELS_REMEMBERED: Final = 4096  # of which the last start and failure are kept
 CORDONS: Final = "cordons"
+STALLED_S: Final = 3.0  # without a report the rate of a fetch is 0
+FORGOTTEN_S: Final = 60.0  # without a report the fetch is taken as over
+NEWEST: Final = 0.5  # weight of the newest sample of a rate
 
 _HEALTHY: Final = (InstanceState.READY, InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.SWAPPED_OUT)
 TABLES: Final[Mapping[str, type[Any]]] = {
@@ -73,13 +72,159 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[rows.RequestRow]
 
 
+class RowTable(Generic[rows.RowT]):
+    """Rows that are made anew only when what they show may have changed. Keys are touched as often as one likes;
+    `refresh` makes each touched row once and keeps those that differ.
+
+    `make(key, now_s)` gives the row, or None when there is none any more.
+    """
+
+    def __init__(self, make: Callable[[str, float], rows.RowT | None]) -> None:
+        self.rows: dict[str, rows.RowT] = {}
+        self._make = make
+        self._touched: set[str] = set()
+        self._changed: set[str] = set()
+
+    def touch(self, keys: Iterable[str]) -> None:
+        self._touched.update(keys)
+
+    def refresh(self, now_s: float) -> None:
+        for key in self._touched:
+            row = self._make(key, now_s)
+            if row is None:
+                if self.rows.pop(key, None) is not None:
+                    self._changed.add(key)
+            elif self.rows.get(key) != row:
+                self.rows[key] = row
+                self._changed.add(key)
+        self._touched.clear()
+
+    def take_changed(self) -> set[str]:
+        """Keys whose row is new, other or gone since the last call. One reader only: the hub."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+
+@dataclass(slots=True)
+class _Fetch:
+    model_key: str
+    num_bytes_done: int
+    num_bytes: int
+    reported_at: float
+    bytes_per_s: float = 0.0
+
+
+class Fetches:
+    """Weights on their way into nodes, as prefetchers report them. Every change names the node whose row shows it."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[str, dict[str, _Fetch]] = {}  # node id -> digest -> fetch
+
+    def progress(self, report: WeightsProgressed, now_s: float) -> None:
+        here = self._by_node.setdefault(report.node_id, {})
+        known = here.get(report.digest)
+        if known is None or report.num_bytes_done < known.num_bytes_done:  # new, or begun again
+            here[report.digest] = _Fetch(report.model_key, report.num_bytes_done, report.num_bytes, now_s)
+            return
+        took_s = now_s - known.reported_at
+        if took_s > 0:
+            rate = (report.num_bytes_done - known.num_bytes_done) / took_s
+            old = known.bytes_per_s
+            known.bytes_per_s = rate if not old else old + NEWEST * (rate - old)
+            known.reported_at = now_s
+        known.num_bytes_done, known.num_bytes = report.num_bytes_done, report.num_bytes
+
+    def end(self, fact: WeightsFetched | WeightsFetchFailed) -> None:
+        here = self._by_node.get(fact.node_id)
+        if here is not None:
+            here.pop(fact.digest, None)
+            if not here:
+                del self._by_node[fact.node_id]
+
+    def refresh(self, now_s: float) -> set[str]:
+        """Nodes with a fetch that has stalled or been forgotten."""
+        touched = set()
+        for node_id, here in list(self._by_node.items()):
+            for digest, fetch in list(here.items()):
+                silent_s = now_s - fetch.reported_at
+                if silent_s >= FORGOTTEN_S:
+                    del here[digest]
+                elif silent_s < STALLED_S or not fetch.bytes_per_s:
+                    continue
+                else:
+                    fetch.bytes_per_s = 0.0
+                touched.add(node_id)
+            if not here:
+                del self._by_node[node_id]
+        return touched
+
+    def rows(self, node_id: str) -> tuple[rows.FetchRow, ...]:
+        here = self._by_node.get(node_id)
+        if not here:
+            return ()
+        return tuple(
+            rows.FetchRow(
+                digest=digest,
+                model_key=fetch.model_key,
+                num_bytes_done=fetch.num_bytes_done,
+                num_bytes=fetch.num_bytes,
+                bytes_per_s=round(fetch.bytes_per_s),
+            )
+            for digest, fetch in here.items()
+        )
+
+
+class Loads:
+    """What routers hold and run, summed over those that have reported lately; idle models are left out. `refresh` names
+    the models and instances that have another load than before."""
+
+    def __init__(self) -> None:
+        self._reports = LoadReports()
+        self._by_model: dict[str, rows.Load] = {}
+        self._by_instance: dict[str, int] = {}
+        self._is_stale = False
+
+    def put(self, report: RouterLoadReported, now_s: float) -> None:
+        self._reports.take(report, now_s)
+        self._is_stale = True
+
+    def model(self, key: str) -> rows.Load:
+        return self._by_model.get(key, rows.Load())
+
+    def instance(self, key: str) -> int:
+        """Requests an instance runs."""
+        return self._by_instance.get(key, 0)
+
+    def refresh(self, now_s: float) -> tuple[set[str], set[str]]:
+        """(model keys, instance ids) that changed. Routers silent for LOAD_STALE_S are forgotten."""
+        if not self._reports.expire(now_s) and not self._is_stale:
+            return set(), set()
+        self._is_stale = False
+        models, instances = dict[str, rows.Load](), dict[str, int]()
+        for loads in self._reports.loads.values():
+            for key, load in loads.items():
+                if load.num_waiting or load.num_in_flight:
+                    waiting, running = models.get(key, (0, 0))
+                    models[key] = rows.Load(waiting + load.num_waiting, running + load.num_in_flight)
+                for instance_id, num in load.in_flight_by_instance.items():
+                    instances[instance_id] = instances.get(instance_id, 0) + num
+        changed = _changed(self._by_model, models), _changed(self._by_instance, instances)
+        self._by_model, self._by_instance = models, instances
+        return changed
+
+
+def _changed(old: Mapping[str, object], new: Mapping[str, object]) -> set[str]:
+    return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+
+
 class FleetView:
     """`seq` grows with each change worth drawing again."""
 
     def __init__(self) -> None:
-        self.models: dict[str, Model] = {}
-        self.instances: dict[str, Instance] = {}
-        self.nodes: dict[str, Node] = {}
+        self.fleet = Fleet()
+        self.models, self.instances = self.fleet.models, self.fleet.instances
+        self.node_table = NodeTable()
+        self.nodes: Mapping[str, Node] = self.node_table.by_id
         self.requests: deque[rows.RequestRow] = deque(maxlen=REQUESTS_KEPT)
         self.decisions: deque[rows.DecisionRow] = deque(maxlen=DECISIONS_KEPT)
         self.sources = {name: rows.SourceRow(is_up=False, stale_since=0.0) for name in ("bus", "store")}
@@ -88,17 +233,14 @@ class FleetView:
         self.instance_rows = RowTable(self._instance_row)
         self.node_rows = RowTable(self._node_row)
         self._cordoned: frozenset[str] = frozenset()
-        self._of_model: dict[str, dict[str, Instance]] = {}  # model key -> its instances
         self._coming: dict[str, str] = {}  # instance id -> model key, of those on their way
-        self._estimates = Estimates()
+        self._estimates = StartEstimates()
         self._loads = Loads()
         self._fetches = Fetches()
-        self._seen_at: dict[str, float] = {}  # node id -> when its latest beat came
+        self._left_at: dict[str, float] = {}  # node id -> when it said goodbye, or was given up
         self._lost: dict[str, float] = {}  # node id -> silent since, as last shown
         self._starts: dict[str, rows.ColdStart] = {}  # model key -> latest start that came to ready
         self._failures: dict[str, rows.Failure] = {}
-        self._gone: dict[str, int] = {}  # instance id -> revision it went with
-        self._absent_since: dict[tuple[str, str], float] = {}
         self._decision_ids: dict[str, None] = {}  # the latest, oldest first
 
     def take(self, event: Event, now_s: float) -> None:
@@ -111,16 +253,17 @@ class FleetView:
             case RequestRejected(request_id=request_id) if self._has_ended(request_id):
                 return  # its end, told before it, says the code too
             case RequestFinished() | RequestRejected():
-                self.requests.append(shapes.request_row(event))
+                self.requests.append(rows.request_row(event))
             case DecisionMade(decision=decision):
                 self._put_decision(decision)
-                self._hear_cordon(decision)
+                self._cordon_decided(decision)
             case ModelDeployed(model=model):
-                self._put_model(model)
+                self._put_model(model, now_s)
             case ModelUndeployed(model_key=model_key):
-                self._drop("models", model_key)
-            case NodeLeft(node_id=node_id):
-                self._seen_at[node_id] = min(self._seen_at.get(node_id, now_s), now_s - NODE_LEASE_S)
+                self.fleet.model_table.forget(model_key)
+                self.model_rows.touch([model_key])
+            case NodeLeft(node_id=node_id) if node_id in self.nodes:
+                self._left_at.setdefault(node_id, now_s)
             case WeightsProgressed(node_id=node_id) as report:
                 self._fetches.progress(report, now_s)
                 self.node_rows.touch([node_id])
@@ -128,7 +271,7 @@ class FleetView:
                 self._fetches.end(end)
                 self.node_rows.touch([end.node_id])
             case data if isinstance(data, InstanceChange):
-                self._put_instance(data.instance)
+                self._put_instance(data.instance, now_s)
             case _:
                 return
         self.seq += 1
@@ -146,21 +289,23 @@ class FleetView:
         if table == START_TIMES:
             self._estimates.times.restore(table_rows)
             return
-        known: dict[str, Any] = getattr(self, table)
-        for value in table_rows.values():
-            if table == "models":
-                self._put_model(value)
-            elif table == "instances":
-                self._put_instance(value)
-            else:
-                self._put_node(value, value.heartbeat_at)
-        for key in list(known):
-            if key in table_rows:
-                self._absent_since.pop((table, key), None)
-            elif now_s - self._absent_since.setdefault((table, key), now_s) >= ABSENT_GRACE_S:
-                del self._absent_since[table, key]
-                self._drop(table, key)
-        self._absent_since = {k: at for k, at in self._absent_since.items() if k[0] != table or k[1] in known}
+        if table == "models":
+            for model in table_rows.values():
+                self._put_model(model, now_s)
+            gone = self.fleet.model_table.drop_absent(table_rows, now_s)
+            self.model_rows.touch(model.key for model in gone)
+        elif table == "instances":
+            for instance in self.fleet.instance_table.drop_absent(table_rows, now_s):
+                self._coming.pop(instance.instance_id, None)
+                self._touch_around(instance)
+            for instance in table_rows.values():
+                self._put_instance(instance, now_s)
+        else:
+            for node in table_rows.values():
+                self._put_node(node, max(self.node_table.moved_at(node.node_id), min(node.heartbeat_at, now_s)))
+            for node_id in [key for key in self.nodes if key not in table_rows]:
+                if now_s - self.node_table.moved_at(node_id) > ABSENT_S:
+                    self._drop_node(node_id)
 
     def restore_decisions(self, newest_first: list[DecisionRecord]) -> None:
         """The tail of the store's log of decisions, for what was decided before this console came up."""
@@ -168,7 +313,7 @@ class FleetView:
             self._put_decision(decision)
 
     def source(self, name: str, is_up: bool, now_s: float) -> None:
-        """Tell whether "bus" or "store" answers now; the first moment of silence is remembered."""
+        """Whether "bus" or "store" answers now; the first moment of silence is remembered."""
         old = self.sources[name]
         if old.is_up != is_up or (not is_up and not old.stale_since):
             self.sources[name] = rows.SourceRow(is_up=is_up, stale_since=0.0 if is_up else now_s)
@@ -176,7 +321,7 @@ class FleetView:
 
     def refresh(self, now_s: float) -> float:
         """Bring the rows up to `now_s`, and return the moment they stand for. While no source answers that is the last
-        moment one did: a console that hears nothing cannot say that a node is lost."""
+        moment one did: a console that receives nothing cannot say that a node is lost."""
         if not any(source.is_up for source in self.sources.values()):
             now_s = max(source.stale_since for source in self.sources.values()) or now_s
         model_keys, instance_ids = self._loads.refresh(now_s)
@@ -206,25 +351,28 @@ class FleetView:
             requests=list(reversed(self.requests)),
         )
 
-    def _put_model(self, model: Model) -> None:
-        known = self.models.get(model.key)
-        if known is None or model.revision > known.revision:
-            self.models[model.key] = model
+    def _put_model(self, model: Model, now_s: float) -> None:
+        if self.fleet.model_table.apply(model, now_s):
             self.model_rows.touch([model.key])
 
     def _put_node(self, node: Node, seen_at: float) -> None:
-        key = node.node_id
-        self._seen_at[key] = max(seen_at, self._seen_at.get(key, 0.0))
-        known = self.nodes.get(key)
-        if known is None or (node.revision, node.heartbeat_at) >= (known.revision, known.heartbeat_at):
-            self.nodes[key] = node
-            if known is None or _drawn(known) != _drawn(node):
-                self.node_rows.touch([key])
+        known = self.nodes.get(node.node_id)
+        if not self.node_table.apply(node, seen_at):
+            return
+        self._left_at.pop(node.node_id, None)
+        if known is None or _drawn(known) != _drawn(node):
+            self.node_rows.touch([node.node_id])
 
-    def _put_instance(self, instance: Instance) -> None:
+    def _drop_node(self, node_id: str) -> None:
+        self.node_table.forget(node_id)
+        self._left_at.pop(node_id, None)
+        self._lost.pop(node_id, None)
+        self.node_rows.touch([node_id])
+
+    def _put_instance(self, instance: Instance, now_s: float) -> None:
         key = instance.instance_id
         known = self.instances.get(key)
-        if instance.revision <= (known.revision if known else self._gone.get(key, -1)):
+        if not self.fleet.instance_table.apply(instance, now_s):
             return
         if instance.state is InstanceState.READY and (known is None or known.state.is_coming):
             self._learn_start(instance)
@@ -233,37 +381,11 @@ class FleetView:
             _remember(self._failures, instance.model_key, failure)
         elif instance.state in _HEALTHY:
             self._forgive(instance)
-        if instance.state.is_gone:
-            self._drop("instances", key)
-            self._touch_around(instance)
-            self._gone[key] = instance.revision
-            if len(self._gone) > TOMBSTONES_KEPT:
-                del self._gone[next(iter(self._gone))]
-            return
-        self.instances[key] = instance
-        self._of_model.setdefault(instance.model_key, {})[key] = instance
         if instance.state.is_coming:
             self._coming[key] = instance.model_key
         else:
             self._coming.pop(key, None)
         self._touch_around(instance)
-
-    def _drop(self, table: str, key: str) -> None:
-        known: dict[str, Any] = getattr(self, table)
-        gone = known.pop(key, None)
-        if table == "models":
-            self.model_rows.touch([key])
-        elif table == "nodes":
-            self._seen_at.pop(key, None)
-            self._lost.pop(key, None)
-            self.node_rows.touch([key])
-        elif gone is not None:
-            self._coming.pop(key, None)
-            mine = self._of_model.get(gone.model_key, {})
-            mine.pop(key, None)
-            if not mine:
-                self._of_model.pop(gone.model_key, None)
-            self._touch_around(gone)
 
     def _touch_around(self, instance: Instance) -> None:
         """An instance shows in its own row, in its model's, and in what its nodes' GPUs hold."""
@@ -282,7 +404,7 @@ class FleetView:
             self._estimates.times.learn(instance, model)
         latest = self._starts.get(instance.model_key)
         if instance.ready_at and (latest is None or instance.ready_at >= latest.ready_at):
-            _remember(self._starts, instance.model_key, shapes.cold_start(instance))
+            _remember(self._starts, instance.model_key, rows.cold_start(instance))
 
     def _put_decision(self, decision: DecisionRecord) -> None:
         if decision.decision_id in self._decision_ids:
@@ -290,10 +412,10 @@ class FleetView:
         self._decision_ids[decision.decision_id] = None
         if len(self._decision_ids) > 2 * DECISIONS_KEPT:
             del self._decision_ids[next(iter(self._decision_ids))]
-        self.decisions.append(shapes.decision_row(decision))
+        self.decisions.append(rows.decision_row(decision))
         self.seq += 1
 
-    def _hear_cordon(self, decision: DecisionRecord) -> None:
+    def _cordon_decided(self, decision: DecisionRecord) -> None:
         """The decision to drain a node comes before its row is read again."""
         if decision.kind == "drain" and decision.node_id and not decision.instance_id:
             alone = {decision.node_id}
@@ -305,20 +427,20 @@ class FleetView:
         self._cordoned = cordoned
 
     def _lost_since(self, node_id: str, now_s: float) -> float:
-        seen_at = self._seen_at.get(node_id, 0.0)
-        return 0.0 if now_s - seen_at < NODE_LEASE_S else max(seen_at, 1.0)
+        if node_id in self._left_at:
+            return self._left_at[node_id]
+        return 0.0 if self.node_table.is_alive(node_id, now_s) else max(self.node_table.moved_at(node_id), 1.0)
 
     def _model_row(self, key: str, now_s: float) -> rows.ModelRow | None:
         model = self.models.get(key)
         if model is None:
             return None
-        mine = list(self._of_model.get(key, {}).values())
-        is_ready = any(i.state is InstanceState.READY for i in mine)
-        return shapes.model_row(
+        mine = self.fleet.of(key).values()
+        return rows.model_row(
             model,
             mine,
             self._loads.model(key),
-            eta_s=0.0 if is_ready else self._estimates.start_left_s(model, mine, now_s),
+            eta_s=self._estimates.left_s(model, mine, now_s),
             eta_measured=self._estimates.times.has_seen(model),
             start=self._starts.get(key),
             failure=self._failures.get(key),
@@ -326,13 +448,13 @@ class FleetView:
 
     def _instance_row(self, key: str, _: float) -> rows.InstanceRow | None:
         instance = self.instances.get(key)
-        return None if instance is None else shapes.instance_row(instance, self._loads.instance(key))
+        return None if instance is None else rows.instance_row(instance, self._loads.instance(key))
 
     def _node_row(self, key: str, now_s: float) -> rows.NodeRow | None:
         node = self.nodes.get(key)
         if node is None:
             return None
-        return shapes.node_row(
+        return rows.node_row(
             node,
             self.instances,
             lost_since=self._lost_since(key, now_s),

@@ -43,7 +43,7 @@ class Feed:
         self._console, self._bus, self._store, self._connect = console, bus, store, connect
         self._health = health
         self._tasks: list[asyncio.Task[None]] = []
-        self._dropped_told = 0
+        self._dropped_counted = 0
         self._unreadable = Unreadable(health.unreadable_rows if health else None)
         self._read: dict[str, dict[str, tuple[bytes, Any]]] = {}  # table -> key -> row as last read, what it says
 
@@ -165,5 +165,5 @@ class Feed:
         console.metrics.stream_clients.set(len(console.hub.clients))
         if console.hub.clients:
             console.hub.flush(console.view, now_s)
-        console.metrics.stream_dropped.inc(console.hub.num_dropped - self._dropped_told)
-        self._dropped_told = console.hub.num_dropped
+        console.metrics.stream_dropped.inc(console.hub.num_dropped - self._dropped_counted)
+        self._dropped_counted = console.hub.num_dropped

@@ -20,7 +20,7 @@ from services.console.discreet import discreet_model
 
 STARTS_KEPT: Final = 10
 MODELS_KEPT: Final = 4096
-FETCH_LEASE_S: Final = 10.0  # silence after which a fetch is no longer shown as under way
+FETCH_LEASE_S: Final = 10.0  # time without a report after which a fetch is no longer shown as under way
 
 
 class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class StartHistory:
         self._fetches: dict[tuple[str, str], FetchRow] = {}  # (model key, node id)
 
     def take(self, event: Event, now_s: float) -> None:
-        """One event; types that tell nothing of starts are ignored."""
+        """One event; types that are not about starts are ignored."""
         match event.data:
             case WeightsProgressed(model_key=key, node_id=node_id) as fact:
                 self._fetches[key, node_id] = FetchRow(
@@ -126,7 +126,7 @@ class StartHistory:
                     instance_id=instance.instance_id,
                     node_id=instance.node_id,
                     state=instance.state.value,
-                    began_at=_began(instance),
+                    began_at=rows.began_at(instance),
                     emulated=instance.emulated,
                     phases=_phases_so_far(instance),
                     fetch=fetch if fetch and now_s - fetch.heard_at < FETCH_LEASE_S else None,
@@ -136,7 +136,7 @@ class StartHistory:
 
     def _remember(self, instance: Instance, ended_at: float, reason: str) -> None:
         kept = self._starts.pop(instance.model_key, None) or deque(maxlen=STARTS_KEPT)
-        began = _began(instance) or ended_at
+        began = rows.began_at(instance) or ended_at
         kept.append(
             Start(
                 instance_id=instance.instance_id,
@@ -146,7 +146,7 @@ class StartHistory:
                 seconds=max(0.0, ended_at - began),
                 emulated=instance.emulated,
                 reason=reason,
-                phases=_phases(instance, began),
+                phases=rows.phase_rows(instance, began),
             )
         )
         self._starts[instance.model_key] = kept
@@ -176,29 +176,15 @@ def _concerns(record: DecisionRecord, model_key: str, decisions: DecisionLog) ->
     return any(victim is not None and victim.model_key == model_key for victim in victims)
 
 
-def _began(instance: Instance) -> float:
-    """The earliest moment known of a start: it was decided before the agent made the instance."""
-    known = [instance.created_at, *(phase.started_at for phase in instance.phases)]
-    return min((at for at in known if at), default=0.0)
-
-
-def _phases(instance: Instance, began: float) -> tuple[rows.PhaseRow, ...]:
-    by_time = sorted(instance.phases, key=lambda phase: (phase.started_at, phase.ended_at))
-    return tuple(
-        rows.PhaseRow(phase.name.value, phase.started_at - began, max(0.0, phase.actual_s), phase.predicted_s)
-        for phase in by_time
-    )
-
-
 def _phases_so_far(instance: Instance) -> tuple[rows.PhaseRow, ...]:
-    """Those told, and the fetch: an agent says LOADING the moment the weights are whole in host memory."""
-    began = _began(instance)
-    told = _phases(instance, began)
-    if instance.state is not InstanceState.LOADING or any(phase.name == PhaseName.FETCH for phase in told):
-        return told
+    """Those reported, and the fetch: an agent reports LOADING the moment the weights are whole in host memory."""
+    began = rows.began_at(instance)
+    reported = rows.phase_rows(instance, began)
+    if instance.state is not InstanceState.LOADING or any(phase.name == PhaseName.FETCH for phase in reported):
+        return reported
     offset_s = instance.created_at - began
     fetch_s = max(0.0, instance.changed_at - instance.created_at)
-    return (*told, rows.PhaseRow(PhaseName.FETCH.value, offset_s, fetch_s, 0.0))
+    return (*reported, rows.PhaseRow(PhaseName.FETCH.value, offset_s, fetch_s, 0.0))
 
 
 def declared(model: Model) -> dict[str, Any]:

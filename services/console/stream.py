@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from services.console.fleet_table import RowTable
-from services.console.fleet_view import FleetView
+from services.console.fleet_view import FleetView, RowTable
 from services.console.trace_store import TraceSummary
 
 QUEUE_LIMIT: Final = 64

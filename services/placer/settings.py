@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from glowplug.domain.instance import Becomes
+from glowplug.fleet.tables import NODE_LEASE_S
 from glowplug.policies.eviction.turns import Turns, Victims
 from glowplug.runtime.settings import ElectedSettings
 
@@ -11,7 +12,7 @@ class PlacerSettings(ElectedSettings):
     policy_placement: str = "union"
     policy_eviction: str = "swapserve"
     policy_prewarming: str = "union"
-    node_lease_s: float = Field(8.0, gt=0)  # a node silent for this long has left
+    node_lease_s: float = Field(NODE_LEASE_S, gt=0)  # a node silent for this long has left
     min_residency_s: float = Field(1.0, ge=0)  # a READY instance is not evicted before
     fair_wait_s: float = Field(5.0, ge=0)  # a placement that waited this long may have a busy instance drained
     evict_grace_s: float = Field(300.0, ge=0)  # longest drain of a victim: it ends hung engines, not slow answers

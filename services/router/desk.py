@@ -93,8 +93,9 @@ class Desk:
     def take(self, stimulus: Any) -> None:
         self.do(self.controller.handle(stimulus, self.clock()))
 
-    def restore(self, table: str, rows: Mapping[str, Any]) -> None:
-        self.do(self.controller.restore(table, rows, self.clock()))
+    def restore(self, table: str, rows: Mapping[str, Any], *, is_copy: bool = False) -> None:
+        """Take a whole table; `is_copy`: from a copy that may be old."""
+        self.do(self.controller.restore(table, rows, self.clock(), is_copy=is_copy))
         self.table_loaded = self.table_loaded or table == "models"
 
     def do(self, effects: list[Effect]) -> None:

@@ -43,7 +43,6 @@ class RouterShell(Shell):
         )
         self._desk = desk
         self._copy = TablesCopy(settings.state_dir / settings.service_id / "tables.json")
-        self._from_copy = False
         self._refusal = ""  # of the bus, as the controller was told last
 
     async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
@@ -61,9 +60,8 @@ class RouterShell(Shell):
         """Start from the tables as this router last saw them."""
         copied = self._copy.read(self._clock())
         if copied is not None:
-            self._desk.restore("models", copied[0])
-            self._desk.restore("instances", copied[1])
-            self._from_copy = True
+            self._desk.restore("models", copied[0], is_copy=True)
+            self._desk.restore("instances", copied[1], is_copy=True)
             log.info("%d models and %d instances from the copy on disk", len(copied[0]), len(copied[1]))
 
     def bus_reached(self) -> None:
@@ -79,18 +77,10 @@ class RouterShell(Shell):
         await self._resync_loop()
 
     async def _resync(self) -> bool:
-        fleet = self.controller.fleet  # type: ignore[attr-defined]
-        grace_s = fleet.absent_grace_s
-        if self._from_copy:
-            fleet.absent_grace_s = 0.0  # what the copy has and the store has not is of the past
-        try:
-            done = await super()._resync()
-        finally:
-            fleet.absent_grace_s = grace_s
+        done = await super()._resync()
         if done:
-            self._from_copy = False
             self._desk.table_loaded = True
-            self._copy.write(fleet, self._clock())
+            self._copy.write(self._desk.controller.fleet, self._clock())
         return done
 
 

@@ -39,7 +39,7 @@ def answer(path: bytes, desk: "Desk") -> Answer:
 def model_row(model: Model, desk: "Desk") -> dict[str, Any]:
     """One entry of /v1/models: OpenAI's fields, then how warm the model is and when it could answer."""
     fleet, load = desk.controller.fleet, desk.controller.load(model.key)
-    instances = sorted(fleet.by_model.get(model.key, {}).values(), key=lambda i: i.instance_id)
+    instances = sorted(fleet.of(model.key).values(), key=lambda i: i.instance_id)
     return {
         "id": model.name,
         "object": "model",

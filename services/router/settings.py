@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from glowplug.controllers.router.controller import RouterParams
+from glowplug.controllers.router.params import RouterParams
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.runtime.settings import ServiceSettings
 from services.router.ids import Sampler

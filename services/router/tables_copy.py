@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from glowplug.controllers.router.fleet import Fleet
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events.envelope import MalformedEvent, from_json
+from glowplug.fleet.tables import Fleet
 
 MAX_COPY_BYTES = 256 << 20  # every model and instance of a fleet: 10,000 models are 20 MiB
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events import Event, facts

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
 from glowplug.bus.nats_bus import NatsBus
+from glowplug.events import Event
 from glowplug.events.envelope import to_json
 from glowplug.events.facts import ModelDeployed, NodeBeat
 from glowplug.state.memory_store import MemoryStore
@@ -158,7 +160,7 @@ async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, o
         writer, store = NatsBus(own_nats.url, "writer-1"), RedisStore(own_valkey.url)
         await asyncio.wait_for(writer.connect(), PATIENCE_S)
         await until(lambda: all(s.is_up for s in console.view.sources.values()), "both sources")
-        model, node = story.model("m1", "from-the-table", 10), story.node("node-9", time.time(), ())
+        model, revisions = story.model("m1", "from-the-table", 10), itertools.count(1)
         await store.put("models", "m1", to_json(model))
         await store.put("models", "broken", b"{not json")
         await until(lambda: "m1" in console.view.models, "a row of the store")
@@ -171,7 +173,10 @@ async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, o
                     await asyncio.sleep(0.1)
             assert seen(), what
 
-        beat = lambda: story.fact(NodeBeat(node=node), time.time())  # noqa: E731
+        def beat() -> Event:
+            node = story.node("node-9", time.time(), (), revision=next(revisions))
+            return story.fact(NodeBeat(node=node), time.time())
+
         await heard(beat, lambda: "node-9" in console.view.nodes, "telemetry")
         fact = story.fact(ModelDeployed(model=story.model("m2", "from-a-fact", 10)), time.time())
         await writer.publish(fact)
@@ -183,8 +188,10 @@ async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, o
         own_nats.start()
         own_valkey.start()
         await until(lambda: all(s.is_up for s in console.view.sources.values()), "both back")
-        seen_before = console.view._seen_at["node-9"]
-        await heard(beat, lambda: console.view._seen_at["node-9"] > seen_before, "telemetry after the restart")
+        seen_before = console.view.node_table.moved_at("node-9")
+        await heard(
+            beat, lambda: console.view.node_table.moved_at("node-9") > seen_before, "telemetry after the restart"
+        )
         await writer.close()
         await store.close()
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.controllers.fencing import Fence
-from glowplug.controllers.router.fleet import Fleet
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events.commands import StopInstance
@@ -43,37 +42,26 @@ rows = [row for instance_id in IDS for row in life_of(instance_id)]
 deliveries = st.lists(st.sampled_from(rows), max_size=60)  # any order, any number of times, some never
 
 
-@given(deliveries)
-def test_an_instance_view_ends_where_the_table_is(delivered: list[Instance]) -> None:
-    view = InstanceTable()
+@given(deliveries, st.booleans())
+def test_a_table_of_instances_ends_where_the_store_is(delivered: list[Instance], keeps_gone: bool) -> None:
+    table = InstanceTable(keeps_gone=keeps_gone)
     for at, row in enumerate(delivered):
-        view.apply(row, float(at))
-        assert view.by_id[row.instance_id].revision >= row.revision
+        table.apply(row, float(at))
+        assert table.by_id[row.instance_id].revision >= row.revision
     final = {i: life_of(i)[-1] for i in IDS}
-    view.restore(final, 100.0)
-    assert view.by_id == final
-    assert view.of("m") == final
+    table.restore(final, 100.0)
+    assert table.by_id == table.of("m") == table.living("m") == final
 
 
-@given(deliveries)
-def test_the_routers_tables_end_where_the_table_is(delivered: list[Instance]) -> None:
-    fleet = Fleet()
+@given(deliveries, st.sampled_from([InstanceState.STOPPED, InstanceState.FAILED]), st.booleans())
+def test_an_instance_that_is_gone_does_not_come_back(
+    delivered: list[Instance], end: InstanceState, keeps_gone: bool
+) -> None:
+    table = InstanceTable(keeps_gone=keeps_gone)
+    table.apply(an_instance("i-1", state=end, revision=99), 0.0)
     for row in delivered:
-        fleet.put_instance(row)
-    final = {i: life_of(i)[-1] for i in IDS}
-    for row in final.values():
-        fleet.put_instance(row)
-    assert fleet.instances == final
-    assert fleet.ready("m") == []
-
-
-@given(deliveries, st.sampled_from([InstanceState.STOPPED, InstanceState.FAILED]))
-def test_an_instance_that_is_gone_does_not_come_back(delivered: list[Instance], end: InstanceState) -> None:
-    fleet = Fleet()
-    fleet.put_instance(an_instance("i-1", state=end, revision=99))
-    for row in delivered:
-        fleet.put_instance(row)
-    assert "i-1" not in fleet.instances
+        table.apply(row, 0.0)
+    assert "i-1" not in table.living("m") and ("i-1" in table.by_id) == keeps_gone
 
 
 @given(st.permutations(range(1, 8)), st.data())

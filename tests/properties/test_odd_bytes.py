@@ -17,7 +17,8 @@ from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer.controller import CORDONS, PlacerController
 from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance

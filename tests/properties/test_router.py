@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import (
     ClientLeft,
     Dispatch,
@@ -20,6 +20,7 @@ from glowplug.controllers.router.messages import (
     RequestArrived,
     RequestEnded,
 )
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.domain.snapshot import Target

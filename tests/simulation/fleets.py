@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 from glowplug.controllers.placer.params import PlacerParams
-from glowplug.controllers.router.controller import RouterParams
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.systems import SYSTEMS

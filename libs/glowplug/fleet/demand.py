@@ -1,18 +1,19 @@
-"""What routers tell of their load, and the demand per model that it adds up to.
+"""What routers report of their load, and the demand per model that it adds up to.
 
-A report of up to `max_models` models is whole each time. Past that a report names the models that have something to
-say (load, or another one than told last), and the whole comes in parts every `whole_every_s`: with thousands of models
-no message is near the bus's limit, and a reader that missed one is right again soon.
+A report of up to `max_models` models is whole each time. Past that a report names the models that have news (load, or
+another one than reported last), and the whole comes in parts every `whole_every_s`: with thousands of models no message
+is near the bus's limit, and a reader that missed one is right again soon.
 """
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events.facts import RequestWaiting, RouterLoadReported
 
-LOAD_STALE_S = 3.0
+LOAD_STALE_S = 3.0  # a router silent for longer holds and runs nothing, as far as is known
+DEMAND_KEPT_S = 10 * LOAD_STALE_S  # what an instance runs for a silent router may still be running
 ARRIVALS_KEPT_S = 10.0
 ONLY_CHANGES = 0  # num_parts of a report that is no part of a whole
 
@@ -22,25 +23,25 @@ class LoadReporter:
 
     def __init__(self, router_id: str, *, max_models: int = 500, whole_every_s: float = 2.0) -> None:
         self._router_id, self._max_models, self._whole_every_s = router_id, max_models, whole_every_s
-        self._told: Mapping[str, ModelLoad] = {}
+        self._sent: Mapping[str, ModelLoad] = {}
         self._whole_at = float("-inf")
 
     def reports(self, loads: Mapping[str, ModelLoad], now_s: float) -> list[RouterLoadReported]:
-        """What to send now of `loads`, which is whole; nothing when there is nothing to say."""
+        """What to send now of `loads`, which is whole; nothing when there is no news."""
         if len(loads) <= self._max_models:
-            self._told, self._whole_at = loads, now_s
+            self._sent, self._whole_at = loads, now_s
             return [RouterLoadReported(router_id=self._router_id, loads=loads)]
         is_whole = not 0 <= now_s - self._whole_at < self._whole_every_s
-        said = loads if is_whole else {k: load for k, load in loads.items() if self._has_news(k, load)}
+        named = loads if is_whole else {k: load for k, load in loads.items() if self._has_news(k, load)}
         if is_whole:
             self._whole_at = now_s
-        self._told = loads
-        keys = list(said)
+        self._sent = loads
+        keys = list(named)
         slices = [keys[i : i + self._max_models] for i in range(0, len(keys), self._max_models)] or [[]]
         return [
             RouterLoadReported(
                 router_id=self._router_id,
-                loads={key: said[key] for key in part},
+                loads={key: named[key] for key in part},
                 part=number if is_whole else 0,
                 num_parts=len(slices) if is_whole else ONLY_CHANGES,
             )
@@ -48,61 +49,94 @@ class LoadReporter:
         ]
 
     def _has_news(self, key: str, load: ModelLoad) -> bool:
-        return bool(load.num_waiting or load.num_in_flight) or self._told.get(key) != load
+        return bool(load.num_waiting or load.num_in_flight) or self._sent.get(key) != load
 
 
 @dataclass(slots=True)
-class _Known:
-    loads: dict[str, ModelLoad] = field(default_factory=dict)
+class _Router:
+    """How one router reports. `seen`: models of the parts of a whole so far, while they come without a gap."""
+
+    reported_at: float = 0.0
     is_whole: bool = False
-    seen: set[str] | None = None  # models of the parts so far, while they come without a gap
+    seen: set[str] | None = None
     next_part: int = 0
 
 
 class LoadReports:
-    """The loads of each router as its reports tell them, whole once one whole has been heard."""
+    """The loads of each router by its reports: complete once one whole report of it has come."""
 
     def __init__(self) -> None:
-        self._by_router: dict[str, _Known] = {}
+        self.loads: dict[str, dict[str, ModelLoad]] = {}  # router_id -> model_key -> load
+        self._routers: dict[str, _Router] = {}
 
-    def take(self, report: RouterLoadReported) -> Mapping[str, ModelLoad]:
+    def take(self, report: RouterLoadReported, now_s: float) -> Mapping[str, ModelLoad]:
         """The router's loads as known now. The same mapping each time; it changes with the next report."""
-        known = self._by_router.setdefault(report.router_id, _Known())
+        loads = self.loads.setdefault(report.router_id, {})
+        router = self._routers.setdefault(report.router_id, _Router())
+        router.reported_at = now_s
         if report.num_parts == 1:
-            known.loads.clear()
-        known.loads.update(report.loads)
+            loads.clear()
+        loads.update(report.loads)
         if report.num_parts != ONLY_CHANGES:
-            self._count(known, report)
-        return known.loads
+            _count_parts(router, loads, report)
+        return loads
 
-    def is_whole(self, router_id: str) -> bool:
-        """Whether every model that router has ever reported is known."""
-        known = self._by_router.get(router_id)
-        return known is not None and known.is_whole
+    def is_fresh(self, now_s: float) -> bool:
+        """Whether any router has reported lately, and all its models."""
+        return any(router.is_whole and now_s - router.reported_at <= LOAD_STALE_S for router in self._routers.values())
 
-    def forget(self, router_id: str) -> None:
-        """A router that is no more."""
-        self._by_router.pop(router_id, None)
+    def expire(self, now_s: float, lease_s: float = LOAD_STALE_S) -> list[str]:
+        """Forget the routers that have been silent for longer than `lease_s`, or reported in the future of a clock that
+        was set back; returns their ids."""
+        silent = [key for key, router in self._routers.items() if not 0 <= now_s - router.reported_at <= lease_s]
+        for router_id in silent:
+            del self._routers[router_id], self.loads[router_id]
+        return silent
 
-    def _count(self, known: _Known, report: RouterLoadReported) -> None:
-        """Of a whole without a gap, models in none of its parts are gone."""
-        if report.part == 0:
-            known.seen = set()
-        elif report.part != known.next_part:
-            known.seen = None
-        known.next_part = report.part + 1
-        if known.seen is None:
-            return
-        known.seen |= report.loads.keys()
-        if known.next_part == report.num_parts:
-            for key in [key for key in known.loads if key not in known.seen]:
-                del known.loads[key]
-            known.is_whole, known.seen = True, None
+
+def _count_parts(router: _Router, loads: dict[str, ModelLoad], report: RouterLoadReported) -> None:
+    """Of a whole without a gap, models in none of its parts are gone."""
+    if report.part == 0:
+        router.seen = set()
+    elif report.part != router.next_part:
+        router.seen = None
+    router.next_part = report.part + 1
+    if router.seen is None:
+        return
+    router.seen |= report.loads.keys()
+    if router.next_part == report.num_parts:
+        for key in [key for key in loads if key not in router.seen]:
+            del loads[key]
+        router.is_whole, router.seen = True, None
+
+
+def joined(loads: Sequence[ModelLoad]) -> ModelLoad:
+    """The loads of one model at several routers, in one."""
+    if len(loads) == 1:
+        return loads[0]
+    running: dict[str, int] = {}
+    outlooks: dict[str, Outlook] = {}
+    for load in loads:
+        for instance_id, count in load.in_flight_by_instance.items():
+            running[instance_id] = running.get(instance_id, 0) + count
+        for instance_id, outlook in load.outlook_by_instance.items():
+            known = outlooks.get(instance_id)
+            outlooks[instance_id] = outlook if known is None else known.joined(outlook)
+    return ModelLoad(
+        num_waiting=sum(load.num_waiting for load in loads),
+        num_in_flight=sum(load.num_in_flight for load in loads),
+        last_active_at=max((load.last_active_at for load in loads), default=0.0),
+        in_flight_by_instance=running,
+        outlook_by_instance=outlooks,
+        num_arrived=sum(load.num_arrived for load in loads),
+        num_dispatched=sum(load.num_dispatched for load in loads),
+        slots_per_instance=max((load.slots_per_instance for load in loads), default=0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """What one request.waiting says. `sent_at` is the router's clock, `received_at` ours."""
+    """One request.waiting. `sent_at` is the router's clock, `received_at` ours."""
 
     num_waiting: int
     deadline_at: float
@@ -111,27 +145,26 @@ class _Waiting:
 
 
 class Demand:
-    """Demand per model, summed over the routers that have spoken lately.
+    """Demand per model, summed over the routers that have reported lately.
 
-    A router's request.waiting counts until a newer report of that router has replaced it; the router's own clock says
-    which of the two is newer. A router repeats both several times within LOAD_STALE_S, so that what a router that died
-    sent last counts no longer than that.
+    A router's request.waiting counts until a newer report of that router has replaced it; the router's own clock tells
+    which of the two is newer. A router repeats both several times within LOAD_STALE_S, so that what waited at a router
+    that died counts no longer than that.
     """
 
     def __init__(self) -> None:
         self._reports = LoadReports()
         self._waiting: dict[str, dict[str, _Waiting]] = {}  # model_key -> router_id -> newer than its last report
         self._sent_at: dict[str, float] = {}  # router_id -> when it sent its last report, by its clock
-        self._by_router: dict[str, tuple[float, Mapping[str, ModelLoad]]] = {}
         self._last_active: dict[str, float] = {}
-        self._counted: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_arrived as last told
-        self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> (when told, how many), of late
+        self._counted: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_arrived as last reported
+        self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> (when reported, how many), of late
         self._dispatched_by: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_dispatched, likewise
-        self._dispatched: dict[str, int] = {}  # model_key -> how many since each router was first heard
+        self._dispatched: dict[str, int] = {}  # model_key -> how many since each router's first report
 
     def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> list[str]:
         """Returns the models that hold or run something, or did since the last report."""
-        self._by_router[report.router_id] = (now_s, self._reports.take(report))
+        self._reports.take(report, now_s)
         self._sent_at[report.router_id] = sent_at
         self._replace_waiting(report, sent_at)
         active = []
@@ -151,8 +184,8 @@ class Demand:
         return active
 
     def wait(self, fact: RequestWaiting, now_s: float, sent_at: float) -> bool:
-        """Take what a router says between two reports. False when it is over: a newer report of that router is known,
-        or every request it speaks of has waited for as long as it may."""
+        """Take what a router publishes between two reports. False when it is out of date: a newer report of that router
+        is known, or every request that it counts has waited for as long as it may."""
         if now_s > fact.deadline_at or sent_at < self._sent_at.get(fact.router_id, float("-inf")):
             return False
         waiting = _Waiting(fact.num_waiting, fact.deadline_at, sent_at, now_s)
@@ -160,7 +193,7 @@ class Demand:
         return True
 
     def _replace_waiting(self, report: RouterLoadReported, sent_at: float) -> None:
-        """A report speaks of the models it names, and unless it is a part of a whole of all others too: no load."""
+        """A report replaces what waits for the models it names; unless it is a part of a whole, for all others too."""
         if not self._waiting:
             return
         is_part = report.num_parts not in (1, ONLY_CHANGES)
@@ -175,7 +208,7 @@ class Demand:
             del self._waiting[model_key]
 
     def arrived(self, model_key: str, since: float) -> int:
-        """Requests told of after `since`, at most ARRIVALS_KEPT_S ago."""
+        """Requests reported after `since`, at most ARRIVALS_KEPT_S ago."""
         return sum(num for at, num in self._arrived.get(model_key, ()) if at > since)
 
     def dispatched(self, model_key: str) -> int:
@@ -187,12 +220,12 @@ class Demand:
         if before == num:
             return
         self._counted[router_id, model_key] = num
-        if before is None or num < before:  # the first word, or a router that began anew
+        if before is None or num < before:  # the first report, or a router that began anew
             return
-        told = self._arrived.setdefault(model_key, deque())
-        told.append((now_s, num - before))
-        while told[0][0] < now_s - ARRIVALS_KEPT_S:
-            told.popleft()
+        arrived = self._arrived.setdefault(model_key, deque())
+        arrived.append((now_s, num - before))
+        while arrived[0][0] < now_s - ARRIVALS_KEPT_S:
+            arrived.popleft()
 
     def touch(self, model_key: str, now_s: float) -> None:
         """Count something else than a request as activity."""
@@ -205,11 +238,8 @@ class Demand:
         self._waiting.pop(model_key, None)
 
     def is_fresh(self, now_s: float) -> bool:
-        """Whether any router has spoken lately, of all its models; without, nothing may be called idle."""
-        for router_id, (at, _) in self._by_router.items():
-            if now_s - at <= LOAD_STALE_S and self._reports.is_whole(router_id):
-                return True
-        return False
+        """Whether any router has reported lately, and all its models; else no model may be called idle."""
+        return self._reports.is_fresh(now_s)
 
     def expire(self, now_s: float) -> None:
         """Forget the demand of silent routers (their requests are gone with them)."""
@@ -217,49 +247,32 @@ class Demand:
             for router_id, waiting in list(by_router.items()):
                 if now_s - waiting.received_at > LOAD_STALE_S or now_s > waiting.deadline_at:
                     self._drop_waiting(key, router_id)
-        for router_id in [r for r, (at, _) in self._by_router.items() if now_s - at > 10 * LOAD_STALE_S]:
-            del self._by_router[router_id]
-            self._reports.forget(router_id)
+        for router_id in self._reports.expire(now_s, DEMAND_KEPT_S):
             self._sent_at.pop(router_id, None)
             self._counted = {k: num for k, num in self._counted.items() if k[0] != router_id}
             self._dispatched_by = {k: num for k, num in self._dispatched_by.items() if k[0] != router_id}
 
     def of(self, model_key: str) -> ModelLoad:
-        """What every router that has spoken lately told of the model, in one."""
+        """The load of the model at every router that has reported lately, in one."""
         waiting = self._waiting.get(model_key)
         if waiting is None:
-            told = [loads[model_key] for _, loads in self._by_router.values() if model_key in loads]
+            found = [loads[model_key] for loads in self._reports.loads.values() if model_key in loads]
         else:
-            told = [
-                _at_least(loads.get(model_key, _NO_LOAD), waiting[router_id].num_waiting if router_id in waiting else 0)
-                for router_id, (_, loads) in self._by_router.items()
-                if model_key in loads or router_id in waiting
-            ]
-            silent = (one.num_waiting for router_id, one in waiting.items() if router_id not in self._by_router)
-            told += [replace(_NO_LOAD, num_waiting=num) for num in silent]
+            found = self._with_waiting(model_key, waiting)
         last_active_at = self._last_active.get(model_key, 0.0)
-        if len(told) == 1:
-            if told[0].last_active_at == last_active_at:
-                return told[0]
-            return replace(told[0], last_active_at=last_active_at)
-        running: dict[str, int] = {}
-        outlooks: dict[str, Outlook] = {}
-        for load in told:
-            for instance_id, count in load.in_flight_by_instance.items():
-                running[instance_id] = running.get(instance_id, 0) + count
-            for instance_id, outlook in load.outlook_by_instance.items():
-                known = outlooks.get(instance_id)
-                outlooks[instance_id] = outlook if known is None else known.joined(outlook)
-        return ModelLoad(
-            num_waiting=sum(load.num_waiting for load in told),
-            num_in_flight=sum(load.num_in_flight for load in told),
-            last_active_at=last_active_at,
-            in_flight_by_instance=running,
-            outlook_by_instance=outlooks,
-            num_arrived=sum(load.num_arrived for load in told),
-            num_dispatched=sum(load.num_dispatched for load in told),
-            slots_per_instance=max((load.slots_per_instance for load in told), default=0),
-        )
+        load = joined(found)
+        return load if load.last_active_at == last_active_at else replace(load, last_active_at=last_active_at)
+
+    def _with_waiting(self, model_key: str, waiting: Mapping[str, _Waiting]) -> list[ModelLoad]:
+        """The load at each router, with the requests that have begun to wait since its last report."""
+        reported = self._reports.loads
+        found = [
+            _at_least(loads.get(model_key, _NO_LOAD), waiting[router_id].num_waiting if router_id in waiting else 0)
+            for router_id, loads in reported.items()
+            if model_key in loads or router_id in waiting
+        ]
+        silent = (one.num_waiting for router_id, one in waiting.items() if router_id not in reported)
+        return found + [replace(_NO_LOAD, num_waiting=num) for num in silent]
 
 
 _NO_LOAD = ModelLoad()

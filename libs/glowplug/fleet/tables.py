@@ -1,26 +1,121 @@
-"""The tables of instances and nodes as a service knows them, kept current by facts and mended by the store.
+"""The tables of models, instances and nodes as one reader knows them: facts keep them current, the store mends them.
 
-A row is taken when its revision is not lower than the known one, so that facts may come late, twice or not at all.
-A row missing from its table is dropped once nobody has spoken of it for ABSENT_S; one that stays behind what is known
-for as long is right: what was known never reached the store.
+Facts come late, twice or not at all. Four rules keep every reader right, whoever it is:
+
+- Revision. A row is news when its revision is higher than the known one, or equal with other content. One writer gives
+  a revision to one row, so that a repetition changes nothing: a failure that is delivered twice is one failure. Only a
+  placer that gives up a node and the agent of that node may count to the same number. Then the row that came last
+  counts until the agent, which reads the other one, writes a higher revision.
+- Absence. A row that the store lacks, or has only in an older revision, is dropped once every reading of ABSENT_S has
+  missed it and no fact has reported it meanwhile. An emptied store must not stop warm models, and owners write their
+  rows again within that time. The time counts from the first reading that missed the row, not from the last that had
+  it: a store that comes back empty after an outage has missed the row for a moment, however long the outage was.
+- Tombstones. The revision of an instance that is gone outlives its row, so that a late fact does not bring it back.
+- Lease. A node lives while the revision of its row moves, by the clock of the reader: no other clock is trusted.
 """
 
 from collections.abc import Mapping
+from typing import Final, Generic, TypeVar
 
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model, Temperature
+from glowplug.fleet import status
 
-ABSENT_S = 15.0
+ABSENT_S: Final = 15.0
+NODE_LEASE_S: Final = 8.0  # a node silent for longer has left; agents beat every second
+NUM_TOMBSTONES: Final = 4096
+NEVER: Final = float("-inf")
+
+RowT = TypeVar("RowT", Model, Instance)
 
 
-class InstanceTable:
-    """instance_id -> Instance, newest revision wins."""
+class _Rows(Generic[RowT]):
+    """Rows by id, and when a fact or a reading reported each of them last."""
 
-    def __init__(self) -> None:
-        self.by_id: dict[str, Instance] = {}
+    def __init__(self, absent_s: float = ABSENT_S) -> None:
+        self.by_id: dict[str, RowT] = {}
+        self._reported_at: dict[str, float] = {}
+        self._missed_since: dict[str, float] = {}  # of those that the last reading missed
+        self._absent_s = absent_s
+
+    def _is_news(self, key: str, row: RowT, now_s: float) -> bool:
+        known = self.by_id.get(key)
+        if known is not None and row.revision < known.revision:
+            return False
+        self._reported_at[key] = now_s
+        return known is None or row.revision > known.revision or (row is not known and row != known)
+
+    def _missing(self, rows: Mapping[str, RowT], now_s: float) -> list[RowT]:
+        """The known rows that readings up to this one have missed, or been behind with, for too long."""
+        known, reported_at, before = self.by_id, self._reported_at, self._missed_since
+        missed_now = (key for key, row in known.items() if key not in rows or rows[key].revision < row.revision)
+        self._missed_since = missed = {key: before.get(key, now_s) for key in missed_now}
+        return [known[k] for k, since in missed.items() if now_s - max(since, reported_at[k]) > self._absent_s]
+
+    def doubt(self) -> None:
+        """What is known comes from a copy that may be old: the first reading that misses a row drops it, unless a fact
+        reports it before."""
+        self._missed_since = dict.fromkeys(self.by_id, NEVER)
+        self._reported_at = dict.fromkeys(self.by_id, NEVER)
+
+
+class ModelTable(_Rows[Model]):
+    """model_key -> Model, and models by every name they have."""
+
+    def __init__(self, absent_s: float = ABSENT_S) -> None:
+        super().__init__(absent_s)
+        self._keys_by_name: dict[str, str] | None = None  # None: to be made anew
+
+    def lookup(self, name: str) -> Model | None:
+        """The model a client calls `name`. Names win over aliases, and of equal aliases the model with the lowest key
+        does."""
+        keys = self._keys_by_name
+        if keys is None:
+            keys = self._keys_by_name = {}
+            for key in sorted(self.by_id, reverse=True):
+                keys.update(dict.fromkeys(self.by_id[key].aliases, key))
+            keys.update({model.name: key for key, model in self.by_id.items()})
+        found = keys.get(name)
+        return None if found is None else self.by_id[found]
+
+    def apply(self, model: Model, now_s: float) -> bool:
+        """Take one row; True when it is news."""
+        if not self._is_news(model.key, model, now_s):
+            return False
+        self.by_id[model.key] = model
+        self._keys_by_name = None
+        return True
+
+    def drop_absent(self, rows: Mapping[str, Model], now_s: float) -> list[Model]:
+        """Drop and return the models that the whole table `rows` has lacked for a while. A table without any model
+        comes from a store that lost its rows and drops none: a fact says when the last model is undeployed."""
+        if not rows:
+            self._missed_since = {}
+            return []
+        gone = [model for model in self._missing(rows, now_s) if model.key not in rows]
+        for model in gone:
+            self.forget(model.key)
+        return gone
+
+    def forget(self, model_key: str) -> bool:
+        """Drop one row; False when it was not known."""
+        known = self.by_id.pop(model_key, None)
+        self._reported_at.pop(model_key, None)
+        self._keys_by_name = None
+        return known is not None
+
+
+class InstanceTable(_Rows[Instance]):
+    """instance_id -> Instance. Rows that are gone stay until the store has dropped them (their reasons are shown), but
+    where `keeps_gone` is False: then only their tombstones do."""
+
+    def __init__(self, *, keeps_gone: bool = True, absent_s: float = ABSENT_S) -> None:
+        super().__init__(absent_s)
+        self._keeps_gone = keeps_gone
         self._by_model: dict[str, dict[str, Instance]] = {}
         self._living: dict[str, dict[str, Instance]] = {}  # the same without those that are gone
-        self._heard_at: dict[str, float] = {}
+        self._tombstones: dict[str, int] = {}  # instance_id -> revision it went with, the latest last
 
     def of(self, model_key: str) -> dict[str, Instance]:
         """The instances of one model, gone ones too."""
@@ -35,55 +130,100 @@ class InstanceTable:
         return sorted(self._by_model)
 
     def apply(self, instance: Instance, now_s: float) -> bool:
-        """Take one row; False when it is older than the one known."""
-        known = self.by_id.get(instance.instance_id)
-        if known is not None and instance.revision < known.revision:
+        """Take one row; True when it is news."""
+        key = instance.instance_id
+        if key not in self.by_id and instance.revision <= self._tombstones.get(key, -1):
             return False
-        self.by_id[instance.instance_id] = instance
-        self._by_model.setdefault(instance.model_key, {})[instance.instance_id] = instance
+        if not self._is_news(key, instance, now_s):
+            return False
+        if instance.state.is_gone and not self._keeps_gone:
+            self.forget(key)
+            self._bury(instance)
+            return True
+        self.by_id[key] = instance
+        self._by_model.setdefault(instance.model_key, {})[key] = instance
         if instance.state.is_gone:
-            self._living.get(instance.model_key, {}).pop(instance.instance_id, None)
+            self._drop(self._living, instance)
         else:
-            self._living.setdefault(instance.model_key, {})[instance.instance_id] = instance
-        self._heard_at[instance.instance_id] = now_s
+            self._living.setdefault(instance.model_key, {})[key] = instance
         return True
 
     def restore(self, rows: Mapping[str, Instance], now_s: float) -> list[Instance]:
         """Take a whole table; returns the rows that changed."""
-        changed = []
-        for instance in rows.values():
-            before = self.by_id.get(instance.instance_id)
-            is_behind = before is not None and instance.revision < before.revision
-            if is_behind and now_s - self._heard_at[instance.instance_id] > ABSENT_S:
-                self.forget(instance.instance_id)
-            if self.apply(instance, now_s) and before != instance:
-                changed.append(instance)
-        for instance_id in [i for i in self.by_id if i not in rows]:
-            if now_s - self._heard_at[instance_id] > ABSENT_S:
-                self.forget(instance_id)
-        return changed
+        self.drop_absent(rows, now_s)
+        return [instance for instance in rows.values() if self.apply(instance, now_s)]
+
+    def drop_absent(self, rows: Mapping[str, Instance], now_s: float) -> list[Instance]:
+        """Drop and return the rows that the whole table `rows` has lacked for a while, or been behind with: what was
+        known of the latter never reached the store, which is right."""
+        gone = self._missing(rows, now_s)
+        for instance in gone:
+            self.forget(instance.instance_id)
+            if instance.state.is_gone and instance.instance_id not in rows:
+                self._bury(instance)
+        return gone
 
     def forget(self, instance_id: str) -> None:
+        """Drop one row. The same row may come back."""
         instance = self.by_id.pop(instance_id, None)
-        self._heard_at.pop(instance_id, None)
+        self._reported_at.pop(instance_id, None)
         if instance is not None:
-            siblings, living = self._by_model[instance.model_key], self._living.get(instance.model_key, {})
-            del siblings[instance_id]
-            living.pop(instance_id, None)
-            if not siblings:
-                del self._by_model[instance.model_key]
-                self._living.pop(instance.model_key, None)
+            self._drop(self._by_model, instance)
+            self._drop(self._living, instance)
+
+    def _bury(self, instance: Instance) -> None:
+        self._tombstones[instance.instance_id] = instance.revision
+        if len(self._tombstones) > NUM_TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
+
+    @staticmethod
+    def _drop(index: dict[str, dict[str, Instance]], instance: Instance) -> None:
+        """Take it out of an index by model, and its model where it was the last."""
+        siblings = index.get(instance.model_key, {})
+        siblings.pop(instance.instance_id, None)
+        if not siblings:
+            index.pop(instance.model_key, None)
+
+
+class Fleet:
+    """The models, and the instances that are not gone, as router and console read them."""
+
+    def __init__(self) -> None:
+        self.model_table, self.instance_table = ModelTable(), InstanceTable(keeps_gone=False)
+        self.models: Mapping[str, Model] = self.model_table.by_id
+        self.instances: Mapping[str, Instance] = self.instance_table.by_id
+
+    def lookup(self, name: str) -> Model | None:
+        """The model a client calls `name`."""
+        return self.model_table.lookup(name)
+
+    def of(self, model_key: str) -> Mapping[str, Instance]:
+        """The instances of one model."""
+        return self.instance_table.living(model_key)
+
+    def ready(self, model_key: str) -> list[Instance]:
+        """Those that requests may be sent to."""
+        return [i for i in self.of(model_key).values() if status.is_target(i)]
+
+    def coming(self, model_key: str) -> list[Instance]:
+        """Those on their way that will serve."""
+        return [i for i in self.of(model_key).values() if status.is_coming(i)]
+
+    def temperature(self, model_key: str) -> Temperature:
+        """Hot, warm or cold."""
+        return status.temperature(self.of(model_key).values())
 
 
 class NodeTable:
     """node_id -> Node, with when its revision last moved by OUR clock: no clock of another machine is trusted."""
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float = NODE_LEASE_S) -> None:
         self.by_id: dict[str, Node] = {}
         self._moved_at: dict[str, float] = {}
         self._lease_s = lease_s
 
     def apply(self, node: Node, now_s: float) -> bool:
+        """Take one row; False when its revision has not moved: the same row again is no sign of life."""
         known = self.by_id.get(node.node_id)
         if known is not None and node.revision <= known.revision:
             return False
@@ -95,7 +235,11 @@ class NodeTable:
         return [n for n in self.by_id.values() if self.is_alive(n.node_id, now_s)]
 
     def is_alive(self, node_id: str, now_s: float) -> bool:
-        return now_s - self._moved_at.get(node_id, float("-inf")) <= self._lease_s
+        return now_s - self.moved_at(node_id) <= self._lease_s
+
+    def moved_at(self, node_id: str) -> float:
+        """When its last sign of life came; long ago for one that is not known."""
+        return self._moved_at.get(node_id, NEVER)
 
     def expire(self, now_s: float) -> list[Node]:
         """Take out and return the nodes whose lease has run out."""

@@ -13,7 +13,7 @@ from glowplug.controllers.agent.messages import AgentParams
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.placer.controller import PlacerParams
 from glowplug.controllers.predictor.controller import PredictorParams
-from glowplug.controllers.router.controller import RouterParams
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 from glowplug.domain.model import Model
 from glowplug.policies.prediction.port import WindowTotals

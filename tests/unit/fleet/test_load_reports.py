@@ -63,11 +63,11 @@ def test_whoever_listens_knows_all_after_one_whole_that_arrives_whole(seed: int,
             loads[key] = busy(chance.randrange(3))
         for report in reporter.reports(dict(loads), step * 0.3):
             if chance.random() >= lose:
-                reports.take(report)
+                reports.take(report, step * 0.3)
     known: object = None
     for report in reporter.reports(dict(loads), 1000.0):
-        known = reports.take(report)
-    assert known == loads and reports.is_whole("r")
+        known = reports.take(report, 1000.0)
+    assert known == loads and reports.is_fresh(1000.0)
 
 
 def test_a_view_calls_nothing_idle_before_it_has_heard_a_whole() -> None:

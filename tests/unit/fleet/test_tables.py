@@ -1,4 +1,4 @@
-"""Views: late, doubled and lost facts change nothing in the end (peers.md T11 in small)."""
+"""Tables: late, doubled and lost facts change nothing in the end."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,19 +7,8 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import RequestWaiting, RouterLoadReported
 from glowplug.fleet.demand import Demand
-from glowplug.fleet.tables import InstanceTable, NodeTable
-from tests.fleet_builder import a_node, an_instance
-
-STATES = [InstanceState.STARTING, InstanceState.LOADING, InstanceState.READY, InstanceState.DRAINING]
-HISTORY = [an_instance(state=s, revision=i) for i, s in enumerate(STATES)]
-
-
-@given(st.lists(st.sampled_from(HISTORY), min_size=1))
-def test_any_order_and_repetition_ends_at_the_newest_revision_seen(facts):
-    view = InstanceTable()
-    for fact in facts:
-        view.apply(fact, 0.0)
-    assert view.by_id["i-1"].revision == max(f.revision for f in facts)
+from glowplug.fleet.tables import ABSENT_S, NODE_LEASE_S, NUM_TOMBSTONES, InstanceTable, ModelTable, NodeTable
+from tests.fleet_builder import a_model, a_node, an_instance
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(list(InstanceState)), st.booleans())))
@@ -35,9 +24,11 @@ def test_the_living_are_those_of_all_that_are_not_gone(history):
 def test_a_row_missing_from_the_table_is_dropped_only_after_a_while():
     view = InstanceTable()
     view.apply(an_instance(), 0.0)
-    view.restore({}, 10.0)
+    view.restore({}, 60.0)
+    assert "i-1" in view.by_id, "a store that was down may come back empty"
+    view.restore({}, 70.0)
     assert "i-1" in view.by_id
-    view.restore({}, 16.0)
+    view.restore({}, 76.0)
     assert view.by_id == {} and view.of("m") == {} and view.model_keys == []
 
 
@@ -46,8 +37,9 @@ def test_a_row_that_stays_behind_is_right_in_the_end():
     view, row = InstanceTable(), an_instance(revision=3)
     view.restore({"i-1": row}, 0.0)
     view.apply(an_instance(state=InstanceState.FAILED, revision=4), 1.0)
-    assert view.restore({"i-1": row}, 10.0) == []
-    assert view.restore({"i-1": row}, 17.0) == [row]
+    assert view.restore({"i-1": row}, 2.0) == []
+    assert view.restore({"i-1": row}, 16.0) == []
+    assert view.restore({"i-1": row}, 18.0) == [row]
     assert view.by_id["i-1"] == row and view.of("m") == {"i-1": row}
 
 
@@ -57,10 +49,77 @@ def test_restore_reports_only_what_changed():
     assert view.restore({"i-1": an_instance()}, 1.0) == []
 
 
+def test_a_repetition_is_no_news_and_two_writers_may_count_to_the_same_revision():
+    table, row = InstanceTable(), an_instance(revision=3)
+    assert table.apply(row, 0.0)
+    assert not table.apply(row, 1.0) and not table.apply(an_instance(revision=3), 1.0)
+    given_up = an_instance(state=InstanceState.FAILED, revision=3)
+    assert table.apply(given_up, 2.0) and table.by_id == {"i-1": given_up}
+    assert table.restore({"i-1": row}, 3.0) == [row], "the store has what was written last"
+    assert not table.apply(an_instance(revision=2), 4.0)
+
+
+def test_what_speaks_of_a_missing_row_keeps_it():
+    table = InstanceTable()
+    table.apply(an_instance(), 0.0)
+    table.restore({}, 1.0)
+    table.apply(an_instance(), ABSENT_S)
+    table.restore({}, 1.0 + ABSENT_S + 1)
+    assert "i-1" in table.by_id
+    table.restore({}, 2 * ABSENT_S + 1)
+    assert table.by_id == {}
+
+
+def test_what_is_gone_does_not_come_back_after_its_row_has_left():
+    gone = an_instance(state=InstanceState.STOPPED, revision=5)
+    shown, routed = InstanceTable(), InstanceTable(keeps_gone=False)
+    for table in (shown, routed):
+        table.apply(an_instance(revision=4), 0.0)
+        assert table.apply(gone, 0.0) and table.living("m") == {}
+    assert (shown.of("m"), routed.of("m")) == ({"i-1": gone}, {})
+    for now_s in (0.0, ABSENT_S + 1):
+        shown.restore({}, now_s)
+    for table in (shown, routed):
+        assert not table.apply(gone, 99.0) and not table.apply(an_instance(revision=4), 99.0)
+        assert table.by_id == {}
+        assert table.apply(an_instance(revision=6), 99.0)
+    for number in range(NUM_TOMBSTONES + 9):
+        routed.apply(an_instance(f"x-{number}", state=InstanceState.STOPPED), 99.0)
+    assert len(routed._tombstones) == NUM_TOMBSTONES
+
+
+def test_a_copy_is_believed_until_the_first_reading_and_what_facts_say_longer():
+    models, instances = ModelTable(), InstanceTable()
+    for key in ("a", "b", "c"):
+        models.apply(a_model(key), 0.0)
+        instances.apply(an_instance(key, key), 0.0)
+    for table in (models, instances):
+        table.doubt()
+    instances.apply(an_instance("b", "b", revision=2), 1.0)
+    models.apply(a_model("b", revision=2), 1.0)
+    assert [m.key for m in models.drop_absent({"c": a_model("c")}, 2.0)] == ["a"]
+    assert [i.instance_id for i in instances.drop_absent({"c": an_instance("c", "c")}, 2.0)] == ["a"]
+
+
+def test_models_are_found_by_name_before_alias_and_survive_an_emptied_store():
+    table = ModelTable()
+    for key, aliases in (("b", ("x", "a")), ("a", ("x",)), ("c", ())):
+        table.apply(a_model(key, aliases=aliases), 0.0)
+    found = {name: model.key if (model := table.lookup(name)) else None for name in ("a", "b", "c", "x", "y")}
+    assert found == {"a": "a", "b": "b", "c": "c", "x": "a", "y": None}
+    for now_s in (0.0, 100.0):
+        assert table.drop_absent({}, now_s) == []
+    rest = {"b": table.by_id["b"]}
+    assert table.drop_absent(rest, 200.0) == []
+    assert {model.key for model in table.drop_absent(rest, 200.0 + ABSENT_S + 1)} == {"a", "c"}
+    assert table.lookup("x") == table.by_id["b"] == table.lookup("a"), "its aliases are free again"
+    assert table.forget("b") and not table.forget("b") and table.lookup("b") is None
+
+
 def test_a_node_lives_while_its_revision_moves_whatever_its_clock_says():
-    view = NodeTable(lease_s=8.0)
+    view = NodeTable()
     view.apply(a_node(revision=1, heartbeat_at=-1e9), 0.0)
-    assert view.expire(7.0) == []
+    assert view.expire(NODE_LEASE_S - 1) == [] and view.is_alive("node-1", NODE_LEASE_S)
     view.apply(a_node(revision=1, heartbeat_at=1e9), 7.5)  # the same row again is no sign of life
     assert [n.node_id for n in view.expire(8.5)] == ["node-1"]
 

@@ -1,6 +1,7 @@
 """What makes a router ready."""
 
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.router.params import RouterParams
 from services.router.desk import Desk
 
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from glowplug.controllers.router.fleet import Fleet
+from glowplug.fleet.tables import Fleet
 from services.router.tables_copy import TablesCopy
 from tests.contract.data_port_rig import a_model, an_instance
 
 
 def filled() -> Fleet:
     fleet = Fleet()
-    fleet.put_model(a_model())
-    fleet.put_instance(an_instance("i-1", "http://x:1"))
+    fleet.model_table.apply(a_model(), 0.0)
+    fleet.instance_table.apply(an_instance("i-1", "http://x:1"), 0.0)
     return fleet
 
 

@@ -1,11 +1,15 @@
 """One finding per thing that was looked at, and how findings are shown."""
 
+import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from glowplug.cli.terminal import in_line
+
+_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
+SHORTEST = 4  # a shorter word would take half of every sentence with it
 
 
 class Level(StrEnum):
@@ -77,3 +81,16 @@ def lines(findings: list[Finding], *, only_bad: bool = False) -> list[str]:
     counts = summary(findings)
     tally = f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed, {counts['skipped']} skipped"
     return [*out, *([""] if out else []), tally]
+
+
+def redacted(findings: Iterable[Finding], secrets: Iterable[str]) -> list[Finding]:
+    """The findings with each secret, and whatever stands before the @ of an address, as `***`: error messages of
+    libraries quote addresses, and addresses carry tokens."""
+    words = sorted({word for word in secrets if len(word) >= SHORTEST}, key=len, reverse=True)
+
+    def clean(text: str) -> str:
+        for word in words:
+            text = text.replace(word, "***")
+        return _USERINFO.sub("***@", text)
+
+    return [replace(f, says=clean(f.says), do=clean(f.do), about=clean(f.about)) for f in findings]

@@ -1,10 +1,14 @@
-"""Asking a running fleet: every service, its tables, its bus. Each question is bounded and changes nothing."""
+"""Asking a running fleet: every service, its tables, its bus, and whether the files that models name on this machine
+are still what they were. Each question is bounded and changes nothing."""
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Iterable, Mapping
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,12 +17,14 @@ from glowplug import __version__
 from glowplug.cli.client import FleetClient
 from glowplug.cli.doctor.fleet import FleetFacts, NodeFacts, ServiceFacts
 from glowplug.cli.doctor.server_facts import ask_bus, ask_store
-from glowplug.cli.doctor.weights_facts import local_weights, missing_files
 from glowplug.domain.hardware import Node
+from glowplug.domain.model import Model
 from glowplug.telemetry import semconv
 
 ANSWER_S = 4.0
 WHOLE_S = 40.0
+HASH_S = 10.0
+CHUNK_BYTES = 4 << 20
 CONTROL = ("autoscaler", "placer", "predictor", "router", "console")
 COUNTED = frozenset(
     {
@@ -108,7 +114,7 @@ def _traces(answer: Any) -> list[Any]:
 
 
 class _Asker:
-    """GETs that answer None instead of failing: what is wrong with a service is told once, by `service`."""
+    """GETs that answer None instead of failing: `service` reports once what is wrong with it."""
 
     def __init__(self, fleet: FleetClient) -> None:
         self.fleet = fleet
@@ -179,7 +185,7 @@ class _Asker:
         return sums
 
     async def node(self, node: Node) -> NodeFacts:
-        """What the agent says of engines and hardware, and the prefetcher of its room."""
+        """What the agent says of engines and hardware, and the prefetcher of its free memory."""
         engines, gpus, cache = await asyncio.gather(
             self._json(f"{node.agent_url}/v1/engines"),
             self._json(f"{node.agent_url}/v1/gpus"),
@@ -210,10 +216,10 @@ class _Asker:
 def _skew(date: str, sent: float, took_s: float) -> float | None:
     """Its clock minus ours: a Date header is cut to whole seconds, and was written while we waited."""
     try:
-        told = parsedate_to_datetime(date).timestamp()
+        date_s = parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
         return None
-    low, high = told - (sent + took_s), told + 1 - sent
+    low, high = date_s - (sent + took_s), date_s + 1 - sent
     return 0.0 if low <= 0 <= high else low if low > 0 else high
 
 
@@ -222,3 +228,61 @@ def _words(error: Exception) -> str:
     return str(error) or {"ReadTimeout": "it took the connection and said nothing"}.get(
         type(error).__name__, type(error).__name__
     )
+
+
+def missing_files(models: Iterable[Model]) -> dict[str, str]:
+    """Model file -> why it is not there, of models that came from files."""
+    sources = {model.source for model in models if Path(model.source).is_absolute()}
+    return {source: "is gone, its model stays deployed" for source in sorted(sources) if not Path(source).exists()}
+
+
+def local_weights(models: Iterable[Model]) -> tuple[dict[str, str], int]:
+    """(model name -> what is wrong with its weights, how many were looked at). Only files of this machine; checksums
+    are compared for HASH_S altogether, what is left after that by its size alone."""
+    problems: dict[str, str] = {}
+    seen: dict[tuple[Path, str, int], str] = {}
+    deadline = time.monotonic() + HASH_S
+    num = 0
+    for model in models:
+        path = _path(model.weights.uri)
+        if path is None:
+            continue
+        num += 1
+        key = (path, model.weights.sha256, model.weights.num_bytes)
+        if key not in seen:
+            seen[key] = _problem(*key, deadline)
+        if seen[key]:
+            problems[model.name] = seen[key]
+    return problems, num
+
+
+def _path(uri: str) -> Path | None:
+    parts = urlsplit(uri)
+    if not uri or parts.scheme not in ("", "file"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else uri)
+
+
+def _problem(path: Path, sha256: str, num_bytes: int, deadline: float) -> str:
+    """ "" when nothing is wrong with one file or directory."""
+    try:
+        if path.is_dir():
+            return "" if any(path.iterdir()) else f"{path} is empty"
+        size = path.stat().st_size
+        if num_bytes and size != num_bytes:
+            return f"{path} has {size} bytes and should have {num_bytes}"
+        found = _sha256(path, deadline) if sha256 else ""
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return f"{path} is not what its sha256 says" if found and found != sha256.lower() else ""
+
+
+def _sha256(path: Path, deadline: float) -> str:
+    """Hex, "" when time is up."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            if time.monotonic() > deadline:
+                return ""
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -7,8 +7,8 @@ from typing import Any
 from glowplug.cli.doctor.findings import Finding, Findings
 from glowplug.cli.doctor.fleet import FleetFacts
 from glowplug.domain.units import show_bytes
+from glowplug.fleet.tables import NODE_LEASE_S
 
-NODE_LEASE_S = 8.0  # the placer's default
 OVERDUE_S = 5.0  # beyond max_wait_s: the router's tick and a slow machine
 FUTURE_S = 60.0
 STUCK_PLACEMENT_S = 60.0
@@ -89,15 +89,15 @@ def _cache(facts: FleetFacts, node_id: str) -> Iterator[Finding]:
         return
     sizes = {m.name: m.fetch_bytes for m in facts.store.models.values() if m.weights.uri}
     largest = max(sizes, key=lambda name: sizes[name], default="")
-    room = show_bytes(said.cache_capacity_bytes)
+    capacity = show_bytes(said.cache_capacity_bytes)
     if largest and sizes[largest] > said.cache_capacity_bytes:
         yield _F.fail(
             f"{node_id} weights",
-            f"room for {room}, and {largest} has {show_bytes(sizes[largest])}",
+            f"holds {capacity}, and {largest} has {show_bytes(sizes[largest])}",
             "raise GLOWPLUG_HOST_CACHE_BYTES, or give GLOWPLUG_SHM_DIR a larger file system",
         )
     else:
-        yield _F.ok(f"{node_id} weights", f"{show_bytes(said.cache_used_bytes)} of {room} in host memory")
+        yield _F.ok(f"{node_id} weights", f"{show_bytes(said.cache_used_bytes)} of {capacity} in host memory")
 
 
 def _instances(facts: FleetFacts) -> Iterator[Finding]:
@@ -162,11 +162,10 @@ def _model(facts: FleetFacts, row: Mapping[str, Any]) -> Finding | None:
         return _F.fail(
             f"model {name}", f"no node can start {row['engine']}{why}", "mend the engine, or change `engine`"
         )
-    room = max((gpu.total_bytes for node in able for gpu in node.gpus), default=0)
-    if row["memory_bytes"] > room:
-        says = (
-            f"needs {show_bytes(row['memory_bytes'])}, and the largest GPU with {row['engine']} has {show_bytes(room)}"
-        )
+    largest_bytes = max((gpu.total_bytes for node in able for gpu in node.gpus), default=0)
+    if row["memory_bytes"] > largest_bytes:
+        needed, largest = show_bytes(row["memory_bytes"]), show_bytes(largest_bytes)
+        says = f"needs {needed}, and the largest GPU with {row['engine']} has {largest}"
         return _F.fail(f"model {name}", says, "lower kv_bytes or context_tokens, or add a larger GPU")
     return None
 
@@ -202,7 +201,7 @@ def _waiting(facts: FleetFacts) -> Iterator[Finding]:
     for waiting in facts.placements:
         if not waiting["started"] and waiting["waited_s"] > STUCK_PLACEMENT_S:
             bad += 1
-            says = f"an instance of {waiting['model_key']} has waited {waiting['waited_s']:.0f} s for room"
+            says = f"an instance of {waiting['model_key']} has waited {waiting['waited_s']:.0f} s for free memory"
             yield _F.warn(
                 "placements", says, f"glowplug why {waiting['model_key']}; glowplug nodes shows who has the bytes"
             )

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from glowplug.cli.doctor.findings import Finding, Findings
 from glowplug.cli.doctor.fleet import FleetFacts, ServiceFacts
+from glowplug.fleet.tables import NODE_LEASE_S
 from glowplug.telemetry import semconv
 
 MAX_SKEW_S = 2.0  # a Date header is whole seconds
-LEASE_SKEW_S = 8.0  # node_lease_s: a clock further off makes nodes look silent
 MAX_SYNC_AGE_S = 15.0  # tables are read every resync_s, 2 s
 MANY_RESTARTS = 3
 _F = Findings("fleet")
@@ -89,7 +89,7 @@ def _clocks(alive: list[ServiceFacts]) -> Iterator[Finding]:
     do = "synchronise the clocks of all machines (chrony, systemd-timesyncd)"
     yield (
         _F.fail("clocks", f"{says}: nodes may be taken as silent", do)
-        if abs(skew_s) >= LEASE_SKEW_S
+        if abs(skew_s) >= NODE_LEASE_S
         else _F.warn("clocks", says, do)
     )
 

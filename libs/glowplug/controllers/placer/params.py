@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.instance import Becomes
+from glowplug.fleet.tables import NODE_LEASE_S
 from glowplug.policies.eviction.turns import Turns, Victims
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 
@@ -12,7 +13,7 @@ from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 class PlacerParams:
     """How long things may take or stay, in seconds; rates in bytes a second."""
 
-    node_lease_s: float = 8.0  # a node silent for this long has left
+    node_lease_s: float = NODE_LEASE_S  # a node silent for this long has left
     repeat_s: float = 2.0  # a start of which no fact has come is sent again after this
     give_up_s: float = 8.0  # ... and placed anew after this, on another node where there is one
     impossible_s: float = 3.0  # how long a placement that no GPU could hold waits for nodes to join

@@ -56,7 +56,6 @@ class PredictorController:
         self._expected: dict[str, ModelForecasts] = {}
         self._models: Mapping[str, Model] = {}
         self._reports = LoadReports()
-        self._heard_at: dict[str, float] = {}  # router_id -> when it reported last
         for key, windows in (history or {}).items():
             self._expecting(key, 0).learn(windows)
 
@@ -66,8 +65,7 @@ class PredictorController:
             return self._tick(now_s)
         data = stimulus.data
         if isinstance(data, RouterLoadReported):
-            self._heard_at[data.router_id] = now_s
-            self._absent(data.router_id, self._reports.take(data).keys(), now_s)
+            self._absent(data.router_id, self._reports.take(data, now_s).keys(), now_s)
             for key, load in data.loads.items():
                 self._load(key, data.router_id, load, now_s)
         elif isinstance(data, RequestFinished):
@@ -89,7 +87,7 @@ class PredictorController:
     def inherit(self, earlier: "PredictorController", now_s: float) -> None:
         """The past is nowhere but in the memory of those who lived through it."""
         self._series, self._expected, self._models = earlier._series, earlier._expected, earlier._models
-        self._reports, self._heard_at = earlier._reports, earlier._heard_at
+        self._reports = earlier._reports
 
     @property
     def forecasts(self) -> dict[str, tuple[Forecast, ...]]:
@@ -111,9 +109,7 @@ class PredictorController:
         return sorted(self._series)
 
     def _tick(self, now_s: float) -> list[Effect]:
-        for router_id in [r for r, at in self._heard_at.items() if now_s - at > self.params.router_lease_s]:
-            del self._heard_at[router_id]
-            self._reports.forget(router_id)
+        for router_id in self._reports.expire(now_s, self.params.router_lease_s):
             self._absent(router_id, frozenset(), now_s)
         for key in [k for k in self._expected if k not in self._series]:
             self._of(key, now_s)  # those with a history are forecast before their first request

@@ -1,35 +1,134 @@
-"""Which instance a request goes to: one balancer per model, told of whatever the router learns.
+"""Which instance a request goes to: one balancer per model, which is notified of whatever the router learns.
 
-An instance may be chosen while it is ready, has an address, serves (no replica, no later stage of a pipeline) and could
-be reached a moment ago.
+An instance may be chosen while requests may be sent to it (`status.is_target`) and it could be reached a moment ago.
+
+Each router decides alone and knows of the others half a second late. Two rules keep them apart: an engine is full when
+all of them together fill it, and each may have its fair share of it all the same, so that a router with a long queue
+cannot keep the others waiting for ever. Between two reports an engine may be sent more than it takes at once, by at
+most what the others' shares and their arrivals come to; it queues them itself.
 """
 
 from collections.abc import Callable, Container
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from glowplug.controllers.router.fleet import Fleet, is_target
-from glowplug.controllers.router.peers import Peers
-from glowplug.controllers.router.queue import Quarantine, Request
+from glowplug.controllers.router.queue import Request
 from glowplug.domain.instance import Instance
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.events.facts import RouterLoadReported
+from glowplug.fleet.demand import LoadReports
+from glowplug.fleet.status import is_target
+from glowplug.fleet.tables import Fleet
 from glowplug.policies.prediction.response_length import LengthParams, ResponseLengths
 from glowplug.policies.routing.port import Balancer, BalancerParams
 
 Factory = Callable[[BalancerParams], Balancer]
 
 
+@dataclass(slots=True)
+class Quarantine:
+    """Instances that could not be reached a moment ago. A newer row or the end of `for_s` frees them."""
+
+    for_s: float = 1.0
+    until: dict[str, float] = field(default_factory=dict)
+
+    def add(self, instance_id: str, now_s: float) -> None:
+        self.until[instance_id] = now_s + self.for_s
+
+    def holds(self, instance_id: str, now_s: float) -> bool:
+        until = self.until.get(instance_id)
+        if until is None:
+            return False
+        if now_s < until:
+            return True
+        del self.until[instance_id]
+        return False
+
+    def expire(self, now_s: float) -> list[str]:
+        """Free those whose time is over, and return their ids."""
+        over = [instance_id for instance_id, until in self.until.items() if now_s >= until]
+        for instance_id in over:
+            del self.until[instance_id]
+        return over
+
+    def free(self, instance_id: str) -> None:
+        self.until.pop(instance_id, None)
+
+
+class Peers:
+    """What the other routers run at the same engines, as they reported last. `router_id` is ours: our own reports come
+    back to us and are passed over."""
+
+    def __init__(self, router_id: str) -> None:
+        self._router_id = router_id
+        self._reports = LoadReports()
+        self._in_flight: dict[str, int] = {}  # instance_id -> requests of all others
+        self._outlooks: dict[str, Outlook] = {}  # instance_id -> what all others see ahead of it, added up
+        self._sharers: dict[str, int] = {}  # model_key -> others with requests for it, held or running
+        self.touched: set[str] = set()  # models of which the last report may have had news
+
+    def take(self, report: RouterLoadReported, now_s: float) -> bool:
+        """False when it is our own."""
+        if report.router_id == self._router_id:
+            return False
+        self._reports.take(report, now_s)
+        self._sum()
+        return True
+
+    def expire(self, now_s: float) -> bool:
+        """Forget routers that have gone silent: they are taken to run nothing. True when there was one."""
+        silent = self._reports.expire(now_s)
+        if silent:
+            self._sum()
+        return bool(silent)
+
+    def _sum(self) -> None:
+        in_flight: dict[str, int] = {}
+        sharers: dict[str, int] = {}
+        outlooks: dict[str, Outlook] = {}
+        for loads in self._reports.loads.values():
+            for key, load in loads.items():
+                if load.num_waiting or load.num_in_flight:
+                    sharers[key] = sharers.get(key, 0) + 1
+                for instance_id, count in load.in_flight_by_instance.items():
+                    in_flight[instance_id] = in_flight.get(instance_id, 0) + count
+                for instance_id, outlook in load.outlook_by_instance.items():
+                    known = outlooks.get(instance_id)
+                    outlooks[instance_id] = outlook if known is None else known.joined(outlook)
+        self.touched = self._sharers.keys() | sharers.keys()
+        self._in_flight, self._sharers, self._outlooks = in_flight, sharers, outlooks
+
+    def ahead(self, instance_id: str) -> Outlook | None:
+        """What the others have sent there and expect of it; None when nobody looks ahead."""
+        return self._outlooks.get(instance_id)
+
+    def seen(self, model_key: str, instance_id: str, own: int, max_concurrency: int) -> int:
+        """How full that instance is to us, who run `own` requests there: the sum, but below full while we have not
+        had our share."""
+        others = self._in_flight.get(instance_id, 0)
+        if not others:
+            return own
+        share = max(1, max_concurrency // (1 + self._sharers.get(model_key, 0)))
+        return own + others if own >= share else min(own + others, max_concurrency - 1)
+
+
 class Balances:
     """The balancers, what they balance over, and the expected lengths they are asked with."""
 
     def __init__(
-        self, factory: Factory, params: BalancerParams, lengths: LengthParams, fleet: Fleet, peers: Peers, hold_s: float
+        self,
+        factory: Factory,
+        params: BalancerParams,
+        lengths: LengthParams,
+        fleet: Fleet,
+        *,
+        router_id: str,
+        quarantine_s: float,
     ) -> None:
         self.in_flight: dict[str, int] = {}  # by instance_id, ours
-        self.quarantine = Quarantine(hold_s)
+        self.quarantine = Quarantine(quarantine_s)
         self.tracks_tokens = factory(params).tracks_tokens
         self._factory, self._params, self._length_params = factory, params, lengths
-        self._fleet, self._peers = fleet, peers
+        self._fleet, self._peers = fleet, Peers(router_id)
         self._balancers: dict[str, Balancer] = {}  # by model_key
         self._lengths: dict[str, ResponseLengths] = {}
         self._now_s = 0.0
@@ -64,7 +163,7 @@ class Balances:
     def forget_unused(self, models: Container[str]) -> None:
         """Drop what was learned of models that are neither among `models` nor have an instance left."""
         for learned in (self._balancers, self._lengths):
-            for key in [k for k in learned if k not in models and k not in self._fleet.by_model]:
+            for key in [k for k in learned if k not in models and not self._fleet.of(k)]:
                 del learned[key]
 
     def _put(self, instance_id: str, model_key: str, now_s: float) -> None:
@@ -84,7 +183,7 @@ class Balances:
         return replace(self._params, tpot_slo_s=model.slo.tpot_s) if model is not None else self._params
 
     def _kv_tokens(self, instance: Instance) -> int:
-        """What its cache holds; where that is not told, the longest context of everybody it runs at once."""
+        """What its cache holds; where that is not known, the longest context of every request it runs at once."""
         if instance.kv_tokens:
             return instance.kv_tokens
         model = self._fleet.models.get(instance.model_key)
@@ -97,14 +196,14 @@ class Balances:
         own = self.in_flight.get(instance.instance_id, 0)
         return self._peers.seen(instance.model_key, instance.instance_id, own, instance.max_concurrency)
 
-    def heard(self, report: RouterLoadReported, now_s: float) -> bool:
-        """Another router's load. False when it is our own."""
+    def peer_reported(self, report: RouterLoadReported, now_s: float) -> bool:
+        """A router's load. False when it is our own."""
         if not self._peers.take(report, now_s):
             return False
         self._refill()
         return True
 
-    def silent(self, now_s: float) -> None:
+    def forget_silent(self, now_s: float) -> None:
         """Forget routers that have gone silent."""
         if self._peers.expire(now_s):
             self._refill()
@@ -113,7 +212,7 @@ class Balances:
         for key in self._peers.touched:
             balancer = self._balancers.get(key)
             if balancer is not None:
-                for instance_id, instance in self._fleet.by_model.get(key, {}).items():
+                for instance_id, instance in self._fleet.of(key).items():
                     balancer.filled(instance_id, self.taken(instance))
                     if self.tracks_tokens:
                         balancer.others(instance_id, self._peers.ahead(instance_id))
@@ -121,7 +220,7 @@ class Balances:
     # -- requests -----------------------------------------------------------------------------------------------
 
     def expect(self, model_key: str, prompt_tokens: int, max_tokens: int) -> int:
-        """Response tokens to expect; 0 where nobody wants to know."""
+        """Response tokens to expect; 0 where no policy asks."""
         if not self.tracks_tokens:
             return 0
         lengths = self._lengths.get(model_key)
@@ -175,6 +274,6 @@ class Balances:
         balancer = self._balancers.get(model_key)
         if balancer is None or not self.tracks_tokens:
             return {}
-        mine = self._fleet.by_model.get(model_key, {})
+        mine = self._fleet.of(model_key)
         seen = ((i, balancer.outlook(i, self._now_s)) for i in mine if is_target(mine[i]))
         return {i: outlook for i, outlook in seen if outlook is not None}

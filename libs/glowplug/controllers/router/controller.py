@@ -1,28 +1,39 @@
-"""The router's brain: every request that arrives is dispatched, held or rejected, and ends exactly once.
+"""The router: every request that arrives is dispatched, held or rejected, and ends exactly once.
 
-Rules, in the order they are asked:
- 1. unknown model: 404. Router stopping: 503.
- 2. an instance is ready, has room and nobody waits: dispatch, by the routing policy.
- 3. cold and drained by its operator: 503.
- 4. the weights could not be had, or no GPU can hold them, a moment ago, and nothing else runs: 503 with that reason.
- 5. cold, and the bus stores nothing, or the model refuses to hold: 503, and nothing is asked of the fleet.
- 6. the queue is full, or so long that the request could not be sent on within the model's max_wait_s: 429. Otherwise:
-    held in order of arrival, and request.waiting is published.
-A held request leaves by dispatch, by its client leaving, when it turns out that its turn cannot come in time (429,
-unless its client has been answered 200), by its time running out (503) or with its model (404).
+Notified of (`handlers`): a request's life on the data port (RequestArrived, FirstToken, HeadDue, RequestEnded,
+ClientLeft, DispatchFailed), DrainStarted, BusRefuses and Tick; facts about instances and models, weights.fetch_failed
+and the load reports of all routers. `restore` takes the tables of models, instances and start times.
+
+Asks for: Dispatch, Hold, Reject and Recall of a request (messages.py), and Publish of request.waiting and
+request.rejected. Load reports are made from `loads()`, and request.finished is the data port's.
+
+A request is answered by the first rule that applies:
+ 1. Its model is not known: 404. The router is stopping: 503.
+ 2. An instance is ready with a free slot, and nobody waits: dispatch, by the routing policy.
+ 3. The model is cold and its operator has drained it: 503.
+ 4. A moment ago the weights could not be had, or no GPU could hold them, and nothing else runs: 503 with that reason.
+ 5. It is cold, and the bus stores nothing, or the model refuses to hold: 503, and nothing is asked of the fleet.
+ 6. The queue is full, or so long that the request could not be sent on within the model's max_wait_s: 429. Otherwise
+    it is held in order of arrival, and request.waiting is published.
+A held request leaves by dispatch, by its client leaving, when it turns out that it cannot be sent on in time (429,
+unless its client has been answered 200), when its time has run out (503) or with its model (404).
+
+Promises: held requests of a model are dispatched in order of arrival. An instance is sent at most as many requests of
+this router as it runs at once, and fewer while other routers report theirs. A request that has brought down
+`max_dispatches` engines is sent to no other, and one whose answer has begun is never sent again. An older row never
+replaces a newer one, and an emptied store takes no instance away before `ABSENT_S` (fleet/tables.py).
+
+Never: waits for the control plane to serve a warm model; starts, stops or places anything itself; reads a clock, a
+socket or the text of a request.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Tick
-from glowplug.controllers.router import facts as router_facts
+from glowplug.controllers.port import Handler
 from glowplug.controllers.router.balance import Balances, Factory
-from glowplug.controllers.router.bus import Starts
-from glowplug.controllers.router.eta import Estimates
-from glowplug.controllers.router.failures import Failures, coded, rejection, suspended
-from glowplug.controllers.router.fleet import Fleet
+from glowplug.controllers.router.failures import BusWatch, Failures, coded, rejection, suspended
 from glowplug.controllers.router.messages import (
     BusRefuses,
     ClientLeft,
@@ -36,39 +47,18 @@ from glowplug.controllers.router.messages import (
     RequestArrived,
     RequestEnded,
 )
-from glowplug.controllers.router.overload import Overload
-from glowplug.controllers.router.peers import Peers
-from glowplug.controllers.router.queue import ModelQueue, Request
-from glowplug.domain.bounds import check_bounds
+from glowplug.controllers.router.overload import Estimates, Overload, retry_after_s
+from glowplug.controllers.router.params import RouterParams
+from glowplug.controllers.router.queue import ModelQueue, Request, load_of, rejected_fact, waiting_fact
 from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
 from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model, OnCold
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event, facts
-from glowplug.policies.prediction.response_length import LengthParams
+from glowplug.fleet.status import StartEstimates
+from glowplug.fleet.tables import Fleet
 from glowplug.policies.registry import choose
-from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.start_times import PRIORS, START_TIMES, Prior, StartTimes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterParams:
-    """Every bound of the router's decisions. Seconds."""
-
-    router_id: str = "router-1"
-    policy: str = "least_loaded"
-    waiting_every_s: float = 0.5  # request.waiting, per model
-    max_dispatches: int = 2  # engines one request may bring down before it is blamed: one retry
-    quarantine_s: float = 1.0
-    failure_memory_s: float = 5.0  # how long a hopeless failure answers new requests at once
-    bus_grace_s: float = 5.0  # how long held requests wait for a bus that stores nothing
-    default_start_s: float = 5.0
-    late_ratio: float = 1.2  # a wait estimated at so many times what a request may still wait refuses it; 0: never
-    balancer: BalancerParams = field(default_factory=BalancerParams)
-    lengths: LengthParams = field(default_factory=LengthParams)
-
-    def __post_init__(self) -> None:
-        check_bounds(self, max_dispatches=1)
 
 
 class RouterController:
@@ -83,7 +73,7 @@ class RouterController:
     ) -> None:
         self.params = params = params or RouterParams()
         self.fleet = Fleet()
-        self.estimates = Estimates(default_start_s=params.default_start_s, times=StartTimes(priors=priors))
+        self.estimates = Estimates(StartEstimates(params.default_start_s, StartTimes(priors=priors)))
         self.overload = Overload(self.fleet, self.estimates, params.late_ratio)
         self.queues: dict[str, ModelQueue] = {}
         self.requests: dict[int, Request] = {}
@@ -93,45 +83,62 @@ class RouterController:
             params.balancer,
             params.lengths,
             self.fleet,
-            Peers(params.router_id),
-            params.quarantine_s,
+            router_id=params.router_id,
+            quarantine_s=params.quarantine_s,
         )
         self.in_flight = self.balances.in_flight  # by instance_id
-        self.tracks_tokens = self.balances.tracks_tokens  # whether anybody wants to be told of tokens and first tokens
-        self._failures = Failures(params.failure_memory_s, self.estimates)
-        self._starts = Starts(params.bus_grace_s)
-        self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
+        self.tracks_tokens = self.balances.tracks_tokens  # whether the policy asks for token counts and first tokens
+        self._failures = Failures(params.failure_memory_s)
+        self._bus = BusWatch(params.bus_grace_s)
+        self._handlers: dict[type[Any], Handler] = {
             RequestArrived: self._arrived,
             FirstToken: self._first_token,
             HeadDue: self._head_due,
             RequestEnded: self._ended,
             ClientLeft: self._left,
             DispatchFailed: self._dispatch_failed,
-            Event: self._event,
-            Tick: self._tick,
             DrainStarted: self._drain_started,
-            BusRefuses: self._starts.bus_says,
+            BusRefuses: self._bus.changed,
+            Tick: self._tick,
+            **dict.fromkeys(get_args(facts.InstanceChange), self._instance_reported),
+            facts.ModelDeployed: self._model_deployed,
+            facts.ModelUndeployed: self._model_undeployed,
+            facts.WeightsFetchFailed: self._fetch_failed,
+            facts.RouterLoadReported: self._load_reported,
         }
 
-    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        return self._handlers[type(stimulus)](stimulus, now_s)
+    @property
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        """By the class of an event's payload or of a stimulus of the router's own."""
+        return self._handlers
 
-    def restore(self, table: str, rows: Mapping[str, Any], now_s: float) -> list[Effect]:
-        """Take the whole `models`, `instances` or `start_times` table. Other tables are none of the router's."""
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        """Take one stimulus; an event that the router does not read has no effect."""
+        handler = self._handlers.get(type(stimulus))
+        if handler is None:
+            handler = self._handlers.get(type(stimulus.data))
+        return handler(stimulus, now_s) if handler is not None else []
+
+    def restore(self, table: str, rows: Mapping[str, Any], now_s: float, *, is_copy: bool = False) -> list[Effect]:
+        """Take the whole `models`, `instances` or `start_times` table; other tables are none of the router's.
+        `is_copy`: the rows come from a copy that may be old; the first reading of the store drops those it lacks."""
         effects: list[Effect] = []
         if table == START_TIMES:
-            self.estimates.times.restore(rows)
-        if table == "models":
+            self.estimates.starts.times.restore(rows)
+        elif table == "models":
             for model in rows.values():
                 effects += self._model_changed(model, now_s)
-            # A table without one model is a store that lost its rows: undeploying the last model is told by its fact.
-            for key in self.fleet.absent("models", self.fleet.models, rows, now_s) if rows else ():
-                effects += self._model_dropped(key, now_s)
+            for model in self.fleet.model_table.drop_absent(rows, now_s):
+                effects += self._model_gone(model)
+            if is_copy:
+                self.fleet.model_table.doubt()
         elif table == "instances":
+            for instance in self.fleet.instance_table.drop_absent(rows, now_s):
+                self.balances.instance_gone(instance.instance_id, instance.model_key)
             for instance in rows.values():
                 effects += self._instance_changed(instance, "", now_s)
-            for instance_id in self.fleet.absent("instances", self.fleet.instances, rows, now_s):
-                self.balances.instance_gone(instance_id, self.fleet.forget_instance(instance_id))
+            if is_copy:
+                self.fleet.instance_table.doubt()
         return effects
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -166,11 +173,11 @@ class RouterController:
         is_cold = not self.fleet.ready(model.key)
         if is_cold and model.suspended:
             return suspended(model)
-        known = self._failures.refusal(model.key, now_s) or self._starts.refusal(model)
+        known = self._failures.refusal(model.key, now_s) or self._bus.refusal(model)
         if is_cold and known is not None and not self.fleet.coming(model.key):
             return known
         if is_cold and model.on_cold is OnCold.REFUSE:
-            retry_s = self.estimates.retry_after_s(self.eta_s(model.key, now_s))
+            retry_s = retry_after_s(self.eta_s(model.key, now_s))
             text = f"The model `{model.name}` is not running and is set to refuse rather than hold (on_cold: refuse)."
             return coded(NoCapacity(text, retry_after_s=retry_s), "model_cold")
         if len(queue.waiting) >= model.max_queue:
@@ -181,7 +188,7 @@ class RouterController:
         return None
 
     def _refuse(self, request: Request, error: GlowplugError) -> list[Effect]:
-        return [rejection(request.ticket, error), router_facts.rejected(request, error, self.params.router_id)]
+        return [rejection(request.ticket, error), rejected_fact(request, error, self.params.router_id)]
 
     def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> Dispatch:
         request.instance_id = instance.instance_id
@@ -192,7 +199,7 @@ class RouterController:
         return Dispatch(request.ticket, instance, now_s - request.arrived_at, request.cold)
 
     def _pump(self, model_key: str, now_s: float) -> list[Effect]:
-        """Release the oldest held requests into whatever room there is."""
+        """Release the oldest held requests into whatever slots are free."""
         effects: list[Effect] = []
         while (queue := self.queues.get(model_key)) and (request := queue.oldest()) is not None:
             instance = self.balances.choose(request, now_s)
@@ -270,25 +277,32 @@ class RouterController:
 
     # -- the fleet ----------------------------------------------------------------------------------------------
 
-    def _event(self, event: Event, now_s: float) -> list[Effect]:
-        data = event.data
-        if isinstance(data, facts.InstanceChange):
-            code = data.code if isinstance(data, facts.InstanceFailed) else ""
-            return self._instance_changed(data.instance, code, now_s)
-        if isinstance(data, facts.RouterLoadReported):
-            held = [key for key, queue in self.queues.items() if queue.waiting]
-            return [e for key in held for e in self._pump(key, now_s)] if self.balances.heard(data, now_s) else []
-        if isinstance(data, facts.ModelDeployed):
-            return self._model_changed(data.model, now_s)
-        if isinstance(data, facts.ModelUndeployed):
-            return self._model_dropped(data.model_key, now_s)
-        if isinstance(data, facts.WeightsFetchFailed):
-            return self._start_failed(data.model_key, data.code, data.message, now_s)
-        return []
+    def _instance_reported(self, event: Event, now_s: float) -> list[Effect]:
+        code = event.data.code if isinstance(event.data, facts.InstanceFailed) else ""
+        return self._instance_changed(event.data.instance, code, now_s)
+
+    def _model_deployed(self, event: Event, now_s: float) -> list[Effect]:
+        return self._model_changed(event.data.model, now_s)
+
+    def _model_undeployed(self, event: Event, _: float) -> list[Effect]:
+        model = self.fleet.models.get(event.data.model_key)
+        if model is None:
+            return []
+        self.fleet.model_table.forget(model.key)
+        return self._model_gone(model)
+
+    def _fetch_failed(self, event: Event, now_s: float) -> list[Effect]:
+        return self._start_failed(event.data.model_key, event.data.code, event.data.message, now_s)
+
+    def _load_reported(self, event: Event, now_s: float) -> list[Effect]:
+        if not self.balances.peer_reported(event.data, now_s):
+            return []
+        held = [key for key, queue in self.queues.items() if queue.waiting]
+        return [effect for key in held for effect in self._pump(key, now_s)]
 
     def _instance_changed(self, instance: Instance, code: str, now_s: float) -> list[Effect]:
         before = self.fleet.instances.get(instance.instance_id)
-        if not self.fleet.put_instance(instance):
+        if not self.fleet.instance_table.apply(instance, now_s):
             return []
         self.balances.instance_changed(instance, now_s)
         if instance.state.is_dormant:
@@ -309,7 +323,7 @@ class RouterController:
     def _learn_start(self, instance: Instance) -> None:
         model = self.fleet.models.get(instance.model_key)
         if model is not None:
-            self.estimates.times.learn(instance, model)
+            self.estimates.starts.times.learn(instance, model)
 
     def _stage_failed(self, instance: Instance, code: str) -> list[Effect]:
         """A later stage on a node that has left: what the pipeline runs is lost, as long as it needs that stage."""
@@ -331,7 +345,7 @@ class RouterController:
         return self._empty(queue, self._failures.error(failure))
 
     def _model_changed(self, model: Model, now_s: float) -> list[Effect]:
-        if not self.fleet.put_model(model):
+        if not self.fleet.model_table.apply(model, now_s):
             return []
         self._failures.forget(model.key)
         queue = self.queues.get(model.key)
@@ -339,10 +353,9 @@ class RouterController:
             return self._empty(queue, suspended(model))
         return self._pump(model.key, now_s)
 
-    def _model_dropped(self, model_key: str, now_s: float) -> list[Effect]:
-        model = self.fleet.models.get(model_key)
-        queue = self.queues.get(model_key)
-        if model is None or not self.fleet.drop_model(model_key) or queue is None:
+    def _model_gone(self, model: Model) -> list[Effect]:
+        queue = self.queues.get(model.key)
+        if queue is None:
             return []
         return self._empty(queue, ModelNotFound(f"The model `{model.name}` was undeployed."))
 
@@ -355,12 +368,12 @@ class RouterController:
             effects += self._refuse(request, error)
         return effects
 
-    # -- time
+    # -- time ---------------------------------------------------------------------------------------------------
 
     def _tick(self, _: Tick, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         self.balances.pass_time(now_s)
-        self.balances.silent(now_s)
+        self.balances.forget_silent(now_s)
         for key in [k for k, q in self.queues.items() if k not in self.fleet.models and not q.num_running]:
             del self.queues[key]
             self.estimates.forget(key)
@@ -374,7 +387,7 @@ class RouterController:
                 continue
             effects += self._pump(key, now_s)
             effects += self._expire(model, queue, now_s)
-            if not (self.fleet.ready(key) or self.fleet.coming(key)) and (e := self._starts.overdue(model, now_s)):
+            if not (self.fleet.ready(key) or self.fleet.coming(key)) and (e := self._bus.overdue(model, now_s)):
                 effects += self._empty(queue, e)
             effects += self._refuse_late(model, queue, self.overload.late(model, queue, now_s), now_s)
             effects += self._say_waiting(model, queue, now_s)
@@ -402,10 +415,10 @@ class RouterController:
         if oldest is None or now_s - queue.published_at < self.params.waiting_every_s:
             return []
         queue.published_at = now_s
-        return [router_facts.waiting(model, oldest, len(queue.waiting), self.params.router_id)]
+        return [waiting_fact(model, oldest, len(queue.waiting), self.params.router_id)]
 
     def eta_s(self, model_key: str, now_s: float) -> float:
-        """Seconds until the model serves a request that arrives now: 0 when it is hot and has room."""
+        """Seconds until the model serves a request that arrives now: 0 when it is hot and has a free slot."""
         return self.overload.eta_s(model_key, self.queues.get(model_key), self.balances.taken, now_s)
 
     def loads(self) -> dict[str, ModelLoad]:
@@ -416,10 +429,10 @@ class RouterController:
         queue = self.queues.get(model_key)
         if queue is None:
             return ModelLoad()
-        mine = self.fleet.by_model.get(model_key, {})
+        mine = self.fleet.of(model_key)
         running = {i: self.in_flight[i] for i in mine if i in self.in_flight}
         slots = slots_per_instance(mine.values())
-        return router_facts.load(queue, running, self.balances.outlooks(model_key), slots)
+        return load_of(queue, running, self.balances.outlooks(model_key), slots)
 
     def _queue(self, model_key: str) -> ModelQueue:
         return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())

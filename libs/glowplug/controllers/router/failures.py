@@ -1,9 +1,10 @@
-"""Why the last start of a model failed, and whether waiting for another could help."""
+"""Why a request need not wait for a start: the last one failed hopelessly, or none can be asked for."""
 
 from dataclasses import dataclass
 
-from glowplug.controllers.router.eta import Estimates
-from glowplug.controllers.router.messages import Reject
+from glowplug.controllers.effects import Effect
+from glowplug.controllers.router.messages import BusRefuses, Reject
+from glowplug.controllers.router.overload import retry_after_s
 from glowplug.domain.errors import GlowplugError, NoCapacity, WeightsUnavailable
 from glowplug.domain.model import Model
 
@@ -33,8 +34,8 @@ class Failure:
 class Failures:
     """model_key -> Failure. A hopeless one answers new requests at once for `memory_s`."""
 
-    def __init__(self, memory_s: float, estimates: Estimates) -> None:
-        self._memory_s, self._estimates = memory_s, estimates
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
         self._by_model: dict[str, Failure] = {}
 
     def remember(self, model_key: str, code: str, message: str, now_s: float) -> Failure:
@@ -61,8 +62,35 @@ class Failures:
 
     def error(self, failure: Failure, retry_s: float | None = None) -> GlowplugError:
         kind = NoCapacity if failure.code == NoCapacity.code else WeightsUnavailable
-        after_s = self._estimates.retry_after_s(self._memory_s if retry_s is None else retry_s)
+        after_s = retry_after_s(self._memory_s if retry_s is None else retry_s)
         return coded(kind(failure.message, retry_after_s=after_s), failure.code)
+
+
+class BusWatch:
+    """Nothing cold can be started while the bus stores no events: requests that would wait for a start are refused.
+    `grace_s`: how long those that are held already wait for the bus."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._reason, self._since = "", 0.0
+
+    def changed(self, stimulus: BusRefuses, now_s: float) -> list[Effect]:
+        """The bus stores events again, or no more; the time runs from the first refusal."""
+        if stimulus.reason and not self._reason:
+            self._since = now_s
+        self._reason = stimulus.reason
+        return []
+
+    def refusal(self, model: Model) -> GlowplugError | None:
+        """What a cold model answers, of which no instance is on its way."""
+        if not self._reason:
+            return None
+        text = f"The model `{model.name}` is not running and cannot be started now: {self._reason}."
+        return coded(NoCapacity(text, retry_after_s=self._grace_s), "control_plane_unavailable")
+
+    def overdue(self, model: Model, now_s: float) -> GlowplugError | None:
+        """The same for those that are held, once the grace is over."""
+        return self.refusal(model) if now_s - self._since >= self._grace_s else None
 
 
 def coded(error: GlowplugError, code: str) -> GlowplugError:

@@ -1,4 +1,4 @@
-"""What a router is told (stimuli) and what it asks of its shell (effects). Times are epoch seconds."""
+"""What a router is notified of (stimuli) and what it asks of its executor (effects). Times are epoch seconds."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from glowplug.domain.instance import Instance
 class RequestArrived:
     """A well-formed request for `name` (a model's name or alias). `ticket` is unique in this router and grows.
 
-    Token counts are 0 when they are not known. `expected_tokens` says how long the answer will be, for who knows: it
-    takes the place of what the router would expect from earlier answers."""
+    Token counts are 0 when they are not known. `expected_tokens` is how long the answer will be, where somebody knows:
+    it takes the place of what the router would expect from earlier answers."""
 
     ticket: int
     name: str
@@ -32,7 +32,7 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The engine's answer has begun: the prompt has been read. Need not be told where `tracks_tokens` is False."""
+    """The engine's answer has begun: the prompt has been read. Not needed where `tracks_tokens` is False."""
 
     ticket: int
 
@@ -111,3 +111,6 @@ class Reject:
     code: str
     message: str
     retry_after_s: float = 0.0
+
+
+EFFECTS: tuple[type, ...] = (Dispatch, Recall, Hold, Reject)  # beside the Publish of every controller

@@ -1,4 +1,4 @@
-"""Which held requests cannot be sent on in time, and when they may ask again.
+"""When a request will be taken: which held ones cannot be sent on in time, and when the refused may ask again.
 
 The work of a queue is the seconds that its model's slots take for it. Where memory does for all, a request waits for
 what is left of a start and for the work before it, over the slots that its model may grow to. While memory is short
@@ -7,8 +7,8 @@ sharing each of the others has as much work done meanwhile as this one, or all i
 starts and drains included, is measured as it goes by.
 
 The seconds of an answer are measured: on a guess nobody is refused, except a stream at its last chance while memory is
-short, which has to have some reserve. A refused request is told to come back when those that wait, and those refused
-before it, will have been served.
+short, which has to have some reserve. Its Retry-After tells a refused request to come back when those that wait, and
+those refused before it, will have been served.
 """
 
 import math
@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from glowplug.controllers.router.eta import Estimates
-from glowplug.controllers.router.fleet import Fleet
 from glowplug.controllers.router.queue import ModelQueue, Request
 from glowplug.domain.errors import Contended
-from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
+from glowplug.domain.instance import Instance, slots_per_instance
 from glowplug.domain.model import Model
+from glowplug.fleet.status import StartEstimates
+from glowplug.fleet.tables import Fleet
 
 _WITHOUT_S = 1.0  # who waits for so long with nothing on its way finds no memory: a start is seen in milliseconds
 _PACE_OVER_S = 20.0  # the pace is a mean over so long, and begins as if those with memory only answered, at first
@@ -30,6 +30,50 @@ _LAST_CHANCE = 2 / 3  # of the ratio, while memory is short: the pace begins wit
 _LEAST_PACE = 0.1  # a fleet that seems to do nothing may be paused, and is not given up
 _MAX_LOOK_S = 1.0  # a longer gap between two looks is the router's pause, not the fleet's
 _MAX_ASKED_BACK = 10_000  # refused requests remembered per model
+_LONGEST_S = 600  # bound of every Retry-After
+
+
+def retry_after_s(seconds: float) -> float:
+    """`seconds` as a Retry-After: whole, at least 1, bounded."""
+    return float(min(max(math.ceil(seconds), 1), _LONGEST_S))
+
+
+@dataclass(slots=True)
+class Estimates:
+    """Seconds that starts take, as `starts` predicts them, and answers: exponentially weighted means per model_key."""
+
+    starts: StartEstimates = field(default_factory=StartEstimates)
+    default_service_s: float = 3.0
+    weight: float = 0.3  # of the newest sample
+    least_samples: int = 5  # answers of a model before its mean is a measurement
+    steady_weight: float = 0.05  # least weight of the newest sample in a mean that a refusal may rest on
+    service_s: dict[str, float] = field(default_factory=dict)
+    _steady_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # model_key -> samples, mean
+
+    def learn_service(self, model_key: str, took_s: float) -> None:
+        """One measured answer, dispatch to last byte."""
+        if took_s > 0:
+            old = self.service_s.get(model_key)
+            self.service_s[model_key] = took_s if old is None else old + self.weight * (took_s - old)
+            num, mean = self._steady_s.get(model_key, (0, 0.0))
+            weight = max(1 / (num + 1), self.steady_weight)
+            self._steady_s[model_key] = (num + 1, mean + weight * (took_s - mean))
+
+    def measured_service_s(self, model_key: str) -> float | None:
+        """Seconds that an answer takes, over its last twenty or so; None before enough of them have been seen."""
+        num, mean = self._steady_s.get(model_key, (0, 0.0))
+        return mean if num >= self.least_samples else None
+
+    def queue_s(self, model_key: str, num_ahead: int, num_slots: int) -> float:
+        """Seconds until `num_ahead` requests have been taken by `num_slots` slots."""
+        service_s = self.service_s.get(model_key, self.default_service_s)
+        return math.ceil(num_ahead / max(num_slots, 1)) * service_s
+
+    def forget(self, model_key: str) -> None:
+        """Drop what was learned of a model that is no more."""
+        self.starts.times.forget(lambda key: key == model_key)
+        self.service_s.pop(model_key, None)
+        self._steady_s.pop(model_key, None)
 
 
 class _Works:
@@ -100,10 +144,8 @@ class Overload:
         self._dispatched.pop(model_key, None)
 
     def _has_memory(self, model_key: str) -> bool:
-        mine = self.fleet.by_model.get(model_key, {}).values()
-        return any(
-            i.serves and (i.state.is_coming or i.state in (InstanceState.READY, InstanceState.DRAINING)) for i in mine
-        )
+        """Whether an instance that serves is there, on its way or draining."""
+        return any(i.serves for i in self.fleet.of(model_key).values())
 
     def _unit_s(self, model_key: str) -> float:
         """The work of one request; 0 where no answer has been seen."""
@@ -130,18 +172,14 @@ class Overload:
         if not self.is_short:
             each = slots_per_instance(self.fleet.ready(model.key)) or model.max_concurrency
             num_slots = max(num_slots, model.max_instances * each)
-            return self._start_s(model, now_s) + num_ahead * service_s / num_slots
+            return self.start_left_s(model.key, now_s) + num_ahead * service_s / num_slots
         work_s = num_ahead * service_s / num_slots
-        return max(self._start_s(model, now_s), self._shared_s(model.key, work_s, self._held))
+        return max(self.start_left_s(model.key, now_s), self._shared_s(model.key, work_s, self._held))
 
-    def _start_s(self, model: Model, now_s: float) -> float:
-        if self.fleet.ready(model.key):
-            return 0.0
-        return self._left_s(model.key, now_s)
-
-    def _left_s(self, model_key: str, now_s: float) -> float:
-        rows = self.fleet.by_model.get(model_key, {}).values()
-        return self.estimates.start_left_s(self.fleet.models.get(model_key), rows, now_s)
+    def start_left_s(self, model_key: str, now_s: float) -> float:
+        """Seconds until an instance of the model is ready: 0 when one is."""
+        rows = self.fleet.of(model_key).values()
+        return self.estimates.starts.left_s(self.fleet.models.get(model_key), rows, now_s)
 
     def is_late(
         self, model: Model, num_ahead: int, waited_s: float, now_s: float, *, last_chance: bool = False
@@ -185,18 +223,18 @@ class Overload:
             back.popleft()
         work_s = self.estimates.queue_s(model.key, len(queue.waiting) + len(back), self._num_slots(model.key))
         queue_s = self._shared_s(model.key, work_s, self._owed) if self.is_short else work_s
-        after_s = self.estimates.retry_after_s(self._start_s(model, now_s) + queue_s)
+        after_s = retry_after_s(self.start_left_s(model.key, now_s) + queue_s)
         if len(back) < _MAX_ASKED_BACK:
             back.append(max(now_s + after_s, back[-1] if back else 0.0))
         return after_s
 
     def eta_s(self, model_key: str, queue: ModelQueue | None, taken: Callable[[Instance], int], now_s: float) -> float:
-        """Seconds until the model serves a request that arrives now: 0 when it is hot and has room. `taken`: how full
-        an instance is."""
+        """Seconds until the model serves a request that arrives now: 0 when it is hot and has a free slot. `taken`: how
+        full an instance is."""
         ready = self.fleet.ready(model_key)
         num_ahead = len(queue.waiting) if queue else 0
         if not ready:
-            return self._left_s(model_key, now_s)
+            return self.start_left_s(model_key, now_s)
         num_slots = sum(i.max_concurrency for i in ready)
-        has_room = sum(taken(i) for i in ready) < num_slots and not num_ahead  # else those wait for KV cache
-        return 0.0 if has_room else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)
+        has_slot = sum(taken(i) for i in ready) < num_slots and not num_ahead  # else those wait for KV cache
+        return 0.0 if has_slot else self.estimates.queue_s(model_key, num_ahead + 1, num_slots)

@@ -1,8 +1,17 @@
-"""Per model: who waits, in order of arrival, and who runs where."""
+"""The requests of a router, the queue of each model in order of arrival, and what is published of them.
+
+Each fact has its request as its cause: the id and the trace of it.
+"""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+from glowplug.controllers.effects import Publish
+from glowplug.domain.errors import GlowplugError
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import ModelLoad, Outlook
+from glowplug.events import Event, facts
 
 
 @dataclass(slots=True)
@@ -54,31 +63,54 @@ class ModelQueue:
         return next(iter(self.waiting.values()), None)
 
 
-@dataclass(slots=True)
-class Quarantine:
-    """Instances that could not be reached a moment ago. A newer revision or the end of `for_s` frees them."""
+def waiting_fact(model: Model, oldest: Request, num_waiting: int, router_id: str) -> Publish:
+    """request.waiting: so many wait for `model`, and `oldest` for the longest."""
+    fact = facts.RequestWaiting(
+        model_key=model.key,
+        request_id=oldest.request_id,
+        router_id=router_id,
+        num_waiting=num_waiting,
+        waiting_since=oldest.arrived_at,
+        deadline_at=oldest.arrived_at + model.max_wait_s,
+    )
+    return Publish(fact, _cause(oldest, router_id))
 
-    for_s: float = 1.0
-    until: dict[str, float] = field(default_factory=dict)
 
-    def add(self, instance_id: str, now_s: float) -> None:
-        self.until[instance_id] = now_s + self.for_s
+def rejected_fact(request: Request, error: GlowplugError, router_id: str) -> Publish:
+    """request.rejected: it was answered with `error`."""
+    fact = facts.RequestRejected(
+        model_key=request.model_key,
+        request_id=request.request_id,
+        router_id=router_id,
+        status=error.status,
+        code=error.code,
+        retry_after_s=error.retry_after_s or 0.0,
+    )
+    return Publish(fact, _cause(request, router_id))
 
-    def holds(self, instance_id: str, now_s: float) -> bool:
-        until = self.until.get(instance_id)
-        if until is None:
-            return False
-        if now_s < until:
-            return True
-        del self.until[instance_id]
-        return False
 
-    def expire(self, now_s: float) -> list[str]:
-        """Let go of those whose time is over, and say who they were."""
-        over = [instance_id for instance_id, until in self.until.items() if now_s >= until]
-        for instance_id in over:
-            del self.until[instance_id]
-        return over
+def load_of(
+    queue: ModelQueue, running: Mapping[str, int], outlooks: Mapping[str, Outlook], slots_per_instance: int = 0
+) -> ModelLoad:
+    """One model in router.load_reported; `running` and `outlooks` by instance_id."""
+    return ModelLoad(
+        num_waiting=len(queue.waiting),
+        num_in_flight=queue.num_running,
+        last_active_at=queue.last_active_at,
+        num_arrived=queue.num_arrived,
+        num_dispatched=queue.num_dispatched,
+        in_flight_by_instance=running,
+        outlook_by_instance=outlooks,
+        slots_per_instance=slots_per_instance,
+    )
 
-    def free(self, instance_id: str) -> None:
-        self.until.pop(instance_id, None)
+
+def _cause(request: Request, router_id: str) -> Event:
+    return Event(
+        event_id=request.request_id,
+        type="request.arrived",
+        occurred_at=request.arrived_at,
+        issuer=router_id,
+        data=None,
+        traceparent=request.traceparent,
+    )

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from glowplug.cli.doctor.findings import Finding, Findings, Level, document, lines
-from glowplug.cli.doctor.fleet_facts import _skew
-from glowplug.cli.doctor.redact import redacted
-from glowplug.cli.doctor.weights_facts import local_weights, missing_files
+from glowplug.cli.doctor.findings import Finding, Findings, Level, document, lines, redacted
+from glowplug.cli.doctor.fleet_facts import _skew, local_weights, missing_files
 from glowplug.cli.main import app
 from glowplug.domain.model import WeightsRef
 from tests.fleet_builder import a_model

@@ -64,8 +64,8 @@ WELL = FleetFacts(
 
 def findings(facts: FleetFacts) -> list[Finding]:
     def every() -> Iterator[Finding]:
-        for room in (services, servers, rows):
-            yield from room.check(facts)
+        for module in (services, servers, rows):
+            yield from module.check(facts)
 
     return list(every())
 
@@ -232,7 +232,7 @@ def test_a_fleet_that_is_well_has_nothing_to_do() -> None:
             replace(WELL, placements=({"model_key": "m", "started": False, "waited_s": 90.0},)),
             "placements",
             Level.WARN,
-            "waited 90 s for room",
+            "waited 90 s for free memory",
         ),
     ],
 )

@@ -359,6 +359,7 @@ def test_nothing_is_kept_of_a_model_that_was_undeployed():
     controller.handle(operator.Undeploy("m"), 4.0)
     controller.handle(an_event(InstanceFailed(instance=failed, code="engine_failed")), 4.5)
     controller.restore("models", {}, 5.0)
+    controller.restore("instances", {}, 40.0)
     controller.restore("instances", {}, 60.0)
     controller.handle(Tick(), 61.0)
     kept = {name: held for name, held in vars(controller).items() if isinstance(held, dict) and held}

@@ -1,12 +1,13 @@
-"""The router's brain, stimulus by stimulus."""
+"""The router's controller, stimulus by stimulus."""
 
 from typing import Any
 
 import pytest
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import (
+    BusRefuses,
     ClientLeft,
     Dispatch,
     DispatchFailed,
@@ -16,6 +17,7 @@ from glowplug.controllers.router.messages import (
     RequestArrived,
     RequestEnded,
 )
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, OnCold, Temperature, WeightsRef
 from glowplug.events import Event, facts
@@ -311,9 +313,9 @@ def test_a_row_missing_from_the_store_is_dropped_only_after_the_grace() -> None:
     run.handle(ready(instance()))
     run.controller.restore("instances", {}, run.now_s)
     assert dispatched(run.arrive())
-    run.controller.restore("instances", {}, run.now_s + 11)
+    run.controller.restore("instances", {}, run.now_s + 16)
     assert isinstance(run.arrive()[0], Hold)
-    run.controller.restore("instances", {"i-1": instance()}, run.now_s + 12)
+    run.controller.restore("instances", {"i-1": instance()}, run.now_s + 17)
     assert run.controller.fleet.temperature("m") is Temperature.HOT
 
 
@@ -322,7 +324,7 @@ def test_an_emptied_store_takes_no_model_away_but_a_missing_row_does() -> None:
     for after_s in (0.0, 60.0):
         run.controller.restore("models", {}, NOW + after_s)
     assert run.controller.fleet.lookup("m") and run.controller.fleet.lookup("n")
-    for after_s in (60.0, 71.0):
+    for after_s in (60.0, 76.0):
         run.controller.restore("models", {"m": model("m")}, NOW + after_s)
     assert run.controller.fleet.lookup("m") and run.controller.fleet.lookup("n") is None
 
@@ -365,8 +367,8 @@ def test_nothing_is_kept_of_a_model_that_was_undeployed() -> None:
     run.handle(event(facts.ModelUndeployed(model_key="m")))
     run.handle(Tick(), 5.0)
     controller = run.controller
-    assert controller.loads() == {} and controller.requests == {} and controller.fleet.by_model == {}
-    assert controller.estimates.service_s == {} and controller.estimates.times.rows == {}
+    assert controller.loads() == {} and controller.requests == {} and controller.fleet.instances == {}
+    assert controller.estimates.service_s == {} and controller.estimates.starts.times.rows == {}
     assert controller._failures.of("m") is None and controller.balances.quarantine.until == {}
 
 
@@ -391,3 +393,45 @@ def test_what_was_missed_once_and_came_back_has_its_whole_grace_again() -> None:
     run.handle(event(facts.ModelDeployed(model=model(revision=5))))
     run.controller.restore("models", rows, NOW + 60)
     assert "m" in run.controller.fleet.models
+
+
+FULL = "the bus answers and stores no events (a full disk does this)"
+
+
+def test_while_the_bus_stores_nothing_cold_requests_are_refused_at_once_with_the_reason() -> None:
+    run = Run()
+    run.handle(BusRefuses(FULL))
+    effects = run.arrive()
+    assert rejected(effects) == [(1, 503, "control_plane_unavailable")]
+    [reject] = [e for e in effects if isinstance(e, Reject)]
+    assert FULL in reject.message and reject.retry_after_s > 0
+    run.handle(BusRefuses(""))
+    assert isinstance(run.arrive()[0], Hold)
+
+
+def test_while_the_bus_stores_nothing_warm_requests_and_those_of_a_start_under_way_go_on() -> None:
+    run = Run(model(), model("other"))
+    run.handle(ready(instance()))
+    run.handle(event(facts.InstanceStarting(instance=instance("i-2", InstanceState.STARTING, model_key="other"))))
+    run.handle(BusRefuses(FULL))
+    assert isinstance(run.arrive()[0], Dispatch)
+    assert isinstance(run.arrive("other")[0], Hold)
+    assert not rejected(run.handle(Tick(), 8.0)), "the instance may come yet"
+    assert dispatched(run.handle(ready(instance("i-2", model_key="other", revision=2)))) == [(2, "i-2")]
+
+
+def test_who_was_held_already_waits_a_little_for_the_bus_and_is_told_then() -> None:
+    run = Run(bus_grace_s=5.0)
+    run.arrive()
+    run.handle(BusRefuses(FULL), 1.0)
+    assert not rejected(run.handle(Tick(), 4.9))
+    assert rejected(run.handle(Tick(), 0.2)) == [(1, 503, "control_plane_unavailable")]
+
+
+def test_a_bus_that_stores_again_in_time_costs_nobody_an_answer() -> None:
+    run = Run(bus_grace_s=5.0)
+    run.arrive()
+    run.handle(BusRefuses(FULL), 1.0)
+    run.handle(BusRefuses(""), 4.0)
+    effects = run.handle(Tick(), 2.0)
+    assert not rejected(effects) and published(effects, facts.RequestWaiting)

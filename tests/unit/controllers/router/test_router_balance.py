@@ -1,11 +1,12 @@
-"""The router and its balancers: who may be chosen, what is told of tokens, what a load report says of what is ahead."""
+"""The router and its balancers: which instance may be chosen, what they learn of tokens, what a load report says of
+what is ahead, and what becomes of requests whose engine is put to sleep."""
 
 from typing import Any
 
 import pytest
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import (
     Dispatch,
     DispatchFailed,
@@ -16,6 +17,7 @@ from glowplug.controllers.router.messages import (
     RequestArrived,
     RequestEnded,
 )
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Temperature
 from glowplug.domain.snapshot import ModelLoad, Outlook
@@ -225,3 +227,21 @@ def test_the_peak_is_held_against_the_cache_that_the_engine_says_it_has() -> Non
     load = run.controller.load("m")
     assert load.outlook_by_instance["i-1"].peak_ratio == pytest.approx(3072 / 6144, rel=0.01)
     assert load.slots_per_instance == 3
+
+
+@pytest.mark.parametrize("state", [InstanceState.SWAPPED_OUT, InstanceState.PREWARMED])
+def test_what_an_engine_has_that_is_put_to_sleep_is_called_back_and_goes_elsewhere(state: InstanceState) -> None:
+    run = Run()
+    run.instance("i-1")
+    assert isinstance(run.arrive()[0], Dispatch)
+    run.instance("i-1", InstanceState.DRAINING)
+    run.instance("i-2")
+    assert run.instance("i-1", state, reason="asleep in host memory") == [Recall(1, "asleep in host memory", True)]
+    assert went(run.tell(DispatchFailed(1, False, "asleep in host memory"))) == ["i-2"]
+
+
+def test_an_engine_that_drains_keeps_what_it_has() -> None:
+    run = Run()
+    run.instance("i-1")
+    run.arrive()
+    assert run.instance("i-1", InstanceState.DRAINING) == []

@@ -5,11 +5,13 @@ from collections import deque
 import pytest
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.router.controller import RouterController, RouterParams
+from glowplug.controllers.router.balance import Peers
+from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import Dispatch, RequestArrived, RequestEnded
-from glowplug.controllers.router.peers import AGE_S, Peers
+from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import InstanceReady, ModelDeployed, RouterLoadReported
+from glowplug.fleet.demand import LOAD_STALE_S
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 STEP_S, REPORT_S, SERVICE_S = 0.05, 0.2, 0.5
@@ -97,7 +99,7 @@ def test_what_a_silent_router_ran_counts_no_more() -> None:
     assert not peers.take(load_report("router-1", m=full).data, 0.0), "our own"
     assert peers.seen("m", "i-1", 2, 4) == 6
     assert peers.seen("m", "i-1", 1, 4) == 3, "our share of two is not used up: it is not full to us"
-    peers.expire(AGE_S)
+    peers.expire(LOAD_STALE_S)
     assert peers.seen("m", "i-1", 2, 4) == 6
-    peers.expire(AGE_S + 0.1)
+    peers.expire(LOAD_STALE_S + 0.1)
     assert peers.seen("m", "i-1", 2, 4) == 2

@@ -1,0 +1,27 @@
+"""The bounds of the router's decisions."""
+
+from dataclasses import dataclass, field
+
+from glowplug.domain.bounds import check_bounds
+from glowplug.policies.prediction.response_length import LengthParams
+from glowplug.policies.routing.port import BalancerParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterParams:
+    """Times are seconds. Raises OutOfBounds naming the field."""
+
+    router_id: str = "router-1"
+    policy: str = "least_loaded"
+    waiting_every_s: float = 0.5  # request.waiting, per model
+    max_dispatches: int = 2  # engines one request may bring down before it is blamed: one retry
+    quarantine_s: float = 1.0
+    failure_memory_s: float = 5.0  # how long a hopeless failure answers new requests at once
+    bus_grace_s: float = 5.0  # how long held requests wait for a bus that stores nothing
+    default_start_s: float = 5.0
+    late_ratio: float = 1.2  # a wait estimated at so many times what a request may still wait refuses it; 0: never
+    balancer: BalancerParams = field(default_factory=BalancerParams)
+    lengths: LengthParams = field(default_factory=LengthParams)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, max_dispatches=1)

@@ -1,0 +1,126 @@
+"""What an instance is good for, and what a model is: the one answer that router, autoscaler, console and CLI give.
+
+Only an instance that serves can make its model hot: no replica, no later stage of a pipeline. A pipeline is ready when
+its first stage is, to which requests are sent. An instance that drains takes no new request, so that its model is not
+hot; it is "draining". Weights that lie on a GPU or in host memory with their engine (a prewarmed replica, a sleeping
+engine) make a model warm, wherever else it stands.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model, Temperature
+from glowplug.policies.start_times import StartKind, StartTimes, fresh_kind
+
+
+class ModelState(StrEnum):
+    """What a model is, as users see it: the best of its instances that serve, else what it has or lacks."""
+
+    READY = "ready"
+    LOADING = "loading"
+    STARTING = "starting"
+    DRAINING = "draining"
+    ASLEEP = "asleep"  # its engine sleeps, or a replica has been prewarmed
+    WAITING = "waiting"  # requests are held, and nothing is on its way
+    FAILED = "failed"  # likewise, and its latest start failed
+    COLD = "cold"
+
+    @property
+    def summary(self) -> str:
+        """In the words of the autoscaler's REST: hot, starting, draining, warm or cold."""
+        return _SUMMARIES.get(self, "cold")
+
+
+_SUMMARIES: Final = {
+    ModelState.READY: "hot",
+    ModelState.LOADING: "starting",
+    ModelState.STARTING: "starting",
+    ModelState.DRAINING: "draining",
+    ModelState.ASLEEP: "warm",
+}
+_BEST_FIRST: Final = (InstanceState.READY, InstanceState.LOADING, InstanceState.STARTING, InstanceState.DRAINING)
+
+
+def is_ready(instance: Instance) -> bool:
+    """Whether it serves now, as a whole or as the first stage of its pipeline."""
+    return instance.state is InstanceState.READY and instance.serves
+
+
+def is_target(instance: Instance) -> bool:
+    """Whether requests may be sent there now."""
+    return instance.state is InstanceState.READY and bool(instance.url) and instance.serves
+
+
+def is_coming(instance: Instance) -> bool:
+    """Whether it is on its way and will serve."""
+    return instance.state.is_coming and instance.serves
+
+
+def temperature(instances: Iterable[Instance]) -> Temperature:
+    """Of the model that these are the instances of. Hot: one is ready. Warm: one sleeps or is prewarmed. Cold:
+    everything else, a start under way included."""
+    is_warm = False
+    for instance in instances:
+        if is_ready(instance):
+            return Temperature.HOT
+        is_warm = is_warm or instance.state.is_dormant
+    return Temperature.WARM if is_warm else Temperature.COLD
+
+
+def model_state(instances: Iterable[Instance], *, num_waiting: int = 0, has_failed: bool = False) -> ModelState:
+    """Of the model that these are the instances of. `has_failed`: its latest start did, and nothing has gone well
+    since."""
+    states, is_warm = set[InstanceState](), False
+    for instance in instances:
+        if instance.serves:
+            states.add(instance.state)
+        is_warm = is_warm or instance.state.is_dormant
+    for state in _BEST_FIRST:
+        if state in states:
+            return ModelState(state.value)
+    if is_warm:
+        return ModelState.ASLEEP
+    if num_waiting:
+        return ModelState.WAITING
+    return ModelState.FAILED if has_failed else ModelState.COLD
+
+
+@dataclass(slots=True)
+class StartEstimates:
+    """Seconds until a model is ready, predicted as the placer predicts them (`times`). A model of which nothing is
+    known has `default_s`."""
+
+    default_s: float = 5.0
+    times: StartTimes = field(default_factory=StartTimes)
+    overdue_s: float = 0.5  # what is left of a start that takes longer than expected
+
+    def left_s(self, model: Model | None, instances: Iterable[Instance], now_s: float) -> float:
+        """Until the first of a model's instances is ready, by what its placement expected: 0 when one is, a whole start
+        when none is on its way."""
+        rows = list(instances)
+        if any(map(is_ready, rows)):
+            return 0.0
+        coming = [row for row in rows if is_coming(row)]
+        if not coming:
+            return self.whole_s(model, rows)
+        return min(
+            max((row.predicted_s or self.whole_s(model, ())) - (now_s - row.created_at), self.overdue_s)
+            for row in coming
+        )
+
+    def whole_s(self, model: Model | None, instances: Iterable[Instance]) -> float:
+        """A whole start: from the dormant copy among `instances` that a placement would take, else as it went last."""
+        if model is None or not self.times.knows(model):
+            return self.default_s
+        return self.times.predict(model, self._kind(model, {row.state for row in instances})).whole_s
+
+    def _kind(self, model: Model, states: set[InstanceState]) -> StartKind:
+        if InstanceState.PREWARMED in states:
+            return StartKind.GROWTH
+        if InstanceState.SWAPPED_OUT in states:
+            return StartKind.WAKE
+        unseen = fresh_kind(is_cached=not model.weights.uri)
+        return self.times.latest(model, (StartKind.COLD, StartKind.CACHED)) or unseen

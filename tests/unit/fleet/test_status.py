@@ -1,0 +1,133 @@
+"""What a model is, and where its requests may go: router, autoscaler, console and CLI give the one answer."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from glowplug.cli.views import model_row as cli_row
+from glowplug.controllers.autoscaler.controller import AutoscalerController
+from glowplug.controllers.router.controller import RouterController
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Temperature
+from glowplug.fleet.status import ModelState, StartEstimates, is_target
+from glowplug.policies.registry import choose
+from services.autoscaler.app import model_row as rest_row
+from services.autoscaler.metrics import ModelCollector
+from services.autoscaler.model_watch import ModelWatch
+from services.console.fleet_view import FleetView
+from tests.fleet_builder import a_model, an_instance
+
+S, T, M = InstanceState, Temperature, ModelState
+SERVING, LATER_STAGE, REPLICA = {}, {"part_of": "first", "num_stages": 2}, {"replica": True}
+KINDS = {"serving": SERVING, "first stage": {"num_stages": 2}, "later stage": LATER_STAGE, "replica": REPLICA}
+
+# Of an instance that serves (a whole one, or the first stage of a pipeline); the others only ever make a model warm.
+OF_SERVING = {
+    S.STARTING: (T.COLD, M.STARTING),
+    S.LOADING: (T.COLD, M.LOADING),
+    S.READY: (T.HOT, M.READY),
+    S.DRAINING: (T.COLD, M.DRAINING),
+    S.STOPPED: (T.COLD, M.COLD),
+    S.SWAPPED_OUT: (T.WARM, M.ASLEEP),
+    S.PREWARMED: (T.WARM, M.ASLEEP),
+}
+SUMMARY = {M.READY: "hot", M.LOADING: "starting", M.STARTING: "starting", M.DRAINING: "draining", M.ASLEEP: "warm"}
+BEST_FIRST = (M.READY, M.LOADING, M.STARTING, M.DRAINING, M.ASLEEP, M.COLD)
+CASES = [(kind, state) for kind in KINDS for state in S if state is not S.FAILED]  # what a failure says is shown below
+
+
+def row_of(kind: str, state: InstanceState, instance_id: str = "i-1") -> Instance:
+    return an_instance(instance_id, state=state, url="http://e:1", **KINDS[kind])
+
+
+def expected(kind: str, state: InstanceState) -> tuple[Temperature, ModelState]:
+    if kind in ("serving", "first stage") or state.is_dormant:
+        return OF_SERVING[state]
+    return T.COLD, M.COLD
+
+
+def answers(rows: Mapping[str, Instance]) -> dict[str, object]:
+    """What each of them says of the model with these instances."""
+    model = a_model()
+    router, view = RouterController(), FleetView()
+    autoscaler = AutoscalerController(choose("scaling", "reactive"), "reactive", 1)
+    for reader in (router, view, autoscaler):
+        reader.restore("models", {"m": model}, 0.0)
+        reader.restore("instances", dict(rows), 0.0)
+    registry = CollectorRegistry()
+    registry.register(ModelCollector(lambda: autoscaler))
+    [counted] = [t for t in T if registry.get_sample_value("glowplug_models", {"temperature": t.value})]
+    [seen] = view.snapshot(0.0).models
+    shown = rest_row(autoscaler, ModelWatch(Path(), 1.0), model)
+    return {
+        "router": router.fleet.temperature("m"),
+        "autoscaler's metrics": counted,
+        "console": T(seen.temperature),
+        "console's state": M(seen.state),
+        "autoscaler's REST": shown["state"],
+        "glowplug models": cli_row(shown)[2],
+        "router's targets": {i.instance_id for i in router.fleet.ready("m")},
+        "console's ready ones": seen.num_ready,
+    }
+
+
+def check(rows: Mapping[str, Instance], temperature: Temperature, state: ModelState) -> None:
+    targets = {key for key, row in rows.items() if row.state is S.READY and not (row.replica or row.part_of)}
+    assert answers(rows) == {
+        "router": temperature,
+        "autoscaler's metrics": temperature,
+        "console": temperature,
+        "console's state": state,
+        "autoscaler's REST": SUMMARY.get(state, "cold"),
+        "glowplug models": SUMMARY.get(state, "cold"),
+        "router's targets": targets,
+        "console's ready ones": len(targets),
+    }
+
+
+def test_without_an_instance_a_model_is_cold() -> None:
+    check({}, T.COLD, M.COLD)
+
+
+@pytest.mark.parametrize(("kind", "state"), CASES)
+def test_one_instance_is_the_same_to_everybody(kind: str, state: InstanceState) -> None:
+    check({"i-1": row_of(kind, state)}, *expected(kind, state))
+
+
+@pytest.mark.parametrize("first", CASES)
+def test_of_two_instances_the_better_one_counts(first: tuple[str, InstanceState]) -> None:
+    for second in CASES[CASES.index(first) + 1 :]:
+        (one_warmth, one), (other_warmth, other) = expected(*first), expected(*second)
+        warmth = min(one_warmth, other_warmth, key=[T.HOT, T.WARM, T.COLD].index)
+        rows = {"i-1": row_of(*first), "i-2": row_of(*second, "i-2")}
+        check(rows, warmth, min(one, other, key=BEST_FIRST.index))
+
+
+def test_requests_are_sent_to_ready_instances_that_have_an_address() -> None:
+    assert is_target(row_of("first stage", S.READY))
+    assert not is_target(an_instance(state=S.READY, url=""))
+    assert [i for i in itertools.starmap(row_of, CASES) if is_target(i)] == [
+        row_of(kind, S.READY) for kind in ("serving", "first stage")
+    ]
+
+
+def test_a_model_that_failed_says_so_until_something_is_there_or_waits() -> None:
+    view = FleetView()
+    view.restore("models", {"m": a_model()}, 0.0)
+    view.restore("instances", {"i-1": an_instance(state=S.FAILED, reason="no weights")}, 0.0)
+    assert view.snapshot(0.0).models[0].state == M.FAILED
+    view.restore("instances", {"i-2": row_of("replica", S.PREWARMED, "i-2")}, 0.0)
+    assert view.snapshot(0.0).models[0].state == M.ASLEEP
+
+
+def test_the_time_to_ready_counts_from_the_first_instance_that_will_serve() -> None:
+    estimates, model = StartEstimates(default_s=5.0), a_model(engine="nobody knows it")
+    coming = an_instance(state=S.LOADING, created_at=10.0, predicted_s=4.0)
+    later = an_instance("i-2", state=S.LOADING, created_at=0.0, predicted_s=4.0, **LATER_STAGE)
+    assert estimates.left_s(model, [], 11.0) == 5.0 == estimates.left_s(model, [later], 11.0)
+    assert estimates.left_s(model, [coming, later], 11.0) == 3.0
+    assert estimates.left_s(model, [coming], 20.0) == estimates.overdue_s
+    assert estimates.left_s(model, [coming, row_of("serving", S.READY)], 11.0) == 0.0
