@@ -111,3 +111,6 @@ class Reject:
     code: str
     message: str
     retry_after_s: float = 0.0
+
+
+EFFECTS: tuple[type, ...] = (Dispatch, Recall, Hold, Reject)
