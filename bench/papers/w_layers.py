@@ -25,7 +25,7 @@ class Held:
     def __init__(self, world: World) -> None:
         self.num, self.num_bytes = Integral(world.began_s), Integral(world.began_s)
         self._held: dict[str, int] = {}
-        world.fleet.on_save.append(self._saved)
+        world.control.on_save.append(self._saved)
 
     def _saved(self, table: str, row: Instance, now_s: float) -> None:
         if table != "instances":

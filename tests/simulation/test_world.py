@@ -102,7 +102,7 @@ def test_weights_in_host_memory_are_not_fetched():
 
 def digest_of_a_run(seed):
     world, seen = World(a_setup(6), traffic(seed, 6, 3.0, 60.0)), hashlib.sha256()
-    world.fleet.on_event.append(lambda event: seen.update(encode(event)))
+    world.control.on_event.append(lambda event: seen.update(encode(event)))
     world.run(60.0)
     return seen.hexdigest()
 
@@ -161,7 +161,7 @@ def test_memory_does_not_grow_with_the_trace():
         world.run(seconds)
         world.kernel.run(world.kernel.now_s + 300.0)
         agents = sum(len(node.agent.holdings) for node in world.nodes.values())
-        return len(world.kernel._heap), agents, len(world.fleet.tables["instances"]), world.traffic.num_open
+        return len(world.kernel._heap), agents, len(world.control.tables["instances"]), world.traffic.num_open
 
     short, long = kept(600.0), kept(3600.0)
     assert all(b <= a + 4 for a, b in zip(short, long, strict=True)), (short, long)
