@@ -7,7 +7,7 @@ from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Outcome, Runs, Spread, Verdict, prose
 from bench.papers.simulated import figures, policies
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.simulator.accounts import Integral
+from glowplug.simulator.results import Integral
 from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 

@@ -1,19 +1,20 @@
-"""One run, composed: servers, the services' own controllers, traffic, and a virtual clock that starts at an epoch."""
+"""One run, composed: servers, the services' own controllers, traffic, and a virtual clock that starts at an epoch.
+
+A fault breaks a node, or an engine, or a stage that does not become whole and says so or not.
+"""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from glowplug.domain.instance import InstanceState
-from glowplug.simulator.accounts import Accounts
 from glowplug.simulator.checkers import Checker
 from glowplug.simulator.control_plane import ControlPlane, Delivery
-from glowplug.simulator.faults import break_down
 from glowplug.simulator.hardware.engine import SimEngine
 from glowplug.simulator.hardware.node import SimNode
-from glowplug.simulator.results import Results
+from glowplug.simulator.results import Accounts, Results
 from glowplug.simulator.run import Run
-from glowplug.simulator.setup import Setup
+from glowplug.simulator.setup import Fault, Setup
 from glowplug.simulator.traffic import Traffic
 from glowplug.simulator.workload.arrival import Arrival
 
@@ -113,3 +114,27 @@ def _few_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+def break_down(run: Run, nodes: Mapping[str, SimNode]) -> None:
+    """Set the clock for every fault of the setup. Raises ValueError for a node that is not there."""
+    for fault in run.setup.faults:
+        if fault.node_id not in nodes:
+            raise ValueError(f"faults: there is no node {fault.node_id!r}")
+        run.kernel.at(run.began_s + fault.at_s, _break, nodes[fault.node_id], fault)
+
+
+def _break(node: SimNode, fault: Fault) -> None:
+    if fault.kind in ("consolidation", "hang"):
+        (node.pipelines.failing if fault.kind == "consolidation" else node.pipelines.hanging).append(fault.model)
+        return
+    if fault.model:
+        for engine in list(node.engines.values()):
+            if engine.model.model.key == fault.model and engine.serving is not None:
+                node.kill(engine.instance_id, "killed by a fault")
+                return
+        return
+    node.is_down = True
+    node.control.down |= {fault.node_id, f"prefetcher-{fault.node_id}"}
+    for instance_id in list(node.engines):
+        node.end(instance_id)
