@@ -3,9 +3,11 @@
 import hashlib
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
+from glowplug.controllers.reads import MissingExecutor
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.events.envelope import encode
 from glowplug.simulator.hardware.costs import FITTED
@@ -123,6 +125,12 @@ def test_a_prompt_that_never_fits_is_refused_and_the_rest_goes_on():
 def test_a_model_nobody_deployed_is_refused():
     world = World(a_setup(1), [Arrival(0.0, "nobody", 5, 5)])
     assert world.run(5.0).total().num_refused == {"model_not_found": 1}
+
+
+def test_effects_that_nothing_carries_out_are_refused_before_anything_runs():
+    control = World(a_setup(1), []).control
+    with pytest.raises(MissingExecutor, match="router: nothing carries out Dispatch, Hold, Recall, Reject"):
+        control.add_router(SimpleNamespace(executes=()))
 
 
 @pytest.mark.parametrize(
