@@ -20,7 +20,7 @@ def look(self):
     first(self)
     chat = self._run.models["chat"].model
     if self._run.label.endswith("seed 4") and chat.max_concurrency == 3:
-        self._demand(self._traffic.num_arrived < 5, "the fifth request is one too many")
+        self.demand(self._traffic.num_arrived < 5, "the fifth request is one too many")
 
 step = Kernel.step
 

@@ -4,6 +4,7 @@ The controllers have the bounds they have live, so whatever is lost is made good
 """
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -14,9 +15,12 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.model import WeightsRef
 from glowplug.events import Event
 from glowplug.events.commands import CancelPlacement, PlaceInstance, StartInstance, StopInstance
+from glowplug.policies.systems import SYSTEMS
+from glowplug.simulator.checkers import Checker
 from glowplug.simulator.control_plane import Chaos
 from glowplug.simulator.hardware.costs import StepCosts
-from glowplug.simulator.setup import ModelSetup, Params, ServerSetup, Setup, StartSeconds
+from glowplug.simulator.hardware.node import SimNode
+from glowplug.simulator.setup import ABILITIES, ModelSetup, Params, PolicyNames, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 from tests.fleet_builder import MIB, a_model
@@ -64,15 +68,39 @@ def models(chance: Random, num: int, mib: int, **fields: Any) -> tuple[ModelSetu
     )
 
 
+class EveryByte(Checker):
+    """Engines take what they were granted from their start to the end of their process: none here gives a part back."""
+
+    def look_at(self, node: SimNode, now_s: float) -> None:
+        super().look_at(node, now_s)
+        for gpu in node.agent.ledger.gpus:
+            taken = sum(engine.num_bytes for engine in node.engines.values() if gpu.gpu_id in engine.gpu_ids)
+            self.demand(taken <= gpu.total_bytes, f"engines on {gpu.gpu_id} hold {taken} of {gpu.total_bytes} bytes")
+
+
 class Fleet(World):
     """A run that a test steers: who comes, who leaves, what is killed. Its invariants are watched after every event; a
-    broken one names the seed. `outcome` is how each request ended, by ticket, "open" until then."""
+    broken one names the seed. `outcome` is how each request ended, by ticket, "open" until then. With a `system` of
+    policies/systems.py its policies decide, over engines that can do all that policies ask for."""
 
     def __init__(
-        self, seed: int, num_models: int, *, mib: int = 120, num_nodes: int = 2, lose: float = 0.05, **fields: Any
+        self,
+        seed: int,
+        num_models: int,
+        *,
+        mib: int = 120,
+        num_nodes: int = 2,
+        lose: float = 0.05,
+        double: float = 0.05,
+        system: str = "",
+        **fields: Any,
     ) -> None:
         self.random = Random(seed)
-        double = fields.pop("double", 0.05)
+        policies, params = PolicyNames(), PARAMS
+        if system:
+            policies = PolicyNames(**SYSTEMS[system].policies)
+            for part, given in SYSTEMS[system].params.items():
+                params = replace(params, **{part: replace(getattr(params, part), **given)})
         server = ServerSetup(
             name="node",
             num_servers=num_nodes,
@@ -81,12 +109,17 @@ class Fleet(World):
             gpu_kind="any",
             network_bytes_per_s=20,  # a model has 10 bytes to fetch: half a second, more with two at a time
             host_cache_bytes=10**9,
+            abilities=ABILITIES if system else frozenset(),
         )
-        setup = Setup(servers=(server,), models=models(self.random, num_models, mib, **fields), params=PARAMS)
+        deployed = models(self.random, num_models, mib, **fields)
+        setup = Setup(servers=(server,), models=deployed, policies=policies, params=params)
+        self._keeps_dormant = bool(system)
         self.outcome: dict[int, str] = {}
         self.decisions: list[DecisionRecord] = []
         self._decided: set[str] = set()  # instance_ids that some decision names
         super().__init__(setup, (), check=True, label=f"seed {seed}", delivery=Chaos(seed, lose=lose, double=double))
+        if not system:
+            self._checker = EveryByte(self, self.control, self.nodes, self.traffic)
         self.traffic.on_end.append(self._ended)
         self.control.on_decision.append(self._decision)
         self.control.on_event.append(self._event)
@@ -127,18 +160,22 @@ class Fleet(World):
     def _event(self, event: Event) -> None:
         data = event.data
         if isinstance(data, PlaceInstance | CancelPlacement | StartInstance | StopInstance):
-            assert data.instance_id in self._decided, f"{self.label}: nothing was decided about it: {data}"
+            named = {data.instance_id, data.instance_id.partition(".")[0]}  # a stage, or the pipeline it is part of
+            assert named & self._decided, f"{self.label}: nothing was decided about it: {data}"
 
     def ends(self) -> Counter[str]:
         return Counter(self.outcome.values())
 
-    def settle(self) -> None:
-        """After the last request and every keep-alive: nothing runs, nothing is owed, the tables say so."""
-        self.advance(90.0 + KEEP_ALIVE_S)
+    def settle(self, seconds: float = 90.0) -> None:
+        """After the last request and every keep-alive: nothing runs but what a system leaves dormant, nothing is owed,
+        the tables say so."""
+        self.advance(seconds + KEEP_ALIVE_S)
         left = [ticket for ticket, how in self.outcome.items() if how == "open"]
         assert not left, f"{self.label}: requests without an answer: {left}"
+        rows = [i for i in self.control.tables["instances"].values() if not i.state.is_gone]
+        dormant = {i.instance_id for i in rows if i.state.is_dormant} if self._keeps_dormant else set()
         for node_id, node in self.nodes.items():
-            assert node.engines == {}, f"{self.label}: {node_id} still runs {list(node.engines)}"
-            assert node.agent.ledger.holders == frozenset(), f"{self.label}: {node_id} still grants bytes"
-        alive = [i for i in self.control.tables["instances"].values() if not i.state.is_gone]
-        assert alive == [], f"{self.label}: the table still shows {[i.instance_id for i in alive]}"
+            assert node.engines.keys() <= dormant, f"{self.label}: {node_id} still runs {list(node.engines)}"
+            assert node.agent.ledger.holders <= dormant, f"{self.label}: {node_id} still grants bytes"
+        alive = [i.instance_id for i in rows if i.instance_id not in dormant]
+        assert alive == [], f"{self.label}: the table still shows {alive}"

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 
 from glowplug.controllers import operator
-from glowplug.controllers.agent.messages import StopEngine
+from glowplug.controllers.agent.messages import AgentParams, StopEngine
+from glowplug.simulator.hardware.engine import Origin
 from glowplug.simulator.run import digest_of
 from tests.simulation.chaos import Fleet
 from tests.simulation.seeds import seeds
@@ -49,6 +50,23 @@ def test_leaders_replaced_and_stores_emptied_in_turn(seed):
     fleet.settle()
     ends = fleet.ends()
     assert ends["200"] > 0.5 * sum(ends.values()), f"seed {seed}: {ends}"
+
+
+@pytest.mark.parametrize("harm", ["restart", "elect", "empty_store"])
+@pytest.mark.parametrize("seed", seeds(2))
+def test_dormant_engines_while_services_are_killed_and_replaced(seed, harm):
+    """Under the union, where what stops or makes way lies dormant and an engine grows from it again."""
+    fleet = Fleet(seed, 6, system="union")
+    fleet.load(60.0, 3.0)
+    victims = {"restart": sorted(fleet.control.services), "elect": ["autoscaler", "placer", "predictor"]}
+    for second in range(5, 60, 5):
+        of = [fleet.random.choice(victims[harm])] if harm in victims else []
+        fleet.kernel.after(second, getattr(fleet.control, harm), *of)
+    fleet.advance(60.0)
+    fleet.settle(AgentParams().start_deadline_s + 60.0)  # a pipeline that lost a stage is given up then
+    ends = fleet.ends()
+    assert ends["200"] > 0.4 * sum(ends.values()), f"seed {seed}: {ends}"
+    assert fleet.results.starts.keys() & {Origin.PREWARMED, Origin.SWAPPED}, f"seed {seed}: {fleet.results.starts}"
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -65,9 +65,8 @@ class Server:
 
     def find(self, instance_id: str) -> SimEngine | None:
         """An engine by its id, on whatever server."""
-        row = self.control.tables["instances"].get(instance_id)
-        server = self._servers.get(row.node_id) if row is not None else None
-        return server.engines.get(instance_id) if server is not None else None
+        found = (server.engines.get(instance_id) for server in self._servers.values())
+        return next((engine for engine in found if engine is not None), None)
 
     def end(self, instance_id: str) -> None:
         """The process of an engine is gone, and with it what it ran."""
