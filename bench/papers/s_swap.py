@@ -7,7 +7,7 @@ from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Verdict,
 from bench.papers.plots import Bars
 from bench.papers.simulated import SIMULATOR, figures
 from glowplug.simulator.scenario.load import load_tree
-from glowplug.simulator.scenario.systems import with_system
+from glowplug.simulator.scenario.tree import with_system
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 

@@ -169,7 +169,7 @@ def settled(found: Scenario, arrivals: Iterable[Arrival], from_s: float, seconds
             num["tpot"] += keeps_pace
             num["both"] += in_time and keeps_pace
 
-    world.fleet.on_event.append(count)
+    world.control.on_event.append(count)
     outcome = figures(world.run(seconds, drain_s=found.words.drain_s))
     has_slo = any(one.ttft_s or one.tpot_s for one in slo.values())
     outcome |= {f"{name}_met": num[name] / num["came"] if has_slo else math.nan for name in ("ttft", "tpot", "both")}

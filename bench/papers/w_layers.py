@@ -7,7 +7,7 @@ from bench.papers.cache import ROOT
 from bench.papers.experiment import Experiment, Outcome, Runs, Spread, Verdict, prose
 from bench.papers.simulated import figures, policies
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.simulator.accounts import Integral
+from glowplug.simulator.results import Integral
 from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 
@@ -25,7 +25,7 @@ class Held:
     def __init__(self, world: World) -> None:
         self.num, self.num_bytes = Integral(world.began_s), Integral(world.began_s)
         self._held: dict[str, int] = {}
-        world.fleet.on_save.append(self._saved)
+        world.control.on_save.append(self._saved)
 
     def _saved(self, table: str, row: Instance, now_s: float) -> None:
         if table != "instances":

@@ -48,7 +48,7 @@ class Watch:
             self._wrap(world, name)
 
     def _wrap(self, world: World, name: str) -> None:
-        service = world.fleet.services[name]
+        service = world.control.services[name]
         handle, taken = service.handle, self.seconds.setdefault(name, [])
         placed = self.seconds.setdefault("placements", [])
 
@@ -63,7 +63,7 @@ class Watch:
                     placed.append(took)
             return effects
 
-        world.fleet.services[name] = _Timed(service, timed)
+        world.control.services[name] = _Timed(service, timed)
 
     def table(self) -> dict[str, dict[str, float]]:
         return {

@@ -6,14 +6,9 @@ from typing import Any
 
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.agent.messages import AgentMemory, EngineKind, ReportStart
-from glowplug.controllers.fencing import LEADERS
 from glowplug.domain.errors import GlowplugError
-from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance
-from glowplug.domain.lease import Leader
 from glowplug.engines import drivers
 from glowplug.engines.port import EngineDriver, Sleeper
-from glowplug.events.subjects import commands_to
 from glowplug.memory.discovery import EMULATED, HOST, Discovery
 from glowplug.memory.ledger import ByteLedger
 from glowplug.runtime.shell import Executor
@@ -22,12 +17,6 @@ from services.agent.settings import AgentSettings
 from services.agent.telemetry import StartReporter
 
 log = logging.getLogger(__name__)
-TABLES: dict[str, type[Any]] = {"instances": Instance, "nodes": Node, LEADERS: Leader}
-
-
-def commands(node_id: str) -> list[str]:
-    """The subjects one node's agent takes commands from."""
-    return [commands_to("agent", node_id)]
 
 
 def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict[str, EngineKind]]:

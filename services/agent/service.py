@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from glowplug.bus.port import Bus
 from glowplug.controllers.agent.controller import NODES
 from glowplug.controllers.agent.messages import NodeStopping, Recalled, Surroundings
+from glowplug.controllers.agent.reads import READS
 from glowplug.controllers.effects import Publish, Remove, Tick
 from glowplug.domain.address import is_wildcard
 from glowplug.engines.port import EngineDriver
@@ -79,7 +80,7 @@ class AgentService:
             store,
             tracing,
             metrics,
-            tables=handlers.TABLES,
+            reads=READS,
             executors=handlers.executors(self.room, StartReporter(tracing, engine_tracing, registry)),
             tick_s=settings.tick_s,
             resync_s=settings.resync_s,
@@ -129,7 +130,7 @@ class AgentService:
             if connecting is not None:
                 connecting.cancel()
         node_id = self.settings.node
-        await self._bus.subscribe(handlers.commands(node_id), self.shell.on_event, durable=f"agent-{node_id}")
+        await self._bus.subscribe(READS.command_filters(node_id), self.shell.on_event, durable=f"agent-{node_id}")
         await self.shell.execute([Publish(NodeJoined(node=self.controller.node(time.time())))])
         await announce(self.shell, self.controller.agent_url)
         self._is_joined = True

@@ -6,32 +6,19 @@ from prometheus_client import REGISTRY
 
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.autoscaler.params import AutoscalerParams
-from glowplug.domain.instance import Instance
-from glowplug.domain.model import Model
-from glowplug.events.subjects import entity_facts, facts_of
+from glowplug.controllers.autoscaler.reads import READS
 from glowplug.policies.registry import choose
-from glowplug.runtime.control import ControlService, Wiring
+from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
 from services.autoscaler.app import make
 from services.autoscaler.metrics import ModelCollector
 from services.autoscaler.model_watch import ModelWatch
 from services.autoscaler.settings import AutoscalerSettings
 
-WIRING = Wiring(
-    tables={"models": Model, "instances": Instance},
-    facts=[
-        entity_facts("instance"),
-        facts_of("request.waiting"),
-        facts_of("model.undeployed"),
-        facts_of("forecast.made"),
-    ],
-    telemetry=[facts_of("router.load_reported")],
-)
-
 
 async def serve(stopping: asyncio.Event) -> None:
     settings = AutoscalerSettings()
-    service = ControlService(World.open("autoscaler", settings))
+    service = ControlService(World.open("autoscaler", settings), READS)
     REGISTRY.register(ModelCollector(lambda: service.controller(AutoscalerController) if service.shell else None))
     scale = choose("scaling", settings.policy_scaling)
     params = AutoscalerParams(stop_becomes=settings.stop_becomes, lead_s=settings.forecast_lead_s)
@@ -40,7 +27,7 @@ async def serve(stopping: asyncio.Event) -> None:
     def controller(epoch: int) -> AutoscalerController:
         return AutoscalerController(scale, settings.policy_scaling, epoch, params)
 
-    await service.run(stopping, make(service, settings, watch), controller, WIRING, background=watch.run)
+    await service.run(stopping, make(service, settings, watch), controller, background=watch.run)
 
 
 def main() -> None:

@@ -5,31 +5,24 @@ import asyncio
 from prometheus_client import REGISTRY
 
 from glowplug.controllers.predictor.controller import PredictorController
-from glowplug.domain.model import Model
-from glowplug.events.subjects import facts_of
+from glowplug.controllers.predictor.reads import READS
 from glowplug.policies.prediction.port import make_with
 from glowplug.policies.registry import choose
-from glowplug.runtime.control import ControlService, Wiring
+from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
 from services.predictor.app import make
 from services.predictor.metrics import ForecastCollector
 from services.predictor.settings import PredictorSettings
 
-WIRING = Wiring(
-    tables={"models": Model},
-    facts=[facts_of("model.deployed")],
-    telemetry=[facts_of("router.load_reported"), facts_of("request.finished")],
-)
-
 
 async def serve(stopping: asyncio.Event) -> None:
     settings = PredictorSettings()
-    service = ControlService(World.open("predictor", settings))
+    service = ControlService(World.open("predictor", settings), READS)
     REGISTRY.register(ForecastCollector(lambda: service.controller(PredictorController) if service.shell else None))
     forecaster = choose("prediction", settings.policy_prediction)
     make_with(forecaster, settings.window_s or 60.0)  # one that cannot be made here says so now
     params = settings.params()
-    await service.run(stopping, make(service, settings), lambda _: PredictorController(params, forecaster), WIRING)
+    await service.run(stopping, make(service, settings), lambda _: PredictorController(params, forecaster))
 
 
 def main() -> None:

@@ -4,19 +4,15 @@ import asyncio
 import time
 from typing import Any
 
-from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
 from glowplug.controllers.prefetcher.messages import RegionsFound
+from glowplug.controllers.prefetcher.reads import READS
 from glowplug.domain.errors import NoSpace
-from glowplug.domain.instance import Instance
-from glowplug.domain.lease import Leader
-from glowplug.domain.model import Model
-from glowplug.events.subjects import commands_to, entity_facts
 from glowplug.policies.caching.mcache_importance import ImportanceParams
 from glowplug.policies.registry import choose
-from glowplug.runtime.control import ControlService, Wiring
+from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
-from glowplug.runtime.shell import Executor, Shell
+from glowplug.runtime.shell import Shell
 from glowplug.weights.inventory import read_inventory
 from glowplug.weights.region import Region, region_digest
 from services.prefetcher.app import make
@@ -25,16 +21,6 @@ from services.prefetcher.metrics import PrefetcherMetrics
 from services.prefetcher.settings import PrefetcherSettings
 
 REPORT_S = 0.5
-
-
-def wiring_of(node_id: str, executors: dict[type[Any], Executor]) -> Wiring:
-    """What the prefetcher of one node listens to."""
-    return Wiring(
-        tables={"models": Model, "instances": Instance, LEADERS: Leader},
-        facts=[entity_facts("instance"), entity_facts("model")],
-        commands=[commands_to("prefetcher", node_id)],
-        executors=executors,
-    )
 
 
 def found_regions(settings: PrefetcherSettings) -> RegionsFound:
@@ -49,7 +35,7 @@ def found_regions(settings: PrefetcherSettings) -> RegionsFound:
 async def serve(stopping: asyncio.Event) -> None:
     settings = PrefetcherSettings()
     settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
-    service = ControlService(World.open("prefetcher", settings))
+    world = World.open("prefetcher", settings)
     choose("caching", settings.policy_caching)  # a name that does not exist says so now
     metrics = PrefetcherMetrics(settings.node_id)
     try:
@@ -63,7 +49,7 @@ async def serve(stopping: asyncio.Event) -> None:
         settings.node_id,
         stimuli.put,
         metrics,
-        service.world.tracing,
+        world.tracing,
         fetch_options=settings.fetch_options(),
         source_options=settings.source_options(),
         link_bytes_per_s=settings.link_bytes_per_s,
@@ -90,8 +76,8 @@ async def serve(stopping: asyncio.Event) -> None:
             _forward(stimuli, shell), _report(fetcher, shell, metrics), _recheck(fetcher, settings.recheck_s)
         )
 
-    wiring = wiring_of(settings.node_id, fetcher.executors())
-    await service.run(stopping, make(service, settings), controller, wiring, beside)
+    service = ControlService(world, READS, fetcher.executors(), target=settings.node_id)
+    await service.run(stopping, make(service, settings), controller, beside)
     await fetcher.close()
 
 

@@ -5,7 +5,7 @@ Nothing here waits. What is to be published goes to `publish`, which only queues
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from glowplug.controllers.effects import Effect, Publish
 from glowplug.controllers.router.controller import RouterController
@@ -97,6 +97,8 @@ class Desk:
         """Take a whole table; `is_copy`: from a copy that may be old."""
         self.do(self.controller.restore(table, rows, self.clock(), is_copy=is_copy))
         self.table_loaded = self.table_loaded or table == "models"
+
+    EXECUTES: ClassVar = (Dispatch, Hold, Recall, Reject)
 
     def do(self, effects: list[Effect]) -> None:
         """Effects in order. One for a client that has left meanwhile is void: the controller knows already."""

@@ -2,15 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Tick
 from glowplug.controllers.router.messages import BusRefuses
-from glowplug.domain.instance import Instance
-from glowplug.domain.model import Model
+from glowplug.controllers.router.reads import READS
 from glowplug.events import Event
-from glowplug.events.subjects import entity_facts, facts_of
-from glowplug.policies.start_times import START_TIMES, StartRow
 from glowplug.runtime.service import World
 from glowplug.runtime.shell import Shell
 from services.router.desk import Desk
@@ -18,9 +16,6 @@ from services.router.settings import RouterSettings
 from services.router.tables_copy import TablesCopy
 
 log = logging.getLogger(__name__)
-FACTS = [entity_facts("instance"), entity_facts("model"), facts_of("weights.fetch_failed")]
-TELEMETRY = [facts_of("router.load_reported")]
-TABLES: dict[str, type[Any]] = {"models": Model, "instances": Instance, START_TIMES: StartRow}
 FIRST_RESYNC_S = 0.2
 
 
@@ -37,13 +32,16 @@ class RouterShell(Shell):
             world.store,
             world.tracing,
             world.metrics,
-            tables=TABLES,
+            reads=READS,
             tick_s=settings.tick_s,
             resync_s=settings.resync_s,
         )
         self._desk = desk
         self._copy = TablesCopy(settings.state_dir / settings.service_id / "tables.json")
         self._refusal = ""  # of the bus, as the controller was told last
+
+    def executed(self) -> Iterable[type[Any]]:
+        return Desk.EXECUTES
 
     async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
         self._desk.do(effects)
@@ -87,5 +85,5 @@ class RouterShell(Shell):
 async def listen_to_facts(world: World, shell: RouterShell) -> None:
     """Connect to the bus, however long that takes, and follow the fleet."""
     await world.bus.connect()
-    await world.bus.subscribe(TELEMETRY, shell.on_event)
-    await world.bus.subscribe(FACTS, shell.on_event, durable=f"{world.settings.service_id}-facts")
+    await world.bus.subscribe(READS.telemetry_filters(), shell.on_event)
+    await world.bus.subscribe(READS.fact_filters(), shell.on_event, durable=f"{world.settings.service_id}-facts")

@@ -18,9 +18,9 @@ first = Checker.look
 
 def look(self):
     first(self)
-    chat = self.world.models["chat"].model
-    if self.world.label.endswith("seed 4") and chat.max_concurrency == 3:
-        self._demand(self.world.traffic.num_arrived < 5, "the fifth request is one too many")
+    chat = self._run.models["chat"].model
+    if self._run.label.endswith("seed 4") and chat.max_concurrency == 3:
+        self.demand(self._traffic.num_arrived < 5, "the fifth request is one too many")
 
 step = Kernel.step
 

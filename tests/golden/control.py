@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.controllers import operator
-from glowplug.controllers.autoscaler.controller import AutoscalerController
-from glowplug.controllers.effects import Effect, Publish, Record, Tick
-from glowplug.controllers.placer.controller import Cordon, PlacerController
+from glowplug.controllers.autoscaler.params import AutoscalerParams
+from glowplug.controllers.effects import Tick
+from glowplug.controllers.placer.controller import Cordon, PlacerParams
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Model
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import PlaceInstance, StartInstance
 from glowplug.events.envelope import Event
@@ -36,13 +35,15 @@ from glowplug.events.facts import (
     RequestWaiting,
     RouterLoadReported,
 )
-from glowplug.policies.eviction.lru import evict
-from glowplug.policies.placement.first_fit import place
-from glowplug.policies.scaling.reactive import scale
+from glowplug.simulator.control_plane import ControlPlane
+from glowplug.simulator.kernel import Kernel
+from glowplug.simulator.setup import Params, PolicyNames
 from tests.fleet_builder import MIB, a_model, a_node
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TICK_S = 0.5
+TICK_S, BEGAN_S = 0.5, 1000.0
+DECIDING = ("autoscaler", "placer")
+PARAMS = Params(autoscaler=AutoscalerParams(), placer=PlacerParams())
 FACTS = {
     InstanceState.STARTING: InstanceStarting,
     InstanceState.LOADING: InstanceLoading,
@@ -54,18 +55,19 @@ FACTS = {
 SHOWN = ("target", "instance_id", "model_key", "gpu_id", "num_bytes", "grace_s", "reason")
 
 
-class Control:
-    """Autoscaler and placer on one clock; agents and routers are the script."""
+class Control(ControlPlane):
+    """The control plane of the simulator on one clock, where every event is delivered at once; agents and routers are
+    the script."""
 
     def __init__(self) -> None:
-        self.now_s, self.lines = 1000.0, list[str]()
-        self.models: dict[str, Model] = {}
-        self.nodes: dict[str, Node] = {}
-        self.instances: dict[str, Instance] = {}
+        super().__init__(PolicyNames(), PARAMS, Kernel(BEGAN_S))
+        self.lines: list[str] = []
         self.loads: dict[str, ModelLoad] = {}
-        self.num_events = 0
-        self.autoscaler = AutoscalerController(scale, "reactive", 1)
-        self.placer = PlacerController(place, evict, {"placement": "first_fit", "eviction": "lru"}, 1)
+        self.on_decision.append(lambda d: self._say(f"decide {d.kind} ({d.policy}): {d.reason}"))
+
+    @property
+    def now_s(self) -> float:
+        return self.kernel.now_s
 
     def run(self, command: str) -> list[str]:
         """One command; returns what followed."""
@@ -80,12 +82,14 @@ class Control:
             key: float(value) if "." in value else int(value) for key, _, value in (f.partition("=") for f in fields)
         }
         model = a_model(name, mib=int(mib), **given)
-        self.models[model.key] = model
-        for controller in (self.autoscaler, self.placer):
-            self._carry_out(controller.restore("models", dict(self.models), self.now_s))
+        self.tables["models"][model.key] = model
+        for service in DECIDING:
+            self.execute(
+                service, self.services[service].restore("models", dict(self.tables["models"]), self.now_s), None
+            )
 
     def do_node(self, name: str, *mib: str) -> None:
-        self.nodes[name] = a_node(name, gpus_mib=tuple(int(m) for m in mib))
+        self.tables["nodes"][name] = a_node(name, gpus_mib=tuple(int(m) for m in mib))
         self._beat(name)
 
     def do_waiting(self, model: str, count: str) -> None:
@@ -93,90 +97,66 @@ class Control:
             model_key=model, request_id="r-1", router_id="router-1", num_waiting=int(count),
             waiting_since=self.now_s, deadline_at=self.now_s + 60,
         )  # fmt: skip
-        self._tell(waiting)
+        self._publish(waiting)
 
     def do_load(self, model: str, waiting: str, running: str) -> None:
         self.loads[model] = ModelLoad(num_waiting=int(waiting), num_in_flight=int(running), last_active_at=self.now_s)
-        self._tell(RouterLoadReported(router_id="router-1", loads=dict(self.loads)))
+        self._publish(RouterLoadReported(router_id="router-1", loads=dict(self.loads)))
 
     def do_state(self, instance_id: str, state: str) -> None:
-        old = self.instances.get(instance_id)
+        instances = self.tables["instances"]
+        old = instances.get(instance_id)
         if old is None:
-            return self._say(f"there is no {instance_id}, only {', '.join(self.instances)}")
+            return self._say(f"there is no {instance_id}, only {', '.join(instances)}")
         new = replace(old, state=InstanceState(state), changed_at=self.now_s, revision=old.revision + 1)
         if new.state is InstanceState.READY:
             new = replace(new, ready_at=self.now_s)
-        self.instances[instance_id] = new
+        instances[instance_id] = new
         self._beat(new.node_id)
-        self._tell(FACTS[new.state](instance=new))
+        self._publish(FACTS[new.state](instance=new))
 
     def do_after(self, seconds: str) -> None:
         for _ in range(round(float(seconds) / TICK_S)):
-            self.now_s += TICK_S
-            for name in self.nodes:
+            self.kernel.run(self.now_s + TICK_S)
+            for name in self.tables["nodes"]:
                 self._beat(name)
-            self._tell(RouterLoadReported(router_id="router-1", loads=dict(self.loads)))
-            for controller in (self.autoscaler, self.placer):
-                self._carry_out(controller.handle(Tick(), self.now_s))
+            self._publish(RouterLoadReported(router_id="router-1", loads=dict(self.loads)))
+            for service in DECIDING:
+                self.give(service, Tick())
 
     def do_operator(self, verb: str, key: str) -> None:
         asked = {"load": operator.Load, "unload": operator.Unload, "drain": operator.Suspend}
         pins = {"pin": operator.Pin(key, True), "unpin": operator.Pin(key, False), "remove": operator.Undeploy(key)}
         request = asked[verb](key) if verb in asked else pins[verb]
-        self._carry_out(self.autoscaler.handle(request, self.now_s))
-        self.models = dict(self.autoscaler.models)
+        self.give("autoscaler", request)
 
     def do_node_drain(self, name: str) -> None:
-        self._carry_out(self.placer.handle(Cordon(name, True), self.now_s))
+        self.give("placer", Cordon(name, True))
 
     def do_node_undrain(self, name: str) -> None:
-        self._carry_out(self.placer.handle(Cordon(name, False), self.now_s))
+        self.give("placer", Cordon(name, False))
 
     def _beat(self, name: str) -> None:
-        node = self.nodes[name]
+        node: Node = self.tables["nodes"][name]
         gpus = tuple(replace(gpu, grants=self._grants(gpu)) for gpu in node.gpus)
-        self.nodes[name] = replace(node, gpus=gpus, heartbeat_at=self.now_s, revision=node.revision + 1)
-        self._carry_out(self.placer.handle(self._event(NodeBeat(node=self.nodes[name])), self.now_s))
+        node = replace(node, gpus=gpus, heartbeat_at=self.now_s, revision=node.revision + 1)
+        self.tables["nodes"][name] = node
+        self._publish(NodeBeat(node=node))
 
     def _grants(self, gpu: Gpu) -> tuple[Grant, ...]:
-        here = [i for i in self.instances.values() if i.gpu_id == gpu.gpu_id and not i.state.is_gone]
+        here = [i for i in self.tables["instances"].values() if i.gpu_id == gpu.gpu_id and not i.state.is_gone]
         return tuple(
             Grant(holder=i.instance_id, owner=GrantOwner.WEIGHTS, num_bytes=i.workers[0].num_bytes) for i in here
         )
 
-    def _tell(self, payload: Any, issuer: str = "script") -> None:
-        for controller in (self.autoscaler, self.placer):
-            self._carry_out(controller.handle(self._event(payload, issuer), self.now_s))
+    def publish(self, name: str, payload: Any, cause: Event | None) -> None:
+        """What a service publishes is a line of the trace."""
+        self._say(f"{payload.TYPE} {_words(payload)}")
+        self._publish(payload, name)
 
-    def _event(self, payload: Any, issuer: str = "script", epoch: int = 0) -> Event:
-        self.num_events += 1
-        return Event(
-            event_id=f"e-{self.num_events}",
-            type=payload.TYPE,
-            occurred_at=self.now_s,
-            issuer=issuer,
-            data=payload,
-            epoch=epoch,
-        )
-
-    def _carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Record):
-                self._say(f"decide {effect.decision.kind} ({effect.decision.policy}): {effect.decision.reason}")
-            elif isinstance(effect, Publish):
-                self._say(f"{effect.payload.TYPE} {_words(effect.payload)}")
-                self._deliver(effect.payload)
-
-    def _say(self, line: str) -> None:
-        self.lines.append(f"{self.now_s - 1000:6.1f}  {line}")
-
-    def _deliver(self, payload: Any) -> None:
-        if isinstance(payload, PlaceInstance):
-            self._carry_out(self.placer.handle(self._event(payload, "autoscaler-1", epoch=1), self.now_s))
-        elif hasattr(payload, "instance"):  # of an instance the placer had to give up
-            self._carry_out(self.autoscaler.handle(self._event(payload, "placer-1"), self.now_s))
-        elif isinstance(payload, StartInstance):
-            self.instances[payload.instance_id] = Instance(
+    def _publish(self, payload: Any, name: str = "script") -> None:
+        if isinstance(payload, StartInstance):
+            self.tables["instances"][payload.instance_id] = Instance(
                 instance_id=payload.instance_id,
                 model_key=payload.model.key,
                 engine=payload.model.engine,
@@ -185,6 +165,13 @@ class Control:
                 max_concurrency=payload.model.max_concurrency,
                 created_at=self.now_s,
             )
+        event = self.event(name, payload, None)
+        for reader in self.readers_of(payload):
+            if reader in self.services:  # there is no agent
+                self.give(reader, event)
+
+    def _say(self, line: str) -> None:
+        self.lines.append(f"{self.now_s - BEGAN_S:6.1f}  {line}")
 
 
 def _words(payload: Any) -> str:

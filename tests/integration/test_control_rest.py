@@ -8,7 +8,9 @@ from prometheus_client import CollectorRegistry
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.placer.reads import READS
 from glowplug.controllers.predictor.controller import PredictorController
+from glowplug.controllers.reads import Reads
 from glowplug.events.commands import PlaceInstance, StopInstance
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
@@ -22,7 +24,6 @@ from services.autoscaler import app as autoscaler_app
 from services.autoscaler.model_watch import ModelWatch
 from services.autoscaler.settings import AutoscalerSettings
 from services.placer import app as placer_app
-from services.placer import main as placer_main
 from services.placer.settings import PlacerSettings
 from services.predictor import app as predictor_app
 from services.predictor.settings import PredictorSettings
@@ -40,14 +41,22 @@ class Fleet:
         self.shells: list[Shell] = []
         self.apps: dict[str, FastAPI] = {}
 
-    async def add(self, name: str, controller, make, tables=None) -> None:
+    async def add(self, name: str, controller, make, reads=None) -> None:
         class World:
             service, store, bus = name, self.store, MemoryBus(self.broker)
 
-        service = ControlService(World())
+        service = ControlService(World(), reads or Reads(service=name))
         metrics = ShellMetrics(name, CollectorRegistry())
         shell = Shell(
-            name, f"{name}-1", controller, World.bus, self.store, Tracing(name, name), metrics, tables=tables, epoch=1
+            name,
+            f"{name}-1",
+            controller,
+            World.bus,
+            self.store,
+            Tracing(name, name),
+            metrics,
+            reads=reads or Reads(service=name),
+            epoch=1,
         )
         await shell.start()
         service.shell = shell
@@ -74,7 +83,7 @@ async def fleet():
         "placer",
         PlacerController(place, evict, policies, 1),
         lambda service: placer_app.make(service, PlacerSettings(service_id="placer-1", admin_token="secret"), policies),
-        tables=placer_main.WIRING.tables,
+        reads=READS,
     )
     await made.add(
         "predictor",
@@ -245,7 +254,7 @@ async def test_while_connecting_it_is_alive_but_not_ready(fleet, name):
     class World:
         service, store, bus = name, fleet.store, MemoryBus(fleet.broker)
 
-    service = ControlService(World())
+    service = ControlService(World(), Reads(service="placer"))
     make = {
         "autoscaler": lambda s: autoscaler_app.make(s, AutoscalerSettings(), ModelWatch(None, 1)),
         "placer": lambda s: placer_app.make(s, PlacerSettings(), {}),

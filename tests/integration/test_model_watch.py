@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.autoscaler.controller import AutoscalerController
-from glowplug.domain.instance import Instance
+from glowplug.controllers.autoscaler.reads import READS
 from glowplug.domain.model import Model
 from glowplug.policies.scaling.reactive import scale
 from glowplug.runtime.shell import Shell
@@ -34,7 +34,7 @@ async def shell():
         MemoryStore(),
         Tracing("autoscaler", "autoscaler-1"),
         metrics,
-        tables={"models": Model, "instances": Instance},
+        reads=READS,
     )
     await made.start()
     yield made

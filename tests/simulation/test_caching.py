@@ -18,7 +18,9 @@ def run(caching: str, seconds: float = 600.0) -> tuple[World, list[DecisionRecor
     scenario = load(SCENARIO, settings)
     world = World(scenario.setup, scenario.arrivals(3), check=True)
     evictions: list[DecisionRecord] = []
-    world.fleet.on_decision.append(lambda record: evictions.append(record) if record.service == "prefetcher" else None)
+    world.control.on_decision.append(
+        lambda record: evictions.append(record) if record.service == "prefetcher" else None
+    )
     world.run(seconds)
     return world, evictions
 

@@ -3,8 +3,6 @@
 What must hold at every moment: at most one may act, and each term has a higher epoch than the one before.
 """
 
-import heapq
-import itertools
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ import pytest
 
 from glowplug.controllers.election import Ask, Change, Election
 from glowplug.domain.lease import Lease
+from glowplug.simulator.kernel import Kernel
 from glowplug.state.memory_store import MemoryStore
 from tests.simulation.seeds import seeds
 
@@ -44,12 +43,10 @@ class Candidate:
 
 
 class World:
-    """A heap of moments; the store is asked and answers after random delays."""
+    """The store is asked, and answers, after random delays."""
 
     def __init__(self, seed: int, num: int = 3, *, drift: float = 0.03, slow_s: float = 0.3) -> None:
-        self.random, self.now, self._slow_s = random.Random(seed), 100.0, slow_s
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self.random, self.kernel, self._slow_s = random.Random(seed), Kernel(100.0), slow_s
         self.store, self.down_until = MemoryStore(clock=lambda: self.now), 0.0
         self.terms: list[tuple[float, str, int]] = []  # when, who, epoch
         self.ends: list[tuple[float, str]] = []
@@ -59,16 +56,19 @@ class World:
         for candidate in self.all:
             self.at(self.random.random(), lambda c=candidate: self.wake(c))
 
+    @property
+    def now(self) -> float:
+        return self.kernel.now_s
+
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (self.now + delay_s, next(self._order), action))
+        self.kernel.after(delay_s, action)
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
-        while self._heap and self._heap[0][0] <= end:
-            self.now, _, action = heapq.heappop(self._heap)
-            action()
+        while (due_s := self.kernel.next_s) is not None and due_s <= end:
+            self.kernel.step()
             self.check()
-        self.now = end
+        self.kernel.run(end)
         self.check()
 
     def clock(self, candidate: Candidate) -> float:

@@ -72,7 +72,7 @@ def test_each_request_is_as_slow_as_it_was_and_the_first_of_an_engine_slower_sti
     world = World(setup, [Arrival(10.0, "m", 100, 11), Arrival(20.0, "m", 100, 11)], check=True)
     start(world, "i", workers=workers_of(setup))
     ended: list[RequestFinished] = []
-    world.fleet.on_event.append(
+    world.control.on_event.append(
         lambda event: ended.append(event.data) if isinstance(event.data, RequestFinished) else None
     )
     world.run(30.0)
@@ -86,7 +86,7 @@ def reports(params: Params, arrivals: list[Arrival]) -> list[float]:
     """When the router reported its load, from the first request on."""
     world = World(replace(a_setup(), params=params), arrivals)
     found: list[float] = []
-    world.fleet.on_event.append(
+    world.control.on_event.append(
         lambda event: found.append(event.occurred_at) if event.type == "router.load_reported" else None
     )
     world.run(5.0)

@@ -48,7 +48,7 @@ def workers_of(setup, node="server-1", num_bytes=0, first=0):
 
 def ask(world, payload, at_s=0.0):
     """A command of the placer, `at_s` after the traffic began."""
-    world.kernel.at(world.began_s + at_s, world.fleet.publish, "placer", payload, None)
+    world.kernel.at(world.began_s + at_s, world.control.publish, "placer", payload, None)
 
 
 def start(world, instance_id, at_s=0.0, **fields):
@@ -62,11 +62,11 @@ def start(world, instance_id, at_s=0.0, **fields):
 
 
 def state_of(world, instance_id):
-    return world.fleet.tables["instances"][instance_id].state
+    return world.control.tables["instances"][instance_id].state
 
 
 def ready_s(world, instance_id):
-    return world.fleet.tables["instances"][instance_id].ready_at - world.began_s
+    return world.control.tables["instances"][instance_id].ready_at - world.began_s
 
 
 def held(world, node="server-1"):
@@ -126,7 +126,7 @@ def test_a_replica_of_the_first_layers_takes_their_bytes_and_streams_the_rest_at
     assert ready_s(world, "i1") == pytest.approx(3.0 + 0.25 - early_s, abs=0.004)
     assert results.starts == {"prewarmed": 1} and results.total().num_finished == 1
     assert results.bytes_prewarmed == 12 * GB and results.bytes_loaded == 16 * GB
-    engine = world.find("i1")
+    engine = world.nodes["server-1"].find("i1")
     assert engine is not None and engine.loaded_at - world.began_s == pytest.approx(3.25, abs=0.01)
 
 
@@ -157,7 +157,7 @@ def test_a_load_in_the_foreground_goes_before_one_in_the_background():
     start(world, "i1", at_s=0.5, workers=workers_of(setup))
     world.run(5.0)
     assert ready_s(world, "i1") == pytest.approx(1.5, abs=0.01)
-    prewarmed = world.fleet.tables["instances"]["r1"]
+    prewarmed = world.control.tables["instances"]["r1"]
     assert prewarmed.ready_at - world.began_s == pytest.approx(2.0, abs=0.01)
 
 
@@ -211,7 +211,7 @@ def test_a_draining_engine_gives_its_cache_up_request_by_request():
     start(world, "i1", workers=workers_of(world.setup))
     ask(world, StopInstance(target="server-1", instance_id="i1", reason="", grace_s=60.0), 5.5)
     seen = []
-    world.fleet.on_save.append(
+    world.control.on_save.append(
         lambda table, row, now_s: seen.append(row.gpus[0].used_bytes) if table == "nodes" else None
     )
     results = world.run(30.0)
@@ -265,13 +265,13 @@ def test_a_pipelined_cold_start_fetches_in_parts_and_serves(reserve_compute, slo
     seen = []
     world.kernel.at(world.began_s + 2.4, lambda: seen.append((world.results.bytes_fetched, world.results.bytes_loaded)))
     results = world.run(8.0)
-    row = world.fleet.tables["instances"]["x"]
+    row = world.control.tables["instances"]["x"]
     assert {phase.name.value for phase in row.phases} >= {"fetch", "launch", "load", "warmup"}
     loaded = max(p.ended_at for p in row.phases if p.name == "load") - world.began_s
     assert loaded == pytest.approx(max(2.0 + 4 / 16, 4 / 2 + 0.016 / 16), abs=0.02)
     assert seen == [(16 * GB, 16 * GB)]
     assert row.max_concurrency == 32 and row.kv_tokens == 32 * GB // 500_000
-    assert world.find("x").serving.limits.max_sequences == 32, "a batch for each stage"
+    assert world.nodes["server-1"].find("x").serving.limits.max_sequences == 32, "a batch for each stage"
     assert row.slots_per_stage == 8
     total = results.total()
     hops_s = 4 * START.hop_s
@@ -288,7 +288,7 @@ def test_consolidation_loses_no_token_and_moves_the_cache_once(scale_up):
     for r, instance_id in enumerate(ids):
         ask(world, ConsolidateInstance(target=f"server-{r + 1}", instance_id=instance_id, reason="test"), 6.5)
     results = world.run(40.0)
-    rows = world.fleet.tables["instances"]
+    rows = world.control.tables["instances"]
     assert all(rows[i].is_whole and rows[i].serves and rows[i].max_concurrency == 8 for i in ids)
     assert all(rows[i].kv_tokens == 64_000 for i in ids)
     total = results.total()
@@ -305,11 +305,11 @@ def test_a_pipeline_whose_consolidation_fails_serves_on_and_is_whole_when_asked_
     world = pipeline(replace(a_setup(num_servers=4), faults=faults), arrivals)
     said = []  # the autoscaler asks by itself, again and again
     for at_s in (10.0, 17.0):
-        world.kernel.at(world.began_s + at_s, lambda: said.append(world.fleet.tables["instances"]["x"]))
+        world.kernel.at(world.began_s + at_s, lambda: said.append(world.control.tables["instances"]["x"]))
     results = world.run(60.0)
     assert said[0] == said[1] and not said[0].is_whole and not said[0].consolidating
     assert said[0].state is InstanceState.READY and "broken by a fault" in said[0].reason
-    assert world.fleet.tables["instances"]["x"].is_whole and results.num_consolidated == 1
+    assert world.control.tables["instances"]["x"].is_whole and results.num_consolidated == 1
     assert results.bytes_fetched == (16 + 2 * 12) * GB, "the rest comes twice"
     total = results.total()
     assert total.num_finished == 2 and total.response_tokens == 1900 and not total.num_refused
@@ -328,17 +328,17 @@ def test_a_consolidation_that_hangs_is_given_up_in_its_time_and_the_pipeline_ser
     for at_s in (6.5, 40.0) if scale_up else ():
         ask(world, ConsolidateInstance(target=hung, instance_id="x.1", reason="test"), at_s)
     name, decided, said = "x.1" if scale_up else "x", [], []
-    world.fleet.on_decision.append(lambda d: decided.append(d) if d.chosen == "unconsolidated" else None)
+    world.control.on_decision.append(lambda d: decided.append(d) if d.chosen == "unconsolidated" else None)
     for at_s in (15.0, 24.0):
         world.kernel.at(
-            world.began_s + at_s, lambda: said.append((world.fleet.tables["instances"][name], held(world, hung)[0]))
+            world.began_s + at_s, lambda: said.append((world.control.tables["instances"][name], held(world, hung)[0]))
         )
     results = world.run(60.0)
     (hangs, held_hanging), (failed, held_failed) = said
     assert hangs.consolidating and not hangs.is_whole and held_hanging == 48 * GB
     assert not failed.consolidating and failed.state is InstanceState.READY and held_failed == 12 * GB
     assert "not whole after 15 s" in failed.reason
-    row, total = world.fleet.tables["instances"][name], results.total()
+    row, total = world.control.tables["instances"][name], results.total()
     assert row.is_whole and results.num_consolidated == 1 and held(world, hung)[0] == 48 * GB
     assert total.num_finished == 2 and total.response_tokens == 1900 and not total.num_refused
     assert results.bytes_fetched == (16 + 2 * 12) * GB, "the rest comes twice"
@@ -352,7 +352,7 @@ def test_a_stage_that_goes_takes_its_pipeline_along():
     ask(world, StopInstance(target="server-2", instance_id="x.1", reason="test", grace_s=0.0), 6.5)
     total = world.run(20.0).total()
     assert total.num_refused == {"engine_failed": 1} and world.traffic.num_open == 0
-    assert world.fleet.tables["instances"]["x"].state.is_gone
+    assert world.control.tables["instances"]["x"].state.is_gone
 
 
 def test_engines_busy_on_one_gpu_share_its_time():
@@ -392,5 +392,5 @@ def test_a_node_that_falls_silent_is_done_without():
     world = World(setup, arrivals, check=True)
     total = world.run(70.0).total()
     assert total.num_refused == {"engine_failed": 1} and total.num_finished == 2
-    rows = world.fleet.tables["instances"].values()
+    rows = world.control.tables["instances"].values()
     assert {row.node_id for row in rows if row.state is InstanceState.READY} == {"server-2"}

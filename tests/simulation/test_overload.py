@@ -14,7 +14,7 @@ def spread_of(seed, slots, fair_requests):
     many were dispatched in all."""
     setup, arrivals = fleets.overload(seed, slots=slots, num_each=150, fair_requests=fair_requests)
     world = World(setup, arrivals, label=f"overload seed {seed}")
-    queues, worst = world.fleet.router.queues, [0]
+    queues, worst = world.control.router.queues, [0]
 
     def look():
         nums = [queue.num_dispatched for queue in queues.values()]
@@ -45,11 +45,11 @@ def test_no_start_is_cancelled_while_a_request_is_held_for_it():
 
         def decided(decision, world=world, cancelled=cancelled):
             if decision.kind == "scale" and decision.chosen == "cancel":
-                oldest = world.fleet.router.queues[decision.model_key].oldest()
+                oldest = world.control.router.queues[decision.model_key].oldest()
                 if oldest is not None and world.kernel.now_s - oldest.arrived_at > 0.01:  # the bus has had its time
                     cancelled.append((decision.model_key, world.kernel.now_s - world.began_s))
 
-        world.fleet.on_decision.append(decided)
+        world.control.on_decision.append(decided)
         world.run(60.0, drain_s=300.0)
         assert world.traffic.num_open == 0 and cancelled == [], f"seed {seed}"
 

@@ -20,7 +20,7 @@ def run(setup, arrivals, seconds, label, **fields):
     """A run with checkers, after which everybody has been answered."""
     world = World(setup, arrivals, check=True, label=label)
     for name, value in fields.items():
-        getattr(world.fleet, name).append(value)
+        getattr(world.control, name).append(value)
     results = world.run(seconds)
     total = results.total()
     assert world.traffic.num_open == 0, label
@@ -34,7 +34,7 @@ def nested_or_disjoint(world, label):
     def look(table, row, now_s):
         if table != "instances" or row.state.is_gone:
             return
-        rows = world.fleet.tables["instances"].values()
+        rows = world.control.tables["instances"].values()
         mine = {w.gpu_id for w in row.workers}
         for other in rows:
             if other.state.is_gone or not (other.replica or row.replica) or other.node_id != row.node_id:
@@ -54,7 +54,7 @@ def test_warmserve_starts_from_what_was_prewarmed(seed):
     label = f"warmserve seed {seed}"
     setup, arrivals = fleets.warmserve(seed)
     world = World(setup, arrivals, check=True, label=label)
-    world.fleet.on_save.append(nested_or_disjoint(world, label))
+    world.control.on_save.append(nested_or_disjoint(world, label))
     results = world.run(120.0)
     total = results.total()
     assert world.traffic.num_open == 0 and total.num_finished == len(arrivals), label
@@ -162,7 +162,7 @@ from tests.simulation import fleets
 seen = hashlib.sha256()
 for fleet in (fleets.warmserve, fleets.hydraserve, fleets.swapserve, fleets.preserve):
     world = World(*fleet(2))
-    world.fleet.on_event.append(lambda event: seen.update(encode(event)))
+    world.control.on_event.append(lambda event: seen.update(encode(event)))
     world.run(30.0)
 print(seen.hexdigest())
 """
@@ -172,9 +172,11 @@ def test_a_run_that_is_listened_to_goes_as_one_that_is_not():
     found = []
     for listeners in ([], [lambda event: None]):
         world = World(*fleets.hydraserve(1))
-        world.fleet.on_event += listeners
+        world.control.on_event += listeners
         total = world.run(120.0).total()
-        learned = {key: (one.prefill_s, one.decode_s) for key, one in world.fleet.placer.fleet.network.seconds.items()}
+        learned = {
+            key: (one.prefill_s, one.decode_s) for key, one in world.control.placer.fleet.network.seconds.items()
+        }
         found.append((learned, total.ttft.total, total.e2e.total))
     assert found[0] == found[1]
     assert any(decode_s for _, decode_s in found[0][0].values()), "what warm requests take is learned"

@@ -66,7 +66,7 @@ def held(world):
 
 
 def rows(world):
-    return world.fleet.tables["instances"]
+    return world.control.tables["instances"]
 
 
 def living(world):
@@ -122,7 +122,7 @@ def test_section_6_1_each_group_becomes_an_instance_when_both_are_needed():
 def test_a_group_starts_whole_unless_the_option_is_given():
     world = World(a_setup("hydraserve"), [Arrival(1.0, "m", 100, 10)], check=True)
     stages = set()
-    world.fleet.on_save.append(lambda table, row, now_s: stages.add(row.num_stages) if table == "instances" else None)
+    world.control.on_save.append(lambda table, row, now_s: stages.add(row.num_stages) if table == "instances" else None)
     results = world.run(20.0)
     assert stages == {1} and results.num_consolidated == 0
     assert results.total().ttft.highest == pytest.approx(16 / 2 + 0.5, abs=0.1)
@@ -189,7 +189,7 @@ def test_groups_of_all_sizes_live_together(seed, placement):
         if num_groups > 1:
             staged.add(num_gpus)
 
-    world.fleet.on_save.append(look)
+    world.control.on_save.append(look)
     results = world.run(120.0)
     total = results.total()
     assert world.traffic.num_open == 0 and total.num_finished == len(arrivals), f"{label}: {total.num_refused}"

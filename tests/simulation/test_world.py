@@ -3,9 +3,11 @@
 import hashlib
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
+from glowplug.controllers.reads import MissingExecutor
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.events.envelope import encode
 from glowplug.simulator.hardware.costs import FITTED
@@ -102,7 +104,7 @@ def test_weights_in_host_memory_are_not_fetched():
 
 def digest_of_a_run(seed):
     world, seen = World(a_setup(6), traffic(seed, 6, 3.0, 60.0)), hashlib.sha256()
-    world.fleet.on_event.append(lambda event: seen.update(encode(event)))
+    world.control.on_event.append(lambda event: seen.update(encode(event)))
     world.run(60.0)
     return seen.hexdigest()
 
@@ -123,6 +125,12 @@ def test_a_prompt_that_never_fits_is_refused_and_the_rest_goes_on():
 def test_a_model_nobody_deployed_is_refused():
     world = World(a_setup(1), [Arrival(0.0, "nobody", 5, 5)])
     assert world.run(5.0).total().num_refused == {"model_not_found": 1}
+
+
+def test_effects_that_nothing_carries_out_are_refused_before_anything_runs():
+    control = World(a_setup(1), []).control
+    with pytest.raises(MissingExecutor, match="router: nothing carries out Dispatch, Hold, Recall, Reject"):
+        control.add_router(SimpleNamespace(executes=()))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +169,7 @@ def test_memory_does_not_grow_with_the_trace():
         world.run(seconds)
         world.kernel.run(world.kernel.now_s + 300.0)
         agents = sum(len(node.agent.holdings) for node in world.nodes.values())
-        return len(world.kernel._heap), agents, len(world.fleet.tables["instances"]), world.traffic.num_open
+        return len(world.kernel._heap), agents, len(world.control.tables["instances"]), world.traffic.num_open
 
     short, long = kept(600.0), kept(3600.0)
     assert all(b <= a + 4 for a, b in zip(short, long, strict=True)), (short, long)

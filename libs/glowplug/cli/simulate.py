@@ -19,8 +19,8 @@ from glowplug.cli.show import emit, table
 from glowplug.cli.simulate_table import comparison, per_model
 from glowplug.cli.terminal import say
 from glowplug.simulator.jobs import Outcome, run_cases
+from glowplug.simulator.report.detail import detail_of_run
 from glowplug.simulator.report.page_data import html, page_data
-from glowplug.simulator.report.run_detail import detail_of_run
 from glowplug.simulator.run_folder import FILES
 from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
 from glowplug.simulator.scenario.trace import fleet_for, is_path

@@ -5,6 +5,7 @@ glowplug.v1.tel.<entity>.<fact>.<model_key|_>.<id>     telemetry (core)
 glowplug.v1.cmd.<service>.<verb>.<target>              commands (JetStream)
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -84,6 +85,19 @@ def facts_of(event_type: str, model_key: str = "*") -> str:
 def entity_facts(entity: str, *, telemetry: bool = False) -> str:
     """The filter for every fact of an entity: `entity_facts("instance")`."""
     return f"{ROOT}.{'tel' if telemetry else 'evt'}.{entity}.*.*.*"
+
+
+def filters(payloads: Iterable[type[Any]]) -> list[str]:
+    """The filters for these kinds of facts or telemetry, in their order: one for an entity whose kinds (of that plane,
+    where there are several) are all among them."""
+    kinds = [cls.TYPE for cls in payloads]
+    found: dict[str, None] = {}
+    for kind in kinds:
+        entity, plane = kind.partition(".")[0], is_telemetry(kind)
+        others = [k for k in PAYLOADS.keys() - COMMANDS if k.partition(".")[0] == entity and is_telemetry(k) == plane]
+        is_whole = len(others) > 1 and set(others) <= set(kinds)
+        found[entity_facts(entity, telemetry=plane) if is_whole else facts_of(kind)] = None
+    return list(found)
 
 
 def commands_to(service: str, target: str = "any") -> str:

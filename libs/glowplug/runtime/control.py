@@ -5,13 +5,13 @@ Where processes elect a leader each is whole but for its effects: it leads, or s
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
 from glowplug.controllers.port import Controller, Heir
+from glowplug.controllers.reads import Reads
 from glowplug.domain.errors import NoCapacity
 from glowplug.runtime.forward import ToLeader
 from glowplug.runtime.identity import Identity
@@ -26,23 +26,21 @@ C = TypeVar("C")
 Background = Callable[[Shell], Any]
 
 
-@dataclass
-class Wiring:
-    """What one service listens to. `facts` and `commands` are durable; `telemetry` is core."""
-
-    tables: dict[str, type[Any]]
-    facts: Sequence[str] = ()
-    telemetry: Sequence[str] = ()
-    commands: Sequence[str] = ()
-    executors: dict[type[Any], Executor] = field(default_factory=dict)
-
-
 class ControlService:
     """Holds the shell once there is one, so that REST can answer (503) while the service is still connecting.
-    `candidate` stands for the lead where one is elected."""
+    `candidate` stands for the lead where one is elected. The service subscribes to what `reads` declares; `executors`
+    carry out the effects of its controller's own, and `target` is whom its commands are addressed to."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(
+        self,
+        world: World,
+        reads: Reads,
+        executors: Mapping[type[Any], Executor] | None = None,
+        target: str = "any",
+    ) -> None:
+        self.world, self.reads, self._executors = world, reads, executors or {}
+        self._commands = reads.command_filters(target)
+        reads.check_executors(self._executors)
         self.shell: Shell | None = None
         self.candidate: Candidate | None = None
         self.identity: Identity | None = None
@@ -76,7 +74,6 @@ class ControlService:
         stopping: asyncio.Event,
         app: FastAPI,
         make_controller: Callable[[int], Any],
-        wiring: Wiring,
         background: Background | None = None,
     ) -> None:
         """Serve until `stopping`. `background(shell)` is a coroutine run beside it (while this process leads, where one
@@ -89,9 +86,9 @@ class ControlService:
         essential(server, stopping)
         lease_s = settings.leader_lease_s if isinstance(settings, ElectedSettings) else 0.0
         if lease_s:
-            connect = self._stand(make_controller, wiring, background, url, lease_s, stopping)
+            connect = self._stand(make_controller, background, url, lease_s, stopping)
         else:
-            connect = self._connect(make_controller, wiring, background, url)
+            connect = self._connect(make_controller, background, url)
         connecting = asyncio.create_task(connect)
         stop_asked = asyncio.create_task(stopping.wait())
         await asyncio.wait([connecting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
@@ -113,7 +110,7 @@ class ControlService:
         await world.close(connecting, beside, server, stop_asked)
 
     async def _connect(
-        self, make_controller: Callable[[int], Controller], wiring: Wiring, background: Background | None, url: str
+        self, make_controller: Callable[[int], Controller], background: Background | None, url: str
     ) -> Coroutine[Any, Any, None]:
         """Alone: decide and act at once. Returns what to run beside."""
         world, name = self.world, self.world.settings.service_id
@@ -130,14 +127,14 @@ class ControlService:
             world.tracing,
             world.metrics,
             epoch=epoch,
-            **self._options(wiring),
+            **self._options(),
         )
         await shell.start()
-        await self._listen(shell, wiring)
-        if wiring.commands:
+        await self._listen(shell)
+        if self._commands:
             # Of a service that runs once the name is known (runtime/privileges.py): nobody else may read under it.
             reader = world.service if isinstance(world.settings, ElectedSettings) else name
-            await world.bus.subscribe(wiring.commands, shell.on_event, durable=f"{reader}-commands")
+            await world.bus.subscribe(self._commands, shell.on_event, durable=f"{reader}-commands")
         self.shell = shell
         await announce(shell, url)
         return _beside(shell, background)
@@ -145,7 +142,6 @@ class ControlService:
     async def _stand(
         self,
         make_controller: Callable[[int], Heir],
-        wiring: Wiring,
         background: Background | None,
         url: str,
         lease_s: float,
@@ -159,8 +155,8 @@ class ControlService:
         async def term(epoch: int) -> None:
             try:
                 await shell.lead(epoch, url)
-                if wiring.commands:
-                    await world.bus.subscribe(wiring.commands, shell.on_event, durable=durable)
+                if self._commands:
+                    await world.bus.subscribe(self._commands, shell.on_event, durable=durable)
                 await announce(shell, url)
                 await _beside(shell, background)
             finally:
@@ -177,20 +173,20 @@ class ControlService:
             world.store,
             world.tracing,
             world.metrics,
-            **self._options(wiring),
+            **self._options(),
         )
         await shell.start()
         await self._claim(url)  # the store has answered; a standby decides nothing
-        await self._listen(shell, wiring)
+        await self._listen(shell)
         self.shell, self.candidate = shell, candidate
         await announce(shell, url)
         return candidate.run()
 
-    def _options(self, wiring: Wiring) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         settings = self.world.settings
         return {
-            "tables": wiring.tables,
-            "executors": wiring.executors,
+            "reads": self.reads,
+            "executors": self._executors,
             "tick_s": settings.tick_s,
             "resync_s": settings.resync_s,
         }
@@ -201,13 +197,13 @@ class ControlService:
         await self.identity.claim()
         self._watching = asyncio.create_task(self.identity.watch(), name="the service id")
 
-    async def _listen(self, shell: Shell, wiring: Wiring) -> None:
+    async def _listen(self, shell: Shell) -> None:
         """Telemetry and facts: what a standby follows too."""
         bus = self.world.bus
-        if wiring.telemetry:
-            await bus.subscribe(wiring.telemetry, shell.on_event)
-        if wiring.facts:
-            await bus.subscribe(wiring.facts, shell.on_event, durable=f"{shell.service_id}-facts")
+        if telemetry := self.reads.telemetry_filters():
+            await bus.subscribe(telemetry, shell.on_event)
+        if facts := self.reads.fact_filters():
+            await bus.subscribe(facts, shell.on_event, durable=f"{shell.service_id}-facts")
 
 
 async def _beside(shell: Shell, background: Background | None) -> None:

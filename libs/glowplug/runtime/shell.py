@@ -4,12 +4,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from glowplug.bus.port import Bus, BusUnavailable
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.port import Controller
+from glowplug.controllers.reads import Reads
 from glowplug.domain.errors import StaleEpoch
 from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS, to_json
@@ -32,7 +33,8 @@ Executor = Callable[[Any, Event | None], Awaitable[None]]
 
 class Shell:
     """Runs a controller. `executors` maps a service's own effect types to what performs them; they must not block
-    for long (start a task and send its outcome back with `put`)."""
+    for long (start a task and send its outcome back with `put`). Raises MissingExecutor when an effect of `reads` has
+    none."""
 
     def __init__(
         self,
@@ -45,21 +47,26 @@ class Shell:
         metrics: ShellMetrics,
         *,
         epoch: int = 0,
-        tables: dict[str, type[Any]] | None = None,
-        executors: dict[type[Any], Executor] | None = None,
+        reads: Reads,
+        executors: Mapping[type[Any], Executor] | None = None,
         tick_s: float = 0.5,
         resync_s: float = 2.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.service, self.service_id, self.controller = service, service_id, controller
         self.bus, self.store, self.tracing, self.metrics, self.epoch = bus, store, tracing, metrics, epoch
-        self._tables, self._executors = tables or {}, executors or {}
+        self._tables, self._executors = reads.tables, executors or {}
+        reads.check_executors(self.executed())
         self._tick_s, self._resync_s, self._clock = tick_s, resync_s, clock
         self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
         self._turn = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
         self._unreadable = Unreadable(metrics.unreadable_rows)
         self.restored = False
+
+    def executed(self) -> Iterable[type[Any]]:
+        """The effects of the controller's own that this shell carries out."""
+        return self._executors
 
     def may_act(self) -> bool:
         """Whether effects are carried out now. Asked before each of them."""

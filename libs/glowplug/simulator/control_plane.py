@@ -1,116 +1,265 @@
 """The control plane in virtual time: the controllers of the services, a bus that delivers, a store that keeps.
 
-Nothing here decides. A stimulus goes into a controller; its effects become events for whoever reads them, rows of a
-table, or work for a node or for the traffic.
+Nothing here decides. A stimulus goes into a controller; its effects become events for whoever reads them (as its
+reads.py declares), rows of a table, or work for a node or for the traffic. `Calm` delivers every event once, in order.
+`Chaos` loses, doubles, delays and reorders them by its seed; services may then be killed or replaced by another leader,
+and the store emptied, and what was lost is made good by the tables, which each service reads again and again.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, Protocol
 
 from glowplug.controllers import operator
 from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.agent.reads import READS as AGENT
 from glowplug.controllers.autoscaler.controller import AutoscalerController
+from glowplug.controllers.autoscaler.reads import READS as AUTOSCALER
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
+from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.placer.reads import reads_of
+from glowplug.controllers.port import Controller
 from glowplug.controllers.predictor.controller import PredictorController
-from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.predictor.reads import READS as PREDICTOR
+from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.reads import READS as PREFETCHER
+from glowplug.controllers.reads import Reads
 from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.router.reads import READS as ROUTER
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.lease import Leader
+from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS
-from glowplug.events.facts import DecisionMade, RouterLoadReported
+from glowplug.events.facts import DecisionMade, RequestFinished, RouterLoadReported
 from glowplug.fleet.demand import ONLY_CHANGES
+from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.registry import choose
 from glowplug.simulator.kernel import Kernel, Timer
-from glowplug.simulator.setup import Setup
+from glowplug.simulator.setup import Params, PolicyNames
 
-EPOCH = 1
+Make = Callable[[int], Any]  # a controller, for an epoch
 
 
-class Hands(Protocol):
+class Delivery(Protocol):
+    """How the bus carries an event to one reader."""
+
+    is_sure: bool  # nothing is ever lost
+
+    def delays_s(self) -> Sequence[float]:
+        """How long each copy of the event takes; none when it is lost."""
+        ...
+
+    def phase_s(self, period_s: float) -> float:
+        """When the first of what happens every `period_s` happens."""
+        ...
+
+
+class Calm:
+    """Each event comes once, `bus_s` later."""
+
+    is_sure = True
+
+    def __init__(self, bus_s: float) -> None:
+        self._delays_s = (bus_s,)
+
+    def delays_s(self) -> Sequence[float]:
+        return self._delays_s
+
+    def phase_s(self, period_s: float) -> float:
+        return 0.0
+
+
+@dataclass
+class Chaos:
+    """Events are lost, doubled, delayed and so reordered, and services tick out of step: all by the seed."""
+
+    seed: int
+    lose: float = 0.05
+    double: float = 0.05
+    delay_s: tuple[float, float] = (0.001, 0.05)
+    is_sure: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+
+    def delays_s(self) -> Sequence[float]:
+        num = 2 if self.random.random() < self.double else 1
+        return [self.random.uniform(*self.delay_s) for _ in range(num) if self.random.random() >= self.lose]
+
+    def phase_s(self, period_s: float) -> float:
+        return period_s * self.random.random()
+
+
+class Executor(Protocol):
     """Whoever carries out the effects of one service that are neither events nor rows."""
+
+    @property
+    def executes(self) -> Collection[type[Any]]:
+        """The effects that it knows."""
+        ...
 
     def execute(self, effect: Any) -> None: ...
 
+    def restarted(self, name: str) -> None:
+        """The service was killed, and another process of it has begun with what the tables say."""
+        ...
 
-class Fleet:
-    """Every service of one run. `hands` are registered by service name before anything happens."""
 
-    def __init__(self, setup: Setup, kernel: Kernel) -> None:
-        self.setup, self.kernel = setup, kernel
+class ControlPlane:
+    """Every service of one run. Whoever carries out their effects is registered by `add_node` and `add_router`.
+    `models` are deployed when it starts; `history` are the windows before, by model_key, that the predictor knows."""
+
+    def __init__(
+        self,
+        policies: PolicyNames,
+        params: Params,
+        kernel: Kernel,
+        *,
+        models: Iterable[Model] = (),
+        history: Mapping[str, Sequence[WindowTotals]] | None = None,
+        delivery: Delivery | None = None,
+    ) -> None:
+        self.params, self.kernel = params, kernel
+        self.delivery: Delivery = delivery or Calm(params.bus_s)
         self.services: dict[str, Any] = {}
-        self.hands: dict[str, Hands] = {}
         self.tables: dict[str, dict[str, Any]] = {"models": {}, "nodes": {}, "instances": {}}
         self.on_event: list[Callable[[Event], None]] = []
         self.on_decision: list[Callable[[DecisionRecord], None]] = []
         self.on_save: list[Callable[[str, Any, float], None]] = []
+        self.down: set[str] = set()  # services that are gone
+        self.active: dict[str, None] = {}  # models whose load may have changed since the router's last report
+        self._executors: dict[str, Executor] = {}
+        self._makers: dict[str, Make] = {}
+        self._reads: dict[str, Reads] = {}
+        self._readers: dict[type[Any], list[str]] = {}  # payload class -> services of which there is one
+        self._epochs: dict[str, int] = {}
         self._num_events = 0
-        policies, params = setup.policies, setup.params
-        self.router = RouterController(params.router, choose("routing", policies.routing), priors={})
-        self.autoscaler = AutoscalerController(
-            choose("scaling", policies.scaling), policies.scaling, EPOCH, params.autoscaler
-        )
-        self.placer = PlacerController(
-            choose("placement", policies.placement),
-            choose("eviction", policies.eviction),
-            {room: getattr(policies, room) for room in ("placement", "eviction", "prewarming")},
-            EPOCH,
-            params.placer,
-            prewarm=choose("prewarming", policies.prewarming),
-            priors={},  # what a simulated engine takes is its scenario's, and is learned as it goes
-        )
-        make = choose("prediction", policies.prediction)
-        self.predictor = PredictorController(params.predictor, make, history=setup.history)
-        self.services |= {
-            "router": self.router,
-            "autoscaler": self.autoscaler,
-            "placer": self.placer,
-            "predictor": self.predictor,
-        }
-        ends = {"predictor": policies.prediction != "none", "placer": self.placer.reads_ends}
-        self._readers_of = {**_READERS, "request.finished": [name for name, reads in ends.items() if reads]}
-        self.reads_ends = any(ends.values())  # whether anybody wants to know how requests end
-        self._node_readers: list[str] = []
         self._ticking: dict[str, bool] = {}  # node_id -> whether it ticks fast: something starts, drains or moves
-        self.active: dict[str, None] = {}  # models whose load may have changed since the router last told
         self._has_reported = False
         self._reported_at = -math.inf
         self._report_due: Timer | None = None
-        self.down: set[str] = set()  # services that are gone
+        self._models = tuple(models)
+        self._add_services(policies, history or {})
 
-    def add_node(self, node_id: str, agent: AgentController, prefetcher: PrefetcherController, hands: Hands) -> None:
-        """A node with its two services; their effects go to `hands`."""
-        for name, service in ((node_id, agent), (f"prefetcher-{node_id}", prefetcher)):
-            self.services[name] = service
-            self.hands[name] = hands
-        self._node_readers.append(f"prefetcher-{node_id}")
+    def _add_services(self, policies: PolicyNames, history: Mapping[str, Sequence[WindowTotals]]) -> None:
+        params = self.params
+        place, prewarm = choose("placement", policies.placement), choose("prewarming", policies.prewarming)
+        evict, scale = choose("eviction", policies.eviction), choose("scaling", policies.scaling)
+        names = {kind: getattr(policies, kind) for kind in ("placement", "eviction", "prewarming")}
+        route, forecast = choose("routing", policies.routing), choose("prediction", policies.prediction)
+        is_forecast = policies.prediction != "none"
+        # There is one router, and its own report tells it nothing.
+        self._add("router", lambda _: RouterController(params.router, route, priors={}), replace(ROUTER, telemetry=()))
+        self._add(
+            "autoscaler",
+            lambda epoch: AutoscalerController(scale, policies.scaling, epoch, params.autoscaler),
+            AUTOSCALER,
+        )
+        self._add(
+            "placer",
+            # Without priors: what a simulated engine takes is its scenario's, and is learned as it goes.
+            lambda epoch: PlacerController(place, evict, names, epoch, params.placer, prewarm=prewarm, priors={}),
+            reads_of(place, prewarm),
+        )
+        self._add(
+            "predictor",
+            lambda _: PredictorController(params.predictor, forecast, history=history),
+            PREDICTOR if is_forecast else Reads(service="predictor"),  # nobody would see what it counts
+        )
+
+    def _add(self, name: str, make: Make, reads: Reads) -> None:
+        self._makers[name], self._reads[name], self._epochs[name] = make, reads, 1
+        self.services[name] = make(1)
+        if name == reads.service:
+            for payload in reads.payloads:
+                self._readers.setdefault(payload, []).append(name)
+
+    def add_router(self, executor: Executor) -> None:
+        """Who carries out the router's effects. Raises MissingExecutor."""
+        self._execute_by("router", executor)
+
+    def add_node(self, node_id: str, make_agent: Make, make_prefetcher: Make, executor: Executor) -> None:
+        """A node with its two services; their effects go to `executor`. Raises MissingExecutor."""
+        self._add(node_id, make_agent, AGENT)
+        self._add(f"prefetcher-{node_id}", make_prefetcher, PREFETCHER)
+        for name in (node_id, f"prefetcher-{node_id}"):
+            self._execute_by(name, executor)
         self._ticking[node_id] = False
+
+    def _execute_by(self, name: str, executor: Executor) -> None:
+        self._reads[name].check_executors(executor.executes)
+        self._executors[name] = executor
+
+    @property
+    def router(self) -> RouterController:
+        found: RouterController = self.services["router"]
+        return found
+
+    @property
+    def placer(self) -> PlacerController:
+        found: PlacerController = self.services["placer"]
+        return found
+
+    @property
+    def reads_ends(self) -> bool:
+        """Whether any service reads how requests end."""
+        return RequestFinished in self._readers
+
+    # time
 
     def start(self) -> None:
         """Deploy the models and let time pass for everybody."""
-        for one in self.setup.models:
-            self.give("autoscaler", operator.Deploy(model=one.model))
-        params = self.setup.params
-        self._every(params.router_tick_s, "router")
+        self._deploy()
+        params = self.params
+        self._begin(params.router_tick_s, "router")
         for name in ("autoscaler", "placer"):
-            self._every(params.tick_s, name)
+            self._begin(params.tick_s, name)
         self._close_window()
         for node_id in self._ticking:
-            self._every(params.idle_tick_s, f"prefetcher-{node_id}")
-            self._every(params.idle_tick_s, node_id)
+            self._begin(params.idle_tick_s, f"prefetcher-{node_id}")
+            self._begin(params.idle_tick_s, node_id)
         self._report_load()
+        if not math.isinf(params.resync_s):
+            for name in self.services:
+                self.kernel.after(self.delivery.phase_s(params.resync_s), self._resync, name)
+
+    def _deploy(self) -> None:
+        for model in self._models:
+            self.give("autoscaler", operator.Deploy(model=model))
+
+    def _begin(self, period_s: float, name: str) -> None:
+        phase_s = self.delivery.phase_s(period_s)
+        if phase_s:
+            self.kernel.after(phase_s, self._every, period_s, name)
+        else:
+            self._every(period_s, name)
 
     def _every(self, period_s: float, name: str) -> None:
         self.give(name, Tick())
         self.kernel.after(period_s, self._every, period_s, name)
 
+    def _resync(self, name: str) -> None:
+        if name not in self.down:
+            self._restore(name)
+        self.kernel.after(self.params.resync_s, self._resync, name)
+
+    def _restore(self, name: str) -> None:
+        controller: Controller = self.services[name]
+        for table in self._reads[name].tables:
+            rows = dict(self.tables.get(table, {}))
+            self.execute(name, controller.restore(table, rows, self.kernel.now_s), None)
+
     def _close_window(self) -> None:
         """Time passes for the predictor when a window closes, and has nothing to do between."""
         self.give("predictor", Tick())
-        width = self.predictor.window_s
+        predictor: PredictorController = self.services["predictor"]
+        width = predictor.window_s
         self.kernel.at((self.kernel.now_s // width + 1) * width, self._close_window)
 
     def _tick_node(self, node_id: str) -> None:
@@ -122,17 +271,19 @@ class Fleet:
             return
         self.give(f"prefetcher-{node_id}", Tick())
         self.give(node_id, Tick())
-        self.kernel.after(self.setup.params.agent_tick_s, self._tick_node, node_id)
+        self.kernel.after(self.params.agent_tick_s, self._tick_node, node_id)
 
     def _wake(self, node_id: str) -> None:
         if not self._ticking.get(node_id, True):
             self._ticking[node_id] = True
-            self.kernel.after(self.setup.params.agent_tick_s, self._tick_node, node_id)
+            self.kernel.after(self.params.agent_tick_s, self._tick_node, node_id)
+
+    # the router's reports
 
     def load_changed(self, model_key: str) -> None:
         """The router holds or runs something else than it reported: it says so now, or as soon as it may again."""
         self.active[model_key] = None
-        due_s = max(self.kernel.now_s, self._reported_at + self.setup.params.load_soonest_s)
+        due_s = max(self.kernel.now_s, self._reported_at + self.params.load_soonest_s)
         if self._report_due is None or due_s < self._report_due.at_s:
             self._report_at(due_s)
 
@@ -142,15 +293,48 @@ class Fleet:
         self._report_due = self.kernel.at(at_s, self._report_load)
 
     def _report_load(self) -> None:
-        """The first report is whole, the others tell of models that hold or run something, or did when last told: no
-        sooner than `load_soonest_s` after the one before, and at least every `load_every_s`."""
-        is_first, self._has_reported = not self._has_reported, True
-        loads = self.router.loads() if is_first else {key: self.router.load(key) for key in self.active}
+        """The first report is whole, and so is each where one may be lost. The others are about models that hold or run
+        something, or did in the report before. One comes no sooner than `load_soonest_s` after the one before, and at
+        least every `load_every_s`."""
+        is_whole = not (self._has_reported and self.delivery.is_sure)
+        self._has_reported = True
+        loads = self.router.loads() if is_whole else {key: self.router.load(key) for key in self.active}
         self.active = {key: None for key, load in loads.items() if load.num_waiting or load.num_in_flight}
-        report = RouterLoadReported(router_id="router-1", loads=loads, num_parts=1 if is_first else ONLY_CHANGES)
+        report = RouterLoadReported(router_id="router-1", loads=loads, num_parts=1 if is_whole else ONLY_CHANGES)
         self.publish("router", report, None)
         self._reported_at, self._report_due = self.kernel.now_s, None
-        self._report_at(self.kernel.now_s + self.setup.params.load_every_s)
+        self._report_at(self.kernel.now_s + self.params.load_every_s)
+
+    # what goes wrong
+
+    def restart(self, name: str) -> None:
+        """Kill a service (as with kill -9) and start it again: the store survives, and what an agent wrote down."""
+        self.services[name] = self._makers[name](self._next_epoch(name))
+        self._restore(name)
+        if name in self._executors:
+            self._executors[name].restarted(name)
+        if name == "autoscaler":
+            self._deploy()
+
+    def elect(self, name: str) -> None:
+        """Another process of a service begins to lead. It has followed the one before and read the tables."""
+        earlier, epoch = self.services[name], self._next_epoch(name)
+        self.services[name] = later = self._makers[name](epoch)
+        later.inherit(earlier, self.kernel.now_s)
+        self._restore(name)
+        row = Leader(service=name, service_id=f"{name}-1", url="", epoch=epoch, since=self.kernel.now_s)
+        self.execute(name, [Save(LEADERS, name, row)], None)
+
+    def empty_store(self) -> None:
+        """The store loses every row."""
+        for rows in self.tables.values():
+            rows.clear()
+
+    def _next_epoch(self, name: str) -> int:
+        self._epochs[name] += 1
+        return self._epochs[name]
+
+    # stimuli and effects
 
     def give(self, name: str, stimulus: Any) -> None:
         """One stimulus for one service; its effects are carried out at once."""
@@ -181,63 +365,46 @@ class Fleet:
                 if self.on_event:
                     self.publish(name, DecisionMade(decision=effect.decision), effect.cause or cause)
             else:
-                self.hands[name].execute(effect)
+                self._executors[name].execute(effect)
 
     def publish(self, name: str, payload: Any, cause: Event | None) -> None:
-        """One event to everybody who reads its kind, `bus_s` later."""
+        """One event to everybody who reads its kind."""
+        event = self.event(name, payload, cause)
+        for listener in self.on_event:
+            listener(event)
+        for reader in self.readers_of(payload):
+            for delay_s in self.delivery.delays_s():
+                self.kernel.after(delay_s, self.give, reader, event)
+
+    def event(self, name: str, payload: Any, cause: Event | None) -> Event:
+        """A payload as `name` publishes it now."""
         self._num_events += 1
-        event = Event(
+        return Event(
             event_id=f"e{self._num_events}",
             type=payload.TYPE,
             occurred_at=self.kernel.now_s,
             issuer=name if name[-1].isdigit() else f"{name}-1",
             data=payload,
             cause_id=cause.event_id if cause else "",
-            epoch=EPOCH if payload.TYPE in COMMANDS else 0,
+            epoch=self._epochs[name] if payload.TYPE in COMMANDS else 0,
         )
-        for listener in self.on_event:
-            listener(event)
-        for reader in self._readers(payload):
-            self.kernel.after(self.setup.params.bus_s, self.give, reader, event)
 
-    def _readers(self, payload: Any) -> list[str]:
-        kind = payload.TYPE
-        if kind in COMMANDS:
-            service = kind.partition(".")[0]
-            target = getattr(payload, "target", "")
-            if kind == "prefetcher.fetch":
-                self._wake(target)
-            return [{"agent": target, "prefetcher": f"prefetcher-{target}"}.get(service, service)]
-        entity = kind.partition(".")[0]
-        if entity == "instance":
-            mine = f"prefetcher-{payload.instance.node_id}"
-            return ["router", "autoscaler", "placer", *([mine] if mine in self.services else [])]
-        if entity == "model":
-            return ["router", "placer", "predictor", *self._node_readers]
-        return self._readers_of.get(kind, [])
+    def readers_of(self, payload: Any) -> Sequence[str]:
+        """Of services that every node has, those of the node it is about; of a fact about none, those of all nodes."""
+        one_each = self._readers.get(type(payload), [])
+        if isinstance(payload, AGENT.commands):
+            return [payload.target]
+        if isinstance(payload, PREFETCHER.commands):
+            self._wake(payload.target)
+            return [f"prefetcher-{payload.target}"]
+        if not isinstance(payload, PREFETCHER.facts):
+            return one_each
+        instance = getattr(payload, "instance", None)
+        nodes = self._ticking if instance is None else [instance.node_id] if instance.node_id in self._ticking else []
+        return [*one_each, *(f"prefetcher-{node_id}" for node_id in nodes)]
 
 
 def _moves(instance: Instance) -> bool:
     """Whether its agent has to look after it as time goes by."""
     state = instance.state
     return not (state is InstanceState.READY or state.is_dormant or state.is_gone)
-
-
-_READERS = {
-    "request.waiting": ["autoscaler"],
-    "router.load_reported": ["autoscaler", "placer", "predictor"],
-    "node.beat": ["placer"],
-    "node.joined": ["placer"],
-    "node.left": ["placer", "router", "autoscaler"],
-    "forecast.made": ["autoscaler", "placer"],
-    "weights.fetched": ["placer"],
-    "weights.fetch_failed": ["router", "placer"],
-}
-
-
-def make_prefetcher(node_id: str, capacity_bytes: int, caching: str, digest_of: Callable[..., str]) -> Any:
-    """The prefetcher of one simulated node."""
-    params = PrefetcherParams(
-        capacity_bytes=capacity_bytes, caching=caching, heal_s=math.inf
-    )  # no command is lost here
-    return PrefetcherController(node_id, params, digest_of=digest_of)

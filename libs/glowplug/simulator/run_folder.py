@@ -43,9 +43,9 @@ def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) 
     with ExitStack() as stack:
         files = {name: stack.enter_context((folder / name).open("wb")) for name in FILES if name.endswith(".jsonl")}
         tape = _Tape(world, files)
-        world.fleet.on_event.append(tape.event)
-        world.fleet.on_decision.append(tape.decision)
-        world.fleet.on_save.append(tape.saved)
+        world.control.on_event.append(tape.event)
+        world.control.on_decision.append(tape.decision)
+        world.control.on_save.append(tape.saved)
 
         def finish(results: Results, numbers: dict[str, Any]) -> None:
             _write(folder / "results.json", {"simulated": True, "seed": case.seed, "end_s": results.seconds, **numbers})

@@ -141,6 +141,8 @@ class Params:
     tick_s: float = 0.5
     agent_tick_s: float = 0.5
     idle_tick_s: float = 30.0  # of a node where nothing starts, drains or moves
+    resync_s: float = math.inf  # between two readings of the tables; what calm delivery brings needs none
+    heal_s: float = math.inf  # a prefetcher helps an instance whose command was lost after this
     bus_s: float = 0.001  # publish to handler
     network_s: float = 0.0005  # router to engine, one way
     load_slowdown: float = 1.02  # steps on a GPU while weights go into it in the background

@@ -1,17 +1,31 @@
 """Clients and engines: requests arrive at the router, run inside a batching engine, and are measured when they end."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
 
 from glowplug.controllers.router import messages as rw
 from glowplug.domain.model import Slo
 from glowplug.events.facts import RequestFinished
+from glowplug.simulator.control_plane import ControlPlane
 from glowplug.simulator.hardware.batching import Sequence, What
-from glowplug.simulator.hardware.engine import SimEngine
+from glowplug.simulator.hardware.engine import Sharing, SimEngine
+from glowplug.simulator.run import Run
 from glowplug.simulator.workload.arrival import Arrival
 
-if TYPE_CHECKING:
-    from glowplug.simulator.world import World
+ERROR_STATUS: Final = {"context_length_exceeded": 400, "engine_failed": 502}
+UNHEEDED: Final = (rw.Hold, rw.Recall)  # who waits, waits; an engine that is gone ends its requests itself
+
+
+class Engines(Protocol):
+    """Where the engines are."""
+
+    def engine(self, node_id: str, instance_id: str) -> SimEngine | None:
+        """The engine of an instance, if it lives there."""
+        ...
+
+    def drained_a_little(self, engine: SimEngine) -> None:
+        """One of its requests has ended."""
+        ...
 
 
 class _Request:
@@ -26,15 +40,21 @@ class _Request:
 
 
 class Traffic:
-    """Every open request. Arrivals are read one ahead, so a trace of any length takes the same memory."""
+    """Every open request, and the effects of the router. Arrivals are read one ahead, so a trace of any length takes
+    the same memory. `on_end` is called with the ticket of each request and how it ended: "200", the status and code of
+    an error, or what happened to the client."""
 
-    def __init__(self, world: "World", arrivals: Iterator[Arrival]) -> None:
-        self.world = world
+    executes = (rw.Dispatch, rw.Reject, *UNHEEDED)
+
+    def __init__(self, run: Run, control: ControlPlane, engines: Engines, arrivals: Iterator[Arrival]) -> None:
+        self._run, self._control, self._engines = run, control, engines
+        self.sharing = Sharing(run, self.watch)
         self.num_arrived = 0
+        self.on_end: list[Callable[[int, str], None]] = []
         self._arrivals = arrivals
         self._open: dict[int, _Request] = {}
-        self._tells_tokens = getattr(world.fleet.router, "tracks_tokens", True)
-        world.fleet.hands["router"] = self
+        self._tells_tokens = getattr(control.router, "tracks_tokens", True)
+        control.add_router(self)
 
     @property
     def num_open(self) -> int:
@@ -46,21 +66,25 @@ class Traffic:
     def _next(self) -> None:
         arrival = next(self._arrivals, None)
         if arrival is not None:
-            self.world.kernel.at(self.world.began_s + arrival.at_s, self._arrive, arrival)
+            self._run.kernel.at(self._run.began_s + arrival.at_s, self._come, arrival)
 
-    def _arrive(self, arrival: Arrival) -> None:
+    def _come(self, arrival: Arrival) -> None:
         self._next()
+        self.arrive(arrival)
+
+    def arrive(self, arrival: Arrival) -> int:
+        """A request comes, now. Returns its ticket."""
         self.num_arrived += 1
         ticket = self.num_arrived
         self._open[ticket] = _Request(ticket, arrival)
         slo = Slo()
-        if arrival.model in self.world.models:
-            slo = self.world.models[arrival.model].model.slo
-        self.world.results.of(arrival.model).arrived(slo.ttft_s, slo.tpot_s)
+        if arrival.model in self._run.models:
+            slo = self._run.models[arrival.model].model.slo
+        self._run.results.of(arrival.model).arrived(slo.ttft_s, slo.tpot_s)
         expected = arrival.expected_tokens
-        if not expected and self.world.setup.params.exact_lengths:
+        if not expected and self._run.setup.params.exact_lengths:
             expected = arrival.response_tokens
-        self.world.fleet.give(
+        self._control.give(
             "router",
             rw.RequestArrived(
                 ticket,
@@ -70,8 +94,43 @@ class Traffic:
                 expected_tokens=expected,
             ),
         )
-        if arrival.model in self.world.models:
-            self.world.fleet.load_changed(arrival.model)
+        if arrival.model in self._run.models:
+            self._control.load_changed(arrival.model)
+        return ticket
+
+    def leave(self, ticket: int) -> None:
+        """A client closes its connection; one that has its answer is gone already."""
+        request = self._open.get(ticket)
+        if request is not None:
+            self._lose(request, "client_left")
+            self._control.give("router", rw.ClientLeft(ticket))
+            self._control.load_changed(request.arrival.model)
+
+    def restarted(self, name: str) -> None:
+        """The router has lost every connection."""
+        for request in list(self._open.values()):
+            self._lose(request, "connection_lost")
+
+    def _lose(self, request: _Request, how: str) -> None:
+        """No answer goes out any more, and the engine drops the request."""
+        del self._open[request.ticket]
+        engine, sequence = request.engine, request.sequence
+        if engine is not None and sequence is not None:
+            self._leave(engine, request)
+            if engine.serving is not None:
+                engine.serving.abort(sequence, self._run.kernel.now_s)
+                self.watch(engine)
+        self._ended(request, how)
+
+    def _ended(self, request: _Request, how: str, status: int = 0) -> None:
+        """Count one that was not answered well. `how` is an error's code, or what happened to the client."""
+        refused = self._run.results.of(request.arrival.model).num_refused
+        refused[how] = refused.get(how, 0) + 1
+        self._tell_end(request.ticket, f"{status} {how}" if status else how)
+
+    def _tell_end(self, ticket: int, how: str) -> None:
+        for listener in self.on_end:
+            listener(ticket, how)
 
     # the router's effects
 
@@ -79,34 +138,32 @@ class Traffic:
         if isinstance(effect, rw.Dispatch):
             self._dispatch(effect)
         elif isinstance(effect, rw.Reject):
-            request = self._open.pop(effect.ticket)
-            refused = self.world.results.of(request.arrival.model).num_refused
-            refused[effect.code] = refused.get(effect.code, 0) + 1
+            self._ended(self._open.pop(effect.ticket), effect.code, effect.status)
 
     def _dispatch(self, effect: rw.Dispatch) -> None:
         request = self._open[effect.ticket]
         request.cold = request.cold or effect.cold
-        engine = self.world.engine(effect.instance.node_id, effect.instance.instance_id)
-        self.world.kernel.after(self.world.setup.params.network_s, self._reach, request, engine)
+        engine = self._engines.engine(effect.instance.node_id, effect.instance.instance_id)
+        self._run.kernel.after(self._run.setup.params.network_s, self._reach, request, engine)
 
     def _reach(self, request: _Request, engine: SimEngine | None) -> None:
         if request.ticket not in self._open:
             return
         if engine is None or engine.serving is None:
-            self.world.fleet.give("router", rw.DispatchFailed(request.ticket, False, "connection refused"))
-            self.world.fleet.load_changed(request.arrival.model)
+            self._control.give("router", rw.DispatchFailed(request.ticket, False, "connection refused"))
+            self._control.load_changed(request.arrival.model)
             return
         arrival = request.arrival
         sequence = Sequence(request.ticket, arrival.prompt_tokens, arrival.response_tokens)
         request.engine, request.sequence = engine, sequence
         engine.tickets[request.ticket] = request
         if engine.model.pace:
-            prompt, request.pace = self.world.pace_of(engine.model)
+            prompt, request.pace = self._run.pace_of(engine.model)
             sequence.pace = prompt / self._set_pace(engine)
         if len(engine.tickets) == 1:
-            self.world.sharing.busy(engine)
+            self.sharing.busy(engine)
         try:
-            engine.serving.submit(sequence, self.world.kernel.now_s)
+            engine.serving.submit(sequence, self._run.kernel.now_s)
         except ValueError:
             self._end(request, "context_length_exceeded")
         self.watch(engine)
@@ -114,7 +171,7 @@ class Traffic:
     def _set_pace(self, engine: SimEngine) -> float:
         """An engine is as slow as those it serves were measured to be, on average."""
         pace: float = sum(request.pace for request in engine.tickets.values()) / len(engine.tickets)
-        self.world.sharing.pace(engine, pace)
+        self.sharing.pace(engine, pace)
         return pace
 
     def watch(self, engine: SimEngine) -> None:
@@ -129,12 +186,12 @@ class Traffic:
             engine.wake.cancel()
             engine.wake = None
         if next_s < float("inf"):
-            engine.wake = self.world.kernel.at(next_s, self._boundary, engine)
+            engine.wake = self._run.kernel.at(next_s, self._boundary, engine)
 
     def _boundary(self, engine: SimEngine) -> None:
         if engine.serving is None:
             return
-        for what, sequence, _ in engine.serving.advance(self.world.kernel.now_s):
+        for what, sequence, _ in engine.serving.advance(self._run.kernel.now_s):
             request = engine.tickets.get(sequence.key)
             if request is None:
                 continue
@@ -142,36 +199,39 @@ class Traffic:
                 self._end(request, "")
             elif what is What.FIRST_TOKEN:
                 if self._tells_tokens:
-                    self.world.fleet.give("router", rw.FirstToken(sequence.key))
+                    self._control.give("router", rw.FirstToken(sequence.key))
             elif what is What.PREEMPTED:
-                self.world.results.of(request.arrival.model).num_preempted += 1
+                self._run.results.of(request.arrival.model).num_preempted += 1
         self.watch(engine)
 
     def _end(self, request: _Request, code: str) -> None:
         del self._open[request.ticket]
         engine, sequence = request.engine, request.sequence
         assert engine is not None and sequence is not None
+        self._leave(engine, request)
+        now_s = self._run.kernel.now_s
+        if code:
+            self._ended(request, code, ERROR_STATUS[code])
+        else:
+            self._measure(request, sequence, now_s)
+            self._tell_end(request.ticket, "200")
+        took_s = now_s - sequence.submitted_at
+        self._control.give("router", rw.RequestEnded(request.ticket, took_s, sequence.num_emitted))
+        self._control.load_changed(request.arrival.model)
+        self._engines.drained_a_little(engine)
+
+    def _leave(self, engine: SimEngine, request: _Request) -> None:
         del engine.tickets[request.ticket]
         if engine.model.pace and engine.tickets:
             self._set_pace(engine)
         if not engine.tickets:
-            self.world.sharing.idle(engine)
-        now_s = self.world.kernel.now_s
-        result = self.world.results.of(request.arrival.model)
-        if code:
-            result.num_refused[code] = result.num_refused.get(code, 0) + 1
-        else:
-            self._measure(request, sequence, now_s)
-        took_s = now_s - sequence.submitted_at
-        self.world.fleet.give("router", rw.RequestEnded(request.ticket, took_s, sequence.num_emitted))
-        self.world.fleet.load_changed(request.arrival.model)
-        self.world.drained_a_little(engine)
+            self.sharing.idle(engine)
 
     def _measure(self, request: _Request, sequence: Sequence, now_s: float) -> None:
-        arrival, model = request.arrival, self.world.models[request.arrival.model].model
-        result = self.world.results.of(arrival.model)
-        arrived_s = self.world.began_s + arrival.at_s
-        ttft_s = sequence.first_token_at - arrived_s + self.world.setup.params.network_s
+        arrival, model = request.arrival, self._run.models[request.arrival.model].model
+        result = self._run.results.of(arrival.model)
+        arrived_s = self._run.began_s + arrival.at_s
+        ttft_s = sequence.first_token_at - arrived_s + self._run.setup.params.network_s
         after = arrival.response_tokens - 1
         tpot_s = (sequence.finished_at - sequence.first_token_at) / after if after else 0.0
         e2e_s = now_s - arrived_s
@@ -182,16 +242,16 @@ class Traffic:
         result.ttft.add(ttft_s)
         result.e2e.add(e2e_s)
         result.normalised.add(e2e_s / arrival.response_tokens)
-        self.world.results.normalised_peak.add(now_s - self.world.began_s, e2e_s / arrival.response_tokens)
+        self._run.results.normalised_peak.add(now_s - self._run.began_s, e2e_s / arrival.response_tokens)
         if after:
             result.tpot.add(tpot_s)
         result.num_ttft_met += bool(model.slo.ttft_s) and ttft_s <= model.slo.ttft_s
         result.num_tpot_met += bool(model.slo.tpot_s) and tpot_s <= model.slo.tpot_s
-        if self.world.fleet.reads_ends or self.world.fleet.on_event:
+        if self._control.reads_ends or self._control.on_event:
             self._tell(request, sequence, ttft_s, now_s)
 
     def _tell(self, request: _Request, sequence: Sequence, ttft_s: float, now_s: float) -> None:
-        arrival, arrived_s = request.arrival, self.world.began_s + request.arrival.at_s
+        arrival, arrived_s = request.arrival, self._run.began_s + request.arrival.at_s
         fact = RequestFinished(
             model_key=arrival.model,
             request_id=f"r{request.ticket}",
@@ -209,7 +269,7 @@ class Traffic:
             cold=request.cold,
             emulated=True,
         )
-        self.world.fleet.publish("router", fact, None)
+        self._control.publish("router", fact, None)
 
     def engine_gone(self, engine: SimEngine) -> None:
         """Its process has ended: what it ran is lost, and each client hears of it."""
@@ -218,4 +278,4 @@ class Traffic:
         engine.serving = None
         for request in list(engine.tickets.values()):
             self._end(request, "engine_failed")
-        self.world.sharing.idle(engine)
+        self.sharing.idle(engine)

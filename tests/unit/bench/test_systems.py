@@ -2,7 +2,7 @@
 field by field."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ from bench.papers import h_load, h_pipeline, h_tensor, p_preserve, s_swap, w_war
 from bench.papers.u_systems import SYSTEMS as ROWS
 from bench.papers.u_workloads import WORKLOADS, laid_over
 from glowplug.controllers.autoscaler.params import AutoscalerParams
-from glowplug.controllers.prefetcher.controller import PrefetcherParams
 from glowplug.policies.systems import SYSTEMS
-from glowplug.simulator.control_plane import make_prefetcher
+from glowplug.simulator.hardware.node import prefetcher_params
 from glowplug.simulator.scenario.tree import override, read_tree
-from glowplug.simulator.setup import Params
+from glowplug.simulator.setup import Params, PolicyNames
 from services.agent.settings import AgentSettings
 from services.autoscaler.settings import AutoscalerSettings
 from services.placer.main import params_of
@@ -24,6 +23,7 @@ from services.placer.settings import PlacerSettings
 from services.predictor.settings import PredictorSettings
 from services.prefetcher.settings import PrefetcherSettings
 from services.router.settings import RouterSettings
+from tests.simulation import fleets
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 SERVICES = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSettings, PrefetcherSettings, AgentSettings)
@@ -129,7 +129,8 @@ def test_a_simulated_fleet_has_the_bounds_of_a_live_one_but_for_those_named_here
     }
     assert apart == SIMULATED_OTHERWISE.keys()
     live = PrefetcherSettings(policies="mcache")
-    made: PrefetcherParams = make_prefetcher("node-1", 1, "mcache", str).params
+    setup, _ = fleets.swapserve()
+    made = prefetcher_params(replace(setup, policies=PolicyNames(caching="mcache")), setup.servers[0])
     assert (made.importance.half_life_s, made.importance.renew_s) == (live.caching_half_life_s, live.caching_renew_s)
 
 

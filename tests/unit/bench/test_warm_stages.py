@@ -58,9 +58,9 @@ def test_over_pcie_only_the_weights_come_faster() -> None:
 
 
 def test_what_replicas_hold_is_counted_from_ready_to_gone() -> None:
-    world = SimpleNamespace(began_s=100.0, fleet=SimpleNamespace(on_save=[]))
+    world = SimpleNamespace(began_s=100.0, control=SimpleNamespace(on_save=[]))
     held = w_layers.Held(world)  # type: ignore[arg-type]
-    (saved,) = world.fleet.on_save
+    (saved,) = world.control.on_save
     for at_s, state in (
         (105.0, InstanceState.LOADING),
         (110.0, InstanceState.PREWARMED),

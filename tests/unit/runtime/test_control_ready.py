@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from glowplug.bus.memory_bus import MemoryBus
+from glowplug.controllers.reads import Reads
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World
 from glowplug.runtime.shell import Shell
@@ -13,7 +14,7 @@ from glowplug.state.memory_store import MemoryStore
 
 
 def service(bus: MemoryBus, store: MemoryStore) -> ControlService:
-    made = ControlService(cast(World, SimpleNamespace(bus=bus, store=store)))
+    made = ControlService(cast(World, SimpleNamespace(bus=bus, store=store)), Reads(service="placer"))
     made.shell = cast(Shell, SimpleNamespace(restored=True))
     return made
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.controllers.effects import Effect, Publish, Save, Tick
+from glowplug.controllers.reads import Reads
 from glowplug.domain.errors import NotLeader
 from glowplug.domain.hardware import Node
 from glowplug.events.commands import StopInstance
@@ -79,7 +80,7 @@ class Member:
             self.store,
             Tracing("placer", name),
             metrics,
-            tables={"nodes": Node},
+            reads=Reads(service="placer", tables={"nodes": Node}),
             tick_s=3600.0,
             resync_s=3600.0,
         )

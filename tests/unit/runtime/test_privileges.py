@@ -1,8 +1,9 @@
-"""The declaration of rights against the services' own wiring and code, in both directions: what a service does that is
-not declared fails here, and so does what is declared and nobody does.
+"""The declaration of rights against the services, in both directions: what a service does that is not declared fails
+here, and so does what is declared and nobody does.
 
-Subscriptions and tables that are read are taken from the wiring as it is. Publishes and writes are found in the source:
-in the modules a service runs (its own and what they import of controllers and runtime), an event or a Save made there.
+Subscriptions and tables that are read are those of each controller's reads.py. Publishes and writes are found in the
+source: in the modules a service runs (its own and what they import of controllers and runtime), an event or a Save made
+there.
 """
 
 import ast
@@ -20,20 +21,11 @@ from glowplug.events.commands import __name__ as commands_module
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.facts import __name__ as facts_module
 from glowplug.events.subjects import facts_of
-from glowplug.policies.systems import SYSTEMS
 from glowplug.runtime import identity, privileges, shell
-from glowplug.runtime.control import Wiring
 from glowplug.runtime.privileges import RIGHTS
 from glowplug.runtime.settings import ElectedSettings
-from services.agent import handlers as agent_handlers
-from services.autoscaler import main as autoscaler_main
 from services.console import fleet_view
 from services.console import handlers as console_handlers
-from services.placer import main as placer_main
-from services.placer.settings import PlacerSettings
-from services.predictor import main as predictor_main
-from services.prefetcher import main as prefetcher_main
-from services.router import handlers as router_handlers
 from tests.house.tree import ROOT, SERVICES
 
 RUN = ("services.", "glowplug.controllers.", "glowplug.fleet.", "glowplug.runtime.")
@@ -50,21 +42,11 @@ ONLY_WITH = {
 
 def wiring(service: str) -> tuple[set[str], set[str], set[str], set[str]]:
     """(facts, telemetry and whatever else is not durable, commands, tables read) of one service."""
-    wired: dict[str, Wiring] = {
-        "router": Wiring(router_handlers.TABLES, router_handlers.FACTS, router_handlers.TELEMETRY),
-        "agent": Wiring(agent_handlers.TABLES, commands=agent_handlers.commands("n")),
-        "console": Wiring(dict(fleet_view.TABLES), telemetry=console_handlers.WATCHED),
-        "predictor": predictor_main.WIRING,
-        "autoscaler": autoscaler_main.WIRING,
-        "prefetcher": prefetcher_main.wiring_of("n", {}),
-        "placer": placer_main.WIRING,
-    }
-    of = wired[service]
-    watched = set(of.telemetry)
-    if service == "placer":  # what its policies add
-        for system in ["", *SYSTEMS]:
-            watched |= set(placer_main.wiring_of(PlacerSettings(policies=system)).telemetry)
-    return set(of.facts), watched, set(of.commands), set(of.tables)
+    if service == "console":
+        return set(), set(console_handlers.WATCHED), set(), set(fleet_view.TABLES)
+    reads = importlib.import_module(f"glowplug.controllers.{service}.reads").READS.asked()
+    found = reads.fact_filters(), reads.telemetry_filters(), reads.command_filters("n")
+    return set(found[0]), set(found[1]), set(found[2]), set(reads.tables)
 
 
 def _source(module: str) -> Path | None:
@@ -137,7 +119,7 @@ def published(service: str) -> set[str]:
     """Types of the events that a service makes."""
     found = set()
     for module, tree in modules(service).items():
-        if not _is_done_here(service, module):
+        if not _is_done_here(service, module) or module.endswith(".reads"):
             continue
         for node in _made_only(tree):
             name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.fencing import Fence
+from glowplug.controllers.reads import MissingExecutor, Reads
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.events import Event
@@ -78,7 +79,7 @@ class Stage:
             self.tracing,
             ShellMetrics("placer", self.registry),
             epoch=5,
-            tables={"nodes": Node},
+            reads=Reads(service="placer", tables={"nodes": Node}, effects=(Own,)),
             executors={Own: self.perform},
             tick_s=0.01,
             resync_s=0.01,
@@ -114,6 +115,13 @@ def a_command(epoch: int) -> Event:
     return Event(
         event_id=f"c-{epoch}", type=payload.TYPE, occurred_at=1.0, issuer="placer-1", data=payload, epoch=epoch
     )
+
+
+async def test_an_effect_that_nothing_carries_out_is_refused_when_the_shell_is_made(stage: Stage) -> None:
+    reads = Reads(service="placer", effects=(Own,))
+    shell = stage.shell
+    with pytest.raises(MissingExecutor, match="placer: nothing carries out Own"):
+        Shell("placer", "p-2", stage.controller, stage.bus, stage.store, stage.tracing, shell.metrics, reads=reads)
 
 
 LEFT = NodeLeft(node_id="node-2", reason="told by the controller")

@@ -7,8 +7,7 @@ import pytest
 
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.simulator.accounts import Accounts
-from glowplug.simulator.results import Peak, Results
+from glowplug.simulator.results import Accounts, Peak, Results
 
 
 def a_node(*owners):

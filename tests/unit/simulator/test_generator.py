@@ -12,7 +12,7 @@ import pytest
 
 from glowplug.simulator.workload import generator, generator_fitted
 from glowplug.simulator.workload.formats import counts, length_pairs
-from glowplug.simulator.workload.generator_rates import Span, hours, renewal
+from glowplug.simulator.workload.generator import Span, hours, renewal
 from glowplug.simulator.workload.tables import rows
 
 DATA = Path(os.environ.get("GLOWPLUG_DATA", "../shared/data"))

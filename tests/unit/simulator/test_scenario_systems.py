@@ -24,7 +24,7 @@ def test_a_system_names_a_policy_of_every_room(name: str) -> None:
 def test_preserve_alone_lets_requests_wait_while_all_are_overloaded() -> None:
     """PreServe section 4.3.3."""
     setup = load(SCENARIOS / "small.yaml", ["policies=preserve"]).setup
-    router = World(setup, []).fleet.router
+    router = World(setup, []).control.router
     assert router.balances._factory(BalancerParams()).params.hold_overloaded  # type: ignore[attr-defined]
 
 

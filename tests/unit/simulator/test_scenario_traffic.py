@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from glowplug.simulator.scenario.history import highest
-from glowplug.simulator.scenario.load import Scenario, ScenarioError, load
+from glowplug.simulator.scenario.load import Scenario, ScenarioError, highest, load
 from tests.unit.simulator.scenarios import workload, write
 
 DAY_S = 86_400

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.effects import Publish
 from glowplug.runtime.rest import make_app
+from glowplug.controllers.reads import Reads
 from glowplug.runtime.shell import Shell
 from glowplug.events.facts import NodeLeft
 from glowplug.state.memory_store import MemoryStore
@@ -34,7 +35,8 @@ async def main():
     logs.configure("placer-1", json=True)
     log.warning("begins")
     shell = Shell("placer", "placer-1", Talking(), MemoryBus(), MemoryStore(), Tracing("p", "p"),
-                  ShellMetrics("placer", CollectorRegistry()), tick_s=60)
+                  ShellMetrics("placer", CollectorRegistry()), tick_s=60,
+                  reads=Reads(service="placer"))
     await shell.start()
     for flags in ("01", "00"):
         await shell.on_event(an_event(NodeLeft(node_id="n", reason=""), traceparent=f"{TRACED}-{flags}"))

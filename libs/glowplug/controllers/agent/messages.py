@@ -390,3 +390,22 @@ class Remember:
     """Write `memory` down before anything else is done."""
 
     memory: AgentMemory
+
+
+EFFECTS: tuple[type, ...] = (
+    LaunchEngine,
+    AwaitWeights,
+    LoadEngine,
+    ActivateEngine,
+    SleepEngine,
+    LimitKv,
+    ConsolidateEngine,
+    AbandonConsolidation,
+    ServeStages,
+    StopEngine,
+    CheckHealth,
+    CountInFlight,
+    ReportStart,
+    ForgetEngine,
+    Remember,
+)

@@ -214,3 +214,15 @@ class Cached:
     last_used_at: float
     model_keys: set[str] = field(default_factory=set)
     stale: bool = False  # its source has changed; dropped as soon as nobody uses it
+
+
+EFFECTS: tuple[type, ...] = (
+    StartFetch,
+    GrantRoom,
+    RaiseUrgency,
+    StopFetch,
+    UseRegion,
+    NameRegion,
+    MarkFailed,
+    DropRegion,
+)

@@ -10,22 +10,22 @@ SwapServeLLM section 4: a swap-in takes a fixed time and then its bytes at a rat
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glowplug.controllers.agent import messages as aw
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.simulator.hardware.engine import Origin, SimEngine
+from glowplug.simulator.hardware.fetching import Fetching
 from glowplug.simulator.hardware.links import Link
-
-if TYPE_CHECKING:
-    from glowplug.simulator.hardware.node import SimNode
+from glowplug.simulator.hardware.server import Server
+from glowplug.simulator.hardware.starting import Starting
 
 
 class Dormancy:
     """`handlers` are by effect of the agent."""
 
-    def __init__(self, node: "SimNode") -> None:
-        self.node, self.world = node, node.world
+    def __init__(self, node: Server, fetching: Fetching, starting: Starting) -> None:
+        self.node, self.run, self._fetching, self._starting = node, node.run, fetching, starting
         self.handlers: dict[type, Any] = {
             aw.ActivateEngine: self._activate,
             aw.SleepEngine: self._sleep,
@@ -33,13 +33,13 @@ class Dormancy:
         }
 
     def _activate(self, effect: aw.ActivateEngine) -> None:
-        node, now_s = self.node, self.world.kernel.now_s
+        node, now_s = self.node, self.run.kernel.now_s
         engine = node.engines.pop(effect.source, None)
         if engine is None:
             gone = aw.EngineStartFailed(effect.instance_id, "engine_failed", f"{effect.source} is gone")
             node.answer_agent(gone)
             return
-        node.fetching.rename(engine, effect.instance_id)
+        self._fetching.rename(engine, effect.instance_id)
         engine.instance_id = effect.instance_id
         mine = [w for w in effect.workers if w.node_id == node.node_id]
         engine.num_bytes = sum(w.num_bytes for w in mine)
@@ -49,23 +49,23 @@ class Dormancy:
         engine.is_replica, engine.is_activating = False, True
         start, model = engine.start, effect.model
         if engine.is_swapped:
-            self.world.results.started(Origin.SWAPPED)
-            self.world.kernel.after(start.swap_base_s, self._swap_in, engine, now_s)
+            self.run.results.started(Origin.SWAPPED)
+            self.run.kernel.after(start.swap_base_s, self._swap_in, engine, now_s)
             return
-        self.world.results.started(Origin.PREWARMED if engine.loaded_at >= 0 else Origin.PREWARMING)
+        self.run.results.started(Origin.PREWARMED if engine.loaded_at >= 0 else Origin.PREWARMING)
         if engine.transfer is not None:
-            self.world.sharing.load(engine, False)
-            self.world.links.hurry(engine.transfer, 0)
+            self.node.sharing.load(engine, False)
+            self.run.links.hurry(engine.transfer, 0)
         elif engine.loaded_at >= 0:
-            node.starting.load_rest(engine)
+            self._starting.load_rest(engine)
         num_pages = math.ceil(model.kv_bytes / len(engine.gpu_ids) / start.page_bytes)
-        self.world.kernel.after(start.activate_s + num_pages * start.page_map_s, self._try, engine, now_s)
+        self.run.kernel.after(start.activate_s + num_pages * start.page_map_s, self._try, engine, now_s)
 
     def _try(self, engine: SimEngine, since_s: float) -> None:
         """Serve once the first prefill would find every layer in time; else look again when it should."""
         if not self.node.lives(engine):
             return
-        now_s, start = self.world.kernel.now_s, engine.start
+        now_s, start = self.run.kernel.now_s, engine.start
         left = self._left(engine)
         if left > 0:
             rate = engine.transfer.rate if engine.transfer is not None else 0.0
@@ -74,10 +74,10 @@ class Dormancy:
             late = left - share * shortest_s * rate
             if rate <= 0 or late > 1.0:
                 wait_s = late / rate if rate > 0 else 0.05  # its weights are not in host memory yet
-                self.world.kernel.after(max(wait_s, 1e-6), self._try, engine, since_s)
+                self.run.kernel.after(max(wait_s, 1e-6), self._try, engine, since_s)
                 return
         engine.is_activating = False
-        engine.serve(self.node.server.gpu_kind, self.world.setup.params)
+        engine.serve(self.node.server.gpu_kind, self.run.setup.params)
         load = Phase(name=PhaseName.LOAD, started_at=since_s, ended_at=now_s)
         url = f"sim://{engine.instance_id}"
         self.node.tell_agent(engine.ready(url, (load,)))
@@ -88,7 +88,7 @@ class Dormancy:
             return 0.0
         if engine.transfer is None:
             return float(engine.load_bytes)
-        return engine.transfer.left_at(self.world.kernel.now_s) + engine.rest_bytes
+        return engine.transfer.left_at(self.run.kernel.now_s) + engine.rest_bytes
 
     def _swap_in(self, engine: SimEngine, since_s: float) -> None:
         if not self.node.lives(engine):
@@ -96,8 +96,8 @@ class Dormancy:
         start = engine.start
         num_bytes = self._swap_bytes(engine)
         own = Link(f"{engine.instance_id}/swap", start.swap_bytes_per_s / len(engine.gpu_ids))
-        self.world.results.bytes_swapped += num_bytes
-        engine.transfer = self.world.links.start(
+        self.run.results.bytes_swapped += num_bytes
+        engine.transfer = self.run.links.start(
             f"swap in {engine.instance_id}",
             num_bytes / len(engine.gpu_ids),
             (*self.node.lanes_of(engine), own),
@@ -106,7 +106,7 @@ class Dormancy:
 
     def _swapped_in(self, engine: SimEngine, since_s: float) -> None:
         engine.transfer, engine.is_swapped = None, False
-        engine.loaded_at = self.world.kernel.now_s
+        engine.loaded_at = self.run.kernel.now_s
         self._try(engine, since_s)
 
     def _swap_bytes(self, engine: SimEngine) -> int:
@@ -118,19 +118,19 @@ class Dormancy:
         if engine is None:
             self.node.answer_agent(aw.EngineGone(effect.instance_id))
             return
-        now_s = self.world.kernel.now_s
-        start = engine.start = self.world.wake_of(engine.model)
-        self.world.traffic.engine_gone(engine)  # drained, so nothing is inside
+        now_s = self.run.kernel.now_s
+        start = engine.start = self.run.wake_of(engine.model)
+        self.node.traffic.engine_gone(engine)  # drained, so nothing is inside
         delay = start.sleep_s
         if effect.becomes == "swapped_out":
             engine.is_swapped = True
             num_bytes = self._swap_bytes(engine)
-            self.world.results.bytes_swapped += num_bytes
+            self.run.results.bytes_swapped += num_bytes
             delay += num_bytes / start.swap_bytes_per_s
         else:
             engine.is_replica = True
             engine.loaded_at = now_s if engine.loaded_at < 0 else engine.loaded_at
-        self.world.kernel.after(delay, self._asleep, engine)
+        self.run.kernel.after(delay, self._asleep, engine)
 
     def _asleep(self, engine: SimEngine) -> None:
         if self.node.lives(engine):
@@ -140,5 +140,5 @@ class Dormancy:
         engine = self.node.engines.get(effect.instance_id)
         if engine is not None and engine.serving is not None:
             kv_tokens = effect.num_bytes // engine.model.kv_bytes_per_token
-            engine.serving.limit_kv(kv_tokens, self.world.kernel.now_s)
-            self.world.traffic.watch(engine)
+            engine.serving.limit_kv(kv_tokens, self.run.kernel.now_s)
+            self.node.traffic.watch(engine)

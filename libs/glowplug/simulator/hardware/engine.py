@@ -1,18 +1,17 @@
 """One engine process of a simulated node: where its weights are, what it serves, how slow its neighbours make it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glowplug.controllers.agent.messages import EngineReady
 from glowplug.domain.instance import Phase
 from glowplug.simulator.hardware.batching import BatchEngine, EngineLimits
 from glowplug.simulator.hardware.links import Transfer
 from glowplug.simulator.kernel import Timer
+from glowplug.simulator.run import Run
 from glowplug.simulator.setup import ModelSetup, Params, StartSeconds
-
-if TYPE_CHECKING:
-    from glowplug.simulator.world import World
 
 
 class Origin(StrEnum):
@@ -145,10 +144,10 @@ class SimEngine:
 class Sharing:
     """Who is busy on each GPU. Engines busy at once on one GPU share its time evenly (as MuxServe's do, without its
     reordering); weights going in behind an engine's back slow it a little. A pipeline is as slow as its stages are on
-    average, a tensor group as its slowest GPU."""
+    average, a tensor group as its slowest GPU. `watch(engine)` is called when an engine's next boundary has moved."""
 
-    def __init__(self, world: "World") -> None:
-        self.world = world
+    def __init__(self, run: Run, watch: Callable[[SimEngine], None]) -> None:
+        self._run, self._watch = run, watch
         self._busy: dict[str, dict[SimEngine, None]] = {}
         self._loads: dict[str, int] = {}  # gpu_id -> background loads under way
 
@@ -199,10 +198,10 @@ class Sharing:
             for gpus, shares_compute in zip(engine.stage_gpus, shares, strict=True)
         )
         ratio = sum(ratios) / len(engine.stage_gpus)
-        engine.serving.slow_down(ratio * engine.pace, self.world.kernel.now_s)
-        self.world.traffic.watch(engine)
+        engine.serving.slow_down(ratio * engine.pace, self._run.kernel.now_s)
+        self._watch(engine)
 
     def _ratio(self, gpu_id: str, shares_compute: bool) -> float:
-        params = self.world.setup.params
+        params = self._run.setup.params
         num = max(1, len(self._busy.get(gpu_id, ()))) if params.share_compute and shares_compute else 1
         return num * (params.load_slowdown if self._loads.get(gpu_id) else 1.0)

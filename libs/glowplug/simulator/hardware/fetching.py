@@ -1,6 +1,7 @@
 """Weights on their way into one node's host memory, whole or by byte range, and the engines that wait for them."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from glowplug.controllers.agent import messages as aw
 from glowplug.controllers.prefetcher import messages as pw
@@ -9,23 +10,22 @@ from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import FetchWeights
 from glowplug.simulator.hardware.engine import SimEngine
 from glowplug.simulator.hardware.links import Transfer
+from glowplug.simulator.hardware.server import Server
+from glowplug.simulator.run import digest_of
 
-if TYPE_CHECKING:
-    from glowplug.simulator.hardware.node import SimNode
-
-
-def digest_of(weights: WeightsRef) -> str:
-    """The region of a set of weights."""
-    return weights.uri
+Arrived = Callable[[SimEngine], None]
 
 
 class Fetching:
-    """`handlers` are by effect of the prefetcher; `regions` are whole sets of weights in host memory, by digest."""
+    """`handlers` are by effect of the prefetcher; `regions` are whole sets of weights in host memory, by digest.
+    Fetches of `corrupt` digests fail. `changed()` is called when host memory holds something else than before."""
 
-    def __init__(self, node: "SimNode") -> None:
-        self.node, self.world = node, node.world
+    def __init__(self, node: Server, changed: Callable[[], None]) -> None:
+        self.node, self.run, self._changed = node, node.run, changed
         self.regions: dict[str, CachedWeights] = {}
-        self._waiting: dict[str, tuple[str, SimEngine]] = {}  # instance_id -> digest, engine
+        self.corrupt: set[str] = set()
+        self._failed: dict[str, pw.MarkFailed] = {}  # by instance_id, of instances that do not wait yet
+        self._waiting: dict[str, tuple[str, SimEngine, Arrived]] = {}  # instance_id -> digest, engine, what is next
         self._parts: dict[str, list[tuple[int, int]]] = {}  # digest -> ranges of bytes that are here
         self._fetches: dict[str, tuple[pw.StartFetch, Transfer | None]] = {}
         self.handlers: dict[type, Any] = {
@@ -40,7 +40,7 @@ class Fetching:
 
     def keep(self, digest: str, num_bytes: int) -> None:
         """A whole set of weights is here."""
-        model_keys = self.world.keys_of.get(digest, ())
+        model_keys = self.run.keys_of.get(digest, ())
         self.regions[digest] = CachedWeights(digest=digest, num_bytes=num_bytes, model_keys=model_keys)
 
     def has(self, engine: SimEngine, weights: WeightsRef) -> bool:
@@ -56,11 +56,27 @@ class Fetching:
     def has_all(self, weights: WeightsRef) -> bool:
         return not weights.uri or digest_of(weights) in self.regions
 
-    def wait(self, engine: SimEngine, weights: WeightsRef) -> None:
-        self._waiting[engine.instance_id] = (digest_of(weights), engine)
+    def wait(self, engine: SimEngine, weights: WeightsRef, then: Arrived) -> None:
+        """Call `then(engine)` when its part of the weights is here."""
+        if (failed := self._failed.pop(engine.instance_id, None)) is not None:
+            self.node.answer_agent(aw.WeightsFailed(engine.instance_id, failed.code, failed.message))
+            return
+        self._waiting[engine.instance_id] = (digest_of(weights), engine, then)
 
     def forget(self, instance_id: str) -> None:
         self._waiting.pop(instance_id, None)
+        self._failed.pop(instance_id, None)
+
+    def wait_for_none(self) -> None:
+        """Whoever asked for an answer is gone."""
+        self._waiting.clear()
+
+    def stop_all(self) -> None:
+        """The process that fetches has ended; what was under way is lost."""
+        for _, transfer in self._fetches.values():
+            if transfer is not None:
+                self.run.links.stop(transfer)
+        self._fetches.clear()
 
     def rename(self, engine: SimEngine, instance_id: str) -> None:
         """It goes on waiting under another name."""
@@ -70,17 +86,17 @@ class Fetching:
 
     def _arrived(self, digest: str, asked_by: str) -> None:
         """Weights are here: whoever waits for them, or for the part that has come, goes on."""
-        for instance_id, (wanted, engine) in list(self._waiting.items()):
+        for instance_id, (wanted, engine, then) in list(self._waiting.items()):
             if wanted != digest:
                 continue
             if digest in self.regions or instance_id == asked_by or self._covers(engine, digest):
                 del self._waiting[instance_id]
-                self.node.starting.fetched(engine)
+                then(engine)
 
     def _start(self, effect: pw.StartFetch) -> None:
         self._fetches[effect.digest] = (effect, None)
         there = sum(last - first for first, last in self._with(effect))
-        self.world.kernel.after(0.0, self.node.tell_prefetcher, pw.FetchSized(effect.digest, there))
+        self.run.kernel.after(0.0, self.node.tell_prefetcher, pw.FetchSized(effect.digest, there))
 
     def _with(self, fetch: pw.StartFetch) -> list[tuple[int, int]]:
         """The ranges that will be here when it has ended. What is here already is not fetched again."""
@@ -96,18 +112,18 @@ class Fetching:
         found = self._fetches.get(effect.digest)
         if found is None or found[1] is not None:
             return
-        start = self.world.models[found[0].model_key].start
+        start = self.run.models[found[0].model_key].start
         waits = not start.overlap and found[0].urgency > 0
         delay_s = start.launch_s + start.library_s if waits else 0.0
-        self.world.kernel.after(delay_s, self._move, found[0])
+        self.run.kernel.after(delay_s, self._move, found[0])
 
     def _move(self, fetch: pw.StartFetch) -> None:
         found = self._fetches.get(fetch.digest)
         if found is None or found[0] is not fetch or found[1] is not None:
             return
-        began = self.world.kernel.now_s
+        began = self.run.kernel.now_s
         num_bytes = self._missing(fetch)
-        transfer = self.world.links.start(
+        transfer = self.run.links.start(
             f"fetch {fetch.digest}",
             num_bytes,
             (self.node.network,),
@@ -119,9 +135,13 @@ class Fetching:
     def _fetched(self, fetch: pw.StartFetch, num_moved: int, began: float) -> None:
         digest = fetch.digest
         del self._fetches[digest]
-        seconds = self.world.kernel.now_s - began
-        self.world.results.bytes_fetched += num_moved
-        self.world.results.fetch_seconds += seconds
+        seconds = self.run.kernel.now_s - began
+        self.run.results.bytes_fetched += num_moved
+        self.run.results.fetch_seconds += seconds
+        if digest in self.corrupt:
+            ended = pw.FetchEnded(digest=digest, num_bytes=0, code="weights_corrupt", message="sha256 differs")
+            self.node.tell_prefetcher(ended)
+            return
         parts = self._with(fetch)
         num_bytes = sum(last - first for first, last in parts)
         is_whole = num_bytes >= fetch.weights.num_bytes
@@ -134,34 +154,36 @@ class Fetching:
         self.node.tell_prefetcher(ended)
         asked = fetch.cause.data if fetch.cause is not None else None
         self._arrived(digest, asked.instance_id if isinstance(asked, FetchWeights) else "")
-        self.node.look_around()
+        self._changed()
 
     def _raise(self, effect: pw.RaiseUrgency) -> None:
         found = self._fetches.get(effect.digest)
         if found is not None and found[1] is not None and effect.urgency > 0:
-            self.world.links.hurry(found[1], 0)
+            self.run.links.hurry(found[1], 0)
 
     def _stop(self, effect: pw.StopFetch) -> None:
         found = self._fetches.pop(effect.digest, None)
         if found is not None and found[1] is not None:
-            self.world.links.stop(found[1])
+            self.run.links.stop(found[1])
         ended = pw.FetchEnded(digest=effect.digest, num_bytes=0, code=pw.CANCELLED)
-        self.world.kernel.after(0.0, self.node.tell_prefetcher, ended)
+        self.run.kernel.after(0.0, self.node.tell_prefetcher, ended)
 
     def _use(self, effect: pw.UseRegion) -> None:
         if effect.digest not in self.regions:
-            self.world.kernel.after(0.0, self.node.tell_prefetcher, pw.RegionLost(effect.digest, effect.want))
+            self.run.kernel.after(0.0, self.node.tell_prefetcher, pw.RegionLost(effect.digest, effect.want))
 
     def _drop(self, effect: pw.DropRegion) -> None:
         self.regions.pop(effect.digest, None)
         self._parts.pop(effect.digest, None)
-        self.world.results.num_evictions += effect.evicted
-        self.node.look_around()
+        self.run.results.num_evictions += effect.evicted
+        self._changed()
 
     def _mark_failed(self, effect: pw.MarkFailed) -> None:
         for instance_id in effect.instance_ids:
             if self._waiting.pop(instance_id, None) is not None:
                 self.node.answer_agent(aw.WeightsFailed(instance_id, effect.code, effect.message))
+            else:
+                self._failed[instance_id] = effect
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,87 +1,116 @@
-"""One server in virtual time: its GPUs, host memory and links, and what its agent and prefetcher ask for."""
+"""One node in virtual time: its server, its agent and its prefetcher, and those who carry out what the two ask for."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from glowplug.controllers.agent import messages as aw
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.prefetcher import messages as pw
+from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
 from glowplug.domain import hardware
 from glowplug.domain.hardware import Gpu
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.placement.expect import STREAMS
-from glowplug.simulator.control_plane import make_prefetcher
+from glowplug.simulator.control_plane import ControlPlane
 from glowplug.simulator.hardware.dormancy import Dormancy
-from glowplug.simulator.hardware.engine import SimEngine
-from glowplug.simulator.hardware.fetching import Fetching, digest_of
-from glowplug.simulator.hardware.links import Link
+from glowplug.simulator.hardware.fetching import Fetching
 from glowplug.simulator.hardware.pipeline import Pipelines
+from glowplug.simulator.hardware.server import Server
 from glowplug.simulator.hardware.starting import Starting
-from glowplug.simulator.setup import ServerSetup
+from glowplug.simulator.run import Run, digest_of
+from glowplug.simulator.setup import ServerSetup, Setup
+from glowplug.simulator.traffic import Traffic
 
-if TYPE_CHECKING:
-    from glowplug.simulator.world import World
-
-EMULATED = "emulated"
+EMULATED: Final = "emulated"
+UNHEEDED: Final = (aw.ReportStart, aw.ForgetEngine, pw.NameRegion)  # logs and names, which a simulated node has none of
 
 
-class SimNode:
+class SimNode(Server):
     """What the shells of one node's agent and prefetcher would do. `starting`, `dormancy`, `pipelines` and `fetching`
-    carry the effects out; `engines` are the processes that live."""
+    carry the effects out."""
 
-    def __init__(self, world: "World", node_id: str, server: ServerSetup) -> None:
-        self.world, self.node_id, self.server = world, node_id, server
-        gpus = [
-            Gpu(gpu_id=f"{node_id}/{n}", total_bytes=server.gpu_bytes, kind=EMULATED) for n in range(server.num_gpus)
-        ]
-        self.network = Link(f"{node_id}/nic", server.network_bytes_per_s)
-        self.cpu = Link(f"{node_id}/cpu", server.start_cores) if server.start_cores else None
-        self.lanes = {gpu.gpu_id: Link(f"{gpu.gpu_id}/pcie", server.pcie_bytes_per_s) for gpu in gpus}
-        self.engines: dict[str, SimEngine] = {}
-        self.is_down = self._looks = False
+    def __init__(
+        self,
+        run: Run,
+        control: ControlPlane,
+        traffic: Traffic,
+        node_id: str,
+        server: ServerSetup,
+        servers: Mapping[str, Server],
+    ) -> None:
+        super().__init__(run, control, traffic, node_id, server, servers)
+        self._looks = False
+        self._memory: aw.AgentMemory | None = None  # what the agent wrote down last
         self._links = (
             hardware.Link(link_id=self.network.name, bytes_per_s=self.network.bytes_per_s),
             hardware.Link(link_id=f"{node_id}/pcie", bytes_per_s=server.pcie_bytes_per_s),
         )
-        names = sorted({one.model.engine for one in world.setup.models})
-        kinds = {
-            name: aw.EngineKind(name=name, emulated=True, abilities=server.abilities_of(name) | self._streams(name))
-            for name in names
-        }
-        self.agent = AgentController(
-            node_id, ByteLedger(gpus), kinds, agent_url=f"sim://{node_id}", params=world.setup.params.agent
-        )
-        self.prefetcher = make_prefetcher(node_id, server.host_cache_bytes, world.setup.policies.caching, digest_of)
-        self.fetching = Fetching(self)
-        self.starting = Starting(self)
-        self.dormancy = Dormancy(self)
-        self.pipelines = Pipelines(self)
-        self._handlers = {
+        self.fetching = Fetching(self, self.look_around)
+        self.starting = Starting(self, self.fetching)
+        self.dormancy = Dormancy(self, self.fetching, self.starting)
+        self.pipelines = Pipelines(self, self.fetching)
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            **dict.fromkeys(UNHEEDED, _pass_over),
+            aw.Remember: self._remember,
             **self.fetching.handlers,
             **self.starting.handlers,
             **self.dormancy.handlers,
             **self.pipelines.handlers,
         }
-        world.fleet.add_node(node_id, self.agent, self.prefetcher, self)
+        self.executes = self._handlers.keys()
+        control.add_node(node_id, self._make_agent, self._make_prefetcher, self)
+
+    def _make_agent(self, epoch: int) -> AgentController:
+        names = sorted({one.model.engine for one in self.run.setup.models})
+        kinds = {
+            name: aw.EngineKind(
+                name=name, emulated=True, abilities=self.server.abilities_of(name) | self._streams(name)
+            )
+            for name in names
+        }
+        gpus = [Gpu(gpu_id=gpu_id, total_bytes=self.server.gpu_bytes, kind=EMULATED) for gpu_id in self.gpu_ids]
+        return AgentController(
+            self.node_id,
+            ByteLedger(gpus),
+            kinds,
+            agent_url=f"sim://{self.node_id}",
+            params=self.run.setup.params.agent,
+            memory=self._memory,
+        )
+
+    def _make_prefetcher(self, epoch: int) -> PrefetcherController:
+        params = prefetcher_params(self.run.setup, self.server)
+        return PrefetcherController(self.node_id, params, digest_of=digest_of)
 
     def _streams(self, engine: str) -> frozenset[str]:
         """Engines of a scenario stream what they fetch where all of their models do (`StartSeconds.overlap`)."""
-        mine = (one.start.overlap for one in self.world.setup.models if one.model.engine == engine)
+        mine = (one.start.overlap for one in self.run.setup.models if one.model.engine == engine)
         return frozenset({STREAMS}) if all(mine) else frozenset()
 
     def start(self) -> None:
         """What the two find when they come up."""
         self.tell_agent(aw.Recalled(frozenset()))
         if self.server.weights_in_host:
-            for one in self.world.setup.models:
+            for one in self.run.setup.models:
                 self.fetching.keep(digest_of(one.model.weights), one.model.weights.num_bytes)
         self.tell_prefetcher(pw.RegionsFound(tuple(self.fetching.regions.values())))
+        self.look_around()
+
+    def restarted(self, name: str) -> None:
+        """One of the two has begun anew. Engines live on; fetches have ended with the process that ran them."""
+        if name == self.node_id:
+            self.fetching.wait_for_none()
+            self.tell_agent(aw.Recalled(frozenset(self.engines)))
+        else:
+            self.fetching.stop_all()
+            self.tell_prefetcher(pw.RegionsFound(tuple(self.fetching.regions.values())))
         self.look_around()
 
     def look_around(self) -> None:
         """The agent hears what its host memory and its links are: soon, and once for all that changes at one time."""
         if not self._looks:
             self._looks = True
-            self.world.kernel.after(0.0, self._look)
+            self.run.kernel.after(0.0, self._look)
 
     def _look(self) -> None:
         self._looks = False
@@ -89,24 +118,19 @@ class SimNode:
         self.tell_agent(aw.Surroundings(cached, self.server.host_cache_bytes, self._links))
 
     def execute(self, effect: Any) -> None:
-        """One effect of either controller; what needs no hands in a simulation is passed over."""
-        handler = self._handlers.get(type(effect))
-        if handler is not None:
-            handler(effect)
+        """One effect of either controller."""
+        self._handlers[type(effect)](effect)
 
-    def tell_agent(self, stimulus: Any) -> None:
-        self.world.fleet.give(self.node_id, stimulus)
+    def _remember(self, effect: aw.Remember) -> None:
+        self._memory = effect.memory
 
-    def answer_agent(self, stimulus: Any) -> None:
-        """An answer over the wire: never inside the question."""
-        self.world.kernel.after(self.world.setup.params.network_s, self.tell_agent, stimulus)
 
-    def tell_prefetcher(self, stimulus: Any) -> None:
-        self.world.fleet.give(f"prefetcher-{self.node_id}", stimulus)
+def prefetcher_params(setup: Setup, server: ServerSetup) -> PrefetcherParams:
+    """The bounds of the prefetcher of one node."""
+    return PrefetcherParams(
+        capacity_bytes=server.host_cache_bytes, caching=setup.policies.caching, heal_s=setup.params.heal_s
+    )
 
-    def lanes_of(self, engine: SimEngine) -> tuple[Link, ...]:
-        """The PCIe lanes of its GPUs: they carry their parts side by side."""
-        return tuple(self.lanes[gpu_id] for gpu_id in engine.gpu_ids)
 
-    def lives(self, engine: SimEngine) -> bool:
-        return self.engines.get(engine.instance_id) is engine
+def _pass_over(effect: Any) -> None:
+    """Nothing in a simulation shows this effect."""

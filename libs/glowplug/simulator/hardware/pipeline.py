@@ -7,20 +7,19 @@ card is charged to the card alone: each of its lanes carries a part of it. One t
 the rest has come, and drops it; one that is to hang (`hanging`) says nothing more then, until it is told to give up.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glowplug.controllers.agent import messages as aw
 from glowplug.simulator.hardware.engine import SimEngine
-
-if TYPE_CHECKING:
-    from glowplug.simulator.hardware.node import SimNode
+from glowplug.simulator.hardware.fetching import Fetching
+from glowplug.simulator.hardware.server import Server
 
 
 class Pipelines:
     """`handlers` are by effect of the agent."""
 
-    def __init__(self, node: "SimNode") -> None:
-        self.node, self.world = node, node.world
+    def __init__(self, node: Server, fetching: Fetching) -> None:
+        self.node, self.run, self._fetching = node, node.run, fetching
         self.failing: list[str] = []  # models of which one consolidation fails; "": any
         self.hanging: list[str] = []  # ... hangs
         self.handlers: dict[type, Any] = {
@@ -33,14 +32,14 @@ class Pipelines:
         engine = self.node.engines.get(effect.instance_id)
         if engine is None:
             return
-        later = (self.world.find(f"{effect.instance_id}.{r}") for r in range(1, engine.num_stages))
+        later = (self.node.find(f"{effect.instance_id}.{r}") for r in range(1, engine.num_stages))
         stages = tuple(one for one in (engine, *later) if one is not None)
         if len(stages) < engine.num_stages:
             why = f"{len(stages)} of {engine.num_stages} stages are there"
             self.node.answer_agent(aw.EngineStartFailed(effect.instance_id, "engine_failed", why))
             return
         if engine.serving is None:
-            engine.serve(self.node.server.gpu_kind, self.world.setup.params, stages)
+            engine.serve(self.node.server.gpu_kind, self.run.setup.params, stages)
         url = f"sim://{engine.instance_id}"
         self.node.answer_agent(engine.ready(url, ()))
 
@@ -50,45 +49,45 @@ class Pipelines:
             return
         model = engine.model.model
         rest = max(0, model.weights_bytes - engine.weights_bytes)
-        results, node = self.world.results, self.node
+        results, node = self.run.results, self.node
         results.bytes_loaded += rest
         links = node.lanes_of(engine)
-        if not node.fetching.has_all(model.weights):
+        if not self._fetching.has_all(model.weights):
             results.bytes_fetched += rest
             links = (node.network, *links) if len(links) == 1 else (node.network,)
         elif len(links) > 1:
             rest = -(-rest // len(links))
-        self.world.sharing.load(engine, True)
-        engine.transfer = self.world.links.start(
+        self.node.sharing.load(engine, True)
+        engine.transfer = self.run.links.start(
             f"rest of {engine.instance_id}", rest, links, lambda: self._rest_is_here(engine), priority=1
         )
 
     def _rest_is_here(self, engine: SimEngine) -> None:
         engine.transfer = None
-        self.world.sharing.load(engine, False)
+        self.node.sharing.load(engine, False)
         if _struck(self.failing, engine):
             self.node.tell_agent(aw.ConsolidationFailed(engine.instance_id, "broken by a fault"))
             return
         if _struck(self.hanging, engine):
             return
-        used = engine.kv_bytes_used(self.world.kernel.now_s)
+        used = engine.kv_bytes_used(self.run.kernel.now_s)
         num_bytes = used * (engine.num_stages - 1) // engine.num_stages
         engine.num_migrations += 1
-        self.world.results.bytes_migrated += num_bytes
-        engine.transfer = self.world.links.start(
+        self.run.results.bytes_migrated += num_bytes
+        engine.transfer = self.run.links.start(
             f"KV of {engine.instance_id}", num_bytes, (self.node.network,), lambda: self._whole(engine), priority=2
         )
 
     def _whole(self, engine: SimEngine) -> None:
         engine.transfer = None
-        self.world.results.num_consolidated += 1
+        self.run.results.num_consolidated += 1
         is_busy = bool(engine.tickets)
         if is_busy:
-            self.world.sharing.idle(engine)
-        engine.become_whole(self.node.server.gpu_kind, self.world.setup.params, self.world.kernel.now_s)
+            self.node.sharing.idle(engine)
+        engine.become_whole(self.node.server.gpu_kind, self.run.setup.params, self.run.kernel.now_s)
         if is_busy:
-            self.world.sharing.busy(engine)
-        self.world.traffic.watch(engine)
+            self.node.sharing.busy(engine)
+        self.node.traffic.watch(engine)
         self.node.tell_agent(aw.EngineConsolidated(engine.instance_id, engine.kv_tokens))
 
     def _abandon(self, effect: aw.AbandonConsolidation) -> None:
@@ -96,9 +95,9 @@ class Pipelines:
         if engine is None or engine.num_stages == 1:
             return  # gone, or whole: that has been told
         if engine.transfer is not None:
-            self.world.links.stop(engine.transfer)
+            self.run.links.stop(engine.transfer)
             engine.transfer = None
-        self.world.sharing.load(engine, False)
+        self.node.sharing.load(engine, False)
         engine.num_migrations = 0  # what had come of the KV is dropped with the rest
         self.node.answer_agent(aw.ConsolidationFailed(engine.instance_id, "given up"))
 

@@ -8,32 +8,32 @@ engine.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glowplug.controllers.agent import messages as aw
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.simulator.hardware.engine import Origin, SimEngine
+from glowplug.simulator.hardware.fetching import Fetching
 from glowplug.simulator.hardware.links import Link, Transfer
-
-if TYPE_CHECKING:
-    from glowplug.simulator.hardware.node import SimNode
+from glowplug.simulator.hardware.server import Server
 
 
 class Starting:
     """`handlers` are by effect of the agent."""
 
-    def __init__(self, node: "SimNode") -> None:
-        self.node, self.world = node, node.world
+    def __init__(self, node: Server, fetching: Fetching) -> None:
+        self.node, self.run, self._fetching = node, node.run, fetching
         self.handlers: dict[type, Any] = {
             aw.LaunchEngine: self._launch,
             aw.AwaitWeights: self._await,
             aw.LoadEngine: self._load_asked,
             aw.StopEngine: self._stop,
             aw.CountInFlight: self._count,
+            aw.CheckHealth: self._check,
         }
 
     def _launch(self, effect: aw.LaunchEngine) -> None:
-        model, now_s = self.world.models[effect.model.key], self.world.kernel.now_s
+        model, now_s = self.run.models[effect.model.key], self.run.kernel.now_s
         mine = [w for w in effect.workers or (effect.worker,) if w.node_id == self.node.node_id]
         engine = SimEngine(
             effect.instance_id,
@@ -48,23 +48,23 @@ class Starting:
         )
         self.node.engines[effect.instance_id] = engine
         if effect.replica:
-            self.world.results.num_prewarms += 1
-        start = engine.start = self.world.start_of(model)
+            self.run.results.num_prewarms += 1
+        start = engine.start = self.run.start_of(model)
         own_s = start.launch_s + (0.0 if start.overlap else start.library_s)
         self._work(engine, start.replica_s if effect.replica else own_s, self._launched)
 
     def _work(self, engine: SimEngine, seconds: float, then: Callable[[SimEngine], None]) -> Transfer | None:
         """What a start does by CPU: alone it takes so long; beside more starts than the node has cores for, longer."""
         if self.node.cpu is None:
-            self.world.kernel.after(seconds, then, engine)
+            self.run.kernel.after(seconds, then, engine)
             return None
         links = (Link(f"{engine.instance_id}/core", 1.0), self.node.cpu)
-        return self.world.links.start(f"start {engine.instance_id}", seconds, links, partial(then, engine))
+        return self.run.links.start(f"start {engine.instance_id}", seconds, links, partial(then, engine))
 
     def _launched(self, engine: SimEngine) -> None:
         if not self.node.lives(engine):
             return
-        engine.up_at = self.world.kernel.now_s
+        engine.up_at = self.run.kernel.now_s
         if engine.is_activating:
             self._load_when_both(engine)
         else:
@@ -74,18 +74,18 @@ class Starting:
         engine = self.node.engines.get(effect.instance_id)
         if engine is None:
             return
-        is_cached = self.node.fetching.has(engine, effect.weights)
+        is_cached = self._fetching.has(engine, effect.weights)
         if not (engine.is_replica or engine.stage):
-            self.world.results.started(Origin.HOST if is_cached else Origin.REMOTE)
+            self.run.results.started(Origin.HOST if is_cached else Origin.REMOTE)
         if is_cached:
             engine.was_cached = True
-            self.fetched(engine)
+            self._fetched(engine)
         else:
-            self.node.fetching.wait(engine, effect.weights)
+            self._fetching.wait(engine, effect.weights, self._fetched)
 
-    def fetched(self, engine: SimEngine) -> None:
+    def _fetched(self, engine: SimEngine) -> None:
         """Its part of the weights is in host memory."""
-        engine.fetched_at = self.world.kernel.now_s
+        engine.fetched_at = self.run.kernel.now_s
         if engine.is_activating:
             self._load_when_both(engine)
         else:
@@ -103,7 +103,7 @@ class Starting:
 
     def load(self, engine: SimEngine) -> None:
         """Move its weights over the lanes of its GPUs: of a replica in the background."""
-        now_s, start = self.world.kernel.now_s, engine.start
+        now_s, start = self.run.kernel.now_s, engine.start
         left: float = engine.load_bytes
         rate = min(self.node.server.pcie_bytes_per_s, start.load_bytes_per_s / len(engine.gpu_ids))
         if engine.is_replica and engine.num_bytes:
@@ -115,20 +115,20 @@ class Starting:
             left = max(min(start.chunk_bytes, left), left - went_s * rate)
         engine.load_began_at = min(now_s, max(engine.up_at, engine.launched_at)) if left < mine else now_s
         in_background = engine.is_replica and not engine.is_activating
-        results = self.world.results
+        results = self.run.results
         results.bytes_loaded += moved
         results.bytes_prewarmed += moved if engine.is_replica else 0
         if self.node.cpu is not None and not in_background:
             engine.transfer = self._work(engine, left / rate, self._loaded)
             return
-        engine.transfer = self.world.links.start(
+        engine.transfer = self.run.links.start(
             f"load {engine.instance_id}",
             left,
             self._way_in(engine),
             lambda: self._loaded(engine),
             priority=1 if in_background else 0,
         )
-        self.world.sharing.load(engine, in_background)
+        self.node.sharing.load(engine, in_background)
 
     def _way_in(self, engine: SimEngine) -> tuple[Link, ...]:
         """The lanes of its GPUs, and what the engine itself takes where that is less than they carry."""
@@ -138,10 +138,10 @@ class Starting:
     def _loaded(self, engine: SimEngine) -> None:
         if not self.node.lives(engine):
             return
-        now_s, start = self.world.kernel.now_s, engine.start
+        now_s, start = self.run.kernel.now_s, engine.start
         engine.transfer, engine.loaded_at = None, now_s
-        self.world.results.load_seconds += now_s - engine.load_began_at
-        self.world.sharing.load(engine, False)
+        self.run.results.load_seconds += now_s - engine.load_began_at
+        self.node.sharing.load(engine, False)
         if engine.is_activating or engine.serving is not None:
             self.load_rest(engine)
             return  # the one who activates it looks for itself
@@ -150,17 +150,17 @@ class Starting:
             return
         imported_at = engine.up_at + start.library_s if start.overlap else now_s
         if self.node.cpu is None:
-            self.world.kernel.at(max(now_s, imported_at) + start.warmup_s, self._warm, engine)
+            self.run.kernel.at(max(now_s, imported_at) + start.warmup_s, self._warm, engine)
         else:
-            self.world.kernel.at(max(now_s, imported_at), self._work, engine, start.warmup_s, self._warm)
+            self.run.kernel.at(max(now_s, imported_at), self._work, engine, start.warmup_s, self._warm)
 
     def load_rest(self, engine: SimEngine) -> None:
         """What a replica of the first layers lacks comes once somebody grows from it, before all else on its lanes."""
         if not engine.rest_bytes:
             return
-        engine.load_began_at, engine.loaded_at = self.world.kernel.now_s, -1.0
-        self.world.results.bytes_loaded += engine.rest_bytes * len(engine.gpu_ids)
-        engine.transfer = self.world.links.start(
+        engine.load_began_at, engine.loaded_at = self.run.kernel.now_s, -1.0
+        self.run.results.bytes_loaded += engine.rest_bytes * len(engine.gpu_ids)
+        engine.transfer = self.run.links.start(
             f"load the rest of {engine.instance_id}",
             engine.rest_bytes,
             self._way_in(engine),
@@ -172,7 +172,7 @@ class Starting:
         if not self.node.lives(engine):
             return
         if engine.num_stages == 1:
-            engine.serve(self.node.server.gpu_kind, self.world.setup.params)
+            engine.serve(self.node.server.gpu_kind, self.run.setup.params)
         url = f"sim://{engine.instance_id}"
         self.node.tell_agent(engine.ready(url, self._phases(engine)))
 
@@ -180,45 +180,30 @@ class Starting:
         return (
             Phase(name=PhaseName.LAUNCH, started_at=engine.launched_at, ended_at=engine.up_at),
             Phase(name=PhaseName.LOAD, started_at=engine.load_began_at, ended_at=engine.loaded_at),
-            Phase(name=PhaseName.WARMUP, started_at=engine.loaded_at, ended_at=self.world.kernel.now_s),
+            Phase(name=PhaseName.WARMUP, started_at=engine.loaded_at, ended_at=self.run.kernel.now_s),
         )
 
     def _stop(self, effect: aw.StopEngine) -> None:
-        self.node.fetching.forget(effect.instance_id)
+        self._fetching.forget(effect.instance_id)
         engine = self.node.engines.get(effect.instance_id)
         delay = 0.0
         if engine is not None and engine.is_replica:
-            self.end(effect.instance_id)  # its pages are somebody else's at once
+            self.node.end(effect.instance_id)  # its pages are somebody else's at once
         elif engine is not None:
             delay = engine.start.stop_s
-        self.world.kernel.after(delay, self._gone, effect.instance_id)
+        self.run.kernel.after(delay, self._gone, effect.instance_id, engine)
 
-    def _gone(self, instance_id: str) -> None:
-        self.end(instance_id)
+    def _gone(self, instance_id: str, engine: SimEngine | None) -> None:
+        if self.node.engines.get(instance_id) not in (None, engine):
+            return  # another stop has ended it, and it was started anew
+        self.node.end(instance_id)
         self.node.tell_agent(aw.EngineGone(instance_id))
-
-    def end(self, instance_id: str) -> None:
-        """Its process is gone, and with it what it ran."""
-        engine = self.node.engines.pop(instance_id, None)
-        if engine is None:
-            return
-        if engine.transfer is not None:
-            self.world.links.stop(engine.transfer)
-            engine.transfer = None
-        self.world.sharing.load(engine, False)
-        carried = engine.carries
-        self.world.traffic.engine_gone(engine)
-        if carried is not None:
-            self.world.traffic.engine_gone(carried)
-            exited = aw.EngineExited(carried.instance_id, f"its stage {instance_id} is gone")
-            self.world.nodes[carried.node_id].answer_agent(exited)
 
     def _count(self, effect: aw.CountInFlight) -> None:
         engine = self.node.engines.get(effect.instance_id)
         if engine is not None:
-            self.count(engine)
+            self.node.count(engine)
 
-    def count(self, engine: SimEngine) -> None:
-        """Tell the agent what runs inside, and the KV cache it fills."""
-        used = engine.kv_bytes_used(self.world.kernel.now_s)
-        self.node.answer_agent(aw.InFlight(engine.instance_id, engine.num_in_flight, used))
+    def _check(self, effect: aw.CheckHealth) -> None:
+        lives = effect.instance_id in self.node.engines
+        self.node.answer_agent(aw.HealthSeen(effect.instance_id, ok=lives, alive=lives, reason="" if lives else "gone"))

@@ -15,8 +15,7 @@ from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.simulator.recording.costs import Costs
 from glowplug.simulator.recording.read import Recording, Row
 from glowplug.simulator.recording.starts import ModelStarts, alone, pooled, trees_of
-from glowplug.simulator.scenario.systems import with_system
-from glowplug.simulator.scenario.tree import Tree, merge
+from glowplug.simulator.scenario.tree import Tree, merge, with_system
 from glowplug.simulator.setup import ABILITIES
 
 ARRIVALS = "arrivals.csv"

@@ -8,11 +8,15 @@ decisions beyond `MAX_DECISIONS` keep those about requests and instances that ar
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+from glowplug.events.subjects import entity_facts
 from glowplug.simulator.results import Quantiles
+from glowplug.simulator.run_folder import read_json, read_lines
 from glowplug.simulator.setup import Setup
 
+INSTANCES = '{"subject":"' + entity_facts("instance").partition("*")[0]
 MAX_REQUESTS: Final = 12_000
 MAX_DECISIONS: Final = 6_000
 MAX_RIVALS: Final = 12
@@ -244,3 +248,21 @@ def detail_of(
         "decisions": kept,
         "decisions_left_out": decisions_left_out,
     }
+
+
+def detail_of_run(folder: Path, setup: Setup) -> Detail:
+    """Everything of the run in `folder`. Raises ScenarioError when it is none."""
+    about, results = read_json(folder, "setup.json"), read_json(folder, "results.json")
+    models_of: dict[str, str] = {}
+    for row in read_lines(folder, "events.jsonl", INSTANCES):
+        instance = row["data"]["instance"]
+        models_of[instance["instance_id"]] = instance["model_key"]
+    detail = detail_of(
+        setup,
+        lambda: read_lines(folder, "requests.jsonl"),
+        lambda: read_lines(folder, "decisions.jsonl"),
+        read_lines(folder, "timeline.jsonl"),
+        models_of,
+        results["end_s"],
+    )
+    return {**detail, "label": about["variant"], "seed": about["seed"]}

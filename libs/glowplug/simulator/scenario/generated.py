@@ -8,7 +8,7 @@ from typing import Final
 from glowplug.simulator.scenario.words import WorkloadWords
 from glowplug.simulator.workload import generator, generator_fitted
 from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.workload.generator_rates import hours
+from glowplug.simulator.workload.generator import hours
 from glowplug.simulator.workload.sampling import Lengths, bounded
 
 DAY_S: Final = 86_400.0

@@ -12,7 +12,6 @@ import yaml
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.simulator.scenario.errors import ScenarioError, join, known
-from glowplug.simulator.scenario.systems import with_system
 from glowplug.simulator.scenario.trace import under_trace
 
 Tree = dict[str, Any]
@@ -167,3 +166,19 @@ def data_folder() -> Path:
         return Path(told)
     places = [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
     return next((place for place in places if place.is_dir()), places[0])
+
+
+def with_system(tree: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
+    """The tree with a system named in `policies` written out. Its settings go under those the tree has, or `over` them.
+
+    A name that does not exist stays as it is.
+    """
+    named = tree.get("policies")
+    system = SYSTEMS.get(named) if isinstance(named, str) else None
+    if system is None:
+        return dict(tree)
+    params = dict(tree.get("params") or {})
+    for part, settings in system.params.items():
+        own = dict(params.get(part) or {})
+        params[part] = own | dict(settings) if over else dict(settings) | own
+    return {**tree, "policies": dict(system.policies), "params": params}

@@ -2,27 +2,85 @@
 
 One service (`conversation`, `code`): the daily and weekly cycle, a rate that strays from it, bursts, lengths from a
 mixture. Many tenants (`fleet`): popularity over orders of magnitude, idle tails, each with bursts and lengths of its
-own. Functions (`functions`): popularity as of a serverless provider. Everything here is generated and must be labelled
-so: `LABEL`, also the beginning of every model's name unless names are given.
+own. Functions (`functions`): popularity as of a serverless provider. Rates change, and arrivals follow them: a renewal
+process in operational time, where a second lasts as long as the rate says. Gaps are Gamma with a coefficient of
+variation; the first is what is left of a gap already begun, so that no burst stands at the start of every run.
+Everything here is generated and must be labelled so: `LABEL`, also the beginning of every model's name unless names are
+given.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import NormalDist
-from typing import Final
+from typing import Final, NamedTuple
 
 from glowplug.simulator.workload import generator_fitted as fitted
 from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.workload.generator_rates import Span, between, hours, renewal, stray
 from glowplug.simulator.workload.generator_shapes import Cycle
 
 LABEL: Final = "generated"
 BIN_S: Final = 10.0
 WINDOW_S: Final = 600.0
 _NORMAL: Final = NormalDist()
+DAY_S: Final = 86400.0
+WEEK_S: Final = 7 * DAY_S
+
+
+class Span(NamedTuple):
+    """`rate` requests a second in `[from_s, from_s + width_s)`."""
+
+    from_s: float
+    width_s: float
+    rate: float
+
+
+def renewal(spans: Iterable[Span], cv: float, chance: Random) -> Iterator[float]:
+    """Times of arrivals over spans in order of time, without gaps between them. Raises ValueError for a negative cv."""
+    if not cv >= 0:
+        raise ValueError(f"arrivals with CV {cv}")
+    shape = 1 / max(cv * cv, 1e-4)  # below CV 0.01 it is a clock
+    wait = chance.random() * chance.gammavariate(shape + 1, 1 / shape)
+    for span in spans:
+        if span.rate <= 0:
+            continue
+        left = span.rate * span.width_s
+        while wait < left:
+            left -= wait
+            yield span.from_s + span.width_s - left / span.rate
+            wait = chance.gammavariate(shape, 1 / shape)
+        wait -= left
+
+
+def hours(weekday: tuple[float, ...], weekend: tuple[float, ...], at_s: float) -> float:
+    """The share of the mean weekday rate at `at_s` seconds after a Monday's 00:00, between the middles of the hours."""
+    middle, within = divmod((at_s - 1800.0) % WEEK_S, 3600.0)
+
+    def at(hour: int) -> float:
+        day, of_day = divmod(hour, 24)
+        return (weekend if day % 7 >= 5 else weekday)[of_day]
+
+    share = within / 3600.0
+    return at(int(middle)) * (1 - share) + at(int(middle) + 1) * share
+
+
+def stray(sigma: float, keep: float, chance: Random) -> Iterator[float]:
+    """Factors around a mean of 1, one per window: exp of an AR(1) of stationary `sigma`."""
+    value = chance.gauss(0.0, 1.0)
+    step = math.sqrt(max(0.0, 1 - keep * keep))
+    while True:
+        yield math.exp(sigma * value - sigma * sigma / 2)
+        value = keep * value + step * chance.gauss(0.0, 1.0)
+
+
+def between(quantiles: tuple[float, ...], share: float) -> float:
+    """A value of the distribution whose 0 ... 100 % points these are, at `share` in [0, 1)."""
+    at = share * (len(quantiles) - 1)
+    low = min(int(at), len(quantiles) - 2)
+    return quantiles[low] + (at - low) * (quantiles[low + 1] - quantiles[low])
+
 
 Draw = Callable[[Random], tuple[int, int]]
 

@@ -1,0 +1,26 @@
+"""What the agent of one node reads."""
+
+from typing import Final
+
+from glowplug.controllers.agent.messages import EFFECTS, AbandonConsolidation, ConsolidateEngine, ServeStages
+from glowplug.controllers.fencing import LEADERS
+from glowplug.controllers.reads import Reads
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.domain.lease import Leader
+from glowplug.events import commands
+
+PENDING: Final = (ServeStages, ConsolidateEngine, AbandonConsolidation)  # nothing in services/agent carries them out
+
+READS: Final = Reads(
+    service="agent",
+    tables={"instances": Instance, "nodes": Node, LEADERS: Leader},
+    commands=(
+        commands.StartInstance,
+        commands.StopInstance,
+        commands.JoinStages,
+        commands.ConsolidateInstance,
+        commands.ResumeInstance,
+    ),
+    effects=tuple(effect for effect in EFFECTS if effect not in PENDING),
+)

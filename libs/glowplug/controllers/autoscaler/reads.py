@@ -1,0 +1,20 @@
+"""What the autoscaler reads."""
+
+from typing import Final, get_args
+
+from glowplug.controllers.reads import Reads
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.events import facts
+
+READS: Final = Reads(
+    service="autoscaler",
+    tables={"models": Model, "instances": Instance},
+    facts=(
+        *get_args(facts.InstanceChange),
+        facts.RequestWaiting,
+        facts.ModelUndeployed,
+        facts.ForecastMade,
+    ),
+    telemetry=(facts.RouterLoadReported,),
+)

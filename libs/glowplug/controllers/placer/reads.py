@@ -1,0 +1,45 @@
+"""What the placer reads."""
+
+from collections.abc import Callable
+from typing import Any, Final, get_args
+
+from glowplug.controllers.fencing import LEADERS
+from glowplug.controllers.placer.controller import CORDONS, Cordon
+from glowplug.controllers.reads import Reads
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.domain.lease import Leader
+from glowplug.domain.model import Model
+from glowplug.events import commands, facts
+from glowplug.policies.placement.port import wants_seconds
+from glowplug.policies.prewarming.port import reads_profile
+from glowplug.policies.start_times import START_TIMES, StartRow
+
+READS: Final = Reads(
+    service="placer",
+    tables={
+        "models": Model,
+        "nodes": Node,
+        "instances": Instance,
+        CORDONS: Cordon,
+        LEADERS: Leader,
+        START_TIMES: StartRow,
+    },
+    facts=(
+        *get_args(facts.InstanceChange),
+        facts.NodeJoined,
+        facts.NodeLeft,
+        facts.ModelDeployed,
+        facts.WeightsFetched,
+        facts.WeightsFetchFailed,
+        facts.ForecastMade,
+    ),
+    telemetry=(facts.RouterLoadReported, facts.NodeBeat),
+    telemetry_if_asked=(facts.RequestFinished,),
+    commands=(commands.PlaceInstance, commands.CancelPlacement),
+)
+
+
+def reads_of(place: Callable[..., Any], prewarm: Callable[..., Any] | None) -> Reads:
+    """What it reads under these policies: each request's end only for those that learn from it."""
+    return READS.asked(wants_seconds(place) or reads_profile(prewarm))

@@ -1,0 +1,178 @@
+"""The control plane against a hostile world, over many seeds. The failing seed is the bug report."""
+
+from collections import Counter
+
+import pytest
+
+from glowplug.controllers import operator
+from glowplug.controllers.agent.messages import AgentParams, StopEngine
+from glowplug.simulator.hardware.engine import Origin
+from glowplug.simulator.run import digest_of
+from tests.simulation.chaos import Fleet
+from tests.simulation.seeds import seeds
+
+SEEDS = seeds()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_more_models_than_memory_over_a_bad_bus(seed):
+    fleet = Fleet(seed, 6)
+    fleet.load(60.0, 4.0)
+    fleet.advance(60.0)
+    fleet.settle()
+    ends = fleet.ends()
+    assert ends["200"] > 0.5 * sum(ends.values()), f"seed {seed}: {ends}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_services_killed_in_turn(seed):
+    fleet = Fleet(seed, 4)
+    fleet.load(60.0, 3.0)
+    for second in range(5, 60, 5):
+        fleet.kernel.after(second, fleet.control.restart, fleet.random.choice(sorted(fleet.control.services)))
+    fleet.advance(60.0)
+    fleet.settle()
+    ends = fleet.ends()
+    assert ends["200"] > 0.4 * sum(ends.values()), f"seed {seed}: {ends}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_leaders_replaced_and_stores_emptied_in_turn(seed):
+    fleet = Fleet(seed, 4)
+    fleet.load(60.0, 3.0)
+    for second in range(5, 60, 5):
+        leader = fleet.random.choice(["autoscaler", "placer", "predictor", ""])
+        if leader:
+            fleet.kernel.after(second, fleet.control.elect, leader)
+        else:
+            fleet.kernel.after(second, fleet.control.empty_store)
+    fleet.advance(60.0)
+    fleet.settle()
+    ends = fleet.ends()
+    assert ends["200"] > 0.5 * sum(ends.values()), f"seed {seed}: {ends}"
+
+
+@pytest.mark.parametrize("harm", ["restart", "elect", "empty_store"])
+@pytest.mark.parametrize("seed", seeds(2))
+def test_dormant_engines_while_services_are_killed_and_replaced(seed, harm):
+    """Under the union, where what stops or makes way lies dormant and an engine grows from it again."""
+    fleet = Fleet(seed, 6, system="union")
+    fleet.load(60.0, 3.0)
+    victims = {"restart": sorted(fleet.control.services), "elect": ["autoscaler", "placer", "predictor"]}
+    for second in range(5, 60, 5):
+        of = [fleet.random.choice(victims[harm])] if harm in victims else []
+        fleet.kernel.after(second, getattr(fleet.control, harm), *of)
+    fleet.advance(60.0)
+    fleet.settle(AgentParams().start_deadline_s + 60.0)  # a pipeline that lost a stage is given up then
+    ends = fleet.ends()
+    assert ends["200"] > 0.4 * sum(ends.values()), f"seed {seed}: {ends}"
+    assert fleet.results.starts.keys() & {Origin.PREWARMED, Origin.SWAPPED}, f"seed {seed}: {fleet.results.starts}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_engines_killed_at_random(seed):
+    fleet = Fleet(seed, 3)
+    fleet.load(40.0, 4.0)
+
+    def kill_one() -> None:
+        engines = [(node, i) for node in fleet.nodes.values() for i in node.engines]
+        if engines:
+            node, instance_id = fleet.random.choice(engines)
+            node.kill(instance_id, "killed")
+
+    for second in range(3, 40, 4):
+        fleet.kernel.after(second, kill_one)
+    fleet.advance(40.0)
+    fleet.settle()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_corrupt_weights_are_never_served_and_everybody_is_answered(seed):
+    fleet = Fleet(seed, 2, num_nodes=1)
+    fleet.nodes["node-1"].fetching.corrupt.add(digest_of(fleet.models["m0"].model.weights))
+    fleet.advance(3.0)
+    tickets = [fleet.come("m0") for _ in range(20)]
+    good = [fleet.come("m1") for _ in range(5)]
+    fleet.advance(70.0)
+    assert {fleet.outcome[t] for t in tickets} <= {"503 weights_corrupt"}, f"seed {seed}"
+    assert {fleet.outcome[t] for t in good} == {"200"}, f"seed {seed}"
+    fleet.settle()
+
+
+def test_a_thousand_at_once_for_one_cold_model_cause_one_start():
+    fleet = Fleet(7, 1, lose=0.0, double=0.0, max_queue=2000)
+    fleet.advance(3.0)
+    tickets = [fleet.come("m0") for _ in range(1000)]
+    fleet.advance(59.0)
+    assert {fleet.outcome[t] for t in tickets} == {"200"}
+    assert len([d for d in fleet.decisions if d.kind == "place"]) == 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_models_that_exclude_each_other_both_get_their_turn(seed):
+    """peers.md T17: A/B/A/B on one GPU, both always wanted: no starvation."""
+    fleet = Fleet(seed, 2, mib=250, num_nodes=1, lose=0.0)
+    fleet.load(100.0, 6.0)
+    fleet.advance(100.0)
+    by_model = Counter(decision.model_key for decision in fleet.decisions if decision.kind == "place")
+    ends = fleet.ends()
+    assert min(by_model["m0"], by_model["m1"]) >= 2, f"seed {seed}: {by_model}"
+    assert ends["503 wait_timeout"] == 0, f"seed {seed}: {ends}"
+    fleet.settle()
+
+
+def test_a_model_no_gpu_can_hold_is_refused_at_once_with_the_reason():
+    fleet = Fleet(1, 1, mib=500, lose=0.0)
+    fleet.advance(5.0)
+    tickets = [fleet.come("m0") for _ in range(3)]
+    fleet.advance(5.0)
+    assert {fleet.outcome[t] for t in tickets} == {"503 no_capacity"}
+    assert fleet.outcome[fleet.come("m0")] == "503 no_capacity"
+
+
+def test_a_drained_model_answers_what_waits_and_what_comes_until_it_is_loaded():
+    fleet = Fleet(2, 1, lose=0.0)
+    fleet.advance(3.0)
+    held = fleet.come("m0")
+    fleet.control.give("autoscaler", operator.Suspend("m0"))
+    fleet.advance(2.0)
+    assert fleet.outcome[held] == "503 model_suspended"
+    assert fleet.outcome[fleet.come("m0")] == "503 model_suspended"
+    fleet.control.give("autoscaler", operator.Load("m0"))
+    fleet.advance(5.0)
+    again = fleet.come("m0")
+    fleet.advance(10.0)
+    assert fleet.outcome[again] == "200"
+
+
+class Forgetful:
+    """An agent's controller that decides to end engines and never asks for it."""
+
+    def __init__(self, controller):
+        self._controller = controller
+
+    def handle(self, stimulus, now_s):
+        return [e for e in self._controller.handle(stimulus, now_s) if not isinstance(e, StopEngine)]
+
+    def __getattr__(self, name):
+        return getattr(self._controller, name)
+
+
+def test_a_broken_controller_is_found_and_its_seed_is_named():
+    fleet = Fleet(3, 2)
+    fleet.control.services["node-1"] = Forgetful(fleet.control.services["node-1"])
+    fleet.load(20.0, 4.0)
+    with pytest.raises(AssertionError, match="seed 3"):
+        fleet.advance(20.0)
+        fleet.settle()
+
+
+def test_one_seed_is_one_run():
+    def run(seed):
+        fleet, seen = Fleet(seed, 3), []
+        fleet.control.on_event.append(lambda event: seen.append((event.type, event.occurred_at)))
+        fleet.load(10.0, 4.0)
+        fleet.advance(10.0)
+        return seen
+
+    assert run(5) == run(5) != run(6)
