@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from glowplug.policies.scaling.reactive import scale
+
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.effects import Effect, Publish, Record, Tick
@@ -38,7 +40,6 @@ from glowplug.events.facts import (
 )
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
-from glowplug.policies.scaling.reactive import scale
 from tests.fleet_builder import MIB, a_model, a_node
 
 SCRIPTS = Path(__file__).parent / "scripts"

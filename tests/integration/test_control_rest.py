@@ -3,6 +3,7 @@
 import httpx
 import pytest
 from fastapi import FastAPI
+from glowplug.policies.scaling.reactive import scale
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
@@ -12,7 +13,6 @@ from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.events.commands import PlaceInstance, StopInstance
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
-from glowplug.policies.scaling.reactive import scale
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.shell import Shell
 from glowplug.state.memory_store import MemoryStore

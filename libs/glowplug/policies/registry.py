@@ -22,7 +22,8 @@ from glowplug.policies.routing.counted import first_room, least_loaded, minimum_
 from glowplug.policies.routing.llumnix_like import llumnix_like
 from glowplug.policies.routing.preserve_balancer import preserve_load_aware
 from glowplug.policies.routing.preserve_balancer import union as route_union
-from glowplug.policies.scaling import hydraserve, preserve, proactive, reactive, static, union, warmserve
+from glowplug.policies.scaling import baselines as scaling_baselines
+from glowplug.policies.scaling import hydraserve, preserve, union, warmserve
 from glowplug.policies.scaling.llumnix_like import scale as llumnix_scale
 
 Policy = Callable[..., Any]
@@ -47,16 +48,16 @@ KINDS: dict[str, dict[str, Policy]] = {
         "union": union_placement.place,
     },
     "scaling": {
-        "reactive": reactive.scale,
+        "reactive": scaling_baselines.reactive,
         "warmserve": warmserve.scale,
         "warmserve_one_way": warmserve.one_way,
         "hydraserve": hydraserve.scale,
         "preserve": preserve.scale,
-        "proactive": proactive.scale,
-        "hybrid": proactive.hybrid,
+        "proactive": scaling_baselines.proactive,
+        "hybrid": scaling_baselines.hybrid,
         "llumnix_like": llumnix_scale,
-        "static": static.scale,
-        "muxserve_like": static.muxserve_like,
+        "static": scaling_baselines.static,
+        "muxserve_like": scaling_baselines.muxserve_like,
         "union": union.scale,
     },
     "eviction": {"lru": lru.evict, "swapserve": swapserve_preemption.evict},
