@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glowplug.policies.scaling.reactive import scale
-
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.effects import Effect, Publish, Record, Tick
@@ -40,6 +38,7 @@ from glowplug.events.facts import (
 )
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
+from glowplug.policies.scaling.baselines import reactive as scale
 from tests.fleet_builder import MIB, a_model, a_node
 
 SCRIPTS = Path(__file__).parent / "scripts"

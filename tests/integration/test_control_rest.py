@@ -3,7 +3,6 @@
 import httpx
 import pytest
 from fastapi import FastAPI
-from glowplug.policies.scaling.reactive import scale
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
@@ -13,6 +12,7 @@ from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.events.commands import PlaceInstance, StopInstance
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
+from glowplug.policies.scaling.baselines import reactive as scale
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.shell import Shell
 from glowplug.state.memory_store import MemoryStore

@@ -6,13 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from glowplug.policies.scaling.reactive import scale
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
+from glowplug.policies.scaling.baselines import reactive as scale
 from glowplug.runtime.shell import Shell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from glowplug.policies.scaling.reactive import scale
-
 from glowplug.controllers import operator
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.autoscaler.controller import AutoscalerController
@@ -32,6 +30,7 @@ from glowplug.memory.discovery import host_gpus
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
+from glowplug.policies.scaling.baselines import reactive as scale
 from glowplug.weights.region import region_digest
 from tests.simulation.node import SimulatedNode
 

@@ -16,7 +16,7 @@ from glowplug.bus.port import Bus
 from glowplug.controllers.effects import Save, Tick
 from glowplug.controllers.election import RENEWALS, Ask, Change, Election
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.port import Heir
+from glowplug.controllers.port import Elected
 from glowplug.domain.errors import NotLeader
 from glowplug.domain.lease import Leader, Lease
 from glowplug.events import Event
@@ -142,7 +142,7 @@ class ElectedShell(Shell):
         self,
         service: str,
         service_id: str,
-        make: Callable[[int], Heir],
+        make: Callable[[int], Elected],
         may_act: Callable[[], bool],
         bus: Bus,
         store: Store,

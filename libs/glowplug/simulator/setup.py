@@ -12,7 +12,7 @@ from typing import Final
 from glowplug.controllers.agent.messages import AgentParams
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.placer.controller import PlacerParams
-from glowplug.controllers.predictor.controller import PredictorParams
+from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.router.controller import RouterParams
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 from glowplug.domain.model import Model

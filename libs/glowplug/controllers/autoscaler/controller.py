@@ -127,7 +127,7 @@ class AutoscalerController:
         for key in sorted({*self._models.records, *self.instances.model_keys}):
             record = self._models.of(key)
             rows = self.instances.of(key)
-            record.expire(rows, now_s, self._params)
+            record.expire(rows, now_s, self._params.repeat_s)
             if record.model is None and not rows:
                 if record.is_empty:
                     del self._models.records[key]

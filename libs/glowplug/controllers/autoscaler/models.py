@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
@@ -107,7 +106,7 @@ class ModelRecord:
     def may_try_again(self) -> None:
         self.num_failures, self.not_before = 0, 0.0
 
-    def expire(self, rows: Mapping[str, Instance], now_s: float, params: AutoscalerParams) -> None:
+    def expire(self, rows: Mapping[str, Instance], now_s: float, repeat_s: float) -> None:
         """Drop what is over: forecasts of past windows, and orders to instances that are unknown or have had their
         time."""
         if self.forecasts and now_s >= self.forecasts[-1].starts_at + self.forecasts[-1].window_s:
@@ -115,13 +114,7 @@ class ModelRecord:
         if not rows:
             self.unknown_since = None
         for instance_id, order in list(self.orders.items()):
-            age_s = now_s - order.sent_at
-            if order.kind is OrderKind.RESUME:
-                is_over = age_s >= params.repeat_s
-            else:  # a router may speak of what it still streams from an unloaded one after its row has gone
-                is_unloaded = order.kind is OrderKind.UNLOAD
-                is_over = instance_id not in rows and not (is_unloaded and age_s < params.drain_grace_s)
-            if is_over:
+            if instance_id not in rows if order.stops else now_s - order.sent_at >= repeat_s:
                 del self.orders[instance_id]
 
     def demand(self, load: ModelLoad, rows: Mapping[str, Instance]) -> ModelLoad:

@@ -3,7 +3,8 @@
 import pytest
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.predictor.controller import PredictorController, PredictorParams
+from glowplug.controllers.predictor.controller import PredictorController
+from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import RequestFinished
 from tests.fleet_builder import a_model, an_event, load_report

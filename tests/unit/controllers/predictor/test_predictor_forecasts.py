@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.predictor.controller import PredictorController, PredictorParams
-from glowplug.controllers.predictor.forecasts import CapacityParams
+from glowplug.controllers.predictor.controller import PredictorController
+from glowplug.controllers.predictor.params import CapacityParams, PredictorParams
 from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events.facts import ForecastMade, RequestFinished
