@@ -5,8 +5,9 @@ import time
 from typing import Any
 
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.messages import RegionsFound
+from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader

@@ -14,7 +14,8 @@ from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
 from glowplug.controllers.placer.controller import PlacerController
 from glowplug.controllers.predictor.controller import PredictorController
-from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.controllers.router.controller import RouterController
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.errors import StaleEpoch

@@ -12,7 +12,7 @@ from bench.papers import h_load, h_pipeline, h_tensor, p_preserve, s_swap, w_war
 from bench.papers.u_systems import SYSTEMS as ROWS
 from bench.papers.u_workloads import WORKLOADS, laid_over
 from glowplug.controllers.autoscaler.params import AutoscalerParams
-from glowplug.controllers.prefetcher.controller import PrefetcherParams
+from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.policies.systems import SYSTEMS
 from glowplug.simulator.control_plane import make_prefetcher
 from glowplug.simulator.scenario.tree import override, read_tree
