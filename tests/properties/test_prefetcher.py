@@ -66,9 +66,11 @@ class Prefetching(RuleBasedStateMachine):
             self.tasks[effect.digest] = False
             assert len(self.tasks) <= 2
         elif isinstance(effect, GrantRoom):
-            assert effect.digest in self.tasks
-            self.tasks[effect.digest] = True
-            self.disk[effect.digest] = effect.max_bytes
+            if effect.digest in self.tasks:
+                self.tasks[effect.digest] = True
+                self.disk[effect.digest] = effect.max_bytes
+            else:
+                assert any(end.digest == effect.digest for end in self.later), "granted to a task that nobody started"
         elif isinstance(effect, StopFetch):
             self.end(effect.digest, CANCELLED, kept=False)
         elif isinstance(effect, MarkFailed):
