@@ -1,1 +1,1 @@
-"""The words: frozen, slotted value types every room shares. Standard library only."""
+"""Frozen, slotted value types that every package shares. Standard library only."""

@@ -1,4 +1,4 @@
-"""Policies by name. A service picks one from configuration: `GLOWPLUG_POLICY_<ROOM>=name`, with options behind it where
+"""Policies by name. A service picks one from configuration: `GLOWPLUG_POLICY_<KIND>=name`, with options behind it where
 the policy has any (`options`)."""
 
 from collections.abc import Callable
@@ -82,11 +82,11 @@ KINDS: dict[str, dict[str, Policy]] = {
 }
 
 
-def choose(room: str, name: str) -> Policy:
-    """The policy `name` of `room`, with the options behind its name. Raises BadRequest naming the field and what there
+def choose(kind: str, name: str) -> Policy:
+    """The policy `name` of `kind`, with the options behind its name. Raises BadRequest naming the field and what there
     is."""
-    policies, base = KINDS[room], base_name(name)
+    policies, base = KINDS[kind], base_name(name)
     if base not in policies:
         known = ", ".join(sorted(policies)) or "none yet"
-        raise BadRequest(f"no {room} policy named {base!r} (there are: {known})", param=f"policy_{room}")
-    return configured(room, name, policies[base])
+        raise BadRequest(f"no {kind} policy named {base!r} (there are: {known})", param=f"policy_{kind}")
+    return configured(kind, name, policies[base])

@@ -94,7 +94,7 @@ class Candidate:
             now = self._clock()
             change = election.passed(now)  # an answer may come after a pause of ours
             if change is Change.NONE:
-                change = election.told(ask, lease, asked_at, now)
+                change = election.answered(ask, lease, asked_at, now)
         if election.highest_epoch > newest:
             self._metrics.leader_changes.inc()
         await self._change(change)

@@ -57,7 +57,7 @@ class Fleet:
         self.placer = PlacerController(
             choose("placement", policies.placement),
             choose("eviction", policies.eviction),
-            {room: getattr(policies, room) for room in ("placement", "eviction", "prewarming")},
+            {kind: getattr(policies, kind) for kind in ("placement", "eviction", "prewarming")},
             EPOCH,
             params.placer,
             prewarm=choose("prewarming", policies.prewarming),

@@ -114,7 +114,7 @@ class ModelSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyNames:
-    """One name per room, as in `GLOWPLUG_POLICY_<ROOM>`."""
+    """One name per kind, as in `GLOWPLUG_POLICY_<KIND>`."""
 
     routing: str = "least_loaded"
     prediction: str = "none"

@@ -17,7 +17,7 @@ Departures:
   it is, not what its requests are. (Telling every node of every request would cost the bus more than the hits save.
   The rows M1 and M2 of bench/papers ask for each request, as the paper does.)
 - The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here it is a node's host memory, and a
-  miss is a fetch over the network: what stays on GPUs is decided by the rooms "eviction" and "prewarming".
+  miss is a fetch over the network: what stays on GPUs is decided by the kinds "eviction" and "prewarming".
 - The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
   renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
   infinity. Victims leave by (rank, utility, last use).

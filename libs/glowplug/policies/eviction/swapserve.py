@@ -68,7 +68,7 @@ def preempt(
 def evict(
     residents: Iterable[Resident], need_bytes: int, params: PreemptionParams = PreemptionParams()
 ) -> EvictDecision:
-    """`preempt` in the words of the room "eviction". Who may not go at all (at work, too young, pinned) is `held`; of
+    """`preempt` in the shape of the kind "eviction". Who may not go at all (at work, too young, pinned) is `held`; of
     the others a lower priority goes before a higher one, which the paper does not know."""
     by_priority: dict[int, list[Resident]] = {}
     for resident in residents:

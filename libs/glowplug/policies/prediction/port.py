@@ -1,6 +1,6 @@
 """What a forecaster is: one per model, told of every window that closes, asked for those to come.
 
-A name of the room "prediction" is a factory: `make(window_s) -> Forecaster`, or "none", which forecasts nothing. A
+A name of the kind "prediction" is a factory: `make(window_s) -> Forecaster`, or "none", which forecasts nothing. A
 factory's `WINDOW_S` is the window its paper uses; a predictor that is not told another takes it.
 """
 
