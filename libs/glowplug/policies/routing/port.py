@@ -1,4 +1,5 @@
-"""What a router asks of a routing policy: one `Balancer` per model, told of everything, asked for one instance.
+"""What a router asks of a routing policy: one `Balancer` per model, which learns of every event and chooses an
+instance for each request.
 
 A balancer keeps what it needs between two questions, so that a choice among a thousand instances costs no more than
 one among four. Times are seconds on one clock that does not go back; tickets are the router's own.
