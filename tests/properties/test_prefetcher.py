@@ -23,7 +23,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.facts import InstanceReady, InstanceStopped
-from glowplug.policies.caching.kinds import CACHING
+from glowplug.policies.registry import KINDS
 from tests.fleet_builder import an_event, an_instance
 
 CAPACITY = 100
@@ -50,7 +50,7 @@ class Prefetching(RuleBasedStateMachine):
         params = PrefetcherParams(capacity_bytes=CAPACITY, max_fetches=2, room_wait_s=5.0, hold_s=1e9, caching=caching)
         return PrefetcherController("n", params, digest_of=lambda ref: ref.uri)
 
-    @initialize(caching=st.sampled_from(sorted(CACHING)))
+    @initialize(caching=st.sampled_from(sorted(KINDS["caching"])))
     def begin(self, caching: str) -> None:
         self.prefetcher = self.born(caching)
 

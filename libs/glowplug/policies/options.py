@@ -12,8 +12,7 @@ from inspect import signature
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.caching.kinds import mcache
-from glowplug.policies.caching.mcache_importance import ImportanceParams
+from glowplug.policies.caching.mcache_importance import ImportanceParams, mcache
 from glowplug.policies.prediction.port import Forecaster
 from glowplug.policies.routing.port import BalancerParams
 

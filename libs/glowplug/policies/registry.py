@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.caching.kinds import CACHING
+from glowplug.policies.caching.mcache_importance import mcache
+from glowplug.policies.caching.recency import Arc, Lfu, Lru, Srrip
 from glowplug.policies.eviction import lru
 from glowplug.policies.eviction import swapserve as swapserve_preemption
 from glowplug.policies.options import base_name, configured
@@ -78,7 +79,13 @@ KINDS: dict[str, dict[str, Policy]] = {
         "warmserve_unproactive": warmserve_prewarming.unproactive,
         "union": union_prewarming.plan,
     },
-    "caching": {**CACHING},
+    "caching": {
+        "lru": lambda _: Lru(),
+        "lfu": lambda _: Lfu(),
+        "arc": lambda cache: Arc(cache.capacity_bytes),
+        "srrip": lambda _: Srrip(),
+        "mcache": mcache,
+    },
 }
 
 

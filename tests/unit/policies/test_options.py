@@ -3,8 +3,8 @@
 import pytest
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.caching.kinds import CacheFacts
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.mcache_importance import CacheFacts
+from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.options import base_name, options_of
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.prediction.port import WindowTotals, make_with

@@ -12,8 +12,7 @@ from glowplug.domain.phrasing import listed
 from glowplug.domain.units import show_bytes
 from glowplug.events.facts import WeightsEvicted
 from glowplug.policies.caching import ordering
-from glowplug.policies.caching.ordering import Ordering
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import Ordering, Resident
 from glowplug.policies.decisions import EvictDecision
 
 Held = Callable[[str], str]  # digest -> why it must stay, "" when it may go

@@ -73,7 +73,7 @@ from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
 from glowplug.events.facts import InstanceChange, ModelDeployed, ModelUndeployed, WeightsEvicted, WeightsFetchFailed
-from glowplug.policies.caching.kinds import CacheFacts
+from glowplug.policies.caching.mcache_importance import CacheFacts
 from glowplug.policies.registry import choose
 
 WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority of one that none does

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from glowplug.domain.decision import Rival
 from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
-from glowplug.policies.caching.ordering import NOT_ENOUGH, ONLY_ONE, STAYS, first_enough, without_needless
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import NOT_ENOUGH, ONLY_ONE, STAYS, Resident, first_enough, without_needless
 from glowplug.policies.decisions import EvictDecision
 
 
