@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from glowplug.domain.snapshot import Forecast
-from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.prediction.readings import NOTHING, Reading, forecast_of, mean_of, reading_of
+from glowplug.policies.prediction.port import NOTHING, Reading, WindowTotals, forecast_of, mean_of, reading_of
 
 DAY_S = 86400.0
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 from glowplug.domain.snapshot import Forecast
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.prediction.preserve_series import SeriesParams, TokenSeries
-from glowplug.policies.prediction.warmserve_forecaster import DAY_S, WarmserveCsp
+from glowplug.policies.prediction.warmserve_csp import DAY_S, WarmserveCsp
 
 NAME = "preserve_workload"
 
