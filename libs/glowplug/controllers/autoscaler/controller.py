@@ -20,7 +20,7 @@ What it promises
   - The policy's number is brought about, within the bounds of the model: it asks for what is missing (taking back what
     drains first), cancels starts that are wanted no more, and drains what is spare.
   - After a failed start the next one waits, longer each time, up to `max_backoff_s`; a READY instance ends that.
-  - No instance is told to stop and to resume within `repeat_s`, and what an operator has unloaded is not taken back.
+  - No instance gets a stop and a resume within `repeat_s`, and what an operator has unloaded is not taken back.
   - An instance of a model that is not deployed is stopped once it has been unknown for `orphan_s`.
   - A row of a deployed model that is lost from the store is written again, one of an undeployed model removed.
 
@@ -293,11 +293,11 @@ class AutoscalerController:
         rows = self.instances.living(record.key)
         if record.asked and any(i.state is InstanceState.READY and i.serves for i in rows.values()):
             record.asked = ""
-        told = self.loads.of(record.key)
-        load = record.demand(told, self.instances.of(record.key))
+        reported = self.loads.of(record.key)
+        load = record.demand(reported, self.instances.of(record.key))
         view = self._view(record, model, load, rows, now_s)
         decision, record.policy_state = self._scale(view, record.policy_state)
-        if record.asked and not told.num_waiting:
+        if record.asked and not reported.num_waiting:
             decision = replace(decision, reason=record.asked)
         coming = list(record.starts)
         missing = decision.num_wanted - view.num_coming_or_there

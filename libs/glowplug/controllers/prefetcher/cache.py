@@ -43,7 +43,7 @@ class Fit:
 
 class HostCache:
     """Never promises more than `capacity_bytes`. Every entry counts, whether complete, partial or reserved.
-    `order` is told of every use and of whoever leaves, and says who leaves first."""
+    `order` learns of every use and of whoever leaves, and says who leaves first."""
 
     def __init__(
         self, node_id: str, capacity_bytes: int, policy: str, order: Ordering, has_copy: HasCopy = lambda _: False

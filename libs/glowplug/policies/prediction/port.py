@@ -30,7 +30,7 @@ class Forecaster(Protocol):
     WINDOW_S: ClassVar[float]  # seconds
 
     def closed(self, window: WindowTotals) -> None:
-        """A window has closed. Every window is told of, empty ones too, oldest first, without a gap; memory is bounded
+        """A window has closed. Every window is given, empty ones too, oldest first, without a gap; memory is bounded
         by the forecaster itself."""
         ...
 

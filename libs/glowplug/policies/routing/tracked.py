@@ -6,8 +6,8 @@ taken to do one every TPOT seconds, where TPOT is the mean of what its answers t
 What has been sent and not been prefilled is in the map already (erratum E34). Of other routers' requests only what they
 report is known, half a second late: their peaks are added to ours.
 
-Departure: where first tokens are not told (an answer that is no stream), a prompt counts as queued until the end, and
-the whole time it took is taken for its steps.
+Departure: where engines report no first tokens (an answer that is no stream) a prompt counts as queued until the
+end, and the whole time it took is taken for its steps.
 """
 
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class Reading:
     num_tokens: int = 0
     since_s: float = 0.0  # when it began to have any
     token_s: float = 0.0  # seconds a token of a prompt takes; 0: not known
-    tells: float = 0.0  # share of its answers that reported their first token
+    reporting: float = 0.0  # share of its answers that reported their first token
 
     def sent(self, prompt_tokens: int, now_s: float) -> int:
         """A prompt goes there. Returns the tokens to read up to its end."""
@@ -64,18 +64,18 @@ class Reading:
         self.num_prompts -= 1
         self.num_tokens -= prompt_tokens
 
-    def told(self, took_s: float, num_tokens: int) -> None:
+    def measured(self, took_s: float, num_tokens: int) -> None:
         """A first token came so long after its prompt was sent, with so many to read until then."""
         newest = took_s / max(1, num_tokens)
         self.token_s += READING_WEIGHT * (newest - self.token_s) if self.token_s else newest
 
-    def answered(self, was_told: bool) -> None:
+    def answered(self, has_reported: bool) -> None:
         """An answer is whole."""
-        self.tells += READING_WEIGHT * (was_told - self.tells) if self.tells else float(was_told)
+        self.reporting += READING_WEIGHT * (has_reported - self.reporting) if self.reporting else float(has_reported)
 
     def would_stall(self, now_s: float, longest_s: float) -> bool:
         """Whether one more prompt like those makes it read for longer than that without a step for its answers."""
-        if not self.num_prompts or not self.token_s or self.tells < MOSTLY:
+        if not self.num_prompts or not self.token_s or self.reporting < MOSTLY:
             return False
         each_s = self.num_tokens / self.num_prompts * self.token_s
         if each_s > LONG * longest_s:
@@ -95,7 +95,7 @@ class Tracked:
     num_in_flight: int  # other routers' included
     at_s: float  # when `steps` was right
     steps: float = 0.0
-    tpot_s: float = 0.0  # 0: no answer has told yet
+    tpot_s: float = 0.0  # 0: no answer has shown it yet
     reading: Reading = field(default_factory=Reading)
     others: Outlook = NOTHING  # what other routers see ahead
     is_open: bool = True
@@ -123,7 +123,7 @@ class Sent:
 
 
 class Tracker:
-    """A Balancer but for the choice. `_touched` is told of every instance that has changed."""
+    """A Balancer but for the choice. `_touched` receives every instance that has changed."""
 
     tracks_tokens = True
 
@@ -183,7 +183,7 @@ class Tracker:
         self._settle(here, now_s)
         here.look.begin(ticket)
         here.reading.read(sent.prompt_tokens)
-        here.reading.told(now_s - sent.at_s, sent.to_read_tokens)
+        here.reading.measured(now_s - sent.at_s, sent.to_read_tokens)
         self._touched(here)
 
     def ended(self, ticket: int, response_tokens: int, now_s: float) -> None:

@@ -100,18 +100,18 @@ def target(view: ScalingView, params: ProactiveParams = ProactiveParams()) -> tu
         return (there if view.demand else 0), "there is no forecast, so that what runs stays while requests come"
     tokens, capacity = expected_tokens(view.forecast), capacity_of(view.forecast)
     age_s = max(0.0, view.now_s - view.forecast.made_at)
-    told = f"a forecast that is {age_s:.0f} s old"
+    source = f"a forecast that is {age_s:.0f} s old"
     expected = view.forecast.concurrency_peak if params.use_peak else view.forecast.concurrency_mean
     if capacity != Capacity() and tokens.prompt_tokens + tokens.response_tokens >= 1:
         wanted = instances_for(tokens, capacity)
         return (
             wanted,
-            f"{told} expects {tokens.prompt_tokens:.0f} prompt and {tokens.response_tokens:.0f} response tokens",
+            f"{source} expects {tokens.prompt_tokens:.0f} prompt and {tokens.response_tokens:.0f} response tokens",
         )
     if expected >= params.nothing_ratio:
         wanted = math.ceil(expected / view.per_instance - 1e-9)
-        return max(1, wanted), f"{told} expects {expected:.2f} requests at once"
-    return (1 if view.demand else 0), f"{told} expects nothing"
+        return max(1, wanted), f"{source} expects {expected:.2f} requests at once"
+    return (1 if view.demand else 0), f"{source} expects nothing"
 
 
 def expected_tokens(forecast: Forecast) -> WindowTokens:

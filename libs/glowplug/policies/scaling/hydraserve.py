@@ -5,11 +5,11 @@ with those that wait they say how many workers are needed, and a cold start crea
 number of new ones, several groups when it is more than a group holds. Section 8.1: an instance that has run nothing for
 30 s goes. The window is 1 s, a batch 8, a group at most 4 in the authors' code.
 
-    new = ceil((waiting + expected - room) / B),   expected = most arrivals of the last windows
+    new = ceil((waiting + expected - free) / B),   expected = most arrivals of the last windows
 
 Departures:
 - The code computes the expectation and never uses it (erratum E22); `literal_code=True` leaves it out as well.
-- Requests that fit the free slots of what runs or comes need no new worker (`room`); the paper leaves that open.
+- Requests that fit the free slots of what runs or comes need no new worker (`free`); the paper leaves that open.
 - Where routers do not count arrivals the growth of what waits and runs stands for them; it misses those that came and
   went within a window.
 - The keep-alive is the model's own, 30 s unless it says otherwise.
@@ -91,7 +91,7 @@ def watch(view: ScalingView, state: HydraserveState | None, params: HydraservePa
     demand_before = state.demand_before
     if view.now_s - opened_at >= params.window_s:
         came = counted - before if counted else max(0, view.demand - demand_before)
-        num_empty = int((view.now_s - opened_at) / params.window_s) - 1  # nobody looked: nothing was told either
+        num_empty = int((view.now_s - opened_at) / params.window_s) - 1  # nobody looked: no report came either
         closed = (max(0, came), *([0] * min(num_empty, params.num_windows)))
         arrivals = (*arrivals, *closed)[-params.num_windows :]
         opened_at, before, demand_before = view.now_s, counted, view.demand
@@ -105,12 +105,12 @@ def target(view: ScalingView, state: HydraserveState, params: HydraserveParams) 
     expected = 0 if params.literal_code else max(state.arrivals, default=0)
     there = view.num_coming_or_there
     slots = sum(i.max_concurrency for i in view.running) + view.num_pending * view.per_instance
-    room = max(0, slots - view.load.num_in_flight)
-    new = math.ceil(max(0, view.load.num_waiting + expected - room) / view.per_instance)
+    num_free = max(0, slots - view.load.num_in_flight)
+    new = math.ceil(max(0, view.load.num_waiting + expected - num_free) / view.per_instance)
     if new:
-        waiting, free = doing(view.load.num_waiting, "request", "waits"), counted(room, "slot")
+        waiting, free = doing(view.load.num_waiting, "request", "waits"), counted(num_free, "slot")
         came = f"{waiting} and {expected or 'none'} may come in {params.window_s:g} s"
-        return there + new, f"{came}, but only {free} of its instances {'is' if room <= 1 else 'are'} free"
+        return there + new, f"{came}, but only {free} of its instances {'is' if num_free <= 1 else 'are'} free"
     least = max(view.needed, math.ceil((view.demand + expected) / view.per_instance))
     requests = f"{counted(view.demand, 'request')} and {expected or 'none'} that may come"
     return min(there, least), f"{requests} fit {counted(there, 'instance')}"

@@ -1,4 +1,4 @@
-"""Scaling by how much room the instances have left on average, after Llumnix (the baseline of PreServe section 5.3).
+"""Scaling by what the instances have free on average, after Llumnix (the baseline of PreServe section 5.3).
 
 Llumnix calls freeness the number of decode steps an instance's batch could still run before its KV cache is full,
 F = (M - sum of V) / B with M the cache in tokens, V what each request is counted for and B the batch. Below `low_steps`
@@ -22,14 +22,14 @@ from glowplug.policies.scaling.port import ScalingView, settle
 class LlumnixParams:
     low_steps: float = 10.0
     high_steps: float = 60.0
-    high_ratio: float = 0.9  # use above which there is no room, where steps cannot be counted
+    high_ratio: float = 0.9  # use above which an instance is full, where steps cannot be counted
     low_ratio: float = 0.4
     hold_s: float = 5.0  # a threshold counts after it has been passed for so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlumnixState:
-    """Since when there has been too little room, or too much (epoch seconds; None: not now)."""
+    """Since when too little has been free, or too much (epoch seconds; None: not now)."""
 
     tight_since: float | None = None
     loose_since: float | None = None
@@ -40,14 +40,14 @@ def scale(
     state: LlumnixState | None = None,
     params: LlumnixParams = LlumnixParams(),
 ) -> tuple[ScaleDecision, LlumnixState]:
-    """One instance more or less than there are, when the room left has been out of its range for a while."""
+    """One instance more or less than there are, when what is free has been out of its range for a while."""
     state = state or LlumnixState()
     ready = [i for i in view.running if i.state is InstanceState.READY]
     there = view.num_coming_or_there
     if not ready:
         wanted = max(there, 1 if view.demand else 0)
         return settle(view, wanted if view.demand else 0, "no instance is ready yet"), LlumnixState()
-    spaces = [_room(view, i, params) for i in ready]
+    spaces = [_free(view, i, params) for i in ready]
     tight, loose = sum(s[0] for s in spaces) / len(ready) < 0, sum(s[1] for s in spaces) / len(ready) > 0
     tight = tight or view.load.num_waiting > 0
     since = LlumnixState(
@@ -56,17 +56,17 @@ def scale(
     )
     is_coming = there > len(ready)
     if since.tight_since is not None and view.now_s - since.tight_since >= params.hold_s and not is_coming:
-        reason = f"{counted(len(ready), 'instance')} had too little room on average for {params.hold_s:g} s"
+        reason = f"{counted(len(ready), 'instance')} had too little free on average for {params.hold_s:g} s"
         return settle(view, there + 1, reason), LlumnixState()
     if since.loose_since is not None and view.now_s - since.loose_since >= params.hold_s:
-        reason = f"{counted(len(ready), 'instance')} had much room on average for {params.hold_s:g} s"
+        reason = f"{counted(len(ready), 'instance')} had much free on average for {params.hold_s:g} s"
         decision = settle(view, there - 1 if there > 1 or not view.demand else there, reason)
         return decision, LlumnixState() if decision.drain else since
-    return settle(view, there, f"room is left in {counted(len(ready), 'instance')}, neither too little nor much"), since
+    return settle(view, there, f"{counted(len(ready), 'instance')} had neither too little free nor much"), since
 
 
-def _room(view: ScalingView, instance: Instance, params: LlumnixParams) -> tuple[float, float]:
-    """How far the instance's room is above the lower and above the upper threshold, each in that threshold's unit."""
+def _free(view: ScalingView, instance: Instance, params: LlumnixParams) -> tuple[float, float]:
+    """How far what the instance has free is above the lower and the upper threshold, each in that threshold's unit."""
     outlook = view.load.outlook_by_instance.get(instance.instance_id)
     batch = view.in_flight(instance)
     if outlook is not None and instance.kv_tokens > 0:

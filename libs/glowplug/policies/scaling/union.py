@@ -1,7 +1,7 @@
 """The union of the papers on one knob: how many instances run.
 
 What waits and runs now is the floor. PreServe's forecast of tokens plans the window above it (section 4.3.2) while
-there is room for plans: not for `calm_s`, WarmServe's window, after an instance of another model found none.
+GPUs are free for plans: not for `calm_s`, WarmServe's window, after an instance of another model found none.
 HydraServe's groups bring several new instances with one cold start (section 6.1), and its keep-alive ends each by
 itself (section 8.1), the last one when the model is idle.
 
@@ -10,11 +10,11 @@ while a prewarmed copy makes that cheap: where weights come over the network, a 
 it pushes out of host memory is fetched again (mCache's workload has a fifth fewer fetches so, simulated, three seeds).
 
 WarmServe decides which replicas there are, and not how many instances: its rule, four fifths of the slots on average,
-had models that were served well take GPUs from those that waited. Without it, and with plans only where there is room,
+had models that were served well take GPUs from those that waited. Without it, and with plans only where GPUs are free,
 P99 TTFT of its workload at 25 requests/s is 1.1 s instead of 2.5 s (simulated, ten seeds).
 
 On the way down a spare instance goes once it has run nothing for the model's keep-alive, once there have been spare
-ones for `calm_s`, and at once while an instance of another model finds no room. Where that one needs several GPUs,
+ones for `calm_s`, and at once while an instance of another model finds no GPU. Where that one needs several GPUs,
 neighbours have to be free together: who drains is then not taken back while a prewarmed copy can be grown instead.
 
 While anything is expected one instance stays in PreServe (erratum E32), asked for or not. Where the models expected
@@ -36,7 +36,7 @@ from glowplug.policies.scaling.preserve_scaler import ScalerState
 class UnionParams:
     plan: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
-    calm_s: float = 300.0  # nobody has lacked room for so long before plans count; spare ones go when spare for so long
+    calm_s: float = 300.0  # plans count after no model lacked GPUs for so long, spare ones go when spare for so long
     protect_s: float = 5.0  # while an instance is that young none goes
     spare_s: float = 10.0  # what runs nothing lives so long where the model's keep-alive has no end
     last_by_keep_alive: bool = True  # a plan of one neither starts the first instance nor keeps the last
@@ -48,7 +48,7 @@ class UnionState:
 
     plan: ScalerState = field(default_factory=ScalerState)
     arrivals: hydraserve.HydraserveState | None = None
-    short_at: float = float("-inf")  # another model lacked room
+    short_at: float = float("-inf")  # another model lacked GPUs
     spare_since: float | None = None  # when there began to be more than are wanted
 
 

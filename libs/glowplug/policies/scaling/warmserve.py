@@ -155,7 +155,7 @@ def is_growing(view: ScalingView, params: WarmserveParams) -> bool:
 
 
 def is_full(view: ScalingView) -> bool:
-    """Whether requests wait while nothing is coming that they wait for and nothing that runs has room."""
+    """Whether requests wait while nothing is coming that they wait for and nothing that runs has a free slot."""
     if not view.load.num_waiting or view.num_pending:
         return False
     if any(i.state is not InstanceState.READY for i in view.running):

@@ -1,4 +1,4 @@
-"""Scaling by room left (Llumnix-like), not at all (static), and by all papers together (union)."""
+"""Scaling by what is free (Llumnix-like), not at all (static), and by all papers together (union)."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def test_llumnix_like_grows_when_the_steps_left_are_few_for_a_while():
     assert held(Asked(llumnix_like.scale), roomy, ready(1, kv_tokens=1000)).num_wanted == 1, "25 steps: in range"
 
 
-def test_llumnix_like_shrinks_by_the_one_with_the_fewest_requests_when_there_is_much_room():
+def test_llumnix_like_shrinks_by_the_one_with_the_fewest_requests_when_much_is_free():
     loose = outlooks(load(i1=2, i2=1), i1=(0.2, 0.0), i2=(0.1, 0.0))
     assert held(Asked(llumnix_like.scale), loose, ready(2, kv_tokens=1000)).drain == ("i-2",)
 
@@ -86,7 +86,7 @@ def test_the_union_is_the_larger_of_plan_and_demand():
     assert decision.num_wanted == 3, "nearly full is not full: WarmServe's four fifths are no reason here"
 
 
-def test_a_plan_waits_until_nobody_has_lacked_room_for_a_window():
+def test_a_plan_waits_until_no_model_has_lacked_gpus_for_a_window():
     """Ours: what may come takes no GPU from another model's requests; the instances that are needed do."""
     asked, plan = Asked(union.scale), a_forecast(2500, 500, **MU)
     assert asked(100.5, load(i1=1), ready(1), now=plan, wanted_elsewhere=1).num_wanted == 1
@@ -101,7 +101,7 @@ def test_the_union_lets_a_start_bring_a_group():
 
 
 def test_the_union_counts_on_arrivals_only_when_requests_wait_already():
-    """What has room needs no instance for what may come."""
+    """What has free slots needs no instance for what may come."""
     asked = Asked(union.scale)
     asked(100.0, load(arrived=10, i1=4), ready(1))
     assert asked(101.0, load(arrived=30, i1=6), ready(1)).num_wanted == 1
