@@ -28,9 +28,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from glowplug.domain.snapshot import Forecast
+from glowplug.domain.units import DAY_S
 from glowplug.policies.prediction.port import NOTHING, Reading, WindowTotals, forecast_of, reading_of
-
-DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

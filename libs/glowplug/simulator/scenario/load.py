@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glowplug.domain.units import DAY_S
 from glowplug.policies.options import base_name
 from glowplug.policies.registry import KINDS
 from glowplug.simulator.scenario.errors import ScenarioError, from_pydantic
 from glowplug.simulator.scenario.fleet import build_setup
-from glowplug.simulator.scenario.generated import DAY_S
 from glowplug.simulator.scenario.history import windows_before
 from glowplug.simulator.scenario.trace import seconds_of
 from glowplug.simulator.scenario.traffic import Traffic

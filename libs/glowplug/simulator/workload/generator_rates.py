@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from random import Random
 from typing import NamedTuple
 
-DAY_S = 86400.0
+from glowplug.domain.units import DAY_S
+
 WEEK_S = 7 * DAY_S
 
 
