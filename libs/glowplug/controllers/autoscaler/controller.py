@@ -236,7 +236,7 @@ class AutoscalerController:
         record.asked = ""
         why = f"an operator has drained {model.name}, and no instance of it starts until it is loaded again"
         return [
-            self._by_operator(record, why, "suspend", now_s),
+            self._without_policy(record, why, "suspend", now_s),
             *self._models.change(record, now_s, suspended=True),
             *self._stop_all(record, "an operator has drained the model", "drain", now_s),
         ]
@@ -248,7 +248,7 @@ class AutoscalerController:
         else:
             chosen, why = "unpin", f"an operator has unpinned {model.name}, and its last instance may leave"
         return [
-            self._by_operator(record, why, chosen, now_s),
+            self._without_policy(record, why, chosen, now_s),
             *self._models.change(record, now_s, pinned=request.pinned),
             *self._balance(record, now_s),
         ]
@@ -266,17 +266,19 @@ class AutoscalerController:
             effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance_id))
             effects += self._cancel(record, instance_id, reason)
         for instance in self.instances.living(record.key).values():
-            if not self._is_leaving(record, instance.instance_id):
+            if not record.is_leaving(instance.instance_id):
                 effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance.instance_id))
             effects += self._stop(record, instance, reason, now_s)
         return effects
 
-    def _by_operator(self, record: ModelRecord, reason: str, chosen: str, now_s: float) -> Record:
-        """What an operator decided about the model itself."""
-        return self._without_policy(record, reason, chosen, now_s, operator.POLICY)
-
     def _without_policy(
-        self, record: ModelRecord, reason: str, chosen: str, now_s: float, rule: str, instance_id: str = ""
+        self,
+        record: ModelRecord,
+        reason: str,
+        chosen: str,
+        now_s: float,
+        rule: str = operator.POLICY,
+        instance_id: str = "",
     ) -> Record:
         """A decision that no scaling policy made, but the rule of that name."""
         known = figures(self.loads.of(record.key), self.instances.of(record.key), instance_id)
@@ -301,7 +303,7 @@ class AutoscalerController:
             decision = replace(decision, reason=record.asked)
         coming = list(record.starts)
         missing = decision.num_wanted - view.num_coming_or_there
-        resumed = [] if model.suspended else [i for i in decision.resume if self._may_resume(record, i)]
+        resumed = [i for i in decision.resume if record.is_leaving(i, OrderKind.STOP) and not model.suspended]
         resumed = resumed[: max(0, missing)]
         effects = self._resume(record, decision, resumed, now_s)
         effects += self._add(record, model, decision, missing - len(resumed), load, now_s)
@@ -383,30 +385,23 @@ class AutoscalerController:
         effects: list[Effect] = []
         for instance_id in decision.drain:
             order = record.orders.get(instance_id)
-            if order is not None and not order.stops and now_s - order.sent_at < self._params.repeat_s:
+            if order and order.kind is OrderKind.RESUME and now_s - order.sent_at < self._params.repeat_s:
                 continue  # it was resumed a moment ago
-            is_first = not self._is_leaving(record, instance_id)
+            is_first = not record.is_leaving(instance_id)
             stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, becomes)
             if stop and is_first:
                 effects.append(self._decisions.record(decision, instance_id, "drain", now_s))
             effects += stop
         return effects
 
-    def _is_leaving(self, record: ModelRecord, instance_id: str) -> bool:
-        """Whether its agent was last asked to stop it."""
-        order = record.orders.get(instance_id)
-        return order is not None and order.stops
-
     def _stop(
         self, record: ModelRecord, instance: Instance, reason: str, now_s: float, becomes: Becomes = "stopped"
     ) -> list[Effect]:
-        order = record.orders.get(instance.instance_id)
-        if order is None or not order.stops:
+        if not record.is_leaving(instance.instance_id):
             record.orders[instance.instance_id] = Order(OrderKind.STOP, now_s)
-        elif now_s - order.sent_at < self._params.repeat_s:
+        elif now_s - record.orders[instance.instance_id].sent_at < self._params.repeat_s:
             return []
-        else:
-            order.sent_at = now_s
+        record.orders[instance.instance_id].sent_at = now_s
         command = StopInstance(
             target=instance.node_id,
             instance_id=instance.instance_id,
@@ -415,10 +410,6 @@ class AutoscalerController:
             becomes=becomes,
         )
         return [Publish(command)]
-
-    def _may_resume(self, record: ModelRecord, instance_id: str) -> bool:
-        order = record.orders.get(instance_id)
-        return order is not None and order.kind is OrderKind.STOP
 
     def _resume(
         self, record: ModelRecord, decision: ScaleDecision, instance_ids: list[str], now_s: float

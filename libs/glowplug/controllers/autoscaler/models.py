@@ -36,14 +36,19 @@ class OrderKind(StrEnum):
     RESUME = "resume"
 
 
+STOPS = (OrderKind.STOP, OrderKind.UNLOAD)
+_DRAINS = (InstanceState.READY, InstanceState.DRAINING)
+_CHANGES = {  # the state before and after an order
+    OrderKind.STOP: _DRAINS,
+    OrderKind.UNLOAD: _DRAINS,
+    OrderKind.RESUME: _DRAINS[::-1],
+}
+
+
 @dataclass(slots=True)
 class Order:
     kind: OrderKind
     sent_at: float
-
-    @property
-    def stops(self) -> bool:
-        return self.kind is not OrderKind.RESUME
 
 
 @dataclass(slots=True)
@@ -74,6 +79,11 @@ class ModelRecord:
         """Whether nothing is known that a new record would not have. Its instances are in another table."""
         kept = self.starts or self.orders or self.forecasts
         return self.model is None and self.undeployed_revision is None and not kept
+
+    def is_leaving(self, instance_id: str, *kinds: OrderKind) -> bool:
+        """Whether its agent was last asked to stop it, by one of these `kinds` (none: by any)."""
+        order = self.orders.get(instance_id)
+        return order is not None and order.kind in (kinds or STOPS)
 
     def undeployed(self) -> "ModelRecord":
         """The record once the model is no more: what is under way goes on."""
@@ -114,7 +124,8 @@ class ModelRecord:
         if not rows:
             self.unknown_since = None
         for instance_id, order in list(self.orders.items()):
-            if instance_id not in rows if order.stops else now_s - order.sent_at >= repeat_s:
+            is_over = now_s - order.sent_at >= repeat_s if order.kind is OrderKind.RESUME else instance_id not in rows
+            if is_over:
                 del self.orders[instance_id]
 
     def demand(self, load: ModelLoad, rows: Mapping[str, Instance]) -> ModelLoad:
@@ -126,26 +137,20 @@ class ModelRecord:
         return replace(load, num_in_flight=max(0, load.num_in_flight - leaving)) if leaving else load
 
     def _has_left(self, instance_id: str, rows: Mapping[str, Instance]) -> bool:
-        order, row = self.orders.get(instance_id), rows.get(instance_id)
-        is_unloaded = order is not None and order.kind is OrderKind.UNLOAD
-        return is_unloaded or (row is not None and (row.state.is_gone or row.state.is_dormant))
+        row = rows.get(instance_id)
+        is_over = row is not None and (row.state.is_gone or row.state.is_dormant)
+        return is_over or self.is_leaving(instance_id, OrderKind.UNLOAD)
 
     def as_ordered(self, rows: Mapping[str, Instance], now_s: float, repeat_s: float) -> tuple[Instance, ...]:
         """The rows as they will be when the orders of a moment ago are carried out: a policy that has chosen does not
         choose again before the agent has acted."""
-        if not self.orders:
-            return tuple(rows.values())
-        return tuple(self._as_ordered(row, now_s, repeat_s) for row in rows.values())
-
-    def _as_ordered(self, row: Instance, now_s: float, repeat_s: float) -> Instance:
-        order = self.orders.get(row.instance_id)
-        if order is None or now_s - order.sent_at >= repeat_s:
-            return row
-        if order.stops and row.state is InstanceState.READY:
-            return replace(row, state=InstanceState.DRAINING)
-        if not order.stops and row.state is InstanceState.DRAINING:
-            return replace(row, state=InstanceState.READY)
-        return row
+        becomes = {}
+        for instance_id, order in self.orders.items():
+            before, after = _CHANGES[order.kind]
+            row = rows.get(instance_id)
+            if row is not None and row.state is before and now_s - order.sent_at < repeat_s:
+                becomes[instance_id] = replace(row, state=after)
+        return tuple({**rows, **becomes}.values()) if becomes else tuple(rows.values())
 
 
 class ModelTable:
