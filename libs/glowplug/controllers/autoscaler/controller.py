@@ -126,13 +126,14 @@ class AutoscalerController:
         effects: list[Effect] = []
         for key in sorted({*self._models.records, *self.instances.model_keys}):
             record = self._models.of(key)
+            if now_s < record.rest_until:
+                continue
             rows = self.instances.of(key)
             record.expire(rows, now_s, self._params.repeat_s)
-            if record.model is None and not rows:
-                if record.is_empty:
-                    del self._models.records[key]
-            elif now_s >= record.rest_until:
+            if record.model is not None or rows:
                 effects += self._balance(record, now_s)
+            elif record.is_empty:
+                del self._models.records[key]
         return effects
 
     def _on_load(self, event: Event, now_s: float) -> list[Effect]:

@@ -194,15 +194,13 @@ class ModelTable:
     def gpus_wanted_beside(self, model_key: str, now_s: float) -> int:
         """GPUs of the largest instance of another model that has no place, though the placer has been asked for a
         while."""
-        return max(
-            (
-                record.model.num_gpus
-                for record in self._starting.values()
-                if record.key != model_key and record.model is not None
-                if any(now_s - start.wanted_at >= PLACED_S for start in record.starts.values())
-            ),
-            default=0,
-        )
+        most = 0
+        for record in self._starting.values():
+            if record.model is None or record.model.num_gpus <= most or record.key == model_key:
+                continue
+            if any(now_s - start.wanted_at >= PLACED_S for start in record.starts.values()):
+                most = record.model.num_gpus
+        return most
 
     # rows
 
