@@ -121,11 +121,11 @@ def test_who_was_told_to_come_back_counts_before_it_is_heard():
     controller.handle(an_event(InstanceReady(instance=leaving)), 10.2)
     effects = controller.handle(waiting(), 10.3)
     assert len(published(effects, ResumeInstance)) == 1
-    assert [e for e in controller.handle(Tick(), 10.5) if isinstance(e, Publish)] == [], "no start, no second word"
+    assert [e for e in controller.handle(Tick(), 10.5) if isinstance(e, Publish)] == [], "no start, no second command"
 
 
 def test_a_policy_that_cannot_make_up_its_mind_is_not_followed_at_every_event():
-    """It drains while one runs and wants two while it drains: without a pause the two would talk for ever."""
+    """It drains while one runs and wants one while it drains: without a pause commands would alternate for ever."""
 
     def torn(view, state):
         return settle(view, 0 if view.num_running else 1, "torn", keep_alive_s=0.0), None
@@ -133,13 +133,13 @@ def test_a_policy_that_cannot_make_up_its_mind_is_not_followed_at_every_event():
     controller = autoscaler(a_model(), scale=torn)
     row = an_instance(ready_at=1.0)
     controller.handle(load_report(m=ModelLoad(last_active_at=1.0)), 1.0)
-    words = []
+    sent = []
     for tick in range(100):
         effects = controller.handle(an_event(InstanceReady(instance=row)), 2.0 + tick * 0.01)
-        words += published(effects, StopInstance) + published(effects, ResumeInstance)
-        draining = InstanceState.DRAINING if words and isinstance(words[-1], StopInstance) else InstanceState.READY
+        sent += published(effects, StopInstance) + published(effects, ResumeInstance)
+        draining = InstanceState.DRAINING if sent and isinstance(sent[-1], StopInstance) else InstanceState.READY
         row = replace(row, state=draining, revision=row.revision + 1)
-    assert [type(word).__name__ for word in words] == ["StopInstance", "ResumeInstance"]
+    assert [type(command).__name__ for command in sent] == ["StopInstance", "ResumeInstance"]
 
 
 def lean(view, state):
