@@ -20,9 +20,8 @@ from bench.papers.experiment import Experiment, Finding, Outcome, Runs, Spread, 
 from bench.papers.m_workload import SOURCES, Asked, Penalty, requests
 from bench.papers.plots import Bars, Lines
 from glowplug.policies.caching.mcache_importance import Importance
-from glowplug.policies.caching.ordering import Ordering, evict
+from glowplug.policies.caching.ordering import Ordering, Resident, evict
 from glowplug.policies.caching.recency import Arc, Belady, Lfu, Lru, Srrip
-from glowplug.policies.caching.resident import Resident
 
 MAIN, BYTES, BASE, ALIKE, SHUFFLED, BURSTS, BURSTS_BYTES = (f"{source} random" for source in SOURCES)
 NUM_HOURS = 4  # in each seed

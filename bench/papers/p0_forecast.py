@@ -11,7 +11,7 @@ from bench.papers.plots import day
 from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, SeasonalNaive
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
 from glowplug.policies.prediction.preserve_workload import PreserveWorkload
-from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
+from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 
 BIN_S, WINDOW_S, DAY_S = 10, 600, 86_400
 PER_WINDOW, PER_DAY = WINDOW_S // BIN_S, DAY_S // WINDOW_S

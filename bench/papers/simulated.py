@@ -84,8 +84,8 @@ def curve(of: Quantiles) -> list[list[float]]:
 
 
 def policies(**names: str) -> list[str]:
-    """Settings that choose policies by room."""
-    return [f"policies.{room}={name}" for room, name in names.items()]
+    """Settings that choose policies by kind."""
+    return [f"policies.{kind}={name}" for kind, name in names.items()]
 
 
 def points(pairs: Sequence[Sequence[float]]) -> list[tuple[float, float]]:

@@ -178,7 +178,7 @@ class Fleet:
         names = {"placement": placement, "eviction": "lru", "prewarming": "none"}
         if placement in ("warmserve", "union"):
             names["prewarming"] = "warmserve"
-        place, evict, prewarm = (choose(room, name) for room, name in names.items())
+        place, evict, prewarm = (choose(kind, name) for kind, name in names.items())
         params = PlacerParams(settle_s=0.0, start_stages=STAGES, forget_s=1e9)
         self.placer = PlacerController(place, evict, names, 1, params, prewarm=prewarm)
         self.now_s, self.took = 0.0, list[tuple[str, float]]()

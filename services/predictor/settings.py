@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from glowplug.controllers.predictor.controller import PredictorParams
-from glowplug.controllers.predictor.forecasts import CapacityParams
+from glowplug.controllers.predictor.params import CapacityParams, PredictorParams
 from glowplug.runtime.settings import ElectedSettings
 
 

@@ -4,8 +4,9 @@ import asyncio
 import time
 from typing import Any
 
-from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.messages import RegionsFound
+from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.controllers.prefetcher.reads import READS
 from glowplug.domain.errors import NoSpace
 from glowplug.policies.caching.mcache_importance import ImportanceParams

@@ -99,10 +99,10 @@ def anchors(page: str) -> set[str]:
 def test_variables_in_code_and_docs_are_the_ones_on_the_page() -> None:
     page = set(VARIABLE.findall(text("docs/configuration.md")))
     urls = {f"GLOWPLUG_{s}_URL" for s in ("ROUTER", "AUTOSCALER", "PLACER", "PREDICTOR", "CONSOLE", "DATA")}
-    rooms = ("libs", "services", "tests", "bench", "deploy", "docs", "scenarios")
+    folders = ("libs", "services", "tests", "bench", "deploy", "docs", "scenarios")
     used = {
         (f, name)
-        for f in [*files_in(*rooms), *PAGES, "Makefile", ".ci/run"]
+        for f in [*files_in(*folders), *PAGES, "Makefile", ".ci/run"]
         if not f.startswith("tests/house/") and f.rpartition(".")[2] not in ("png", "svg", "ico", "woff2")
         for name in VARIABLE.findall(text(f))
     }
@@ -125,8 +125,8 @@ def test_verbs_the_docs_name_exist() -> None:
 
 
 def test_paths_the_docs_name_exist() -> None:
-    rooms = r"(?:libs|services|tests|proto|docs|deploy|bench|scenarios)"
-    named = {(p, path) for p in PAGES for path in re.findall(rf"`({rooms}/[\w./-]+)`", text(p))}
+    folders = r"(?:libs|services|tests|proto|docs|deploy|bench|scenarios)"
+    named = {(p, path) for p in PAGES for path in re.findall(rf"`({folders}/[\w./-]+)`", text(p))}
     assert {(p, path) for p, path in named if not (ROOT / path).exists()} == set()
 
 

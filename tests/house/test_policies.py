@@ -1,4 +1,4 @@
-"""docs/policies.md and the registry name the same policies, the default of each room first."""
+"""docs/policies.md and the registry name the same policies, the default of each kind first."""
 
 import importlib
 import re
@@ -18,39 +18,39 @@ def sections() -> dict[str, str]:
     return dict(SECTION.findall(text("docs/policies.md")))
 
 
-def test_every_room_has_its_section_and_no_other_has() -> None:
+def test_every_kind_has_its_section_and_no_other_has() -> None:
     assert sorted(sections()) == sorted(KINDS)
 
 
-@pytest.mark.parametrize("room", sorted(KINDS))
-def test_every_policy_of_a_room_is_on_the_page_once(room: str) -> None:
-    names = [name for name, _, _ in ROW.findall(sections()[room])]
-    assert sorted(names) == sorted(KINDS[room])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_policy_of_a_kind_is_on_the_page_once(kind: str) -> None:
+    names = [name for name, _, _ in ROW.findall(sections()[kind])]
+    assert sorted(names) == sorted(KINDS[kind])
 
 
 def test_every_option_on_the_page_is_one_of_its_policy() -> None:
     rows = re.findall(r"^\| .+? \| (\w+) \| (`.+`) \|$", text("docs/policies.md"), re.MULTILINE)
-    named = [(room, name) for room, cell in rows for name in re.findall(r"`([^`]+)`", cell) if room in KINDS]
+    named = [(kind, name) for kind, cell in rows for name in re.findall(r"`([^`]+)`", cell) if kind in KINDS]
     assert len(named) > 12
-    for room, name in named:
-        assert choose(room, name), name
+    for kind, name in named:
+        assert choose(kind, name), name
 
 
-@pytest.mark.parametrize("room", sorted(KINDS))
-def test_the_setting_of_a_room_exists_and_its_default_stands_first(room: str) -> None:
-    variable = f"GLOWPLUG_POLICY_{room.upper()}"
-    assert variable in sections()[room]
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_setting_of_a_kind_exists_and_its_default_stands_first(kind: str) -> None:
+    variable = f"GLOWPLUG_POLICY_{kind.upper()}"
+    assert variable in sections()[kind]
     defaults = {
         field.default
         for service in SERVICES
         for cls in vars(importlib.import_module(f"services.{service}.settings")).values()
-        if (field := getattr(cls, "model_fields", {}).get(f"policy_{room}")) is not None
+        if (field := getattr(cls, "model_fields", {}).get(f"policy_{kind}")) is not None
     }
-    assert {base_name(name) for name in defaults} == {ROW.findall(sections()[room])[0][0]}
+    assert {base_name(name) for name in defaults} == {ROW.findall(sections()[kind])[0][0]}
 
 
 def test_what_a_scenario_leaves_out_is_on_the_page_as_a_baseline() -> None:
     setup = importlib.import_module("glowplug.simulator.setup")
-    for room, body in sections().items():
+    for kind, body in sections().items():
         after = {name: paper for name, _, paper in ROW.findall(body)}
-        assert after[getattr(setup.PolicyNames(), room)].startswith("baseline"), room
+        assert after[getattr(setup.PolicyNames(), kind)].startswith("baseline"), kind

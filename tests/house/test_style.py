@@ -10,7 +10,7 @@ from tests.house.tree import files, files_in, literals, python, text, tree
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 70
 SPEAKS_FOR_ITSELF_LINES = 12  # a definition this short may go without a docstring
-JUNK_ROOMS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+JUNK_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 CODE = python("libs", "services", "tests", "bench", "deploy")
 
@@ -33,8 +33,8 @@ def test_no_function_is_too_long() -> None:
     assert not long
 
 
-def test_no_room_is_a_junk_drawer() -> None:
-    named = [f for f in files() if {part.removesuffix(".py") for part in f.split("/")} & JUNK_ROOMS]
+def test_no_folder_or_file_is_a_junk_drawer() -> None:
+    named = [f for f in files() if {part.removesuffix(".py") for part in f.split("/")} & JUNK_NAMES]
     assert not named
 
 

@@ -1,4 +1,4 @@
-"""The tree as the house tests see it: what git tracks or would track, parsed once."""
+"""The tree as these tests see it: what git tracks or would track, parsed once."""
 
 import ast
 import subprocess
@@ -23,13 +23,13 @@ def files() -> tuple[str, ...]:
     return tuple(sorted({name for name in names if name and (ROOT / name).is_file()}))
 
 
-def files_in(*rooms: str, suffix: str = "") -> list[str]:
+def files_in(*folders: str, suffix: str = "") -> list[str]:
     """Files below the given folders."""
-    return [f for f in files() if f.endswith(suffix) and any(f.startswith(f"{room}/") for room in rooms)]
+    return [f for f in files() if f.endswith(suffix) and any(f.startswith(f"{folder}/") for folder in folders)]
 
 
-def python(*rooms: str) -> list[str]:
-    return files_in(*rooms, suffix=".py")
+def python(*folders: str) -> list[str]:
+    return files_in(*folders, suffix=".py")
 
 
 @cache

@@ -14,7 +14,7 @@ from glowplug.controllers.reads import Reads
 from glowplug.events.commands import PlaceInstance, StopInstance
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
-from glowplug.policies.scaling.reactive import scale
+from glowplug.policies.scaling.baselines import reactive as scale
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.shell import Shell
 from glowplug.state.memory_store import MemoryStore

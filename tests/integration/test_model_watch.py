@@ -12,7 +12,7 @@ from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.autoscaler.reads import READS
 from glowplug.domain.model import Model
-from glowplug.policies.scaling.reactive import scale
+from glowplug.policies.scaling.baselines import reactive as scale
 from glowplug.runtime.shell import Shell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from glowplug.domain.snapshot import Target
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_balancer import LoadAware
-from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadAwareParams, load_of, route
+from glowplug.policies.routing.preserve_load_aware import InstanceLoad, load_of, route
 
 IDS = ("i-0", "i-1", "i-2", "i-3", "i-4")
 KV_TOKENS = 400
@@ -110,7 +110,7 @@ def test_looking_at_the_lowest_few_is_off_by_less_than_the_request_and_the_growt
     deeds: list[tuple[str, str, int, int]], prompt: int, expected: int, most: int
 ) -> None:
     few = BalancerParams(tpot_s=0.5, num_refreshed=99, most_visited=most)
-    story, params = Story(few).do(deeds), LoadAwareParams()
+    story, params = Story(few).do(deeds), BalancerParams()
     chosen = story.balancer.choose(prompt, expected, story.now_s).instance_id
     loads = {load.instance_id: load_of(load, prompt, expected, params) for load in story.plain()}
     assert (chosen == "") == (not loads)

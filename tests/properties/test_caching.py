@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.policies.caching.kinds import CACHING, CacheFacts
-from glowplug.policies.caching.ordering import evict
-from glowplug.policies.caching.resident import Resident
-from glowplug.policies.registry import choose
+from glowplug.policies.caching.mcache_importance import CacheFacts
+from glowplug.policies.caching.ordering import Resident, evict
+from glowplug.policies.registry import KINDS, choose
 
 CAPACITY = 100
 NAMES = "abcdefgh"
@@ -17,7 +16,7 @@ asks = st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0, 100)), max_size=6
 holds = st.frozensets(st.sampled_from(NAMES), max_size=3)
 
 
-@pytest.mark.parametrize("caching", sorted(CACHING))
+@pytest.mark.parametrize("caching", sorted(KINDS["caching"]))
 @given(asks=asks, held=holds, dropped=st.sets(st.integers(0, 59), max_size=5))
 def test_held_stay_bytes_fit_and_the_same_asks_give_the_same_victims(
     caching: str, asks: list[tuple[str, float]], held: frozenset[str], dropped: set[int]

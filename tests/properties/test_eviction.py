@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.policies.caching.mcache_importance import Importance, ImportanceParams
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.decisions import EvictDecision
 from glowplug.policies.registry import KINDS
 

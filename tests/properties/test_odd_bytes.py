@@ -16,7 +16,8 @@ from glowplug.controllers.effects import Publish, Record, Save, Tick
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.placer.controller import CORDONS, PlacerController
 from glowplug.controllers.predictor.controller import PredictorController
-from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.errors import StaleEpoch

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
-from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadAwareParams, LoadOrder, load_of, route
+from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadOrder, load_of, route
 
 M, HORIZON = 500, 60
 NAMES = st.sampled_from("abcde")
@@ -83,7 +84,7 @@ def test_stopping_early_finds_what_asking_everybody_finds(made, prompt, expected
         InstanceLoad(f"i-{n}", both(deeds)[1], queued, current, room)
         for n, (deeds, queued, current, room) in enumerate(made)
     ]
-    params = LoadAwareParams()
+    params = BalancerParams()
     open_ = [
         (load_of(load, prompt, expected, params), load.tokens, load.instance_id) for load in loads if load.has_room
     ]
@@ -101,7 +102,7 @@ def test_stopping_early_finds_what_asking_everybody_finds(made, prompt, expected
 @given(DEEDS, st.integers(1, 200), st.integers(1, 100), st.integers(0, 200))
 def test_more_load_never_lowers_a_score(deeds, prompt, expected, more):
     _, look = both(deeds)
-    params = LoadAwareParams()
+    params = BalancerParams()
     here = load_of(InstanceLoad("i", look, 10, 10), prompt, expected, params)
     assert load_of(InstanceLoad("i", look, 10 + more, 10), prompt, expected, params) >= here
     assert load_of(InstanceLoad("i", look, 10, 10), prompt + more, expected, params) >= here

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.decision import DecisionRecord
-from glowplug.policies.caching.kinds import CACHING
+from glowplug.policies.registry import KINDS
 from glowplug.simulator.scenario.load import load
 from glowplug.simulator.world import World
 
@@ -25,7 +25,7 @@ def run(caching: str, seconds: float = 600.0) -> tuple[World, list[DecisionRecor
     return world, evictions
 
 
-@pytest.mark.parametrize("caching", sorted(CACHING))
+@pytest.mark.parametrize("caching", sorted(KINDS["caching"]))
 def test_host_memory_is_shared_by_any_order(caching: str) -> None:
     world, evictions = run(caching)
     assert evictions and {record.policy for record in evictions} == {caching}

@@ -122,7 +122,7 @@ class World:
         change = election.passed(now)
         self.changed(candidate, change)
         if change is Change.NONE:
-            change = election.failed(now) if lease is None else election.told(ask, lease, asked_at, now)
+            change = election.failed(now) if lease is None else election.answered(ask, lease, asked_at, now)
             self.changed(candidate, change)
         assert change is not Change.LEAD or election.epoch > was
         self.at(election.wait_s(now) / candidate.rate, lambda: self.wake(candidate))

@@ -5,13 +5,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from glowplug.bus.port import BusCounts, BusUnavailable, Handler
+from glowplug.bus.port import MAX_DELIVER, BusCounts, BusUnavailable, Handler
 from glowplug.events import Event, decode, encode
 from glowplug.events.envelope import MalformedEvent
 from glowplug.events.subjects import is_command_filter, is_kept, is_subject_of, subject
 
 log = logging.getLogger(__name__)
-MAX_DELIVER = 5
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -14,8 +14,8 @@ from nats.js import JetStreamContext
 from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from glowplug.bus.nats_storing import CHECK_HEADER, Storing
-from glowplug.bus.port import BusCounts, BusUnavailable, Handler
-from glowplug.bus.streams import MAX_DELIVER, consumer_config, stream_configs, stream_of
+from glowplug.bus.port import MAX_DELIVER, BusCounts, BusUnavailable, Handler
+from glowplug.bus.streams import consumer_config, stream_configs, stream_of
 from glowplug.events import Event, decode, encode
 from glowplug.events import subjects as names
 from glowplug.events.envelope import MalformedEvent

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from glowplug.events import Event
 
+MAX_DELIVER = 5  # times that a durable reader is given an event before it is given up
+
 Handler = Callable[[Event], Awaitable[None]]
 
 

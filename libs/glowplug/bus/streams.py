@@ -12,9 +12,9 @@ from nats.js.api import (
     StreamConfig,
 )
 
+from glowplug.bus.port import MAX_DELIVER
 from glowplug.events import subjects
 
-MAX_DELIVER = 5
 ACK_WAIT_S = 4.0  # a command held by a reader that was killed waits this long for the next one
 MAX_ACK_PENDING = 256
 COMMANDS_MAX_AGE_S = 60.0

@@ -44,7 +44,7 @@ class Election:
         self._valid_until = self._next_at = self._looked_at = -math.inf
         self._free_at = math.inf  # when the lease last seen has run out
         self._unknown_since: float | None = None  # since when the store has known nothing of what we know
-        self.highest_epoch = 0  # of any leader, as far as we have heard
+        self.highest_epoch = 0  # of any leader that an answer has named
 
     @property
     def leads(self) -> bool:
@@ -71,7 +71,7 @@ class Election:
         is_fresh = now - self._looked_at <= 2 * self._lease_s / RENEWALS  # not asleep since
         return Ask.TAKE if is_fresh and now >= self._free_at else Ask.SEE
 
-    def told(self, asked: Ask, lease: Lease, asked_at: float, now: float) -> Change:
+    def answered(self, asked: Ask, lease: Lease, asked_at: float, now: float) -> Change:
         """The store's answer to what was asked at `asked_at`."""
         self.lease = lease
         is_mine = lease.holder == self.holder

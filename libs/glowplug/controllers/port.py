@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from glowplug.controllers.effects import Effect
+from glowplug.events.envelope import Event
 
 Handler = Callable[[Any, float], list[Effect]]  # (stimulus, now_s) -> effects
+Handlers = Mapping[type[Any], Handler]
 
 
 class Controller(Protocol):
@@ -20,7 +22,16 @@ class Controller(Protocol):
         ...
 
 
-class Heir(Controller, Protocol):
+class Dispatching(Controller, Protocol):
+    """A controller that says what it handles: a test holds this against what its package's reads.py subscribes to."""
+
+    @property
+    def handlers(self) -> Handlers:
+        """By the class of an event's payload, or of a stimulus of the service's own; Tick among them."""
+        ...
+
+
+class Elected(Dispatching, Protocol):
     """A controller of a service whose processes elect a leader. A standby's is made anew at each reading of the
     tables, as the leader's is when its term begins, so that one way of becoming what the tables say is tried all the
     time."""
@@ -31,10 +42,13 @@ class Heir(Controller, Protocol):
         ...
 
 
-class Dispatching(Protocol):
-    """A controller that says what it handles: a test holds this against what its package's reads.py subscribes to."""
-
-    @property
-    def handlers(self) -> Mapping[type[Any], Handler]:
-        """By the class of an event's payload, or of a stimulus of the service's own; Tick among them."""
-        ...
+def dispatch(handlers: Handlers, stimulus: Any, now_s: float) -> list[Effect]:
+    """Hand `stimulus` to the handler of its class; an event goes by the class of its payload, and one that nobody
+    handles has no effect. Raises TypeError for another stimulus without a handler."""
+    if isinstance(stimulus, Event):
+        handler = handlers.get(type(stimulus.data))
+        return handler(stimulus, now_s) if handler else []
+    handler = handlers.get(type(stimulus))
+    if handler is None:
+        raise TypeError(f"no handler for a {type(stimulus).__name__}")
+    return handler(stimulus, now_s)

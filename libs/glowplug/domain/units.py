@@ -2,7 +2,9 @@
 
 import re
 from functools import lru_cache
+from typing import Final
 
+DAY_S: Final = 86_400.0
 _NUMBER = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 _BYTES = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power

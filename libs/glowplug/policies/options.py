@@ -12,8 +12,7 @@ from inspect import signature
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.caching.kinds import mcache
-from glowplug.policies.caching.mcache_importance import ImportanceParams
+from glowplug.policies.caching.mcache_importance import ImportanceParams, mcache
 from glowplug.policies.prediction.port import Forecaster
 from glowplug.policies.routing.port import BalancerParams
 
@@ -37,21 +36,21 @@ def options_of(name: str) -> dict[str, str]:
     return found
 
 
-def configured(room: str, name: str, policy: Policy) -> Policy:
-    """`policy` with the options that stand behind its name. Raises BadRequest naming the room and the field."""
+def configured(kind: str, name: str, policy: Policy) -> Policy:
+    """`policy` with the options that stand behind its name. Raises BadRequest naming the kind and the field."""
     try:
         options = options_of(name)
         if not options:
             return policy
-        if room == "prediction":
+        if kind == "prediction":
             return Forecasters(policy, options)
-        if room == "caching":
+        if kind == "caching":
             return _ordering(policy, options)
-        if room == "routing":
+        if kind == "routing":
             return _balancer(base_name(name), policy, options)
         return _function(policy, options)
     except ValueError as error:
-        raise BadRequest(f"{room} policy {base_name(name)!r}: {error}", param=f"policy_{room}") from error
+        raise BadRequest(f"{kind} policy {base_name(name)!r}: {error}", param=f"policy_{kind}") from error
 
 
 def laid_over(params: Any, options: Mapping[str, str], beneath: str = "") -> Any:
@@ -95,7 +94,7 @@ def _value(path: str, text: str, default: Any, hint: Any) -> Any:
 
 
 def _function(policy: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the rooms whose policies are functions with `params`."""
+    """Of the kinds whose policies are functions with `params`."""
     given = signature(policy).parameters.get("params")
     if given is None or not is_dataclass(given.default):
         raise ValueError("it has no options")
@@ -104,7 +103,7 @@ def _function(policy: Policy, options: Mapping[str, str]) -> Policy:
 
 
 def _ordering(make: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the room "caching": fields of the importance, for who weighs it."""
+    """Of the kind "caching": fields of the importance, for who weighs it."""
     if make is not mcache:
         raise ValueError("it has no options")
     laid_over(ImportanceParams(), options)  # what is wrong with them is said at once
@@ -116,7 +115,7 @@ def _ordering(make: Policy, options: Mapping[str, str]) -> Policy:
 
 
 def _balancer(name: str, make: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the room "routing": fields of what the policies that look ahead are told."""
+    """Of the kind "routing": fields of what the policies that look ahead take."""
     if name not in _LOOK_AHEAD:
         raise ValueError("it has no options")
     laid_over(BalancerParams(), options)
@@ -128,7 +127,7 @@ def _balancer(name: str, make: Policy, options: Mapping[str, str]) -> Policy:
 
 
 class Forecasters:
-    """A factory of the room "prediction" whose forecasters have options in their `params`."""
+    """A factory of the kind "prediction" whose forecasters have options in their `params`."""
 
     def __init__(self, make: Policy, options: Mapping[str, str]) -> None:
         self._make, self._options = make, dict(options)

@@ -1,11 +1,12 @@
-"""Policies by name. A service picks one from configuration: `GLOWPLUG_POLICY_<ROOM>=name`, with options behind it where
+"""Policies by name. A service picks one from configuration: `GLOWPLUG_POLICY_<KIND>=name`, with options behind it where
 the policy has any (`options`)."""
 
 from collections.abc import Callable
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.caching.kinds import CACHING
+from glowplug.policies.caching.mcache_importance import mcache
+from glowplug.policies.caching.recency import Arc, Lfu, Lru, Srrip
 from glowplug.policies.eviction import lru
 from glowplug.policies.eviction import swapserve as swapserve_preemption
 from glowplug.policies.options import base_name, configured
@@ -14,7 +15,7 @@ from glowplug.policies.placement import hydraserve as hydraserve_placement
 from glowplug.policies.placement import union as union_placement
 from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
 from glowplug.policies.prediction.learned import preserve_workload
-from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
+from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 from glowplug.policies.prewarming import baselines as prewarming_baselines
 from glowplug.policies.prewarming import union as union_prewarming
 from glowplug.policies.prewarming import warmserve as warmserve_prewarming
@@ -22,7 +23,8 @@ from glowplug.policies.routing.counted import first_room, least_loaded, minimum_
 from glowplug.policies.routing.llumnix_like import llumnix_like
 from glowplug.policies.routing.preserve_balancer import preserve_load_aware
 from glowplug.policies.routing.preserve_balancer import union as route_union
-from glowplug.policies.scaling import hydraserve, preserve, proactive, reactive, static, union, warmserve
+from glowplug.policies.scaling import baselines as scaling_baselines
+from glowplug.policies.scaling import hydraserve, preserve, union, warmserve
 from glowplug.policies.scaling.llumnix_like import scale as llumnix_scale
 
 Policy = Callable[..., Any]
@@ -47,16 +49,16 @@ KINDS: dict[str, dict[str, Policy]] = {
         "union": union_placement.place,
     },
     "scaling": {
-        "reactive": reactive.scale,
+        "reactive": scaling_baselines.reactive,
         "warmserve": warmserve.scale,
         "warmserve_one_way": warmserve.one_way,
         "hydraserve": hydraserve.scale,
         "preserve": preserve.scale,
-        "proactive": proactive.scale,
-        "hybrid": proactive.hybrid,
+        "proactive": scaling_baselines.proactive,
+        "hybrid": scaling_baselines.hybrid,
         "llumnix_like": llumnix_scale,
-        "static": static.scale,
-        "muxserve_like": static.muxserve_like,
+        "static": scaling_baselines.static,
+        "muxserve_like": scaling_baselines.muxserve_like,
         "union": union.scale,
     },
     "eviction": {"lru": lru.evict, "swapserve": swapserve_preemption.evict},
@@ -77,15 +79,21 @@ KINDS: dict[str, dict[str, Policy]] = {
         "warmserve_unproactive": warmserve_prewarming.unproactive,
         "union": union_prewarming.plan,
     },
-    "caching": {**CACHING},
+    "caching": {
+        "lru": lambda _: Lru(),
+        "lfu": lambda _: Lfu(),
+        "arc": lambda cache: Arc(cache.capacity_bytes),
+        "srrip": lambda _: Srrip(),
+        "mcache": mcache,
+    },
 }
 
 
-def choose(room: str, name: str) -> Policy:
-    """The policy `name` of `room`, with the options behind its name. Raises BadRequest naming the field and what there
+def choose(kind: str, name: str) -> Policy:
+    """The policy `name` of `kind`, with the options behind its name. Raises BadRequest naming the field and what there
     is."""
-    policies, base = KINDS[room], base_name(name)
+    policies, base = KINDS[kind], base_name(name)
     if base not in policies:
         known = ", ".join(sorted(policies)) or "none yet"
-        raise BadRequest(f"no {room} policy named {base!r} (there are: {known})", param=f"policy_{room}")
-    return configured(room, name, policies[base])
+        raise BadRequest(f"no {kind} policy named {base!r} (there are: {known})", param=f"policy_{kind}")
+    return configured(kind, name, policies[base])

@@ -1,4 +1,4 @@
-"""Whole systems by name: a policy for every room with the settings that go with them. `union` joins the five papers;
+"""Whole systems by name: a policy of every kind with the settings that go with them. `union` joins the five papers;
 the other names are each paper alone, and the baselines they were compared with.
 
 This is the one definition of each. A fleet (`GLOWPLUG_POLICIES=warmserve`), a scenario (`policies: warmserve`, or
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """`policies` by room, and `params`: what each service is told besides. Every system says all of both, so that
+    """`policies` by kind, and `params`: settings of each service beside them. Every system says all of both, so that
     nothing of another one is left over where it is laid over a scenario."""
 
     about: str
@@ -29,7 +29,7 @@ def _system(
     turns: str = "fair",
     victims: str = "oldest_use",
     reservation: str = "",
-    **rooms: str,
+    **kinds: str,
 ) -> System:
     chosen = {
         "routing": "least_loaded",
@@ -39,7 +39,7 @@ def _system(
         "prewarming": "none",
         "eviction": "lru",
         "caching": "lru",
-    } | rooms
+    } | kinds
     params = {
         "agent": {"reservation": reservation},
         "autoscaler": {"stop_becomes": stop_becomes},
@@ -49,7 +49,7 @@ def _system(
 
 
 DEFAULT: Final = "union"
-"""What a fleet runs that is told nothing: the defaults of the services' settings are its values."""
+"""What a fleet runs unless a setting says otherwise: the defaults of the services' settings are its values."""
 
 SYSTEMS: Final[Mapping[str, System]] = {
     "union": _system(

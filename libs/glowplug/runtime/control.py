@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
-from glowplug.controllers.port import Controller, Heir
+from glowplug.controllers.port import Controller, Elected
 from glowplug.controllers.reads import Reads
 from glowplug.domain.errors import NoCapacity
 from glowplug.runtime.forward import ToLeader
@@ -77,7 +77,7 @@ class ControlService:
         background: Background | None = None,
     ) -> None:
         """Serve until `stopping`. `background(shell)` is a coroutine run beside it (while this process leads, where one
-        does), whose error ends the service. Where one leads, controllers are Heirs."""
+        does), whose error ends the service. Where one leads, controllers are Elected."""
         world, settings = self.world, self.world.settings
         app.state.about = self.about
         forward = ToLeader(lambda: self.candidate)
@@ -141,7 +141,7 @@ class ControlService:
 
     async def _stand(
         self,
-        make_controller: Callable[[int], Heir],
+        make_controller: Callable[[int], Elected],
         background: Background | None,
         url: str,
         lease_s: float,

@@ -16,7 +16,7 @@ from glowplug.bus.port import Bus
 from glowplug.controllers.effects import Save, Tick
 from glowplug.controllers.election import RENEWALS, Ask, Change, Election
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.port import Heir
+from glowplug.controllers.port import Elected
 from glowplug.domain.errors import NotLeader
 from glowplug.domain.lease import Leader, Lease
 from glowplug.events import Event
@@ -94,7 +94,7 @@ class Candidate:
             now = self._clock()
             change = election.passed(now)  # an answer may come after a pause of ours
             if change is Change.NONE:
-                change = election.told(ask, lease, asked_at, now)
+                change = election.answered(ask, lease, asked_at, now)
         if election.highest_epoch > newest:
             self._metrics.leader_changes.inc()
         await self._change(change)
@@ -142,7 +142,7 @@ class ElectedShell(Shell):
         self,
         service: str,
         service_id: str,
-        make: Callable[[int], Heir],
+        make: Callable[[int], Elected],
         may_act: Callable[[], bool],
         bus: Bus,
         store: Store,

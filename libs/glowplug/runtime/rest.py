@@ -49,7 +49,7 @@ def make_app(
     description: str = "",
 ) -> FastAPI:
     """An app with the routes every service has. `ready()` returns "" or why the service is not ready;
-    `policies()` maps room to the policy in force."""
+    `policies()` maps the kind to the policy in force."""
     title = f"glowplug {service}"
     app = FastAPI(title=title, version=__version__, description=description, docs_url=None, redoc_url=None)
 
@@ -80,7 +80,7 @@ def make_app(
 
     @app.get("/policies", tags=["policies"])
     async def policies_in_force() -> dict[str, str]:
-        """Room -> name of the policy in force."""
+        """Kind -> name of the policy in force."""
         return policies()
 
     @app.get("/docs", include_in_schema=False)

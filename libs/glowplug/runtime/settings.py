@@ -84,10 +84,10 @@ class ServiceSettings(BaseSettings):
     @field_validator("*")
     @classmethod
     def _is_a_policy(cls, given: Any, info: ValidationInfo) -> Any:
-        room = str(info.field_name).removeprefix("policy_")
-        if room != info.field_name:
+        kind = str(info.field_name).removeprefix("policy_")
+        if kind != info.field_name:
             try:
-                choose(room, given)
+                choose(kind, given)
             except BadRequest as error:
                 raise ValueError(error.message) from error
         return given
@@ -111,7 +111,7 @@ def settings_of_system(system: System) -> dict[str, Any]:
     """Setting -> value, of all services."""
     params = {name: value for part in system.params.values() for name, value in part.items()}
     params["kv_reservation"] = params.pop("reservation")
-    return params | {f"policy_{room}": name for room, name in system.policies.items()}
+    return params | {f"policy_{kind}": name for kind, name in system.policies.items()}
 
 
 class ElectedSettings(ServiceSettings):

@@ -12,7 +12,7 @@ from typing import Final
 from glowplug.controllers.agent.messages import AgentParams
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.placer.controller import PlacerParams
-from glowplug.controllers.predictor.controller import PredictorParams
+from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 from glowplug.domain.model import Model
@@ -114,7 +114,7 @@ class ModelSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyNames:
-    """One name per room, as in `GLOWPLUG_POLICY_<ROOM>`."""
+    """One name per kind, as in `GLOWPLUG_POLICY_<KIND>`."""
 
     routing: str = "least_loaded"
     prediction: str = "none"

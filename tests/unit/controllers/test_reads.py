@@ -11,7 +11,8 @@ from glowplug.controllers.placer.controller import PlacerController
 from glowplug.controllers.placer.reads import READS as PLACER
 from glowplug.controllers.placer.reads import reads_of
 from glowplug.controllers.predictor.controller import PredictorController
-from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.controllers.reads import Reads
 from glowplug.controllers.router.controller import RouterController
 from glowplug.events.commands import PlaceInstance

@@ -4,7 +4,6 @@ import pytest
 
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
-from glowplug.domain.snapshot import FleetSnapshot
 
 
 def an_instance(instance_id: str, created_at: float, state: InstanceState = InstanceState.READY) -> Instance:
@@ -33,15 +32,3 @@ def test_the_free_bytes_of_a_gpu_are_what_no_grant_holds() -> None:
 
 def test_a_phase_lasts_from_start_to_end() -> None:
     assert Phase(name=PhaseName.LOAD, started_at=2.0, ended_at=3.5).actual_s == 1.5
-
-
-def test_a_snapshot_gives_the_living_instances_of_a_model_oldest_first() -> None:
-    all_ = [
-        an_instance("i-2", 2.0),
-        an_instance("i-1", 1.0),
-        an_instance("i-0", 1.0),
-        an_instance("x", 0, InstanceState.FAILED),
-    ]
-    view = FleetSnapshot(now_s=3, models={}, nodes={}, instances={i.instance_id: i for i in all_})
-    assert [i.instance_id for i in view.instances_of("m")] == ["i-0", "i-1", "i-2"]
-    assert view.instances_of("other") == ()

@@ -5,9 +5,8 @@ import math
 import pytest
 
 from glowplug.policies.caching.mcache_importance import Importance, ImportanceParams, ranks
-from glowplug.policies.caching.ordering import evict
+from glowplug.policies.caching.ordering import Resident, evict
 from glowplug.policies.caching.recency import Arc, Belady, Lfu, Lru, Srrip
-from glowplug.policies.caching.resident import Resident
 from glowplug.policies.eviction.swapserve import PreemptionParams, RunningEngine, preempt
 
 

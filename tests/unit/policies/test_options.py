@@ -3,8 +3,8 @@
 import pytest
 
 from glowplug.domain.errors import BadRequest
-from glowplug.policies.caching.kinds import CacheFacts
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.mcache_importance import CacheFacts
+from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.options import base_name, options_of
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.prediction.port import WindowTotals, make_with
@@ -70,7 +70,7 @@ def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "name", "said"),
+    ("kind", "name", "said"),
     [
         ("scaling", "preserve:literal_nxt=true", "there is no option 'literal_nxt'"),
         ("scaling", "preserve:literal_next=yes", "literal_next is true or false, not 'yes'"),
@@ -89,11 +89,11 @@ def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
         ("routing", "nobody:penalty=1", "no routing policy named 'nobody'"),
     ],
 )
-def test_what_is_wrong_is_one_line_that_names_room_and_field(room: str, name: str, said: str) -> None:
+def test_what_is_wrong_is_one_line_that_names_kind_and_field(kind: str, name: str, said: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        choose(room, name)
+        choose(kind, name)
     assert said in caught.value.message and "\n" not in caught.value.message
-    assert caught.value.param == f"policy_{room}"
+    assert caught.value.param == f"policy_{kind}"
 
 
 def test_a_scenario_takes_them_and_names_its_field_when_they_are_wrong() -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
+from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import (
     InstanceLoad,
-    LoadAwareParams,
     LoadOrder,
     load_of,
     route,
@@ -108,14 +108,14 @@ def an_instance(name, queued=0, current=0, kv_tokens=1000, busy=(), room=True):
 
 def test_load_is_prefill_plus_decode():
     one = an_instance("i-1", queued=100, current=50)
-    assert load_of(one, 10, 20, LoadAwareParams()) == 100 + 10 + 50 + 20
+    assert load_of(one, 10, 20, BalancerParams()) == 100 + 10 + 50 + 20
 
 
 def test_memory_beyond_four_fifths_is_a_penalty_in_tokens():
     """beta max(0, U - 0.8) M: 700 there and 150 + 99 of the newcomer make 949 of 1000 at the end of 100 steps."""
     full = an_instance("i-1", busy=[(600, 200)])  # 600 .. 699 over the next 100 steps
-    assert load_of(full, 150, 300, LoadAwareParams()) == pytest.approx(150 + 300 + (0.699 + 0.249 - 0.8) * 1000)
-    assert load_of(full, 150, 300, LoadAwareParams(penalty=0.0)) == 450
+    assert load_of(full, 150, 300, BalancerParams()) == pytest.approx(150 + 300 + (0.699 + 0.249 - 0.8) * 1000)
+    assert load_of(full, 150, 300, BalancerParams(penalty=0.0)) == 450
 
 
 def test_the_least_load_is_chosen_and_the_full_one_avoided():

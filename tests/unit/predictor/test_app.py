@@ -5,7 +5,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.predictor.controller import PredictorController, PredictorParams
+from glowplug.controllers.predictor.controller import PredictorController
+from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService

@@ -96,7 +96,7 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("placed_by", "predicts"), [("union", "warmserve_csp"), ("first_fit", "none")])
-def test_rooms_that_decided_nothing_are_those_of_the_default_where_the_others_are(
+def test_kinds_that_decided_nothing_are_those_of_the_default_where_the_others_are(
     tmp_path: Path, placed_by: str, predicts: str
 ) -> None:
     told = {"decision_id": "d", "reason": "there is room", "made_at": 1003.0}

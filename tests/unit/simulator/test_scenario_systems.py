@@ -14,11 +14,11 @@ SCENARIOS = Path(__file__).parents[3] / "scenarios"
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_a_system_names_a_policy_of_every_room(name: str) -> None:
+def test_a_system_names_a_policy_of_every_kind(name: str) -> None:
     system = SYSTEMS[name]
 
     assert system.policies.keys() == KINDS.keys()
-    assert all(choose(room, policy) for room, policy in system.policies.items())
+    assert all(choose(kind, policy) for kind, policy in system.policies.items())
 
 
 def test_preserve_alone_lets_requests_wait_while_all_are_overloaded() -> None:
@@ -37,7 +37,7 @@ def test_a_system_over_a_scenario_takes_the_place_of_its_policies_and_their_sett
     assert found.policies.scaling == "warmserve_one_way" and found.policies.eviction == "lru"
 
 
-def test_one_room_of_a_system_can_be_set_after_it() -> None:
+def test_one_kind_of_a_system_can_be_set_after_it() -> None:
     found = load(SCENARIOS / "small.yaml", ["policies=union", "policies.scaling=reactive"]).setup.policies
 
     assert found.scaling == "reactive" and found.placement == "union"

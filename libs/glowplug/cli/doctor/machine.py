@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from glowplug.cli.doctor.findings import Finding, Findings
 from glowplug.domain.units import show_bytes
+from glowplug.runtime.supervisor.settings import SHM_NEEDED_BYTES
 
 PYTHON_OLDEST = (3, 11)
 MEMORY_NEEDED_BYTES = 1200 << 20  # the whole local fleet without engines stays below (README)
-SHM_NEEDED_BYTES = 1 << 30
 DISK_WARN_BYTES = 1 << 30
 FILES_NEEDED = 1024  # sockets of one router at rest; its own bound is GLOWPLUG_MAX_CONNECTIONS
 FILES_WANTED = 10_000

@@ -1,114 +1,126 @@
 """Pipelines that serve are brought back to instances of their own, at once and level by level (HydraServe section 6).
 
-A scale down is one command, to the first stage; the placer ends the others when it is whole. A scale up goes to the
-later stages first and to the first one when they are whole, because the placer takes the later ones of a pipeline that
-is none any more for ended. Departures: the paper converts all at once; a stage that fails to become whole, or does
-not in time, is on record, and is told again until it is.
+A scale down is one command, to the first stage; the placer ends the other stages when the first one is whole. A scale
+up goes to the later stages first and to the first one when they are whole, because the placer takes the later stages
+of a pipeline that is none any more for ended.
+
+Departures: the paper converts all stages at once; a stage that fails to become whole, or does not in time, is on
+record, and is asked again until it is.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from glowplug.controllers.autoscaler.view import Records
-from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.autoscaler.decisions import Decisions
+from glowplug.controllers.effects import Effect, Publish
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events.commands import ConsolidateInstance
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.hydraserve_consolidation import Consolidation, ConsolidationDecision, consolidate
-from glowplug.policies.scaling.standing import worths
+from glowplug.policies.scaling.hydraserve import Consolidation, ConsolidationDecision, consolidate
+from glowplug.policies.scaling.port import worths
 
 POLICY = "hydraserve_consolidation"
 
 
+@dataclass(slots=True)
+class _Stage:
+    """What is known of one stage that is not whole. A decision stands: what has begun to load cannot be taken back."""
+
+    decided: ConsolidationDecision | None = None  # of the whole pipeline, kept with its first stage
+    asked_at: float = float("-inf")  # when it was last asked to become whole
+    is_growing: bool = False  # it has said that it becomes whole
+
+
 class Consolidations:
-    """What was decided of each pipeline, and when its workers were last told. A decision stands: what has begun to
-    load cannot be taken back."""
+    """What was decided of each pipeline, and what its stages were asked."""
 
-    def __init__(self, records: Records, repeat_s: float) -> None:
-        self._records, self._repeat_s = records, repeat_s
-        self._decided: dict[str, ConsolidationDecision] = {}
-        self._told_at: dict[str, float] = {}
-        self._growing: set[str] = set()  # stages that said that they become whole
+    def __init__(self, decisions: Decisions, repeat_s: float) -> None:
+        self._decisions, self._repeat_s = decisions, repeat_s
+        self._stages: dict[str, _Stage] = {}  # instance_id -> stage
 
-    def of_model(self, mine: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
-        """`mine`: every row of the model; `decision`: what its scaling policy wants now."""
+    def of_model(self, rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
+        """`rows`: every living row of the model; `decision`: what its scaling policy wants now."""
         pipelines = sorted(
-            (i for i in mine.values() if i.serves and not i.is_whole and i.state is InstanceState.READY),
+            (i for i in rows.values() if i.serves and not i.is_whole and i.state is InstanceState.READY),
             key=lambda i: (i.created_at, i.instance_id),
         )
         if not pipelines:
             return []
-        effects = self._unconsolidated(mine, decision, now_s)
-        effects += self._decide(pipelines, mine, decision, now_s)
+        effects = self._unconsolidated(rows, decision, now_s)
+        effects += self._decide(pipelines, rows, decision, now_s)
         for instance in pipelines:
-            for target in self._targets(instance, mine):
-                if now_s - self._told_at.get(target.instance_id, float("-inf")) >= self._repeat_s:
-                    self._told_at[target.instance_id] = now_s
-                    reason = self._decided[instance.instance_id].reason
-                    command = ConsolidateInstance(target=target.node_id, instance_id=target.instance_id, reason=reason)
+            decided = self._decided(instance)
+            assert decided is not None
+            for target in _targets(instance, decided, rows):
+                stage = self._stage(target)
+                if now_s - stage.asked_at >= self._repeat_s:
+                    stage.asked_at = now_s
+                    command = ConsolidateInstance(
+                        target=target.node_id, instance_id=target.instance_id, reason=decided.reason
+                    )
                     effects.append(Publish(command))
         return effects
 
-    def keep(self, known: Mapping[str, Instance]) -> None:
-        """Forget all but these instances, and of them those that are whole."""
-        self._decided = {i: d for i, d in self._decided.items() if i in known and not known[i].is_whole}
-        self._told_at = {i: at for i, at in self._told_at.items() if i in known and not known[i].is_whole}
-        self._growing = {i for i in self._growing if i in known and not known[i].is_whole}
+    def expire(self, known: Mapping[str, Instance]) -> None:
+        """Forget all but the `known` instances, and of them those that are whole."""
+        self._stages = {i: stage for i, stage in self._stages.items() if i in known and not known[i].is_whole}
 
-    def _unconsolidated(self, mine: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
+    def _stage(self, instance: Instance) -> _Stage:
+        return self._stages.setdefault(instance.instance_id, _Stage())
+
+    def _decided(self, instance: Instance) -> ConsolidationDecision | None:
+        stage = self._stages.get(instance.instance_id)
+        return stage.decided if stage is not None else None
+
+    def _unconsolidated(self, rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
         """Stages that were to become whole and have not: their pipelines serve on."""
         effects: list[Effect] = []
-        for instance_id, row in mine.items():
+        for instance_id, row in rows.items():
             if row.consolidating:
-                self._growing.add(instance_id)
-            elif instance_id in self._growing:
-                self._growing.discard(instance_id)
-                if row.is_whole or row.state is not InstanceState.READY:
-                    continue
-                said = ScaleDecision(
-                    model_key=decision.model_key,
-                    num_wanted=decision.num_required,
-                    reason=row.reason,
-                    inputs={**decision.inputs, "stages": row.num_stages},
-                )
-                effects.append(Record(self._records.of(said, instance_id, "unconsolidated", now_s, policy=POLICY)))
+                self._stage(row).is_growing = True
+            elif (stage := self._stages.get(instance_id)) is not None and stage.is_growing:
+                stage.is_growing = False
+                if not row.is_whole and row.state is InstanceState.READY:
+                    effects.append(self._record(row, decision, row.reason, "unconsolidated", now_s))
         return effects
 
     def _decide(
-        self, pipelines: list[Instance], mine: Mapping[str, Instance], decision: ScaleDecision, now_s: float
+        self, pipelines: list[Instance], rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float
     ) -> list[Effect]:
-        new = [i for i in pipelines if i.instance_id not in self._decided]
-        if not new:
-            return []
+        new = [i for i in pipelines if self._decided(i) is None]
         effects: list[Effect] = []
-        for made in consolidate(new, self._num_sure(mine), decision.num_required):
-            self._decided[made.instance_id] = made
-            said = ScaleDecision(
-                model_key=decision.model_key,
-                num_wanted=decision.num_required,
-                reason=made.reason,
-                inputs={**decision.inputs, "stages": mine[made.instance_id].num_stages},
-            )
-            effects.append(Record(self._records.of(said, made.instance_id, made.becomes.value, now_s, policy=POLICY)))
+        for made in consolidate(new, self._num_sure(rows), decision.num_required) if new else ():
+            row = rows[made.instance_id]
+            self._stage(row).decided = made
+            effects.append(self._record(row, decision, made.reason, made.becomes.value, now_s))
         return effects
 
-    def _num_sure(self, mine: Mapping[str, Instance]) -> int:
+    def _record(self, row: Instance, decision: ScaleDecision, reason: str, chosen: str, now_s: float) -> Effect:
+        made = ScaleDecision(
+            model_key=decision.model_key,
+            num_wanted=decision.num_required,
+            reason=reason,
+            inputs={**decision.inputs, "stages": row.num_stages},
+        )
+        return self._decisions.record(made, row.instance_id, chosen, now_s, policy=POLICY)
+
+    def _num_sure(self, rows: Mapping[str, Instance]) -> int:
         """Instances that are there or coming without those still to be decided on."""
         num = 0
-        there = [i for i in mine.values() if i.serves and not i.state.is_gone and i.state is not InstanceState.DRAINING]
+        there = [i for i in rows.values() if i.serves and not i.state.is_gone and i.state is not InstanceState.DRAINING]
         worth = worths(there)
         for instance in there:
-            decided = self._decided.get(instance.instance_id)
+            decided = self._decided(instance)
             if instance.is_whole or (decided is not None and decided.becomes is Consolidation.DOWN):
                 num += 1
             elif decided is not None:
                 num += worth[instance.instance_id]
         return num
 
-    def _targets(self, instance: Instance, mine: Mapping[str, Instance]) -> list[Instance]:
-        """Who is to be told now."""
-        if self._decided[instance.instance_id].becomes is Consolidation.DOWN:
-            return [instance]
-        later = [
-            i for i in mine.values() if i.part_of == instance.instance_id and not i.is_whole and not i.state.is_gone
-        ]
-        return later or [instance]
+
+def _targets(instance: Instance, decided: ConsolidationDecision, rows: Mapping[str, Instance]) -> list[Instance]:
+    """The stages that are to become whole now."""
+    if decided.becomes is Consolidation.DOWN:
+        return [instance]
+    later = [i for i in rows.values() if i.part_of == instance.instance_id and not i.is_whole and not i.state.is_gone]
+    return later or [instance]

@@ -1,28 +1,56 @@
-"""The autoscaler: owns the table of models and the number of instances of each. Nobody else changes either.
+"""The autoscaler: it owns the table of models and the number of instances of each. Nobody else changes either.
 
-request.waiting | load report | tick ──▶ policy scaling ──▶ placer.place · agent.stop · agent.resume
+    request.waiting | load report | forecast | instance fact | operator | tick
+        ──▶ policy `scaling` per model ──▶ placer.place · placer.cancel · agent.stop · agent.resume · agent.consolidate
+
+What it is told
+  - Facts: `request.waiting`, every `instance.*`, `forecast.made`, `model.undeployed` (of another leader).
+  - Telemetry: `router.load_reported`. Tables: `models` (its own) and `instances`.
+  - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Suspend, Pin. They raise ModelNotFound for a
+    model that is not deployed, Deploy raises Conflict for a name that is taken.
+  - Ticks: every model is balanced anew, but one with nothing to do only every `rest_s`.
+
+What it asks
+  - `PlaceInstance` and `CancelPlacement` of the placer; `StopInstance`, `ResumeInstance` and `ConsolidateInstance` of
+    the agent of an instance. A command that no fact has answered is sent again after `repeat_s`.
+  - `Save` and `Remove` of rows of `models`, with `model.deployed` and `model.undeployed`.
+  - `Record` of each decision, once, with the figures behind it.
+
+What it promises
+  - The policy's number is brought about, within the bounds of the model: it asks for what is missing (taking back what
+    drains first), cancels starts that are wanted no more, and drains what is spare.
+  - After a failed start the next one waits, longer each time, up to `max_backoff_s`; a READY instance ends that.
+  - No instance gets a stop and a resume within `repeat_s`, and what an operator has unloaded is not taken back.
+  - An instance of a model that is not deployed is stopped once it has been unknown for `orphan_s`.
+  - A row of a deployed model that is lost from the store is written again, one of an undeployed model removed.
+
+What it never does
+  - It chooses no GPU and no victim (the placer does) and starts no engine (the agent does).
+  - It drains nothing as idle while no router reports its load.
+  - It does not change how many instances a policy wants; an operator's order goes before the policy.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.consolidation import Consolidations
-from glowplug.controllers.autoscaler.forecasts import ForecastBook
-from glowplug.controllers.autoscaler.models import ModelTable
-from glowplug.controllers.autoscaler.params import AutoscalerParams, Pending
-from glowplug.controllers.autoscaler.view import Records, as_told, figures, gpus_without_room, snapshot_of, without_gone
+from glowplug.controllers.autoscaler.decisions import Decisions, figures
+from glowplug.controllers.autoscaler.models import ModelRecord, ModelTable, Order, OrderKind, Start
+from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
+from glowplug.controllers.port import Handlers, dispatch
 from glowplug.domain.errors import ModelNotFound
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import (
     ForecastMade,
+    InstanceChange,
     InstanceFailed,
     ModelDeployed,
     ModelUndeployed,
@@ -32,11 +60,11 @@ from glowplug.events.facts import (
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.standing import worths
+from glowplug.policies.scaling.port import ScalingView
 
 
 class AutoscalerController:
-    """`scale` is a policy of the room "scaling"; `epoch` makes instance ids unique over restarts."""
+    """`scale` is a policy of the kind "scaling"; `epoch` makes instance ids unique over restarts."""
 
     def __init__(
         self,
@@ -47,319 +75,334 @@ class AutoscalerController:
     ) -> None:
         self._scale, self._policy, self._params = scale, policy, params
         self._ids = Ids(epoch)
-        self._records = Records(self._ids, policy)
-        self._consolidations = Consolidations(self._records, params.repeat_s)
-        self._states: dict[str, Any] = {}  # model_key -> what the policy remembers of it
-        self._table = ModelTable()
-        self.instances, self.loads, self.forecasts = InstanceTable(), Demand(), ForecastBook()
-        self._pending: dict[str, Pending] = {}
-        self._stopping: dict[str, float] = {}  # instance_id -> when its stop was last sent
-        self._resumed: dict[str, float] = {}  # instance_id -> when it was told to come back
-        self._unloaded: set[str] = set()  # instance_ids an operator sent away: what they still stream is no demand
-        self._asked: dict[str, str] = {}  # model_key -> who asked for an instance of it without a request
-        self._waiting: dict[str, Event] = {}  # model_key -> the request that waits, for the trace
-        self._unknown_since: dict[str, float] = {}  # model_key of instances without a model
-        self._failures: dict[str, tuple[int, float]] = {}  # model_key -> consecutive failures, not before
-        self._resting: dict[str, float] = {}  # model_key with nothing to balance -> not before
+        self._decisions = Decisions(self._ids, policy)
+        self._consolidations = Consolidations(self._decisions, params.repeat_s)
+        self._models = ModelTable()
+        self.instances, self.loads = InstanceTable(), Demand()
+        self.handlers: Handlers = {
+            Tick: self._on_tick,
+            RouterLoadReported: self._on_load,
+            ForecastMade: self._on_forecast,
+            RequestWaiting: self._on_waiting,
+            ModelUndeployed: self._on_undeployed,
+            **dict.fromkeys(get_args(InstanceChange), self._on_instance),
+            operator.Deploy: self._deploy,
+            operator.Undeploy: self._undeploy,
+            operator.Load: self._load,
+            operator.Unload: self._unload,
+            operator.Suspend: self._suspend,
+            operator.Pin: self._pin,
+        }
 
     @property
     def models(self) -> dict[str, Model]:
         """model_key -> Model, as deployed."""
-        return self._table.by_key
-
-    # stimuli
+        return {model.key: model for model in self._models.deployed()}
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Facts, telemetry, operator requests (raise ModelNotFound, Conflict) and ticks."""
-        if isinstance(stimulus, Tick):
-            self.loads.expire(now_s)
-            self.forecasts.expire(now_s)
-            self._consolidations.keep(self.instances.by_id)
-            self._unknown_since = {k: at for k, at in self._unknown_since.items() if self.instances.of(k)}
-            self._stopping = {i: at for i, at in self._stopping.items() if i in self.instances.by_id}
-            self._resumed = {i: at for i, at in self._resumed.items() if now_s - at < self._params.repeat_s}
-            keys = sorted({*self.models, *self.instances.model_keys})
-            due = (key for key in keys if not now_s < self._resting.get(key, 0.0))
-            return [effect for key in due for effect in self._balance(key, now_s)]
-        if isinstance(stimulus, Event):
-            return self._on_event(stimulus, now_s)
-        return self._on_operator(stimulus, now_s)
+        """Facts, telemetry, operator requests (they raise ModelNotFound, Conflict) and ticks."""
+        return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`."""
-        self._resting.clear()
+        for record in self._models.records.values():
+            record.rest_until = 0.0
         if table == "models":
-            return self._table.restore(rows, now_s)
+            return self._models.restore(rows, now_s)
         for instance in self.instances.restore(rows, now_s):
-            self._noticed(instance, now_s)
+            self._note(instance)
         return []
 
     def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
-        """Demand, and models: a store that came back empty gets them from us. One that the leader has undeployed is
-        known by the fact, or by its row having gone alone."""
-        self.instances, self.loads, self.forecasts = earlier.instances, earlier.loads, earlier.forecasts
-        self._table.inherit(earlier._table, now_s, self._params.absent_s)
+        """Demand, instances, models and forecasts."""
+        self.instances, self.loads = earlier.instances, earlier.loads
+        self._models.inherit(earlier._models, now_s, self._params.absent_s)
 
-    def _on_event(self, event: Event, now_s: float) -> list[Effect]:
-        data = event.data
-        if isinstance(data, RouterLoadReported):
-            for key in self.loads.apply(data, now_s, event.occurred_at):
-                self._resting.pop(key, None)
-            return []
-        if isinstance(data, ForecastMade):
-            self.forecasts.apply(data)
-            self._resting.pop(data.model_key, None)
-            return []
-        if isinstance(data, RequestWaiting):
-            if data.model_key not in self.models:
-                return []
-            if not self.loads.wait(data, now_s, event.occurred_at) and not self.loads.of(data.model_key).num_waiting:
-                return []  # a late fact, and nobody waits by what is newer: that request has been answered long ago
-            self._waiting[data.model_key] = event
-            self.loads.touch(data.model_key, now_s)  # a router's report of it may be half a second behind
-            return self._balance(data.model_key, now_s)
-        if isinstance(data, ModelUndeployed):
-            model = self.models.get(data.model_key)
-            if model is not None and model.revision <= event.occurred_at * 1000:  # another led, and has let it go
-                self._forget(model)
-            return []
-        instance = getattr(data, "instance", None)
-        if isinstance(instance, Instance) and self.instances.apply(instance, now_s):
-            self._noticed(instance, now_s)
-            if isinstance(data, InstanceFailed) and not (instance.replica or instance.part_of):
-                self._failed(instance, now_s)  # a replica's end is nobody's wait, a stage's is its pipeline's too
-            return self._balance(instance.model_key, now_s)
+    # facts and time
+
+    def _on_tick(self, _: Tick, now_s: float) -> list[Effect]:
+        self.loads.expire(now_s)
+        self._consolidations.expire(self.instances.by_id)
+        effects: list[Effect] = []
+        for key in sorted({*self._models.records, *self.instances.model_keys}):
+            record = self._models.of(key)
+            if now_s < record.rest_until:
+                continue
+            rows = self.instances.of(key)
+            record.expire(rows, now_s, self._params.repeat_s)
+            if record.model is not None or rows:
+                effects += self._balance(record, now_s)
+            elif record.is_empty:
+                del self._models.records[key]
+        return effects
+
+    def _on_load(self, event: Event, now_s: float) -> list[Effect]:
+        for key in self.loads.apply(event.data, now_s, event.occurred_at):
+            self._models.wake(key)
         return []
 
-    def _noticed(self, instance: Instance, now_s: float) -> None:
-        self._pending.pop(instance.instance_id, None)
+    def _on_forecast(self, event: Event, now_s: float) -> list[Effect]:
+        made: ForecastMade = event.data
+        self._models.of(made.model_key).take_forecasts(made.forecasts)
+        self._models.wake(made.model_key)
+        return []
+
+    def _on_waiting(self, event: Event, now_s: float) -> list[Effect]:
+        key = event.data.model_key
+        if self._models.find(key) is None:
+            return []
+        if not self.loads.wait(event.data, now_s, event.occurred_at) and not self.loads.of(key).num_waiting:
+            return []  # a late fact, and nobody waits by what is newer: that request has been answered long ago
+        record = self._models.of(key)
+        record.waiting = event
+        self.loads.touch(key, now_s)  # a router's report of it may be half a second behind
+        return self._balance(record, now_s)
+
+    def _on_undeployed(self, event: Event, now_s: float) -> list[Effect]:
+        model = self._models.find(event.data.model_key)
+        if model is not None and model.revision <= event.occurred_at * 1000:  # another led, and has let it go
+            self._forget(model.key)
+        return []
+
+    def _on_instance(self, event: Event, now_s: float) -> list[Effect]:
+        instance: Instance = event.data.instance
+        if not self.instances.apply(instance, now_s):
+            return []
+        record = self._note(instance)
+        if isinstance(event.data, InstanceFailed) and not (instance.replica or instance.part_of):
+            # nobody waits for a replica, and a stage's end is its pipeline's too
+            record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s)
+        return self._balance(record, now_s)
+
+    def _note(self, instance: Instance) -> ModelRecord:
+        """What the new state of an instance answers."""
+        record = self._models.of(instance.model_key)
+        self._models.started(record, instance.instance_id)
         if instance.state is InstanceState.READY and instance.serves:
-            self._failures.pop(instance.model_key, None)
-            self._asked.pop(instance.model_key, None)
-            self._waiting.pop(instance.model_key, None)
+            record.may_try_again()
+            record.asked, record.waiting = "", None
         if instance.state.is_gone or instance.state.is_dormant:
-            self._stopping.pop(instance.instance_id, None)
-            self._unloaded.discard(instance.instance_id)
+            record.orders.pop(instance.instance_id, None)
+        return record
 
-    def _failed(self, instance: Instance, now_s: float) -> None:
-        count = self._failures.get(instance.model_key, (0, 0.0))[0] + 1
-        pause = min(self._params.backoff_s * 2 ** (count - 1), self._params.max_backoff_s)
-        if instance.model_key in self.models:
-            self._failures[instance.model_key] = (count, now_s + pause)
-        self._asked.pop(instance.model_key, None)
+    # operators
 
-    # operator
-
-    def _on_operator(self, request: Any, now_s: float) -> list[Effect]:
-        if isinstance(request, operator.Deploy):
-            return self._deploy(request, now_s)
-        model = self.models.get(request.model_key)
+    def _deployed(self, model_key: str) -> tuple[ModelRecord, Model]:
+        model = self._models.find(model_key)
         if model is None:
-            raise ModelNotFound(f"no model {request.model_key!r} is deployed", param="model")
-        if isinstance(request, operator.Undeploy):
-            self._forget(model)
-            stops = self._stop_all(model.key, "an operator has undeployed it", "undeploy", now_s)
-            return [*stops, Remove("models", model.key), Publish(ModelUndeployed(model_key=model.key))]
-        if isinstance(request, operator.Load):
-            self._asked[model.key] = "an operator has loaded it"
-            self._failures.pop(model.key, None)
-            self._unloaded -= set(self.instances.of(model.key))
-            self.loads.touch(model.key, now_s)
-            lifted = self._table.change(model, now_s, suspended=False) if model.suspended else []
-            return [*lifted, *self._balance(model.key, now_s)]
-        if isinstance(request, operator.Unload):
-            self._asked.pop(model.key, None)
-            self._states.pop(model.key, None)  # the load of the last seconds is no demand either
-            self._unloaded |= {i for i, row in self.instances.of(model.key).items() if not row.state.is_gone}
-            return self._stop_all(model.key, "an operator has unloaded it", "unload", now_s)
-        if isinstance(request, operator.Suspend):
-            self._asked.pop(model.key, None)
-            why = f"an operator has drained {model.name}, and no instance of it starts until it is loaded again"
-            return [
-                self._by_operator(model.key, why, "suspend", now_s),
-                *self._table.change(model, now_s, suspended=True),
-                *self._stop_all(model.key, "an operator has drained the model", "drain", now_s),
-            ]
-        if isinstance(request, operator.Pin):
-            unpinned = f"an operator has unpinned {model.name}, and its last instance may leave"
-            why = f"an operator has pinned {model.name}, and one instance stays" if request.pinned else unpinned
-            pinned = self._by_operator(model.key, why, "pin" if request.pinned else "unpin", now_s)
-            return [pinned, *self._table.change(model, now_s, pinned=request.pinned), *self._balance(model.key, now_s)]
-        raise TypeError(f"not a stimulus of the autoscaler: {request!r}")
+            raise ModelNotFound(f"no model {model_key!r} is deployed", param="model")
+        return self._models.of(model_key), model
 
     def _deploy(self, request: operator.Deploy, now_s: float) -> list[Effect]:
-        known = self.models.get(request.model.key)
-        model = self._table.deploy(request.model, create=request.create, now_s=now_s)
-        if model is None:
+        key = request.model.key
+        is_new = self._models.find(key) is None
+        if not self._models.deploy(request.model, create=request.create, now_s=now_s):
             return []
-        self._unknown_since.pop(model.key, None)
-        if model.preload and known is None:
-            self._asked[model.key] = "its deployment asks for one at once"
-            self.loads.touch(model.key, now_s)
-        self._failures.pop(model.key, None)
-        return [Save("models", model.key, model), Publish(ModelDeployed(model=model)), *self._balance(model.key, now_s)]
+        record, model = self._deployed(key)
+        record.unknown_since = None
+        if model.preload and is_new:
+            record.asked = "its deployment asks for one at once"
+            self.loads.touch(key, now_s)
+        record.may_try_again()
+        return [Save("models", key, model), Publish(ModelDeployed(model=model)), *self._balance(record, now_s)]
 
-    def _forget(self, model: Model) -> None:
-        self._table.forget(model)
-        for kept in (self._asked, self._waiting, self._failures, self._states, self._resting):
-            kept.pop(model.key, None)
-        self.forecasts.forget(model.key)
-        self.loads.forget(model.key)
+    def _undeploy(self, request: operator.Undeploy, now_s: float) -> list[Effect]:
+        _, model = self._deployed(request.model_key)
+        record = self._forget(model.key)
+        stops = self._stop_all(record, "an operator has undeployed it", "undeploy", now_s)
+        return [*stops, Remove("models", model.key), Publish(ModelUndeployed(model_key=model.key))]
+
+    def _load(self, request: operator.Load, now_s: float) -> list[Effect]:
+        record, model = self._deployed(request.model_key)
+        record.asked = "an operator has loaded it"
+        record.may_try_again()
+        for order in record.orders.values():
+            if order.kind is OrderKind.UNLOAD:
+                order.kind = OrderKind.STOP
+        self.loads.touch(model.key, now_s)
+        lifted = self._models.change(record, now_s, suspended=False) if model.suspended else []
+        return [*lifted, *self._balance(record, now_s)]
+
+    def _unload(self, request: operator.Unload, now_s: float) -> list[Effect]:
+        record, _ = self._deployed(request.model_key)
+        record.asked = ""
+        record.policy_state = None  # the load of the last seconds is no demand either
+        effects = self._stop_all(record, "an operator has unloaded it", "unload", now_s)
+        for order in record.orders.values():
+            order.kind = OrderKind.UNLOAD
+        return effects
+
+    def _suspend(self, request: operator.Suspend, now_s: float) -> list[Effect]:
+        record, model = self._deployed(request.model_key)
+        record.asked = ""
+        why = f"an operator has drained {model.name}, and no instance of it starts until it is loaded again"
+        return [
+            self._without_policy(record, why, "suspend", now_s),
+            *self._models.change(record, now_s, suspended=True),
+            *self._stop_all(record, "an operator has drained the model", "drain", now_s),
+        ]
+
+    def _pin(self, request: operator.Pin, now_s: float) -> list[Effect]:
+        record, model = self._deployed(request.model_key)
+        if request.pinned:
+            chosen, why = "pin", f"an operator has pinned {model.name}, and one instance stays"
+        else:
+            chosen, why = "unpin", f"an operator has unpinned {model.name}, and its last instance may leave"
+        return [
+            self._without_policy(record, why, chosen, now_s),
+            *self._models.change(record, now_s, pinned=request.pinned),
+            *self._balance(record, now_s),
+        ]
+
+    def _forget(self, model_key: str) -> ModelRecord:
+        self.loads.forget(model_key)
+        return self._models.undeploy(self._models.of(model_key))
 
     def _stop_all(
-        self, model_key: str, reason: str, chosen: str, now_s: float, policy: str = operator.POLICY
+        self, record: ModelRecord, reason: str, chosen: str, now_s: float, policy: str = operator.POLICY
     ) -> list[Effect]:
         """Cancel what is coming and drain what is there; one decision each, written when it is first carried out."""
         effects: list[Effect] = []
-
-        def decide(instance_id: str) -> None:
-            decision = ScaleDecision(
-                model_key=model_key,
-                num_wanted=0,
-                reason=reason,
-                inputs=figures(self.loads.of(model_key), self.instances.of(model_key), instance_id),
-            )
-            effects.append(Record(self._records.of(decision, instance_id, chosen, now_s, None, policy)))
-
-        for instance_id, pending in list(self._pending.items()):
-            if pending.model_key == model_key:
-                decide(instance_id)
-                effects += self._cancel(instance_id, reason)
-        for instance in self.instances.of(model_key).values():
-            if not instance.state.is_gone:
-                if instance.instance_id not in self._stopping:
-                    decide(instance.instance_id)
-                effects += self._stop(instance, reason, now_s)
+        for instance_id in list(record.starts):
+            effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance_id))
+            effects += self._cancel(record, instance_id, reason)
+        for instance in self.instances.living(record.key).values():
+            if not record.is_leaving(instance.instance_id):
+                effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance.instance_id))
+            effects += self._stop(record, instance, reason, now_s)
         return effects
 
-    def _by_operator(self, model_key: str, reason: str, chosen: str, now_s: float) -> Record:
-        """What an operator decided about the model itself."""
-        decision = ScaleDecision(
-            model_key=model_key,
-            num_wanted=0,
-            reason=reason,
-            inputs=figures(self.loads.of(model_key), self.instances.of(model_key)),
-        )
-        return Record(self._records.of(decision, "", chosen, now_s, None, operator.POLICY))
+    def _without_policy(
+        self,
+        record: ModelRecord,
+        reason: str,
+        chosen: str,
+        now_s: float,
+        rule: str = operator.POLICY,
+        instance_id: str = "",
+    ) -> Record:
+        """A decision that no scaling policy made, but the rule of that name."""
+        known = figures(self.loads.of(record.key), self.instances.of(record.key), instance_id)
+        decision = ScaleDecision(model_key=record.key, num_wanted=0, reason=reason, inputs=known)
+        return self._decisions.record(decision, instance_id, chosen, now_s, policy=rule)
 
     # balance
 
-    def _balance(self, model_key: str, now_s: float) -> list[Effect]:
+    def _balance(self, record: ModelRecord, now_s: float) -> list[Effect]:
         """Bring one model towards what the policy wants. Level-triggered: asks again what was not answered."""
-        model = self.models.get(model_key)
+        model = record.model
         if model is None:
-            return self._orphans(model_key, now_s)
-        load = self.loads.of(model_key)
-        mine = self.instances.living(model_key)
-        if model_key in self._asked and any(i.state is InstanceState.READY and i.serves for i in mine.values()):
-            self._asked.pop(model_key, None)
-        if asked := model_key in self._asked and not load.num_waiting:
-            load = replace(load, num_waiting=1)
-        load = without_gone(load, self.instances.of(model_key), self._unloaded)
-        coming = [i for i, pending in self._pending.items() if pending.model_key == model_key]
-        num_pending = sum(self._pending[i].num_required for i in coming)
-        told = {i: InstanceState.READY for i, at in self._resumed.items() if now_s - at < self._params.repeat_s}
-        told |= {i: InstanceState.DRAINING for i, at in self._stopping.items() if now_s - at < self._params.repeat_s}
-        snapshot = snapshot_of(
-            model,
-            load,
-            as_told(mine, told),
-            self.forecasts,
-            num_pending=num_pending,
-            gpus_without_room=gpus_without_room(self._pending.values(), self.models, model_key, now_s),
-            now_s=now_s,
-            lead_s=self._params.lead_s,
-        )
-        decision, self._states[model_key] = self._scale(snapshot, model, self._states.get(model_key))
-        if asked:
-            decision = replace(decision, reason=self._asked[model_key])
-        there = [i for i in snapshot.instances_of(model_key) if i.state is not InstanceState.DRAINING]
-        missing = decision.num_wanted - sum(worths(there).values()) - num_pending
-        back = [i for i in decision.resume if i in self._stopping and i not in self._unloaded and not model.suspended]
-        resume = back[: max(0, missing)]
-        effects = self._resume(decision, resume, now_s)
-        effects += self._add(model, decision, missing - len(resume), load, now_s)
+            return self._orphans(record, now_s)
+        rows = self.instances.living(record.key)
+        if record.asked and any(i.state is InstanceState.READY and i.serves for i in rows.values()):
+            record.asked = ""
+        reported = self.loads.of(record.key)
+        load = record.demand(reported, self.instances.of(record.key))
+        view = self._view(record, model, load, rows, now_s)
+        decision, record.policy_state = self._scale(view, record.policy_state)
+        if record.asked and not reported.num_waiting:
+            decision = replace(decision, reason=record.asked)
+        coming = list(record.starts)
+        missing = decision.num_wanted - view.num_coming_or_there
+        resumed = [i for i in decision.resume if record.is_leaving(i, OrderKind.STOP) and not model.suspended]
+        resumed = resumed[: max(0, missing)]
+        effects = self._resume(record, decision, resumed, now_s)
+        effects += self._add(record, model, decision, missing - len(resumed), load, now_s)
         if missing < 0 and not load.num_waiting:
-            for instance_id in coming:
-                if missing + self._pending[instance_id].num_required > 0:
-                    continue
-                missing += self._pending[instance_id].num_required
-                effects.append(Record(self._records.of(decision, instance_id, "cancel", now_s)))
-                effects += self._cancel(instance_id, "it is no longer wanted")
-        effects += self._drain(decision, now_s)
+            effects += self._cancel_spare(record, decision, missing, now_s)
+        effects += self._drain(record, model, decision, now_s)
         if self._params.consolidate:
-            effects += self._consolidations.of_model(mine, decision, now_s)
-        effects += self._repeat(model_key, now_s)
-        is_empty = not coming and all(i.state.is_dormant for i in mine.values())
-        if is_empty and not (effects or decision.num_wanted or load.num_waiting or load.num_in_flight):
-            self._resting[model_key] = now_s + self._params.rest_s
-        else:
-            self._resting.pop(model_key, None)
+            effects += self._consolidations.of_model(rows, decision, now_s)
+        effects += self._ask_again(record, model, now_s)
+        is_empty = not coming and all(i.state.is_dormant for i in rows.values())
+        has_nothing = is_empty and not (effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
+        record.rest_until = now_s + self._params.rest_s if has_nothing else 0.0
         return effects
 
-    def _add(self, model: Model, decision: ScaleDecision, num: int, load: ModelLoad, now_s: float) -> list[Effect]:
-        if num <= 0 or now_s < self._failures.get(model.key, (0, 0.0))[1]:
+    def _view(
+        self, record: ModelRecord, model: Model, load: ModelLoad, rows: dict[str, Instance], now_s: float
+    ) -> ScalingView:
+        forecast, next_forecast = record.forecast_at(now_s + self._params.lead_s)
+        return ScalingView(
+            now_s=now_s,
+            model=model,
+            instances=record.as_ordered(rows, now_s, self._params.repeat_s),
+            load=load,
+            forecast=forecast,
+            next_forecast=next_forecast,
+            num_pending=record.num_pending,
+            gpus_wanted_elsewhere=self._models.gpus_wanted_beside(record.key, now_s),
+        )
+
+    def _add(
+        self, record: ModelRecord, model: Model, decision: ScaleDecision, num: int, load: ModelLoad, now_s: float
+    ) -> list[Effect]:
+        """Ask for instances that make `num` more."""
+        if num <= 0 or now_s < record.not_before:
             return []
-        cause = self._waiting.get(model.key)
+        cause = record.waiting
         if cause and load.num_waiting and now_s - cause.data.waiting_since < self._params.gather_s:
             return []
-        policy = operator.POLICY if decision.reason == self._asked.get(model.key) else self._policy
+        wanted_at = cause.data.waiting_since if cause and load.num_waiting else now_s
+        policy = operator.POLICY if record.asked and decision.reason == record.asked else self._policy
         effects: list[Effect] = []
         while num > 0:
             instance_id, num_required = self._ids.next(model.key), min(num, max(1, decision.group_size))
             num -= num_required
-            wanted_at = cause.data.waiting_since if cause and load.num_waiting else now_s
-            self._pending[instance_id] = Pending(model.key, wanted_at, now_s, decision.reason, cause, num_required)
+            start = Start(wanted_at, now_s, decision.reason, cause, num_required)
+            self._models.start(record, instance_id, start)
             effects += [
-                Record(self._records.of(decision, instance_id, "start", now_s, cause, policy), cause),
-                self._place(instance_id, self._pending[instance_id], model),
+                self._decisions.record(decision, instance_id, "start", now_s, policy=policy, cause=cause),
+                _place(instance_id, start, model),
             ]
         return effects
 
-    def _place(self, instance_id: str, pending: Pending, model: Model) -> Publish:
-        command = PlaceInstance(
-            instance_id=instance_id,
-            model=model,
-            reason=pending.reason,
-            wanted_at=pending.wanted_at,
-            num_required=pending.num_required,
-        )
-        return Publish(command, pending.cause)
-
-    def _repeat(self, model_key: str, now_s: float) -> list[Effect]:
+    def _ask_again(self, record: ModelRecord, model: Model, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        for instance_id, pending in self._pending.items():
-            if pending.model_key == model_key and now_s - pending.sent_at >= self._params.repeat_s:
-                pending.sent_at = now_s
-                effects.append(self._place(instance_id, pending, self.models[model_key]))
+        for instance_id, start in record.starts.items():
+            if now_s - start.sent_at >= self._params.repeat_s:
+                start.sent_at = now_s
+                effects.append(_place(instance_id, start, model))
         return effects
 
-    def _cancel(self, instance_id: str, reason: str) -> list[Effect]:
-        del self._pending[instance_id]
+    def _cancel_spare(self, record: ModelRecord, decision: ScaleDecision, missing: int, now_s: float) -> list[Effect]:
+        """Cancel starts as long as no more than `missing` (negative) are taken away."""
+        effects: list[Effect] = []
+        for instance_id, start in list(record.starts.items()):
+            if missing + start.num_required <= 0:
+                missing += start.num_required
+                effects.append(self._decisions.record(decision, instance_id, "cancel", now_s))
+                effects += self._cancel(record, instance_id, "it is no longer wanted")
+        return effects
+
+    def _cancel(self, record: ModelRecord, instance_id: str, reason: str) -> list[Effect]:
+        self._models.started(record, instance_id)
         return [Publish(CancelPlacement(instance_id=instance_id, reason=reason))]
 
-    def _drain(self, decision: ScaleDecision, now_s: float) -> list[Effect]:
+    def _drain(self, record: ModelRecord, model: Model, decision: ScaleDecision, now_s: float) -> list[Effect]:
+        if not decision.drain or not (self.loads.is_fresh(now_s) or model.suspended):
+            return []  # where no router speaks nothing may be called idle
+        becomes: Becomes = "stopped" if model.suspended else self._params.stop_becomes
         effects: list[Effect] = []
-        if not decision.drain:
-            return []
-        if not self.loads.is_fresh(now_s) and not self.models[decision.model_key].suspended:
-            return []  # no router speaks: nothing may be called idle
-        becomes = "stopped" if self.models[decision.model_key].suspended else self._params.stop_becomes
         for instance_id in decision.drain:
-            if now_s - self._resumed.get(instance_id, float("-inf")) < self._params.repeat_s:
-                continue  # told to come back a moment ago: no two words at once
-            first = instance_id not in self._stopping
-            stop = self._stop(self.instances.by_id[instance_id], decision.reason, now_s, becomes)
-            if stop and first:
-                effects.append(Record(self._records.of(decision, instance_id, "drain", now_s)))
+            order = record.orders.get(instance_id)
+            if order and order.kind is OrderKind.RESUME and now_s - order.sent_at < self._params.repeat_s:
+                continue  # it was resumed a moment ago
+            is_first = not record.is_leaving(instance_id)
+            stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, becomes)
+            if stop and is_first:
+                effects.append(self._decisions.record(decision, instance_id, "drain", now_s))
             effects += stop
         return effects
 
-    def _stop(self, instance: Instance, reason: str, now_s: float, becomes: str = "stopped") -> list[Effect]:
-        if now_s - self._stopping.get(instance.instance_id, -1e9) < self._params.repeat_s:
+    def _stop(
+        self, record: ModelRecord, instance: Instance, reason: str, now_s: float, becomes: Becomes = "stopped"
+    ) -> list[Effect]:
+        if not record.is_leaving(instance.instance_id):
+            record.orders[instance.instance_id] = Order(OrderKind.STOP, now_s)
+        elif now_s - record.orders[instance.instance_id].sent_at < self._params.repeat_s:
             return []
-        self._stopping[instance.instance_id] = now_s
-        self._resumed.pop(instance.instance_id, None)
+        record.orders[instance.instance_id].sent_at = now_s
         command = StopInstance(
             target=instance.node_id,
             instance_id=instance.instance_id,
@@ -369,21 +412,31 @@ class AutoscalerController:
         )
         return [Publish(command)]
 
-    def _resume(self, decision: ScaleDecision, instance_ids: list[str], now_s: float) -> list[Effect]:
+    def _resume(
+        self, record: ModelRecord, decision: ScaleDecision, instance_ids: list[str], now_s: float
+    ) -> list[Effect]:
         effects: list[Effect] = []
         for instance_id in instance_ids:
-            del self._stopping[instance_id]
-            self._resumed[instance_id] = now_s
-            instance = self.instances.by_id[instance_id]
-            effects.append(Record(self._records.of(decision, instance_id, "resume", now_s)))
-            effects.append(
-                Publish(ResumeInstance(target=instance.node_id, instance_id=instance_id, reason=decision.reason))
-            )
+            record.orders[instance_id] = Order(OrderKind.RESUME, now_s)
+            node_id = self.instances.by_id[instance_id].node_id
+            effects.append(self._decisions.record(decision, instance_id, "resume", now_s))
+            effects.append(Publish(ResumeInstance(target=node_id, instance_id=instance_id, reason=decision.reason)))
         return effects
 
-    def _orphans(self, model_key: str, now_s: float) -> list[Effect]:
+    def _orphans(self, record: ModelRecord, now_s: float) -> list[Effect]:
         """Instances of a model that is not deployed are stopped, but not before the models have had time to load."""
-        since = self._unknown_since.setdefault(model_key, now_s)
-        if now_s - since < self._params.orphan_s:
+        record.unknown_since = now_s if record.unknown_since is None else record.unknown_since
+        if now_s - record.unknown_since < self._params.orphan_s:
             return []
-        return self._stop_all(model_key, "its model is not deployed", "stop", now_s, policy="deployed_only")
+        return self._stop_all(record, "its model is not deployed", "stop", now_s, policy="deployed_only")
+
+
+def _place(instance_id: str, start: Start, model: Model) -> Publish:
+    command = PlaceInstance(
+        instance_id=instance_id,
+        model=model,
+        reason=start.reason,
+        wanted_at=start.wanted_at,
+        num_required=start.num_required,
+    )
+    return Publish(command, start.cause)

@@ -1,68 +1,271 @@
-"""The table of models, which the autoscaler owns: rows by revision, and what is known of rows that are gone."""
+"""One record per model: its row, the marks of demand, the instances asked for, and what agents were asked to do."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.errors import Conflict
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.domain.snapshot import Forecast, ModelLoad
+from glowplug.events.envelope import Event
 from glowplug.events.facts import ModelDeployed
+
+PLACED_S = 1.0  # a placer that finds enough free GPUs says so in milliseconds
+
+
+@dataclass(slots=True)
+class Start:
+    """An instance that the placer is asked for, of which no fact has come yet. `num_required`: how many instances it
+    is to lead to."""
+
+    wanted_at: float
+    sent_at: float
+    reason: str
+    cause: Event | None
+    num_required: int = 1
+
+
+class OrderKind(StrEnum):
+    """What an agent was last asked to do with an instance."""
+
+    STOP = "stop"
+    UNLOAD = "unload"  # an operator's stop: it is not taken back, and what it still streams is no demand
+    RESUME = "resume"
+
+
+STOPS = (OrderKind.STOP, OrderKind.UNLOAD)
+_DRAINS = (InstanceState.READY, InstanceState.DRAINING)
+_CHANGES = {  # the state before and after an order
+    OrderKind.STOP: _DRAINS,
+    OrderKind.UNLOAD: _DRAINS,
+    OrderKind.RESUME: _DRAINS[::-1],
+}
+
+
+@dataclass(slots=True)
+class Order:
+    kind: OrderKind
+    sent_at: float
+
+
+@dataclass(slots=True)
+class ModelRecord:
+    """Everything the autoscaler keeps of one model, deployed or not. Times are epoch seconds."""
+
+    key: str
+    model: Model | None = None  # as deployed
+    absent_since: float | None = None  # since when the table has had rows, but none of this model
+    undeployed_revision: int | None = None  # the row it left with, until that row has left the table too
+    unknown_since: float | None = None  # since when it has had instances without being deployed
+    policy_state: Any = None  # what the scaling policy remembers of it
+    forecasts: tuple[Forecast, ...] = ()  # of the latest forecast.made
+    waiting: Event | None = None  # the request that waits, for the trace
+    asked: str = ""  # why an instance is wanted without a request
+    num_failures: int = 0  # consecutive failed starts
+    not_before: float = 0.0  # when the next start may be tried
+    rest_until: float = 0.0  # it has nothing to balance until then
+    starts: dict[str, Start] = field(default_factory=dict)  # instance_id -> an instance asked for
+    orders: dict[str, Order] = field(default_factory=dict)  # instance_id -> the last one sent
+
+    @property
+    def num_pending(self) -> int:
+        return sum(start.num_required for start in self.starts.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known that a new record would not have. Its instances are in another table."""
+        kept = self.starts or self.orders or self.forecasts
+        return self.model is None and self.undeployed_revision is None and not kept
+
+    def is_leaving(self, instance_id: str, *kinds: OrderKind) -> bool:
+        """Whether its agent was last asked to stop it, by one of these `kinds` (none: by any)."""
+        order = self.orders.get(instance_id)
+        return order is not None and order.kind in (kinds or STOPS)
+
+    def undeployed(self) -> "ModelRecord":
+        """The record once the model is no more: what is under way goes on."""
+        assert self.model is not None
+        return ModelRecord(
+            key=self.key, undeployed_revision=self.model.revision, unknown_since=self.unknown_since,
+            starts=self.starts, orders=self.orders,
+        )  # fmt: skip
+
+    def take_forecasts(self, forecasts: tuple[Forecast, ...]) -> None:
+        """Unless later ones are known."""
+        if forecasts and not (self.forecasts and self.forecasts[0].made_at > forecasts[0].made_at):
+            self.forecasts = forecasts
+
+    def forecast_at(self, at_s: float) -> tuple[Forecast | None, Forecast | None]:
+        """Of the window that holds `at_s`, and of the one after it; None where there is none. A forecast counts while
+        its window lasts: a predictor that falls silent is none at all once its last window is over."""
+        for number, forecast in enumerate(self.forecasts):
+            if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
+                return forecast, self.forecasts[number + 1] if number + 1 < len(self.forecasts) else None
+        return None, None
+
+    def failed(self, now_s: float, backoff_s: float, max_backoff_s: float) -> None:
+        """A start has failed: the next one waits, longer each time."""
+        self.asked = ""
+        if self.model is not None:
+            self.num_failures += 1
+            self.not_before = now_s + min(backoff_s * 2 ** (self.num_failures - 1), max_backoff_s)
+
+    def may_try_again(self) -> None:
+        self.num_failures, self.not_before = 0, 0.0
+
+    def expire(self, rows: Mapping[str, Instance], now_s: float, repeat_s: float) -> None:
+        """Drop what is over: forecasts of past windows, and orders to instances that are unknown or have had their
+        time."""
+        if self.forecasts and now_s >= self.forecasts[-1].starts_at + self.forecasts[-1].window_s:
+            self.forecasts = ()
+        if not rows:
+            self.unknown_since = None
+        for instance_id, order in list(self.orders.items()):
+            is_over = now_s - order.sent_at >= repeat_s if order.kind is OrderKind.RESUME else instance_id not in rows
+            if is_over:
+                del self.orders[instance_id]
+
+    def demand(self, load: ModelLoad, rows: Mapping[str, Instance]) -> ModelLoad:
+        """The load with whoever asks without a request as one that waits, and without what a router last said it runs
+        on an instance that is gone, asleep or unloaded."""
+        if self.asked and not load.num_waiting:
+            load = replace(load, num_waiting=1)
+        leaving = sum(num for i, num in load.in_flight_by_instance.items() if self._has_left(i, rows))
+        return replace(load, num_in_flight=max(0, load.num_in_flight - leaving)) if leaving else load
+
+    def _has_left(self, instance_id: str, rows: Mapping[str, Instance]) -> bool:
+        row = rows.get(instance_id)
+        is_over = row is not None and (row.state.is_gone or row.state.is_dormant)
+        return is_over or self.is_leaving(instance_id, OrderKind.UNLOAD)
+
+    def as_ordered(self, rows: Mapping[str, Instance], now_s: float, repeat_s: float) -> tuple[Instance, ...]:
+        """The rows as they will be when the orders of a moment ago are carried out: a policy that has chosen does not
+        choose again before the agent has acted."""
+        becomes = {}
+        for instance_id, order in self.orders.items():
+            before, after = _CHANGES[order.kind]
+            row = rows.get(instance_id)
+            if row is not None and row.state is before and now_s - order.sent_at < repeat_s:
+                becomes[instance_id] = replace(row, state=after)
+        return tuple({**rows, **becomes}.values()) if becomes else tuple(rows.values())
 
 
 class ModelTable:
-    """model_key -> Model, as deployed. Every change grows the row's revision, also over an undeployment."""
+    """model_key -> ModelRecord, and the table of models, which the autoscaler owns. Every change of a row grows its
+    revision, also over an undeployment."""
 
     def __init__(self) -> None:
-        self.by_key: dict[str, Model] = {}
-        self._absent_since: dict[str, float] = {}  # model_key of models without a row
-        self._undeployed: dict[str, int] = {}  # model_key -> revision it left with, until its row has left too
+        self.records: dict[str, ModelRecord] = {}
+        self._starting: dict[str, ModelRecord] = {}  # those with `starts`
+
+    def of(self, model_key: str) -> ModelRecord:
+        """The record of that model, a new one if there is none."""
+        record = self.records.get(model_key)
+        if record is None:
+            record = self.records[model_key] = ModelRecord(model_key)
+        return record
+
+    def deployed(self) -> Iterator[Model]:
+        return (record.model for record in self.records.values() if record.model is not None)
+
+    def find(self, model_key: str) -> Model | None:
+        """The model of that key, if it is deployed."""
+        record = self.records.get(model_key)
+        return record.model if record is not None else None
+
+    def wake(self, model_key: str) -> None:
+        """There is something to balance again."""
+        if (record := self.records.get(model_key)) is not None:
+            record.rest_until = 0.0
+
+    def start(self, record: ModelRecord, instance_id: str, start: Start) -> None:
+        """The placer is asked for an instance."""
+        record.starts[instance_id] = start
+        self._starting[record.key] = record
+
+    def started(self, record: ModelRecord, instance_id: str) -> None:
+        """It is there, or is wanted no more."""
+        if record.starts.pop(instance_id, None) is not None and not record.starts:
+            del self._starting[record.key]
+
+    def gpus_wanted_beside(self, model_key: str, now_s: float) -> int:
+        """GPUs of the largest instance of another model that has no place, though the placer has been asked for a
+        while."""
+        most = 0
+        for record in self._starting.values():
+            if record.model is None or record.model.num_gpus <= most or record.key == model_key:
+                continue
+            if any(now_s - start.wanted_at >= PLACED_S for start in record.starts.values()):
+                most = record.model.num_gpus
+        return most
+
+    # rows
 
     def restore(self, rows: Mapping[str, Model], now_s: float) -> list[Effect]:
         """A lost row is written again, one of an undeployed model removed. `rows` may have been read before the latest
         change here was written."""
-        absent = [key for key in self.by_key if rows and key not in rows]
-        self._absent_since = {key: self._absent_since.get(key, now_s) for key in absent}
-        self._undeployed = {key: revision for key, revision in self._undeployed.items() if key in rows}
-        left = [key for key, revision in self._undeployed.items() if rows[key].revision <= revision]
-        for key, model in rows.items():
-            if key not in left and (key not in self.by_key or model.revision > self.by_key[key].revision):
-                self.by_key[key] = model
-        lost = [Save("models", key, model) for key, model in self.by_key.items() if key not in rows]
-        return [*lost, *(Remove("models", key) for key in left if key not in self.by_key)]
+        removed: list[Effect] = []
+        for key, row in rows.items():
+            record = self.of(key)
+            record.absent_since = None
+            if record.undeployed_revision is not None and row.revision <= record.undeployed_revision:
+                if record.model is None:
+                    removed.append(Remove("models", key))
+            elif record.model is None or row.revision > record.model.revision:
+                record.model = row
+        lost: list[Effect] = []
+        for record in self.records.values():
+            if record.key in rows:
+                continue
+            record.undeployed_revision = None
+            if record.model is not None:
+                lost.append(Save("models", record.key, record.model))
+                is_first = record.absent_since is None
+                record.absent_since = (now_s if is_first else record.absent_since) if rows else None
+        return [*lost, *removed]
 
     def inherit(self, earlier: "ModelTable", now_s: float, absent_s: float) -> None:
-        """A store that came back empty gets its models from us. One that the leader has undeployed is known by the
-        fact, or by its row having gone alone, more than `absent_s` ago."""
-        absent = {key for key, since in earlier._absent_since.items() if now_s - since > absent_s}
-        self.by_key = {key: model for key, model in earlier.by_key.items() if key not in absent}
-        self._absent_since = {key: since for key, since in earlier._absent_since.items() if key in self.by_key}
+        """Take models and forecasts: a store that came back empty gets its models from us. One that the leader has
+        undeployed is known by the fact, or by its row having gone alone, more than `absent_s` ago."""
+        for key, known in earlier.records.items():
+            record = self.of(key)
+            record.forecasts = known.forecasts
+            if known.absent_since is None or now_s - known.absent_since <= absent_s:
+                record.model, record.absent_since = known.model, known.absent_since
 
-    def deploy(self, model: Model, *, create: bool, now_s: float) -> Model | None:
-        """The row as it is now; None when it is what it was. Raises Conflict when a name belongs to another, or when
-        it exists and `create` is set."""
-        known = self.by_key.get(model.key)
+    def deploy(self, model: Model, *, create: bool, now_s: float) -> bool:
+        """Write the row; False when it is what it was. Raises Conflict when a name belongs to another, or when it
+        exists and `create` is set."""
+        record = self.of(model.key)
+        known = record.model
         if known is not None and create:
             raise Conflict(f"model {model.name!r} exists (its key is {model.key!r})", param="name")
-        for other in self.by_key.values():
+        for other in self.deployed():
             clash = set(model.names) & set(other.names) if other.key != model.key else set()
             if clash:
                 raise Conflict(f"the name {min(clash)!r} belongs to model {other.name!r}", param="aliases")
         if known is not None:
             model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned)
             if replace(model, revision=known.revision) == known:
-                return None
-        last = known.revision if known else self._undeployed.pop(model.key, -1)
-        self.by_key[model.key] = model = replace(model, revision=max(int(now_s * 1000), last + 1))
-        return model
+                return False
+        last = known.revision if known else -1 if record.undeployed_revision is None else record.undeployed_revision
+        record.undeployed_revision = None
+        record.model = replace(model, revision=max(int(now_s * 1000), last + 1))
+        return True
 
-    def change(self, model: Model, now_s: float, **fields: Any) -> list[Effect]:
+    def change(self, record: ModelRecord, now_s: float, **fields: Any) -> list[Effect]:
         """Set fields of a row; what tells the others."""
-        changed = replace(model, revision=max(int(now_s * 1000), model.revision + 1), **fields)
-        self.by_key[model.key] = changed
-        return [Save("models", model.key, changed), Publish(ModelDeployed(model=changed))]
+        assert record.model is not None
+        revision = max(int(now_s * 1000), record.model.revision + 1)
+        record.model = replace(record.model, revision=revision, **fields)
+        return [Save("models", record.key, record.model), Publish(ModelDeployed(model=record.model))]
 
-    def forget(self, model: Model) -> None:
-        """It is undeployed."""
-        del self.by_key[model.key]
-        self._undeployed[model.key] = model.revision
+    def undeploy(self, record: ModelRecord) -> ModelRecord:
+        """The model is no more."""
+        left = self.records[record.key] = record.undeployed()
+        if left.starts:
+            self._starting[left.key] = left
+        return left

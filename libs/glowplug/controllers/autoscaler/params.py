@@ -1,10 +1,9 @@
-"""The autoscaler's bounds, and what it keeps of an instance it has asked for."""
+"""The autoscaler's bounds."""
 
 from dataclasses import dataclass
 
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.instance import Becomes
-from glowplug.events.envelope import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +24,3 @@ class AutoscalerParams:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-
-
-@dataclass(slots=True)
-class Pending:
-    """An instance asked for, of which no fact has come yet. `num_required`: how many instances it is to lead to."""
-
-    model_key: str
-    wanted_at: float
-    sent_at: float
-    reason: str
-    cause: Event | None
-    num_required: int = 1

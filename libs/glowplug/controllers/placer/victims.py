@@ -11,7 +11,7 @@ from glowplug.domain.phrasing import counted, doing
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.domain.units import show_bytes
 from glowplug.fleet.demand import Demand
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.eviction.shares import ModelDemand, Shares
 from glowplug.policies.eviction.turns import Turn, TurnParams, Victims, goes_on, is_too_new

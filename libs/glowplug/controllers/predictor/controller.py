@@ -1,18 +1,38 @@
 """The predictor: what happened of each model, window by window, and what its forecaster expects of those to come.
 
-router.load_reported | request.finished | tick ──▶ windows ──▶ policy prediction ──▶ forecast.made
+    router.load_reported | request.finished | tick ──▶ windows ──▶ policy `prediction` per model ──▶ forecast.made
+
+What it is told
+  - Telemetry: `router.load_reported` (what each router holds and runs, on which instances) and `request.finished`.
+  - Facts: `model.deployed`, for the objectives of a model. Table: `models`.
+  - Ticks, which close windows, and end what a router reported that has been silent for `router_lease_s`.
+
+What it asks
+  - `forecast.made`, one per model when a window has closed: forecasts of the open window and of those after it, with
+    mu (the tokens per second that one instance takes, PreServe section 4.1) and the forecaster's error of late.
+
+What it promises
+  - A window's concurrency is the integral of what routers held and ran, whether ticks came often or seldom.
+  - It keeps `num_windows` windows of at most `max_models` models; a window in which nothing happened costs nothing.
+  - Whoever leads next inherits the past: no table has it.
+  - An emptied store drops no series; a model that is gone from a table with rows loses its own.
+
+What it never does
+  - It changes nothing: autoscaler and placer act on forecasts, or do without where none covers their time.
+  - It reads no prompt and keeps no request by itself, only sums of a window.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Tick
-from glowplug.controllers.predictor.forecasts import CapacityParams, ModelForecasts, missed
-from glowplug.controllers.predictor.series import Series, Window
-from glowplug.domain.bounds import check_bounds
+from glowplug.controllers.port import Handlers, dispatch
+from glowplug.controllers.predictor.forecasts import ModelForecasts, missed
+from glowplug.controllers.predictor.params import PredictorParams
+from glowplug.controllers.predictor.series import RouterLoad, Series, Window
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast, ModelLoad
+from glowplug.events.envelope import Event
 from glowplug.events.facts import ForecastMade, ModelDeployed, RequestFinished, RouterLoadReported
 from glowplug.fleet.demand import LoadReports
 from glowplug.policies.prediction.baselines import Nothing
@@ -20,24 +40,10 @@ from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make
 from glowplug.policies.scaling.preserve_scaler import Capacity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictorParams:
-    window_s: float = 0.0  # 0: what the policy's paper uses
-    season_s: float = 0.0  # 0: a day; a trace squeezed in time has shorter ones
-    num_windows: int = 1440  # windows kept per model
-    max_models: int = 5000  # about 0.3 kB each while idle, and as much for each window in which it was not
-    router_lease_s: float = 30.0  # what a router silent for longer held and ran is gone with it
-    num_ahead: int = 2  # windows forecast: PreServe looks two ahead (Algorithm 2)
-    capacity: CapacityParams = field(default_factory=CapacityParams)
-
-    def __post_init__(self) -> None:
-        check_bounds(self, num_windows=2, max_models=1, num_ahead=1)
-
-
 class PredictorController:
     """Counts what happened, per model and window; when windows close it says what to expect.
 
-    `make` is a policy of the room "prediction". `history` are windows of before, by model_key, oldest first, of the
+    `make` is a policy of the kind "prediction". `history` are windows of before, by model_key, oldest first, of the
     same width; `capacities` what one instance of a model is known to take, measured elsewhere.
     """
 
@@ -56,23 +62,18 @@ class PredictorController:
         self._expected: dict[str, ModelForecasts] = {}
         self._models: Mapping[str, Model] = {}
         self._reports = LoadReports()
+        self.handlers: Handlers = {
+            Tick: self._on_tick,
+            RouterLoadReported: self._on_load,
+            RequestFinished: self._on_finished,
+            ModelDeployed: self._on_deployed,
+        }
         for key, windows in (history or {}).items():
             self._expecting(key, 0).learn(windows)
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         """Ticks close windows; the rest is counted."""
-        if isinstance(stimulus, Tick):
-            return self._tick(now_s)
-        data = stimulus.data
-        if isinstance(data, RouterLoadReported):
-            self._absent(data.router_id, self._reports.take(data, now_s).keys(), now_s)
-            for key, load in data.loads.items():
-                self._load(key, data.router_id, load, now_s)
-        elif isinstance(data, RequestFinished):
-            self._finished(data, now_s)
-        elif isinstance(data, ModelDeployed):
-            self._models = {**self._models, data.model.key: data.model}
-        return []
+        return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Table `models`: series of models that are gone are dropped, but none over an emptied store."""
@@ -108,7 +109,18 @@ class PredictorController:
     def model_keys(self) -> list[str]:
         return sorted(self._series)
 
-    def _tick(self, now_s: float) -> list[Effect]:
+    def _on_load(self, event: Event, now_s: float) -> list[Effect]:
+        report: RouterLoadReported = event.data
+        self._absent(report.router_id, self._reports.take(report, now_s).keys(), now_s)
+        for key, load in report.loads.items():
+            self._count_load(key, report.router_id, load, now_s)
+        return []
+
+    def _on_deployed(self, event: Event, now_s: float) -> list[Effect]:
+        self._models = {**self._models, event.data.model.key: event.data.model}
+        return []
+
+    def _on_tick(self, _: Tick, now_s: float) -> list[Effect]:
         for router_id in self._reports.expire(now_s, self.params.router_lease_s):
             self._absent(router_id, frozenset(), now_s)
         for key in [k for k in self._expected if k not in self._series]:
@@ -131,7 +143,7 @@ class PredictorController:
         return [Publish(ForecastMade(model_key=key, forecasts=forecasts))] if forecasts else []
 
     def _expecting(self, model_key: str, number: int) -> ModelForecasts:
-        """The model's forecaster; a new one is told of windows from `number` on."""
+        """The model's forecaster; a new one learns windows from `number` on."""
         expected = self._expected.get(model_key)
         if expected is None:
             expected = self._expected[model_key] = ModelForecasts(
@@ -154,12 +166,12 @@ class PredictorController:
         series.advance(now_s)
         return series
 
-    def _load(self, key: str, router_id: str, load: ModelLoad, now_s: float) -> None:
+    def _count_load(self, key: str, router_id: str, load: ModelLoad, now_s: float) -> None:
         series = self._of(key, now_s)
         if series is not None:
             fullest = max((o.peak_ratio for o in load.outlook_by_instance.values()), default=0.0)
-            num_here, busy = load.num_waiting + load.num_in_flight, load.in_flight_by_instance.keys()
-            series.told(router_id, num_here, busy, fullest, load.slots_per_instance)
+            here = RouterLoad(load.num_waiting + load.num_in_flight, load.in_flight_by_instance.keys())
+            series.report(router_id, here, fullest, load.slots_per_instance)
 
     def _absent(self, router_id: str, present: Set[str], now_s: float) -> None:
         """A report is whole: of models that are not in it the router holds and runs nothing (any more)."""
@@ -168,14 +180,15 @@ class PredictorController:
                 series.advance(now_s)
                 series.left(router_id)
 
-    def _finished(self, data: RequestFinished, now_s: float) -> None:
+    def _on_finished(self, event: Event, now_s: float) -> list[Effect]:
+        data: RequestFinished = event.data
         series = self._of(data.model_key, now_s)
-        if series is None:
-            return
-        window = series.open()
-        window.num_requests += 1
-        window.num_cold += data.cold
-        window.prompt_tokens += data.prompt_tokens
-        window.response_tokens += data.response_tokens
-        window.num_tokens_exact += data.tokens_exact
-        window.num_missed += missed(data, self._models.get(data.model_key), self.params.capacity)
+        if series is not None:
+            window = series.open()
+            window.num_requests += 1
+            window.num_cold += data.cold
+            window.prompt_tokens += data.prompt_tokens
+            window.response_tokens += data.response_tokens
+            window.num_tokens_exact += data.tokens_exact
+            window.num_missed += missed(data, self._models.get(data.model_key), self.params.capacity)
+        return []

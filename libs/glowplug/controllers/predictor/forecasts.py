@@ -1,4 +1,5 @@
-"""One model's forecaster at work: told of windows, held against what came, and what one instance is known to take.
+"""One model's forecaster at work: it learns each closed window, its forecasts are compared with what came, and the
+windows show what one instance takes.
 
 Paper: PreServe section 4.1 (Algorithm 1, lines 6-8): mu is the most tokens per second and instance of all windows in
 which no objective was missed.
@@ -18,8 +19,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from glowplug.controllers.predictor.params import CapacityParams
 from glowplug.controllers.predictor.series import Series, Window
-from glowplug.domain.bounds import check_bounds
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import RequestFinished
@@ -29,32 +30,9 @@ from glowplug.policies.scaling.preserve_scaler import Capacity, WindowTokens, ca
 NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityParams:
-    """What counts as a window that shows what an instance takes, and what is known before the first one."""
-
-    busy_ratio: float = 0.5  # of its batch that an instance must have run on average
-    clean_share: float = 0.95  # of a window's requests that must have met their objectives
-    min_share: float = 0.2  # of the window that one must have been busy
-    normalized_s: float = 0.2  # seconds per response token, for models without objectives
-    prompt_per_s: float = 0.0  # what one instance of any model is known to take before the first window
-    response_per_s: float = 0.0
-    total_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
-    @property
-    def profiled(self) -> Capacity:
-        """mu before anything was measured."""
-        return Capacity(
-            prompt_per_s=self.prompt_per_s, response_per_s=self.response_per_s, total_per_s=self.total_per_s
-        )
-
-
 @dataclass(slots=True)
 class ModelForecasts:
-    """What is expected of one model. `next_number` is the window its forecaster is to be told of next."""
+    """What is expected of one model. `next_number` is the window that its forecaster learns next."""
 
     forecaster: Forecaster
     next_number: int
@@ -65,7 +43,7 @@ class ModelForecasts:
     _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (how far off, what came)
 
     def close(self, series: Series, model: Model | None, params: CapacityParams) -> bool:
-        """Tell of every window that has closed since; False when there is none."""
+        """Learn every window that has closed since; False when there is none."""
         if self.next_number >= series.last:
             return False
         for number in range(max(self.next_number, series.last - series.num_kept + 1), series.last):
@@ -104,7 +82,7 @@ class ModelForecasts:
         return sum(off for off, _ in self._errors) / came if came > 0 else 0.0
 
     def _judge(self, window: Window, window_s: float) -> None:
-        """Hold what was expected of it against it."""
+        """Compare what was expected of the window with what came."""
         about = next((f for f in self.latest if abs(f.starts_at - window.started_at) < window_s / 2), None)
         if about is None:
             return

@@ -40,6 +40,14 @@ class Window:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RouterLoad:
+    """What one router holds and runs of a model, and the instances that run it."""
+
+    concurrency: int
+    busy: Collection[str]
+
+
 @dataclass(slots=True)
 class Series:
     """Windows in which something happened, by number; the others are nothing and cost nothing. A window's number is
@@ -50,13 +58,12 @@ class Series:
     first: int = 0  # number of the oldest window kept, empty or not
     last: int = 0  # ... of the open one
     windows: dict[int, Window] = field(default_factory=dict)
-    by_router: dict[str, int] = field(default_factory=dict)  # router_id -> what it holds and runs
-    busy_by_router: dict[str, Collection[str]] = field(default_factory=dict)  # router_id -> instances that run for it
+    by_router: dict[str, RouterLoad] = field(default_factory=dict)  # router_id -> its latest report
     changed_at: float = 0.0
 
     @property
     def concurrency(self) -> int:
-        return sum(self.by_router.values())
+        return sum(load.concurrency for load in self.by_router.values())
 
     def at(self, number: int) -> Window:
         """The window of that number, as it was or is."""
@@ -87,12 +94,10 @@ class Series:
         while self.windows and (first := next(iter(self.windows))) < oldest:
             del self.windows[first]
 
-    def told(
-        self, router_id: str, concurrency: int, busy: Collection[str], kv_peak_ratio: float = 0.0, slots: int = 0
-    ) -> None:
-        """What one router holds and runs from now on, on which instances of how many slots each, and how full it
-        expects the fullest."""
-        self.by_router[router_id], self.busy_by_router[router_id] = concurrency, busy
+    def report(self, router_id: str, load: RouterLoad, kv_peak_ratio: float = 0.0, slots: int = 0) -> None:
+        """What one router holds and runs from now on, on instances of so many `slots` each, the fullest of which it
+        expects to fill its KV cache to `kv_peak_ratio`."""
+        self.by_router[router_id] = load
         if self.concurrency:
             window = self.open()
             window.concurrency_peak = max(window.concurrency_peak, self.concurrency)
@@ -102,7 +107,6 @@ class Series:
     def left(self, router_id: str) -> None:
         """A router holds and runs nothing any more."""
         del self.by_router[router_id]
-        self.busy_by_router.pop(router_id, None)
 
     def _spread(self, until_s: float) -> None:
         seconds = max(0.0, until_s - self.changed_at)
@@ -112,6 +116,6 @@ class Series:
         self.changed_at = max(self.changed_at, until_s)
 
     def _num_busy(self) -> int:
-        if len(self.busy_by_router) == 1:
-            return len(next(iter(self.busy_by_router.values())))
-        return len({i for busy in self.busy_by_router.values() for i in busy})
+        if len(self.by_router) == 1:
+            return len(next(iter(self.by_router.values())).busy)
+        return len({i for load in self.by_router.values() for i in load.busy})

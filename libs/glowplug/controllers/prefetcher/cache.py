@@ -1,26 +1,39 @@
-"""The bytes of one node's host memory that weights may take: who has them, and how room is made."""
+"""The bytes of one node's host memory that weights may take: who has them, who leaves, and what a miss would cost."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glowplug.controllers.effects import Effect, Publish, Record
-from glowplug.controllers.prefetcher.messages import Cached, DropRegion, Want
+from glowplug.controllers.prefetcher.messages import DropRegion, Want
+from glowplug.controllers.prefetcher.params import SecondsParams
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.phrasing import listed
 from glowplug.domain.units import show_bytes
 from glowplug.events.facts import WeightsEvicted
 from glowplug.policies.caching import ordering
-from glowplug.policies.caching.ordering import Ordering
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import Ordering, Resident
 from glowplug.policies.decisions import EvictDecision
 
 Held = Callable[[str], str]  # digest -> why it must stay, "" when it may go
 HasCopy = Callable[[Set[str]], bool]  # model_keys -> whether a replica of one lies on a GPU of the node
 
 
+@dataclass(slots=True)
+class Cached:
+    """Bytes of host memory one digest takes: complete, left partial, or reserved by a running fetch."""
+
+    digest: str
+    num_bytes: int
+    complete: bool
+    last_used_at: float
+    model_keys: set[str] = field(default_factory=set)
+    stale: bool = False  # its source has changed; dropped as soon as nobody uses it
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a fetch fits. `num_bytes` None: not now, and `why` says so. `decision` tells who has to leave first."""
+    """Whether a fetch fits. `num_bytes` None: not now, and `why` says so. `decision` names who has to leave first."""
 
     num_bytes: int | None
     decision: EvictDecision
@@ -30,13 +43,13 @@ class Fit:
 
 class HostCache:
     """Never promises more than `capacity_bytes`. Every entry counts, whether complete, partial or reserved.
-    `memory` hears of every use and of everybody who goes, and says who goes first."""
+    `order` learns of every use and of whoever leaves, and says who leaves first."""
 
     def __init__(
-        self, node_id: str, capacity_bytes: int, policy: str, memory: Ordering, has_copy: HasCopy = lambda _: False
+        self, node_id: str, capacity_bytes: int, policy: str, order: Ordering, has_copy: HasCopy = lambda _: False
     ) -> None:
         self.node_id, self.capacity_bytes = node_id, capacity_bytes
-        self._policy, self._memory, self._has_copy = policy, memory, has_copy
+        self._policy, self._order, self._has_copy = policy, order, has_copy
         self.entries: dict[str, Cached] = {}
 
     @property
@@ -46,25 +59,25 @@ class HostCache:
     def adopt(self, entry: Cached) -> None:
         """What an earlier process left, as if it had been asked for when it was last used."""
         self.entries[entry.digest] = entry
-        self._memory.used(entry.digest, entry.num_bytes, entry.last_used_at, hit=False)
+        self._order.used(entry.digest, entry.num_bytes, entry.last_used_at, hit=False)
 
     def used(self, digest: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
         """Somebody asked for `digest`: it is here or under way (`hit`), or has to be brought in."""
-        self._memory.used(digest, num_bytes, now_s, hit=hit)
+        self._order.used(digest, num_bytes, now_s, hit=hit)
 
     def remove(self, digest: str) -> Cached | None:
-        """It goes, and not to make room."""
+        """It leaves, but not for the sake of others."""
         if (entry := self.entries.pop(digest, None)) is not None:
-            self._memory.left(digest, evicted=False)
+            self._order.left(digest, evicted=False)
         return entry
 
     def never_came(self, digest: str) -> None:
         """A fetch that was asked for brought nothing."""
         if digest not in self.entries:
-            self._memory.left(digest, evicted=False)
+            self._order.left(digest, evicted=False)
 
     def fit(self, digest: str, size: int, held: Held, now_s: float) -> Fit:
-        """Room for `size` bytes of `digest` (0: unknown, whatever is free). Bytes it has already are its own."""
+        """Whether `size` bytes of `digest` (0: unknown, whatever is free) fit. Bytes it has already are its own."""
         if size > self.capacity_bytes:
             has = f"the host cache of {self.node_id} has {show_bytes(self.capacity_bytes)}"
             why = f"the weights take {show_bytes(size)}, and {has}"
@@ -74,7 +87,7 @@ class HostCache:
         if max(size, 1) <= free:
             return Fit(size or free, EvictDecision(reason="there is room"))
         residents = self._residents(held, without=digest)
-        decision = ordering.evict(self._memory, residents, max(size, 1) - free, now_s)
+        decision = ordering.evict(self._order, residents, max(size, 1) - free, now_s)
         if decision.victims:
             return Fit(size or free + decision.freed_bytes, decision)
         users = ", ".join(f"{r.name[:12]} ({r.held})" for r in residents if r.held)
@@ -101,13 +114,13 @@ class HostCache:
         excess = self.used_bytes - self.capacity_bytes
         if excess <= 0:
             return EvictDecision(reason="nothing has to be freed")
-        return ordering.evict(self._memory, self._residents(held), excess, now_s)
+        return ordering.evict(self._order, self._residents(held), excess, now_s)
 
     def free_up(self, num_bytes: int, held: Held, now_s: float) -> EvictDecision:
         """As much of `num_bytes` as those who may leave hold."""
         residents = self._residents(held)
         could = sum(r.num_bytes for r in residents if not r.held)
-        return ordering.evict(self._memory, residents, min(num_bytes, could), now_s)
+        return ordering.evict(self._order, residents, min(num_bytes, could), now_s)
 
     def evict(self, decision: EvictDecision, want: Want | None, now_s: float) -> list[Effect]:
         """Carry out a decision for the sake of `want`."""
@@ -118,7 +131,7 @@ class HostCache:
         reason = self._sentence(decision, want, now_s)
         for digest in decision.victims:
             num_bytes = self.entries.pop(digest).num_bytes
-            self._memory.left(digest)
+            self._order.left(digest)
             fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=num_bytes, reason=reason)
             effects += [DropRegion(digest, evicted=True), Publish(fact, cause)]
         record = DecisionRecord(
@@ -167,3 +180,47 @@ class HostCache:
             for c in self.entries.values()
             if c.digest != without
         ]
+
+
+@dataclass(slots=True)
+class _Seen:
+    seconds: float
+    num_bytes: int
+    source: str
+
+
+class FetchSeconds:
+    """What a miss costs on this node, P of mCache Eq. 1: seconds to bring weights into host memory. The paper profiles
+    it offline per model; here every whole fetch is a measurement.
+
+    Per digest an average of its own fetches; for one never fetched whole, its bytes at the pace of all fetches.
+    """
+
+    def __init__(self, params: SecondsParams = SecondsParams()) -> None:
+        self._params = params
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._pace: dict[str, float] = {}  # source -> seconds a byte
+
+    def measured(self, digest: str, num_bytes: int, seconds: float, source: str) -> None:
+        """One whole fetch, from nothing. What took no time at all is no measurement."""
+        if num_bytes <= 0 or not seconds > 0:
+            return
+        share = self._params.newest
+        seen = self._seen.pop(digest, None)
+        known = seen.seconds if seen and seen.num_bytes == num_bytes and seen.source == source else seconds
+        self._seen[digest] = _Seen(share * seconds + (1 - share) * known, num_bytes, source)
+        while len(self._seen) > self._params.max_digests:
+            self._seen.popitem(last=False)
+        pace = seconds / num_bytes
+        self._pace[source] = share * pace + (1 - share) * self._pace.get(source, pace)
+
+    def expected(self, digest: str, num_bytes: int) -> float:
+        """Seconds to bring `num_bytes` of `digest` in again."""
+        seen = self._seen.get(digest)
+        if seen is not None and num_bytes == seen.num_bytes:
+            return seen.seconds
+        if seen is not None:
+            return num_bytes * self._pace[seen.source]
+        if not self._pace:
+            return num_bytes / self._params.bytes_per_s
+        return num_bytes * sum(self._pace.values()) / len(self._pace)

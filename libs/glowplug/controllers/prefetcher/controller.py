@@ -1,27 +1,58 @@
-"""The model-prefetcher's brain: which weights are in a node's host memory, which come next, who leaves.
+"""The prefetcher of one node: which weights are in its host memory, which come next, and who leaves.
 
-One fetch per digest however many ask. Room is granted only when it fits, after evicting (policy room: caching)
-what no instance uses; a fetch with no room waits `room_wait_s` and fails with `no_space`. Pure: the shell in
-services/prefetcher moves the bytes.
+    fetch and drop commands | instances and models | outcomes of fetch tasks | tick
+        ──▶ one fetch per digest · policy `caching` ──▶ start, grant, stop, use, drop · weights.* facts
+
+What it is told
+  - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of whoever sends them.
+  - Facts: every `instance.*`, `model.deployed`, `model.undeployed`. Tables: `models`, `instances`, `leaders`.
+  - By its shell: what lay in memory at the start (RegionsFound), how a fetch task goes (FetchSized, FetchProgressed,
+    FetchEnded), regions that are lost or whose source has changed, and a person's DropAsked, which raises NotFound or
+    Conflict.
+  - Ticks, on which waiting fetches are tried again and lost commands are made good.
+
+What it asks (messages.py: EFFECTS)
+  - StartFetch, RaiseUrgency and StopFetch of a fetch task; GrantRoom once its bytes fit.
+  - UseRegion, NameRegion, MarkFailed and DropRegion of the directory of a digest.
+  - It publishes `weights.fetched`, `fetch_failed`, `progressed` and `evicted`, and records each eviction.
+
+What it promises
+  - One fetch per digest however many ask, at most `max_fetches` at once, the most urgent first; a fetch that an
+    instance waits for goes before all others.
+  - Never more than `capacity_bytes` are granted. Bytes are granted only when they fit, after evicting (policy kind
+    `caching`) what no instance uses. A fetch that waits for `room_wait_s` fails with `no_space`.
+  - Weights that an instance of this node uses, or was to be started with in the last `hold_s`, stay.
+  - Everybody who asked is answered: by a fact per model, and by a failure mark for each instance that waits.
+  - An instance that starts and whose weights nobody brings gets a fetch after `heal_s`.
+
+What it never does
+  - It moves no byte and reads no file: the shell in services/prefetcher does.
+  - It fetches for no model by its own forecast: the placer commands that.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
-from glowplug.controllers.prefetcher.answers import failed, fetched, one_per_model, progressed
-from glowplug.controllers.prefetcher.cache import HostCache
+from glowplug.controllers.port import Handlers, dispatch
+from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds, HostCache
+from glowplug.controllers.prefetcher.fetches import (
+    FetchJob,
+    MemoryAsk,
+    Stage,
+    failed,
+    fetched,
+    one_per_model,
+    progressed,
+)
 from glowplug.controllers.prefetcher.holds import Holds
 from glowplug.controllers.prefetcher.messages import (
     CANCELLED,
-    Cached,
     DropAsked,
     DropRegion,
     FetchEnded,
-    FetchJob,
     FetchProgressed,
     FetchSized,
     GrantRoom,
@@ -31,48 +62,27 @@ from glowplug.controllers.prefetcher.messages import (
     RegionChanged,
     RegionLost,
     RegionsFound,
-    Stage,
     StartFetch,
     StopFetch,
     UseRegion,
     Want,
 )
-from glowplug.controllers.prefetcher.seconds import FetchSeconds
+from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.errors import Conflict, InvalidModelFile, NoSpace, NotFound, WeightsUnavailable
-from glowplug.domain.instance import Instance
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import DropWeights, FetchWeights
 from glowplug.events.envelope import Event
-from glowplug.events.facts import (
-    InstanceChange,
-    ModelDeployed,
-    ModelUndeployed,
-    WeightsEvicted,
-    WeightsFetchFailed,
-)
-from glowplug.policies.caching.kinds import CacheFacts
-from glowplug.policies.caching.mcache_importance import ImportanceParams
+from glowplug.events.facts import InstanceChange, ModelDeployed, ModelUndeployed, WeightsEvicted, WeightsFetchFailed
+from glowplug.policies.caching.mcache_importance import CacheFacts
 from glowplug.policies.registry import choose
 
 WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority of one that none does
 EVENTS_REMEMBERED = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefetcherParams:
-    capacity_bytes: int
-    max_fetches: int = 2  # at once
-    max_queue: int = 1000
-    room_wait_s: float = 10.0
-    hold_s: float = 120.0  # a region asked for an instance nobody has seen yet stays so long
-    heal_s: float = 2.0  # a starting instance whose weights nobody brings for so long is helped
-    caching: str = "lru"  # who leaves first: a name of room `caching`
-    importance: ImportanceParams = field(default_factory=lambda: ImportanceParams(renew_s=10.0))  # of mcache
-
-
 class PrefetcherController:
     """State machine of one node's prefetcher. `digest_of` names the region of a reference (weights/region.py).
-    Raises BadRequest for a name that room `caching` does not have."""
+    Raises BadRequest for a name that the policy kind `caching` does not have."""
 
     def __init__(self, node_id: str, params: PrefetcherParams, *, digest_of: Callable[[WeightsRef], str]) -> None:
         self.node_id, self.params = node_id, params
@@ -81,14 +91,29 @@ class PrefetcherController:
         facts = CacheFacts(
             capacity_bytes=params.capacity_bytes, penalty_s=self.seconds.expected, importance=params.importance
         )
-        memory = choose("caching", params.caching)(facts)
+        order = choose("caching", params.caching)(facts)
         self.holds = Holds(node_id, digest_of, params.hold_s)
-        self.cache = HostCache(node_id, params.capacity_bytes, params.caching, memory, self.holds.has_copy)
+        self.cache = HostCache(node_id, params.capacity_bytes, params.caching, order, self.holds.has_copy)
         self.jobs: dict[str, FetchJob] = {}
         self._fence = Fence()
-        self._seen: deque[str] = deque(maxlen=EVENTS_REMEMBERED)
+        self._seen: deque[str] = deque(maxlen=EVENTS_REMEMBERED)  # ids of commands, which may come twice
         self._failed: dict[str, None] = {}  # instances whose weights could not be had; insertion-ordered, bounded
         self._num_jobs = 0
+        self.handlers: Handlers = {
+            Tick: self._on_tick,
+            **dict.fromkeys(get_args(InstanceChange), self._on_instance),
+            ModelDeployed: self._on_deployed,
+            ModelUndeployed: self._on_undeployed,
+            FetchWeights: self._on_command,
+            DropWeights: self._on_command,
+            FetchSized: self._on_sized,
+            FetchProgressed: self._on_progressed,
+            FetchEnded: self._on_ended,
+            RegionsFound: self._on_found,
+            RegionLost: self._on_lost,
+            RegionChanged: self._on_changed,
+            DropAsked: self._on_drop_asked,
+        }
 
     def held(self, digest: str, now_s: float) -> str:
         """Why the region may not leave; "" when it may."""
@@ -98,66 +123,49 @@ class PrefetcherController:
         return self.holds.reason(digest, entry.model_keys if entry else frozenset(), now_s)
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        if isinstance(stimulus, Event):
-            return self._on_event(stimulus, now_s)
-        if isinstance(stimulus, Tick):
-            self.holds.expire(now_s)
-            first = [*self._drop_stale(now_s), *self._heal(now_s)]
-            return [*first, *self._shrink(now_s), *self._settle_room(now_s), *self._start_next(now_s)]
-        if isinstance(stimulus, FetchSized):
-            return self._on_sized(stimulus, now_s)
-        if isinstance(stimulus, FetchProgressed):
-            return self._on_progressed(stimulus)
-        if isinstance(stimulus, FetchEnded):
-            return self._on_ended(stimulus, now_s)
-        if isinstance(stimulus, RegionsFound):
-            return self._on_found(stimulus, now_s)
-        if isinstance(stimulus, RegionLost):
-            self.cache.remove(stimulus.digest)
-            return self._take(stimulus.want, stimulus.digest, now_s)
-        if isinstance(stimulus, RegionChanged):
-            if (entry := self.cache.entries.get(stimulus.digest)) is not None:
-                entry.stale = True
-            return self._drop_stale(now_s)
-        if isinstance(stimulus, DropAsked):
-            return self._on_drop_asked(stimulus, now_s)
-        raise TypeError(f"the prefetcher knows no stimulus {type(stimulus).__name__}")
+        """Commands (they raise StaleEpoch), facts, the shell's messages (NotFound, Conflict) and ticks."""
+        return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: Mapping[str, Any], now_s: float) -> list[Effect]:
+        """Tables `instances`, `models` and `leaders`."""
         if table == "instances":
             self.holds.set_instances(rows, now_s)
         elif table == "models":
             self.holds.set_models(rows)
         elif table == LEADERS:
             self._fence.raise_to(rows)
-        return self._settle_room(now_s)
+        return self._settle_waiting(now_s)
 
-    # events
+    # facts, commands and time
 
-    def _on_event(self, event: Event, now_s: float) -> list[Effect]:
-        data = event.data
-        if isinstance(data, InstanceChange):
-            self._on_instance(data.instance, now_s)
-            gone = data.instance.state.is_gone
-            return [*self._drop_stale(now_s), *self._settle_room(now_s)] if gone else []
-        if isinstance(data, ModelDeployed):
-            self.holds.set_model(data.model)
-        elif isinstance(data, ModelUndeployed):
-            self.holds.forget_model(data.model_key)
-        elif isinstance(data, FetchWeights | DropWeights):
-            self._fence.admit(event)
-            if data.target != self.node_id or event.event_id in self._seen:
-                return []
-            self._seen.append(event.event_id)
-            if isinstance(data, FetchWeights):
-                return self._want(event, now_s)
-            return self._drop(data.digest, data.reason, event, now_s)
-        return []
+    def _on_tick(self, _: Tick, now_s: float) -> list[Effect]:
+        self.holds.expire(now_s)
+        first = [*self._drop_stale(now_s), *self._heal(now_s)]
+        return [*first, *self._shrink(now_s), *self._settle_waiting(now_s), *self._start_next(now_s)]
 
-    def _on_instance(self, instance: Instance, now_s: float) -> None:
+    def _on_instance(self, event: Event, now_s: float) -> list[Effect]:
+        instance = event.data.instance
         digest = self.holds.set_instance(instance, now_s)
         if digest in self.cache.entries:
             self.cache.entries[digest].last_used_at = now_s
+        return [*self._drop_stale(now_s), *self._settle_waiting(now_s)] if instance.state.is_gone else []
+
+    def _on_deployed(self, event: Event, now_s: float) -> list[Effect]:
+        self.holds.set_model(event.data.model)
+        return []
+
+    def _on_undeployed(self, event: Event, now_s: float) -> list[Effect]:
+        self.holds.forget_model(event.data.model_key)
+        return []
+
+    def _on_command(self, event: Event, now_s: float) -> list[Effect]:
+        self._fence.admit(event)
+        if event.data.target != self.node_id or event.event_id in self._seen:
+            return []
+        self._seen.append(event.event_id)
+        if isinstance(event.data, FetchWeights):
+            return self._want(event, now_s)
+        return self._drop(event.data.digest, event.data.reason, event, now_s)
 
     def _want(self, command: Event, now_s: float) -> list[Effect]:
         data: FetchWeights = command.data
@@ -237,48 +245,47 @@ class PrefetcherController:
                 )
             )
 
-    # room
+    # host memory
 
     def _on_sized(self, sized: FetchSized, now_s: float) -> list[Effect]:
         job = self.jobs.get(sized.digest)
         if job is None or job.stage is Stage.STOPPING:
             return [StopFetch(sized.digest)]
-        job.stage, job.num_bytes = Stage.SIZING, sized.num_bytes
-        job.wants_room_bytes, job.room_asked_at = sized.num_bytes, now_s
+        job.stage, job.num_bytes, job.asks = Stage.SIZING, sized.num_bytes, MemoryAsk(sized.num_bytes, now_s)
         if not job.is_counted:  # before anybody is chosen for it: ARC learns from the miss first
             job.is_counted = True
             for at in range(len(job.wants)):
                 self.cache.used(job.digest, sized.num_bytes, now_s, hit=at > 0)
-        return self._make_room(job, now_s)
+        return self._make_space(job, now_s)
 
-    def _settle_room(self, now_s: float) -> list[Effect]:
-        """Try again for fetches that wait for room; give up those that waited too long."""
+    def _settle_waiting(self, now_s: float) -> list[Effect]:
+        """Try again for fetches that wait for memory; give up those that waited too long."""
         effects: list[Effect] = []
-        waiting = [j for j in self.jobs.values() if j.wants_room_bytes is not None and j.stage is Stage.SIZING]
+        waiting = [j for j in self.jobs.values() if j.asks is not None and j.stage is Stage.SIZING]
         for job in sorted(waiting, key=lambda j: (-j.urgency, j.order)):
-            effects += self._make_room(job, now_s)
+            effects += self._make_space(job, now_s)
         return effects
 
-    def _make_room(self, job: FetchJob, now_s: float) -> list[Effect]:
-        assert job.wants_room_bytes is not None
-        fit = self.cache.fit(job.digest, job.wants_room_bytes, lambda digest: self.held(digest, now_s), now_s)
+    def _make_space(self, job: FetchJob, now_s: float) -> list[Effect]:
+        assert job.asks is not None
+        fit = self.cache.fit(job.digest, job.asks.num_bytes, lambda digest: self.held(digest, now_s), now_s)
         if fit.num_bytes is None:
-            waited = now_s - job.room_asked_at >= self.params.room_wait_s
+            waited = now_s - job.asks.asked_at >= self.params.room_wait_s
             return self._give_up(job, fit.why) if fit.never or waited else []
-        job.wants_room_bytes, job.stage = None, Stage.MOVING
+        job.asks, job.stage = None, Stage.MOVING
         effects = self.cache.evict(fit.decision, job.wants[0], now_s)
         self.cache.reserve(job.digest, fit.num_bytes, {w.model_key for w in job.wants}, now_s)
         return [*effects, GrantRoom(job.digest, fit.num_bytes)]
 
     def _give_up(self, job: FetchJob, message: str) -> list[Effect]:
-        """No room: stop the task; what it answers finds nobody waiting."""
-        job.wants_room_bytes, job.stage = None, Stage.STOPPING
+        """No memory for it: stop the task; what it answers finds nobody waiting."""
+        job.asks, job.stage = None, Stage.STOPPING
         wants, job.wants, job.is_counted = job.wants, [], False
         self.cache.never_came(job.digest)
         return [StopFetch(job.digest), *self._refuse(job.digest, wants, NoSpace.code, message, keep=False)]
 
     def _squeeze(self, job: FetchJob, now_s: float) -> list[Effect]:
-        """Host memory is fuller than the cache knows (others use it too): let idle weights go and try once more."""
+        """Host memory is fuller than the cache knows (others use it too): evict idle weights and try once more."""
         if job.is_squeezed or not job.wants:
             return []
         job.is_squeezed = True
@@ -293,7 +300,7 @@ class PrefetcherController:
 
     # ends
 
-    def _on_progressed(self, progress: FetchProgressed) -> list[Effect]:
+    def _on_progressed(self, progress: FetchProgressed, now_s: float) -> list[Effect]:
         job = self.jobs.get(progress.digest)
         if job is None or not job.wants:
             return []
@@ -315,7 +322,7 @@ class PrefetcherController:
             effects = self._refuse(end.digest, job.wants, end.code, end.message, keep=end.num_bytes > 0)
         else:
             effects = self._after_part(job, end)
-        return [*effects, *self._settle_room(now_s), *self._start_next(now_s)]
+        return [*effects, *self._settle_waiting(now_s), *self._start_next(now_s)]
 
     def _answer(self, job: FetchJob, end: FetchEnded) -> list[Effect]:
         effects: list[Effect] = []
@@ -330,7 +337,7 @@ class PrefetcherController:
         if not end.code:
             job.wants = [w for w in job.wants if not w.within(job.first_byte, job.last_byte)]
         if job.wants:
-            job.stage, job.wants_room_bytes, job.is_resumed = Stage.QUEUED, None, True
+            job.stage, job.asks, job.is_resumed = Stage.QUEUED, None, True
             self.jobs[job.digest] = job
             return []
         if end.code:
@@ -345,7 +352,7 @@ class PrefetcherController:
         effects: list[Effect] = [MarkFailed(digest, code, message, waiting, keep)]
         return [*effects, *(failed(self.node_id, digest, want, code, message) for want in one_per_model(wants))]
 
-    # drops and adoption
+    # regions
 
     def _drop(self, digest: str, reason: str, cause: Event | None, now_s: float) -> list[Effect]:
         if (job := self.jobs.get(digest)) is not None:
@@ -364,7 +371,16 @@ class PrefetcherController:
         entry = self.cache.remove(digest)
         assert entry is not None
         fact = WeightsEvicted(node_id=self.node_id, digest=digest, num_bytes=entry.num_bytes, reason=reason)
-        return [DropRegion(digest), Publish(fact, cause), *self._settle_room(now_s)]
+        return [DropRegion(digest), Publish(fact, cause), *self._settle_waiting(now_s)]
+
+    def _on_lost(self, lost: RegionLost, now_s: float) -> list[Effect]:
+        self.cache.remove(lost.digest)
+        return self._take(lost.want, lost.digest, now_s)
+
+    def _on_changed(self, changed: RegionChanged, now_s: float) -> list[Effect]:
+        if (entry := self.cache.entries.get(changed.digest)) is not None:
+            entry.stale = True
+        return self._drop_stale(now_s)
 
     def _drop_stale(self, now_s: float) -> list[Effect]:
         stale = [c.digest for c in self.cache.entries.values() if c.stale]

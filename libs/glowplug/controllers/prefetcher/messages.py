@@ -1,7 +1,6 @@
-"""What the prefetcher's controller hears from its shell and asks of it. Bytes and epoch seconds."""
+"""What the prefetcher's shell tells its controller, and what that asks of the shell. Bytes and epoch seconds."""
 
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
@@ -9,12 +8,32 @@ from glowplug.events.envelope import Event
 
 CANCELLED = "cancelled"  # code of a FetchEnded that StopFetch caused
 
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One wish for weights, which a fetch fulfils. `cause` is None when no command is known (see StartFetch)."""
+
+    weights: WeightsRef
+    model_key: str
+    instance_id: str
+    first_byte: int
+    last_byte: int
+    urgency: int
+    cause: Event | None
+
+    def within(self, first_byte: int, last_byte: int) -> bool:
+        """Whether [first_byte, last_byte) covers it; last 0 is the end."""
+        if self.first_byte < first_byte:
+            return False
+        return last_byte == 0 or (self.last_byte != 0 and self.last_byte <= last_byte)
+
+
 # Stimuli
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSized:
-    """A running fetch knows its size (0: unknown) and waits for room."""
+    """A running fetch knows its size (0: unknown) and waits for host memory."""
 
     digest: str
     num_bytes: int
@@ -56,7 +75,7 @@ class RegionLost:
     """A region thought complete is gone or damaged; `want` asked for it."""
 
     digest: str
-    want: "Want"
+    want: Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +136,7 @@ class UseRegion:
     """A fetch was asked for and the weights are here: check, remember the use, answer RegionLost if not."""
 
     digest: str
-    want: "Want"
+    want: Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,79 +160,10 @@ class MarkFailed:
 
 @dataclass(frozen=True, slots=True)
 class DropRegion:
-    """Remove the directory. `evicted` when it was for room."""
+    """Remove the directory. `evicted` when other weights need its bytes."""
 
     digest: str
     evicted: bool = False
-
-
-# State
-
-
-class Stage(StrEnum):
-    QUEUED = "queued"
-    SIZING = "sizing"  # task runs; size unknown yet, or waits for room
-    MOVING = "moving"  # room granted
-    STOPPING = "stopping"
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """One asking that a fetch answers. `cause` is None when no command is known (see StartFetch)."""
-
-    weights: WeightsRef
-    model_key: str
-    instance_id: str
-    first_byte: int
-    last_byte: int
-    urgency: int
-    cause: Event | None
-
-    def within(self, first_byte: int, last_byte: int) -> bool:
-        """Whether [first_byte, last_byte) covers it; last 0 is the end."""
-        if self.first_byte < first_byte:
-            return False
-        return last_byte == 0 or (self.last_byte != 0 and self.last_byte <= last_byte)
-
-
-@dataclass(slots=True)
-class FetchJob:
-    """One digest on its way in, however many asked."""
-
-    digest: str
-    wants: list[Want]
-    order: int
-    stage: Stage = Stage.QUEUED
-    first_byte: int = 0
-    last_byte: int = 0
-    started_at: float = 0.0
-    wants_room_bytes: int | None = None  # size told, room not granted
-    room_asked_at: float = 0.0
-    num_bytes: int = 0
-    num_bytes_done: int = 0
-    is_counted: bool = False  # the cache's order has heard of the miss
-    is_resumed: bool = False  # some bytes were here before: its seconds are no measure of a whole fetch
-    is_squeezed: bool = False  # idle weights have left for it already because memory was fuller than it seemed
-
-    @property
-    def urgency(self) -> int:
-        return max((w.urgency for w in self.wants), default=0)
-
-    @property
-    def instance_ids(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(w.instance_id for w in self.wants if w.instance_id))
-
-
-@dataclass(slots=True)
-class Cached:
-    """Bytes of host memory one digest takes: complete, left partial, or reserved by a running fetch."""
-
-    digest: str
-    num_bytes: int
-    complete: bool
-    last_used_at: float
-    model_keys: set[str] = field(default_factory=set)
-    stale: bool = False  # its source has changed; dropped as soon as nobody uses it
 
 
 EFFECTS: tuple[type, ...] = (

@@ -17,7 +17,7 @@ Departures:
   it is, not what its requests are. (Telling every node of every request would cost the bus more than the hits save.
   The rows M1 and M2 of bench/papers ask for each request, as the paper does.)
 - The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here it is a node's host memory, and a
-  miss is a fetch over the network: what stays on GPUs is decided by the rooms "eviction" and "prewarming".
+  miss is a fetch over the network: what stays on GPUs is decided by the kinds "eviction" and "prewarming".
 - The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
   renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
   infinity. Victims leave by (rank, utility, last use).
@@ -29,9 +29,9 @@ Departures:
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import Ordering, Resident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,15 @@ class ImportanceParams:
     b0: float = 1.0
     max_names: int = 4096  # remembered; past that, who was asked for longest ago is forgotten
     copied_ratio: float = 1.0  # how much of its worth a model keeps in host memory while a replica of it lies on a GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFacts:
+    """What an ordering may know of its cache. `penalty_s` is P of mCache Eq. 1: (name, bytes) -> seconds of a miss."""
+
+    capacity_bytes: int
+    penalty_s: Callable[[str, int], float]
+    importance: ImportanceParams = field(default_factory=ImportanceParams)
 
 
 @dataclass(slots=True)
@@ -118,3 +127,8 @@ def ranks(sorted_utilities: Sequence[float], b0: float = 1.0) -> list[float]:
             below = at
         out.append(math.log(below + b0))
     return out
+
+
+def mcache(cache: CacheFacts) -> Ordering:
+    """The policy `mcache`. Its options are the fields of `ImportanceParams`, over what `cache` says."""
+    return Importance(cache.penalty_s, cache.importance)

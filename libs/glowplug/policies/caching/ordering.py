@@ -1,20 +1,39 @@
-"""How a cache decides who leaves first: one small memory per algorithm, asked in one way.
+"""How a cache decides who leaves first: each algorithm is an `Ordering` with a small memory of its own.
 
-The caller tells a memory of every use and of everybody who has left; the memory says in which order those present
-would go. Which of them may go, and how many, is the same for all (`evict`), so that algorithms differ in nothing else.
+The caller reports every use and everybody who has left; the ordering says in which order those present would go. Which
+of them may go, and how many, is the same for all (`evict`), so that algorithms differ in nothing else. mCache section
+6.3 compares its own importance with LRU, LFU, ARC and SRRIP; Belady's order needs the future, and only benches make it.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from glowplug.domain.decision import Rival
 from glowplug.domain.units import show_bytes
-from glowplug.policies.caching.resident import Resident
 from glowplug.policies.decisions import EvictDecision
 
 ONLY_ONE = "nobody else may leave"
 STAYS = "it stays: enough is free without it"
 NOT_ENOUGH = "it might leave, and that would not be enough"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """A cached set of weights (`name` is its digest) or a running engine (`name` is its instance_id).
+
+    `num_bytes` is what its going would free; `last_used_at` is in epoch seconds; `held` says why it must stay
+    ("3 requests in flight", "pinned", "used by i-7f2") and is "" when it may go. A higher `priority` goes later.
+    `num_waiting` requests wait for its model. `has_copy`: its bytes lie on a GPU of the same node as well.
+    """
+
+    name: str
+    num_bytes: int
+    last_used_at: float
+    priority: int = 0
+    held: str = ""
+    num_waiting: int = 0
+    has_copy: bool = False
 
 
 class Ordering(Protocol):

@@ -7,7 +7,7 @@ of one size; where sizes differ it proves nothing, for two small ones may be wor
 import math
 from collections.abc import Mapping, Sequence
 
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import Resident
 
 
 class Lru:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glowplug.policies.caching import ordering
+from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.caching.recency import Lru
-from glowplug.policies.caching.resident import Resident
 from glowplug.policies.decisions import EvictDecision
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from glowplug.domain.decision import Rival
 from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
-from glowplug.policies.caching.ordering import NOT_ENOUGH, ONLY_ONE, STAYS, first_enough, without_needless
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import NOT_ENOUGH, ONLY_ONE, STAYS, Resident, first_enough, without_needless
 from glowplug.policies.decisions import EvictDecision
 
 
@@ -68,7 +67,7 @@ def preempt(
 def evict(
     residents: Iterable[Resident], need_bytes: int, params: PreemptionParams = PreemptionParams()
 ) -> EvictDecision:
-    """`preempt` in the words of the room "eviction". Who may not go at all (at work, too young, pinned) is `held`; of
+    """`preempt` in the shape of the kind "eviction". Who may not go at all (at work, too young, pinned) is `held`; of
     the others a lower priority goes before a higher one, which the paper does not know."""
     by_priority: dict[int, list[Resident]] = {}
     for resident in residents:

@@ -1,4 +1,4 @@
-"""What a placement policy is asked, and what it may look at. Every policy of the room has this shape:
+"""What a placement policy is asked, and what it may look at. Every policy of the kind has this shape:
 
 place(request: PlaceRequest, view: PlacementView) -> PlaceDecision
 """

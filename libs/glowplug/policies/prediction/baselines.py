@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from glowplug.domain.snapshot import Forecast
-from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.prediction.readings import NOTHING, Reading, forecast_of, mean_of, reading_of
-
-DAY_S = 86400.0
+from glowplug.domain.units import DAY_S
+from glowplug.policies.prediction.port import NOTHING, Reading, WindowTotals, forecast_of, mean_of, reading_of
 
 
 @dataclass(slots=True)

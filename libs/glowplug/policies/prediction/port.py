@@ -1,12 +1,12 @@
-"""What a forecaster is: one per model, told of every window that closes, asked for those to come.
+"""What a forecaster is: one per model, which learns every window that closes and forecasts those to come.
 
-A name of the room "prediction" is a factory: `make(window_s) -> Forecaster`, or "none", which forecasts nothing. A
-factory's `WINDOW_S` is the window its paper uses; a predictor that is not told another takes it.
+A name of the kind "prediction" is a factory: `make(window_s) -> Forecaster`, or "none", which forecasts nothing. A
+factory's `WINDOW_S` is the window its paper uses; a predictor takes it unless its settings say another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, NamedTuple, Protocol, cast
 
 from glowplug.domain.snapshot import Forecast
 
@@ -30,7 +30,7 @@ class Forecaster(Protocol):
     WINDOW_S: ClassVar[float]  # seconds
 
     def closed(self, window: WindowTotals) -> None:
-        """A window has closed. Every window is told of, empty ones too, oldest first, without a gap; memory is bounded
+        """A window has closed. Every window is given, empty ones too, oldest first, without a gap; memory is bounded
         by the forecaster itself."""
         ...
 
@@ -57,3 +57,48 @@ def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> F
     if season_s > 0 and getattr(make, "HAS_SEASON", False):
         return cast(MakeSeasonal, make)(window_s, season_s=season_s)
     return make(window_s)
+
+
+class Reading(NamedTuple):
+    """What one window brought, by kind of load: each may be forecast by the same rule."""
+
+    num_requests: float
+    prompt_tokens: float
+    response_tokens: float
+    concurrency_mean: float
+    concurrency_peak: float
+
+
+NOTHING = Reading(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def reading_of(window: WindowTotals) -> Reading:
+    """The five numbers of a closed window."""
+    return Reading(
+        float(window.num_requests),
+        float(window.prompt_tokens),
+        float(window.response_tokens),
+        float(window.concurrency_mean),
+        float(window.concurrency_peak),
+    )
+
+
+def mean_of(readings: Collection[Reading]) -> Reading:
+    """Their mean, kind by kind; of no reading: nothing."""
+    count = max(1, len(readings))
+    return Reading(*(sum(kind) / count for kind in zip(*readings, strict=True))) if readings else NOTHING
+
+
+def forecast_of(expected: Reading, starts_at: float, window_s: float, made_at: float, source: str) -> Forecast:
+    """The forecast of one window. The peak is never below the mean."""
+    return Forecast(
+        made_at=made_at,
+        window_s=window_s,
+        concurrency_mean=expected.concurrency_mean,
+        concurrency_peak=max(expected.concurrency_peak, expected.concurrency_mean),
+        source=source,
+        starts_at=starts_at,
+        num_requests=expected.num_requests,
+        prompt_tokens=expected.prompt_tokens,
+        response_tokens=expected.response_tokens,
+    )

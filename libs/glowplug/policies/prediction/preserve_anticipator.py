@@ -18,6 +18,11 @@ import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
+MEMORY_RATIO = 0.8  # T_mem; these four are constants of section 4.3 that routing and scaling share
+NUM_STEPS = 100  # l: engine steps looked ahead
+OVERLOAD_RATIO = 0.95  # of the KV cache: above it a step is too full
+OVERLOAD_SHARE = 0.1  # of the steps: an instance with more of them too full is overloaded (section 4.3.2)
+
 Key = int | str  # what a request is called here
 
 

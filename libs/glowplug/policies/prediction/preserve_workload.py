@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from glowplug.domain.snapshot import Forecast
+from glowplug.domain.units import DAY_S
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.prediction.preserve_series import SeriesParams, TokenSeries
-from glowplug.policies.prediction.warmserve_forecaster import DAY_S, WarmserveCsp
+from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 
 NAME = "preserve_workload"
 

@@ -12,10 +12,24 @@ Departures:
 - With fewer than N errors known the weights are normalised by those there are. In the first day, when there is no
   season, the forecast is the same weighted mean of the last loads themselves.
 - A forecast is never negative.
+
+`forecast` is the rule itself, on a whole series. `WarmserveCsp` applies it window by window to every kind of load: the
+paper forecasts the average and the peak concurrency of windows of 300 s, each on its own; requests and tokens are
+forecast by the same rule here, so that one forecast serves all who read it. Both give the same numbers: a season is a
+running sum for each window of the day, and of the errors only the last N are kept. So the past of a model costs one row
+for each window of the day in which it ever had load, however many days there were. `num_days` above 0 (the last D days
+only) keeps those days' rows instead. Departure: further ahead than the next window the season changes and the
+correction stays.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from glowplug.domain.snapshot import Forecast
+from glowplug.domain.units import DAY_S
+from glowplug.policies.prediction.port import NOTHING, Reading, WindowTotals, forecast_of, reading_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +77,96 @@ def _weighted(newest_first: Sequence[float], literal: bool) -> float:
     if literal:
         return sum(value * float(2**at) for at, value in enumerate(newest_first)) / total
     return sum(value * float(2 ** (num - 1 - at)) for at, value in enumerate(newest_first)) / total
+
+
+@dataclass(slots=True)
+class _Season:
+    """One window of the day: what past days brought, newest last when days are limited."""
+
+    total: Reading = NOTHING
+    days: deque[tuple[int, Reading]] = field(default_factory=deque)  # only with num_days > 0: (window number, reading)
+
+
+@dataclass(slots=True)
+class WarmserveCsp:
+    """One model's predictor. `season_s` is a day; other lengths are for compressed traces."""
+
+    WINDOW_S: ClassVar[float] = 300.0
+    HAS_SEASON: ClassVar[bool] = True
+    window_s: float = 300.0
+    params: CspParams = field(default_factory=CspParams)
+    season_s: float = DAY_S
+    _seasons: dict[int, _Season] = field(default_factory=dict)
+    _last: deque[Reading] = field(default_factory=deque)  # newest first
+    _errors: deque[Reading | None] = field(default_factory=deque)  # newest first; None: there was no season yet
+    _count: int = 0  # windows learned
+    _ended_at: float = 0.0
+
+    def closed(self, window: WindowTotals) -> None:
+        """The newest window: its error against its season, then its part in the season."""
+        reading, number = reading_of(window), self._count
+        season = self._season(number)
+        error = None if season is None else Reading(*(a - b for a, b in zip(reading, season, strict=True)))
+        self._last.appendleft(reading)
+        self._errors.appendleft(error)
+        if len(self._last) > self.params.num_errors:
+            self._last.pop()
+            self._errors.pop()
+        if reading != NOTHING:
+            slot = self._seasons.setdefault(number % self._per_day, _Season())
+            if self.params.num_days > 0:
+                slot.days.append((number, reading))
+                while slot.days[0][0] <= number - self.params.num_days * self._per_day:
+                    slot.days.popleft()
+            else:
+                slot.total = Reading(*(a + b for a, b in zip(slot.total, reading, strict=True)))
+        self._count = number + 1
+        self._ended_at = window.started_at + window.window_s
+
+    def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
+        """Eq. 4 for each window ahead; on the first day the weighted mean of the last windows themselves."""
+        if self._count == 0:
+            return ()
+        errors = [error for error in self._errors if error is not None]
+        found = []
+        for n in range(num_ahead):
+            season = self._season(self._count + n)
+            base, rest = (NOTHING, list(self._last)) if season is None else (season, errors)
+            correction = _weighted_readings(rest, self.params.literal_weights)
+            expected = Reading(*(max(0.0, a + b) for a, b in zip(base, correction, strict=True)))
+            starts_at = self._ended_at + n * self.window_s
+            found.append(forecast_of(expected, starts_at, self.window_s, now_s, "warmserve_csp"))
+        return tuple(found)
+
+    @property
+    def _per_day(self) -> int:
+        return max(1, round(self.season_s / self.window_s))
+
+    def _season(self, number: int) -> Reading | None:
+        """P of window `number` (Eq. 2): its mean on the days before; None on the first day."""
+        num_days = number // self._per_day
+        if self.params.num_days > 0:
+            num_days = min(num_days, self.params.num_days)
+        if num_days == 0:
+            return None
+        slot = self._seasons.get(number % self._per_day)
+        if slot is None:
+            return NOTHING
+        total = slot.total
+        if self.params.num_days > 0:
+            oldest = number - num_days * self._per_day
+            kept = [reading for at, reading in slot.days if oldest <= at < number]
+            total = Reading(*(sum(kind) for kind in zip(*kept, strict=True))) if kept else NOTHING
+        return Reading(*(value / num_days for value in total))
+
+
+def _weighted_readings(newest_first: list[Reading], literal: bool) -> Reading:
+    """Eq. 3 for each kind: weights halve from each to the one before it (or, literally, double)."""
+    num = len(newest_first)
+    if num == 0:
+        return NOTHING
+    total = float(2**num - 1)
+    weights = [float(2**at if literal else 2 ** (num - 1 - at)) / total for at in range(num)]
+    return Reading(
+        *(sum(w * v for w, v in zip(weights, kind, strict=True)) for kind in zip(*newest_first, strict=True))
+    )

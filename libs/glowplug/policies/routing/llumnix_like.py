@@ -35,7 +35,7 @@ def freeness(use: Use) -> float:
 
 
 def route(targets: Iterable[Use]) -> RouteDecision:
-    """The freest of `targets`, all of which have room; `instance_id` is "" when there is none."""
+    """The freest of `targets`, each of which may run another request; `instance_id` is "" when there is none."""
     best = min(targets, key=lambda use: (-freeness(use), use.num_requests, use.instance_id), default=None)
     if best is None:
         return RouteDecision("", "every instance runs as many requests as it may")

@@ -1,4 +1,5 @@
-"""What a router asks of a routing policy: one `Balancer` per model, told of everything, asked for one instance.
+"""What a router asks of a routing policy: one `Balancer` per model, which learns of every event and chooses an
+instance for each request.
 
 A balancer keeps what it needs between two questions, so that a choice among a thousand instances costs no more than
 one among four. Times are seconds on one clock that does not go back; tickets are the router's own.
@@ -10,22 +11,28 @@ from typing import Protocol
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.decisions import RouteDecision
+from glowplug.policies.prediction.preserve_anticipator import (
+    MEMORY_RATIO,
+    NUM_STEPS,
+    OVERLOAD_RATIO,
+    OVERLOAD_SHARE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancerParams:
     """Constants of the policies that look ahead (PreServe section 4.3); the others have none."""
 
-    memory_ratio: float = 0.8  # T_mem: KV use above this is penalised
+    memory_ratio: float = MEMORY_RATIO  # KV use above this is penalised
     penalty: float = 1.0  # beta
-    num_steps: int = 100  # l: engine steps looked ahead
+    num_steps: int = NUM_STEPS
     extend_ratio: float = 0.2  # of the expected response, for who goes on beyond it
-    overload_ratio: float = 0.95  # of the KV cache: above it a step is too full
-    overload_share: float = 0.1  # of the steps: an instance with more of them too full is overloaded (section 4.3.2)
+    overload_ratio: float = OVERLOAD_RATIO
+    overload_share: float = OVERLOAD_SHARE
     decode_horizon: int = 0  # L_d counts the tokens of so many steps ahead; 0: all still to come, as printed
     hold_overloaded: bool = False  # a request waits while every instance is overloaded, whatever max_concurrency allows
-    hold_ratio: float = 0.95  # of the KV cache: what `overload_ratio` is to an outlook, for `hold_overloaded`
-    tpot_s: float = 0.05  # seconds an engine step takes, until answers have told
+    hold_ratio: float = OVERLOAD_RATIO  # of the KV cache: what `overload_ratio` is to an outlook, for `hold_overloaded`
+    tpot_s: float = 0.05  # seconds an engine step takes, until answers have shown
     tpot_slo_s: float = 0.0  # the model's objective for a token; 0: none
     stall_ratio: float = 0.0  # of that objective: an instance reads prompts no longer at a stretch; 0: as they come
     num_refreshed: int = 4  # instances brought up to date before each choice, those first that were longest ago

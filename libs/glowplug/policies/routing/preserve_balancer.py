@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.routing.port import Balancer, BalancerParams
-from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadAwareParams, LoadOrder
+from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadOrder
 from glowplug.policies.routing.tracked import NOTHING, Tracked, Tracker
 
 
@@ -27,9 +27,7 @@ class LoadAware(Tracker):
 
     def __init__(self, params: BalancerParams) -> None:
         super().__init__(params)
-        self._order = LoadOrder(
-            LoadAwareParams(memory_ratio=params.memory_ratio, penalty=params.penalty, num_steps=params.num_steps)
-        )
+        self._order = LoadOrder(params)
         self._news: dict[str, Tracked] = {}  # those that have changed since the last choice
         self._turns: OrderedDict[str, Tracked] = OrderedDict()  # those with requests, whose turn comes next first
 
@@ -89,6 +87,6 @@ def union(params: BalancerParams) -> Balancer:
 
     It counts the decode load of the steps it looks ahead: what is generated after them slows nobody who is routed now.
     It holds what would overload everybody. Where the model has an objective for its tokens it sends prompts in
-    stretches of half of that (`pacing`)."""
+    stretches of half of that (`tracked.Reading`)."""
     changed = replace(params, decode_horizon=params.num_steps, hold_overloaded=True, stall_ratio=0.5)
     return LoadAware(changed)

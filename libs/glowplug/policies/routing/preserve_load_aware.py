@@ -22,13 +22,7 @@ from dataclasses import dataclass
 
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadAwareParams:
-    memory_ratio: float = 0.8  # T_mem
-    penalty: float = 1.0  # beta
-    num_steps: int = 100  # l
+from glowplug.policies.routing.port import BalancerParams
 
 
 @dataclass(slots=True)
@@ -51,7 +45,7 @@ def load_of(
     target: InstanceLoad,
     prompt_tokens: int,
     expected_tokens: int,
-    params: LoadAwareParams,
+    params: BalancerParams,
     enough: float = math.inf,
 ) -> float:
     """L_i, in tokens; or `enough` or more, once it is known to be that. The steps ahead are only looked at where they
@@ -70,7 +64,7 @@ def load_of(
     return load + params.penalty * max(0.0, peak * look.kv_tokens - room)
 
 
-def floor_of(target: InstanceLoad, params: LoadAwareParams) -> float:
+def floor_of(target: InstanceLoad, params: BalancerParams) -> float:
     """What L_i is at least beside P and D: the cache is as full as now in the first step ahead already."""
     look = target.look_ahead
     tokens = target.queued_tokens + target.current_tokens
@@ -82,7 +76,7 @@ def route(
     targets: Iterable[InstanceLoad],
     prompt_tokens: int,
     expected_tokens: int,
-    params: LoadAwareParams = LoadAwareParams(),
+    params: BalancerParams = BalancerParams(),
 ) -> RouteDecision:
     """The instance with the least load; `instance_id` is "" when none has room. `targets` in any order."""
     ordered = sorted((floor_of(load, params), load.instance_id, load) for load in targets)
@@ -92,7 +86,7 @@ def route(
 class LoadOrder:
     """Instances kept in the order of their load while requests come and go: what `route` sorts, kept sorted."""
 
-    def __init__(self, params: LoadAwareParams = LoadAwareParams()) -> None:
+    def __init__(self, params: BalancerParams = BalancerParams()) -> None:
         self.params = params
         self._order: list[tuple[float, str]] = []
         self._floors: dict[str, float] = {}
@@ -140,7 +134,7 @@ def _least(
     ordered: Iterable[tuple[float, InstanceLoad]],
     prompt: int,
     expected: int,
-    params: LoadAwareParams,
+    params: BalancerParams,
     most: int = 0,
 ) -> RouteDecision:
     best: InstanceLoad | None = None

@@ -6,20 +6,83 @@ taken to do one every TPOT seconds, where TPOT is the mean of what its answers t
 What has been sent and not been prefilled is in the map already (erratum E34). Of other routers' requests only what they
 report is known, half a second late: their peaks are added to ours.
 
-Departure: where first tokens are not told (an answer that is no stream), a prompt counts as queued until the end, and
-the whole time it took is taken for its steps.
+Departure: where engines report no first tokens (an answer that is no stream) a prompt counts as queued until the
+end, and the whole time it took is taken for its steps.
 """
 
 from dataclasses import dataclass, field
 
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
-from glowplug.policies.routing.pacing import Reading
 from glowplug.policies.routing.port import BalancerParams
 
 NOTHING = Outlook(peak_ratio=0.0, over_share=0.0)
 TPOT_WEIGHT = 0.2  # of the newest answer
 TPOT_BOUNDS_S = (1e-4, 10.0)
+READING_WEIGHT = 0.2  # of the newest answer
+MOSTLY = 0.9
+PATIENCE = 4.0
+LONG = 4.0
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one instance has been sent and has not read, so that prompts are sent no faster than the answers under way
+    can bear (`would_stall`).
+
+    Ours, not a paper's. An engine reads every prompt it has before it goes on with its answers (vLLM's default
+    scheduler). A burst sent at once is read in one go, and a request that got its first token early in it waits for all
+    the others before its second: on the mixed fleet that missed the objective for tokens of the short answers, whatever
+    the GPU (simulated). When a prompt is held here for part of that objective the engine takes a step between two
+    readings, and nothing is read later for it than it would have been behind the others. Where several routers send to
+    an instance each of them paces it by itself.
+
+    Where one prompt takes longer than `LONG` stretches no pace helps the answers, and prompts go as they come: held one
+    by one, they cost HydraServe's workload two points of its TTFT attainment (simulated).
+
+    Where engines report no first tokens (answers that are no streams) nobody knows when a prompt has been read: nothing
+    is held while fewer than `MOSTLY` of the answers report theirs, and nothing for longer than `PATIENCE` times the
+    reading it waits for.
+    """
+
+    num_prompts: int = 0
+    num_tokens: int = 0
+    since_s: float = 0.0  # when it began to have any
+    token_s: float = 0.0  # seconds a token of a prompt takes; 0: not known
+    reporting: float = 0.0  # share of its answers that reported their first token
+
+    def sent(self, prompt_tokens: int, now_s: float) -> int:
+        """A prompt goes there. Returns the tokens to read up to its end."""
+        if not self.num_prompts:
+            self.since_s = now_s
+        self.num_prompts += 1
+        self.num_tokens += prompt_tokens
+        return self.num_tokens
+
+    def read(self, prompt_tokens: int) -> None:
+        """A prompt has been read, or is there no more."""
+        self.num_prompts -= 1
+        self.num_tokens -= prompt_tokens
+
+    def measured(self, took_s: float, num_tokens: int) -> None:
+        """A first token came so long after its prompt was sent, with so many to read until then."""
+        newest = took_s / max(1, num_tokens)
+        self.token_s += READING_WEIGHT * (newest - self.token_s) if self.token_s else newest
+
+    def answered(self, has_reported: bool) -> None:
+        """An answer is whole."""
+        self.reporting += READING_WEIGHT * (has_reported - self.reporting) if self.reporting else float(has_reported)
+
+    def would_stall(self, now_s: float, longest_s: float) -> bool:
+        """Whether one more prompt like those makes it read for longer than that without a step for its answers."""
+        if not self.num_prompts or not self.token_s or self.reporting < MOSTLY:
+            return False
+        each_s = self.num_tokens / self.num_prompts * self.token_s
+        if each_s > LONG * longest_s:
+            return False
+        left_s = self.num_tokens * self.token_s + each_s
+        read_s = now_s - self.since_s
+        return longest_s < read_s + left_s and read_s < PATIENCE * max(longest_s, left_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +95,7 @@ class Tracked:
     num_in_flight: int  # other routers' included
     at_s: float  # when `steps` was right
     steps: float = 0.0
-    tpot_s: float = 0.0  # 0: no answer has told yet
+    tpot_s: float = 0.0  # 0: no answer has shown it yet
     reading: Reading = field(default_factory=Reading)
     others: Outlook = NOTHING  # what other routers see ahead
     is_open: bool = True
@@ -60,7 +123,7 @@ class Sent:
 
 
 class Tracker:
-    """A Balancer but for the choice. `_touched` is told of every instance that has changed."""
+    """A Balancer but for the choice. `_touched` receives every instance that has changed."""
 
     tracks_tokens = True
 
@@ -120,7 +183,7 @@ class Tracker:
         self._settle(here, now_s)
         here.look.begin(ticket)
         here.reading.read(sent.prompt_tokens)
-        here.reading.told(now_s - sent.at_s, sent.to_read_tokens)
+        here.reading.measured(now_s - sent.at_s, sent.to_read_tokens)
         self._touched(here)
 
     def ended(self, ticket: int, response_tokens: int, now_s: float) -> None:

@@ -5,25 +5,33 @@ with those that wait they say how many workers are needed, and a cold start crea
 number of new ones, several groups when it is more than a group holds. Section 8.1: an instance that has run nothing for
 30 s goes. The window is 1 s, a batch 8, a group at most 4 in the authors' code.
 
-    new = ceil((waiting + expected - room) / B),   expected = most arrivals of the last windows
+    new = ceil((waiting + expected - free) / B),   expected = most arrivals of the last windows
 
 Departures:
 - The code computes the expectation and never uses it (erratum E22); `literal_code=True` leaves it out as well.
-- Requests that fit the free slots of what runs or comes need no new worker (`room`); the paper leaves that open.
+- Requests that fit the free slots of what runs or comes need no new worker (`free`); the paper leaves that open.
 - Where routers do not count arrivals the growth of what waits and runs stands for them; it misses those that came and
   went within a window.
 - The keep-alive is the model's own, 30 s unless it says otherwise.
+
+What becomes of a pipeline once it serves (`consolidate`, section 6.1 too): by default a group scales down: its first
+worker brings in the rest of the model and serves alone, the others end. When as many workers are needed as a group has,
+it scales up instead: every worker brings in the rest and becomes an instance. Several groups that serve at once are
+decided on together, oldest first.
+
+Departure: the paper lets each worker decide for itself, so that a group may become fewer instances than it has workers;
+here it is one or all. `up_share` below 1 scales up when that share of a group's workers would do.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from glowplug.domain.model import Model
+from glowplug.domain.instance import Instance
 from glowplug.domain.phrasing import counted, doing
-from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.standing import Standing, settle, standing
+from glowplug.policies.scaling.port import ScalingView, settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +54,20 @@ class HydraserveState:
 
 
 def scale(
-    snapshot: FleetSnapshot,
-    model: Model,
+    view: ScalingView,
     state: HydraserveState | None = None,
     params: HydraserveParams = HydraserveParams(),
 ) -> tuple[ScaleDecision, HydraserveState]:
     """The number of instances `model` should have now, and how many of them one start may bring."""
-    st = standing(snapshot, model)
-    state = watch(st, state, params)
-    wanted, reason = target(st, state, params)
+    state = watch(view, state, params)
+    wanted, reason = target(view, state, params)
 
     def may_go(instance_id: str) -> bool:
         since = state.idle_since.get(instance_id)
-        return model.keep_alive_s >= 0 and since is not None and st.now_s - since >= model.keep_alive_s
+        return view.model.keep_alive_s >= 0 and since is not None and view.now_s - since >= view.model.keep_alive_s
 
     decision = settle(
-        st,
+        view,
         wanted,
         reason,
         may_go=lambda i: may_go(i.instance_id),
@@ -71,40 +77,82 @@ def scale(
     return decision, state
 
 
-def watch(st: Standing, state: HydraserveState | None, params: HydraserveParams) -> HydraserveState:
+def watch(view: ScalingView, state: HydraserveState | None, params: HydraserveParams) -> HydraserveState:
     """Count arrivals into windows, and note who runs nothing."""
-    counted = st.load.num_arrived
+    counted = view.load.num_arrived
     if state is None:
-        state = HydraserveState(opened_at=st.now_s, arrived_before=counted, demand_before=st.demand)
+        state = HydraserveState(opened_at=view.now_s, arrived_before=counted, demand_before=view.demand)
     idle = {
-        i.instance_id: state.idle_since.get(i.instance_id, max(st.now_s, i.ready_at))
-        for i in st.running
-        if not st.in_flight(i)
+        i.instance_id: state.idle_since.get(i.instance_id, max(view.now_s, i.ready_at))
+        for i in view.running
+        if not view.in_flight(i)
     }
     opened_at, before, arrivals = state.opened_at, state.arrived_before, state.arrivals
     demand_before = state.demand_before
-    if st.now_s - opened_at >= params.window_s:
-        came = counted - before if counted else max(0, st.demand - demand_before)
-        num_empty = int((st.now_s - opened_at) / params.window_s) - 1  # nobody looked: nothing was told either
+    if view.now_s - opened_at >= params.window_s:
+        came = counted - before if counted else max(0, view.demand - demand_before)
+        num_empty = int((view.now_s - opened_at) / params.window_s) - 1  # nobody looked: no report came either
         closed = (max(0, came), *([0] * min(num_empty, params.num_windows)))
         arrivals = (*arrivals, *closed)[-params.num_windows :]
-        opened_at, before, demand_before = st.now_s, counted, st.demand
+        opened_at, before, demand_before = view.now_s, counted, view.demand
     return HydraserveState(
         opened_at=opened_at, arrived_before=before, arrivals=arrivals, demand_before=demand_before, idle_since=idle
     )
 
 
-def target(st: Standing, state: HydraserveState, params: HydraserveParams) -> tuple[int, str]:
+def target(view: ScalingView, state: HydraserveState, params: HydraserveParams) -> tuple[int, str]:
     """Instances there should be, and why."""
     expected = 0 if params.literal_code else max(state.arrivals, default=0)
-    there = st.num_coming_or_there
-    slots = sum(i.max_concurrency for i in st.running) + st.num_pending * st.per_instance
-    room = max(0, slots - st.load.num_in_flight)
-    new = math.ceil(max(0, st.load.num_waiting + expected - room) / st.per_instance)
+    there = view.num_coming_or_there
+    slots = sum(i.max_concurrency for i in view.running) + view.num_pending * view.per_instance
+    num_free = max(0, slots - view.load.num_in_flight)
+    new = math.ceil(max(0, view.load.num_waiting + expected - num_free) / view.per_instance)
     if new:
-        waiting, free = doing(st.load.num_waiting, "request", "waits"), counted(room, "slot")
+        waiting, free = doing(view.load.num_waiting, "request", "waits"), counted(num_free, "slot")
         came = f"{waiting} and {expected or 'none'} may come in {params.window_s:g} s"
-        return there + new, f"{came}, but only {free} of its instances {'is' if room <= 1 else 'are'} free"
-    least = max(st.needed, math.ceil((st.demand + expected) / st.per_instance))
-    requests = f"{counted(st.demand, 'request')} and {expected or 'none'} that may come"
+        return there + new, f"{came}, but only {free} of its instances {'is' if num_free <= 1 else 'are'} free"
+    least = max(view.needed, math.ceil((view.demand + expected) / view.per_instance))
+    requests = f"{counted(view.demand, 'request')} and {expected or 'none'} that may come"
     return min(there, least), f"{requests} fit {counted(there, 'instance')}"
+
+
+class Consolidation(StrEnum):
+    """What a pipeline becomes."""
+
+    DOWN = "consolidate_down"  # its first stage alone
+    UP = "consolidate_up"  # an instance of each stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolidationParams:
+    up_share: float = 1.0  # of a group's stages that must be needed for all of them to stay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolidationDecision:
+    """One pipeline's."""
+
+    instance_id: str
+    becomes: Consolidation
+    reason: str
+
+
+def consolidate(
+    pipelines: Sequence[Instance],
+    num_whole: int,
+    num_required: int,
+    params: ConsolidationParams = ConsolidationParams(),
+) -> tuple[ConsolidationDecision, ...]:
+    """A decision for each of one model's `pipelines`, oldest first. `num_required` instances are needed in all, of
+    which `num_whole` (running or coming, those decided on before with what they become) are there."""
+    decisions, left = [], num_required - num_whole
+    for instance in pipelines:
+        least = max(2, math.ceil(params.up_share * instance.num_stages - 1e-9))
+        is_up = left >= least
+        becomes = Consolidation.UP if is_up else Consolidation.DOWN
+        need = f"{max(0, left) or 'none'} of {num_required} wanted instances {'are' if left > 1 else 'is'} missing"
+        all_stages = f"so each of its {instance.num_stages} stages becomes an instance"
+        reason = f"{need}, {all_stages if is_up else 'so one instance is made of its stages'}"
+        decisions.append(ConsolidationDecision(instance_id=instance.instance_id, becomes=becomes, reason=reason))
+        left -= instance.num_stages if is_up else 1
+    return tuple(decisions)

@@ -1,4 +1,4 @@
-"""Scaling by how much room the instances have left on average, after Llumnix (the baseline of PreServe section 5.3).
+"""Scaling by what the instances have free on average, after Llumnix (the baseline of PreServe section 5.3).
 
 Llumnix calls freeness the number of decode steps an instance's batch could still run before its KV cache is full,
 F = (M - sum of V) / B with M the cache in tokens, V what each request is counted for and B the batch. Below `low_steps`
@@ -13,66 +13,62 @@ import math
 from dataclasses import dataclass
 
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted
-from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.standing import Standing, settle, standing
+from glowplug.policies.scaling.port import ScalingView, settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlumnixParams:
     low_steps: float = 10.0
     high_steps: float = 60.0
-    high_ratio: float = 0.9  # use above which there is no room, where steps cannot be counted
+    high_ratio: float = 0.9  # use above which an instance is full, where steps cannot be counted
     low_ratio: float = 0.4
     hold_s: float = 5.0  # a threshold counts after it has been passed for so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlumnixState:
-    """Since when there has been too little room, or too much (epoch seconds; None: not now)."""
+    """Since when too little has been free, or too much (epoch seconds; None: not now)."""
 
     tight_since: float | None = None
     loose_since: float | None = None
 
 
 def scale(
-    snapshot: FleetSnapshot,
-    model: Model,
+    view: ScalingView,
     state: LlumnixState | None = None,
     params: LlumnixParams = LlumnixParams(),
 ) -> tuple[ScaleDecision, LlumnixState]:
-    """One instance more or less than there are, when the room left has been out of its range for a while."""
-    st = standing(snapshot, model)
+    """One instance more or less than there are, when what is free has been out of its range for a while."""
     state = state or LlumnixState()
-    ready = [i for i in st.running if i.state is InstanceState.READY]
-    there = st.num_coming_or_there
+    ready = [i for i in view.running if i.state is InstanceState.READY]
+    there = view.num_coming_or_there
     if not ready:
-        wanted = max(there, 1 if st.demand else 0)
-        return settle(st, wanted if st.demand else 0, "no instance is ready yet"), LlumnixState()
-    spaces = [_room(st, i, params) for i in ready]
+        wanted = max(there, 1 if view.demand else 0)
+        return settle(view, wanted if view.demand else 0, "no instance is ready yet"), LlumnixState()
+    spaces = [_free(view, i, params) for i in ready]
     tight, loose = sum(s[0] for s in spaces) / len(ready) < 0, sum(s[1] for s in spaces) / len(ready) > 0
-    tight = tight or st.load.num_waiting > 0
+    tight = tight or view.load.num_waiting > 0
     since = LlumnixState(
-        tight_since=(st.now_s if state.tight_since is None else state.tight_since) if tight else None,
-        loose_since=(st.now_s if state.loose_since is None else state.loose_since) if loose and not tight else None,
+        tight_since=(view.now_s if state.tight_since is None else state.tight_since) if tight else None,
+        loose_since=(view.now_s if state.loose_since is None else state.loose_since) if loose and not tight else None,
     )
     is_coming = there > len(ready)
-    if since.tight_since is not None and st.now_s - since.tight_since >= params.hold_s and not is_coming:
-        reason = f"{counted(len(ready), 'instance')} had too little room on average for {params.hold_s:g} s"
-        return settle(st, there + 1, reason), LlumnixState()
-    if since.loose_since is not None and st.now_s - since.loose_since >= params.hold_s:
-        reason = f"{counted(len(ready), 'instance')} had much room on average for {params.hold_s:g} s"
-        decision = settle(st, there - 1 if there > 1 or not st.demand else there, reason)
+    if since.tight_since is not None and view.now_s - since.tight_since >= params.hold_s and not is_coming:
+        reason = f"{counted(len(ready), 'instance')} had too little free on average for {params.hold_s:g} s"
+        return settle(view, there + 1, reason), LlumnixState()
+    if since.loose_since is not None and view.now_s - since.loose_since >= params.hold_s:
+        reason = f"{counted(len(ready), 'instance')} had much free on average for {params.hold_s:g} s"
+        decision = settle(view, there - 1 if there > 1 or not view.demand else there, reason)
         return decision, LlumnixState() if decision.drain else since
-    return settle(st, there, f"room is left in {counted(len(ready), 'instance')}, neither too little nor much"), since
+    return settle(view, there, f"{counted(len(ready), 'instance')} had neither too little free nor much"), since
 
 
-def _room(st: Standing, instance: Instance, params: LlumnixParams) -> tuple[float, float]:
-    """How far the instance's room is above the lower and above the upper threshold, each in that threshold's unit."""
-    outlook = st.load.outlook_by_instance.get(instance.instance_id)
-    batch = st.in_flight(instance)
+def _free(view: ScalingView, instance: Instance, params: LlumnixParams) -> tuple[float, float]:
+    """How far what the instance has free is above the lower and the upper threshold, each in that threshold's unit."""
+    outlook = view.load.outlook_by_instance.get(instance.instance_id)
+    batch = view.in_flight(instance)
     if outlook is not None and instance.kv_tokens > 0:
         steps = (1 - outlook.peak_ratio) * instance.kv_tokens / batch if batch else math.inf
         steps = min(steps, 2 * params.high_steps)  # an empty instance does not outweigh all others

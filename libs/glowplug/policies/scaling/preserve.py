@@ -18,11 +18,18 @@ Departures:
 from dataclasses import dataclass, field
 
 from glowplug.domain.instance import InstanceState
-from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted
-from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling import preserve_scaler, reactive
+from glowplug.policies.scaling import preserve_scaler
+from glowplug.policies.scaling.baselines import (
+    ReactiveParams,
+    ReactiveState,
+    capacity_of,
+    expected_tokens,
+    reactive,
+    why_now,
+)
+from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.scaling.preserve_scaler import (
     Capacity,
     InstanceOutlook,
@@ -31,8 +38,6 @@ from glowplug.policies.scaling.preserve_scaler import (
     WindowTokens,
     instances_for,
 )
-from glowplug.policies.scaling.proactive import capacity_of, expected_tokens
-from glowplug.policies.scaling.standing import Standing, settle, standing
 
 WINDOW_S = 600.0  # the paper's, where no forecast says another
 
@@ -47,7 +52,7 @@ class PreserveParams:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreserveState:
     scaler: ScalerState = field(default_factory=ScalerState)
-    cold: reactive.ReactiveState | None = None  # of the rule while data is cold
+    cold: ReactiveState | None = None  # of the rule while data is cold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,101 +65,99 @@ class Plan:
 
 
 def scale(
-    snapshot: FleetSnapshot,
-    model: Model,
+    view: ScalingView,
     state: PreserveState | None = None,
     params: PreserveParams = PreserveParams(),
 ) -> tuple[ScaleDecision, PreserveState]:
     """The number of instances `model` should have now, and which of its instances to drain or to take back."""
-    st = standing(snapshot, model)
     state = state or PreserveState()
-    plan, scaler = plan_for(st, state.scaler, params)
-    if plan.is_cold and not st.load.outlook_by_instance:
-        decision, kept = reactive.scale(
-            snapshot, model, state.cold, reactive.ReactiveParams(shrink_after_s=params.shrink_after_s)
-        )
+    plan, scaler = plan_for(view, state.scaler, params)
+    if plan.is_cold and not view.load.outlook_by_instance:
+        decision, kept = reactive(view, state.cold, ReactiveParams(shrink_after_s=params.shrink_after_s))
         return decision, PreserveState(scaler=scaler, cold=kept)
     if plan.is_cold:
-        plan, scaler = _look_ahead(st, state.scaler, plan.reason, params)
-    wanted = max(plan.num_wanted, 1 if st.demand else 0)
-    return settle(st, wanted, plan.reason), PreserveState(scaler=scaler)
+        plan, scaler = _look_ahead(view, state.scaler, plan.reason, params)
+    wanted = max(plan.num_wanted, 1 if view.demand else 0)
+    return settle(view, wanted, plan.reason), PreserveState(scaler=scaler)
 
 
-def plan_for(st: Standing, state: ScalerState, params: PreserveParams) -> tuple[Plan, ScalerState]:
+def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> tuple[Plan, ScalerState]:
     """The plan of this window as it is now (Algorithm 2, then section 4.3.2)."""
-    predicted, capacity, window = _prediction(st, params)
+    predicted, capacity, window = _prediction(view, params)
     if predicted is not None and predicted.prompt_tokens + predicted.response_tokens < 1:
         return Plan(num_wanted=0, reason="no tokens are expected of it", is_cold=False), state
     if predicted is None or capacity == Capacity():
         why = (
             "there is no forecast" if predicted is None else "no window has shown yet how many tokens an instance takes"
         )
-        return _added(st, state, why, params)
+        return _added(view, state, why, params)
     target, after = preserve_scaler.scale(
-        max(1, st.num_coming_or_there),
+        max(1, view.num_coming_or_there),
         window,
         predicted,
         capacity,
-        _outlooks(st),
+        _outlooks(view),
         state,
         params.scaler,
-        num_coming=st.num_coming,
-        now_s=st.now_s,
+        num_coming=view.num_coming,
+        now_s=view.now_s,
     )
     return Plan(num_wanted=target.num_wanted, reason=target.reason, is_cold=False), after
 
 
-def _added(st: Standing, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
+def _added(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
     """With cold data: one more for each instance that will be too full, none less while any was; no plan besides."""
-    fresh, answered = preserve_scaler.overloaded(_outlooks(st), state.answered, st.num_coming, st.now_s, params.scaler)
-    wanted = st.num_coming_or_there + len(fresh) if answered else 0
+    fresh, answered = preserve_scaler.overloaded(
+        _outlooks(view), state.answered, view.num_coming, view.now_s, params.scaler
+    )
+    wanted = view.num_coming_or_there + len(fresh) if answered else 0
     full = f"fill more than {params.scaler.overload_ratio:.0%} of the KV cache, or did a moment ago"
     num = len(answered)
     said = f"{counted(num, 'instance')} will {full}" if num else "no instance fills its KV cache too far"
     return Plan(num_wanted=wanted, reason=f"{said}; {why}", is_cold=True), ScalerState(answered=answered)
 
 
-def _look_ahead(st: Standing, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
+def _look_ahead(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
     """With cold data: section 4.3.2 alone, from the number that demand takes."""
-    if not st.demand:
-        return Plan(num_wanted=0, reason=reactive.why(st), is_cold=True), state
-    _, _, window = _prediction(st, params)
+    if not view.demand:
+        return Plan(num_wanted=0, reason=why_now(view), is_cold=True), state
+    _, _, window = _prediction(view, params)
     target, after = preserve_scaler.scale(
-        max(1, st.num_coming_or_there),
+        max(1, view.num_coming_or_there),
         window,
         None,
         Capacity(),
-        _outlooks(st),
+        _outlooks(view),
         state,
         params.scaler,
-        num_coming=st.num_coming,
-        now_s=st.now_s,
+        num_coming=view.num_coming,
+        now_s=view.now_s,
     )
-    wanted = max(st.needed, target.num_wanted)
+    wanted = max(view.needed, target.num_wanted)
     return Plan(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
 
 
-def _prediction(st: Standing, params: PreserveParams) -> tuple[WindowTokens | None, Capacity, int]:
+def _prediction(view: ScalingView, params: PreserveParams) -> tuple[WindowTokens | None, Capacity, int]:
     """Tokens to plan for, mu, and a number that changes with each window: forecasts come a moment after it begins."""
-    if st.forecast is None:
-        return None, Capacity(), int(st.now_s // WINDOW_S)
-    forecasts = [st.forecast] if st.next_forecast is None else [st.forecast, st.next_forecast]
+    if view.forecast is None:
+        return None, Capacity(), int(view.now_s // WINDOW_S)
+    forecasts = [view.forecast] if view.next_forecast is None else [view.forecast, view.next_forecast]
     if params.literal_next:
         forecasts = forecasts[-1:]
-    capacity = capacity_of(st.forecast)
+    capacity = capacity_of(view.forecast)
     options = [expected_tokens(forecast) for forecast in forecasts]
 
     def need(tokens: WindowTokens) -> tuple[int, float]:
         return instances_for(tokens, capacity), tokens.prompt_tokens + tokens.response_tokens
 
     most = options[0] if len(options) == 1 else max(options, key=need)
-    return most, capacity, int(st.forecast.made_at * 1000)
+    return most, capacity, int(view.forecast.made_at * 1000)
 
 
-def _outlooks(st: Standing) -> list[InstanceOutlook]:
+def _outlooks(view: ScalingView) -> list[InstanceOutlook]:
     """What the routers' look-ahead says of each READY instance; nothing unless it is of all of them."""
-    ready = [i for i in st.running if i.state is InstanceState.READY]
-    known = st.load.outlook_by_instance
+    ready = [i for i in view.running if i.state is InstanceState.READY]
+    known = view.load.outlook_by_instance
     if any(i.instance_id not in known for i in ready):
         ready = [i for i in ready if i.instance_id in known and known[i.instance_id].over_share > 0]
     return [

@@ -22,6 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.phrasing import counted, listed
+from glowplug.policies.prediction.preserve_anticipator import (
+    MEMORY_RATIO,
+    NUM_STEPS,
+    OVERLOAD_RATIO,
+    OVERLOAD_SHARE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +59,11 @@ class InstanceOutlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerParams:
-    overload_ratio: float = 0.95
-    overload_share: float = 0.10
+    overload_ratio: float = OVERLOAD_RATIO
+    overload_share: float = OVERLOAD_SHARE
     idle_ratio: float = 0.30
-    memory_ratio: float = 0.80  # T_mem
-    num_steps: int = 100  # l
+    memory_ratio: float = MEMORY_RATIO  # T_mem
+    num_steps: int = NUM_STEPS  # l
     again_s: float = 30.0  # one that is still too full after this brings another
     literal_windows: bool = False  # a window begins with its plan whoever is too full, and goes below it when calm
 

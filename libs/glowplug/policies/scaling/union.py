@@ -1,7 +1,7 @@
 """The union of the papers on one knob: how many instances run.
 
 What waits and runs now is the floor. PreServe's forecast of tokens plans the window above it (section 4.3.2) while
-there is room for plans: not for `calm_s`, WarmServe's window, after an instance of another model found none.
+GPUs are free for plans: not for `calm_s`, WarmServe's window, after an instance of another model found none.
 HydraServe's groups bring several new instances with one cold start (section 6.1), and its keep-alive ends each by
 itself (section 8.1), the last one when the model is idle.
 
@@ -10,11 +10,11 @@ while a prewarmed copy makes that cheap: where weights come over the network, a 
 it pushes out of host memory is fetched again (mCache's workload has a fifth fewer fetches so, simulated, three seeds).
 
 WarmServe decides which replicas there are, and not how many instances: its rule, four fifths of the slots on average,
-had models that were served well take GPUs from those that waited. Without it, and with plans only where there is room,
+had models that were served well take GPUs from those that waited. Without it, and with plans only where GPUs are free,
 P99 TTFT of its workload at 25 requests/s is 1.1 s instead of 2.5 s (simulated, ten seeds).
 
 On the way down a spare instance goes once it has run nothing for the model's keep-alive, once there have been spare
-ones for `calm_s`, and at once while an instance of another model finds no room. Where that one needs several GPUs,
+ones for `calm_s`, and at once while an instance of another model finds no GPU. Where that one needs several GPUs,
 neighbours have to be free together: who drains is then not taken back while a prewarmed copy can be grown instead.
 
 While anything is expected one instance stays in PreServe (erratum E32), asked for or not. Where the models expected
@@ -25,19 +25,18 @@ requests and the last to the keep-alive. `last_by_keep_alive=False` is PreServe'
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Model
-from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling import hydraserve, preserve, reactive
+from glowplug.policies.scaling import hydraserve, preserve
+from glowplug.policies.scaling.baselines import why_now
+from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.scaling.preserve_scaler import ScalerState
-from glowplug.policies.scaling.standing import Standing, settle, standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionParams:
     plan: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
-    calm_s: float = 300.0  # nobody has lacked room for so long before plans count; spare ones go when spare for so long
+    calm_s: float = 300.0  # plans count after no model lacked GPUs for so long, spare ones go when spare for so long
     protect_s: float = 5.0  # while an instance is that young none goes
     spare_s: float = 10.0  # what runs nothing lives so long where the model's keep-alive has no end
     last_by_keep_alive: bool = True  # a plan of one neither starts the first instance nor keeps the last
@@ -49,72 +48,70 @@ class UnionState:
 
     plan: ScalerState = field(default_factory=ScalerState)
     arrivals: hydraserve.HydraserveState | None = None
-    short_at: float = float("-inf")  # another model lacked room
+    short_at: float = float("-inf")  # another model lacked GPUs
     spare_since: float | None = None  # when there began to be more than are wanted
 
 
 def scale(
-    snapshot: FleetSnapshot,
-    model: Model,
+    view: ScalingView,
     state: UnionState | None = None,
     params: UnionParams = UnionParams(),
 ) -> tuple[ScaleDecision, UnionState]:
     """The number of instances `model` should have now, and how many of them one start may bring."""
-    st = standing(snapshot, model)
     state = state or UnionState()
-    plan, scaler = preserve.plan_for(st, state.plan, params.plan)
-    if params.last_by_keep_alive and not (plan.is_cold or st.demand) and plan.num_wanted == 1:
+    plan, scaler = preserve.plan_for(view, state.plan, params.plan)
+    if params.last_by_keep_alive and not (plan.is_cold or view.demand) and plan.num_wanted == 1:
         plan = replace(plan, num_wanted=0)
-    arrivals = hydraserve.watch(st, state.arrivals, params.arrivals)
-    short_at = st.now_s if snapshot.gpus_without_room else state.short_at
-    options = [(st.needed, reactive.why(st))]
-    if st.now_s - short_at >= params.calm_s:
+    arrivals = hydraserve.watch(view, state.arrivals, params.arrivals)
+    short_at = view.now_s if view.gpus_wanted_elsewhere else state.short_at
+    options = [(view.needed, why_now(view))]
+    if view.now_s - short_at >= params.calm_s:
         options.append((plan.num_wanted, plan.reason))  # while data is cold: what its look-ahead adds
-    if st.is_prewarmed and is_short(st):  # what is to come of the burst costs little
-        options.append(hydraserve.target(st, arrivals, params.arrivals))
+    if view.is_prewarmed and is_short(view):  # what is to come of the burst costs little
+        options.append(hydraserve.target(view, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
-    since = None if wanted >= st.num_running else st.now_s if state.spare_since is None else state.spare_since
-    is_over = bool(snapshot.gpus_without_room) or (since is not None and st.now_s - since >= params.calm_s)
-    idle_s = model.keep_alive_s if model.keep_alive_s >= 0 else params.spare_s
-    growing = is_growing(st, params)
+    since = None if wanted >= view.num_running else view.now_s if state.spare_since is None else state.spare_since
+    is_over = bool(view.gpus_wanted_elsewhere) or (since is not None and view.now_s - since >= params.calm_s)
+    idle_s = view.model.keep_alive_s if view.model.keep_alive_s >= 0 else params.spare_s
+    growing = is_growing(view, params)
 
     def may_go(instance: Instance) -> bool:
         idle_since = arrivals.idle_since.get(instance.instance_id)
-        return not growing and (is_over or (idle_since is not None and st.now_s - idle_since >= idle_s))
+        return not growing and (is_over or (idle_since is not None and view.now_s - idle_since >= idle_s))
 
     decision = settle(
-        st,
+        view,
         wanted,
         reason,
         may_go=may_go,
         group_size=params.arrivals.group_size,
         inputs={"planned": -1 if plan.is_cold else plan.num_wanted},
-        take_back=not (snapshot.gpus_without_room > 1 and st.is_prewarmed),
+        take_back=not (view.gpus_wanted_elsewhere > 1 and view.is_prewarmed),
     )
     return decision, UnionState(plan=scaler, arrivals=arrivals, short_at=short_at, spare_since=since)
 
 
-def is_growing(st: Standing, params: UnionParams) -> bool:
+def is_growing(view: ScalingView, params: UnionParams) -> bool:
     """Whether requests wait, or an instance is on its way or in its first seconds."""
-    if st.load.num_waiting:
+    if view.load.num_waiting:
         return True
-    return any(i.state is not InstanceState.READY or st.now_s - i.created_at < params.protect_s for i in st.running)
+    return any(i.state is not InstanceState.READY or view.now_s - i.created_at < params.protect_s for i in view.running)
 
 
-def is_short(st: Standing) -> bool:
+def is_short(view: ScalingView) -> bool:
     """Whether requests wait that those who serve have no slot for. Where the model has an objective for its tokens the
     union's routing holds some for the sake of what runs there: they have a slot."""
-    if not st.model.slo.tpot_s:
-        return st.load.num_waiting > 0
-    slots = sum(i.max_concurrency for i in st.running if i.state is InstanceState.READY)
-    return st.load.num_waiting > 0 and slots_used(st) > slots
+    if not view.model.slo.tpot_s:
+        return view.load.num_waiting > 0
+    slots = sum(i.max_concurrency for i in view.running if i.state is InstanceState.READY)
+    return view.load.num_waiting > 0 and slots_used(view) > slots
 
 
-def slots_used(st: Standing) -> float:
+def slots_used(view: ScalingView) -> float:
     """The load in requests, where one that needs much of a KV cache counts for as many as that would hold."""
-    used = float(st.load.num_waiting)
-    for instance in st.running:
-        outlook = st.load.outlook_by_instance.get(instance.instance_id)
+    used = float(view.load.num_waiting)
+    for instance in view.running:
+        outlook = view.load.outlook_by_instance.get(instance.instance_id)
         full = outlook.peak_ratio * instance.max_concurrency if outlook else 0.0
-        used += max(st.in_flight(instance), full)
-    return max(used, float(st.demand))
+        used += max(view.in_flight(instance), full)
+    return max(used, float(view.demand))

@@ -23,12 +23,9 @@ import math
 from dataclasses import dataclass, field
 
 from glowplug.domain.instance import InstanceState
-from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted, doing
-from glowplug.domain.snapshot import FleetSnapshot
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.average import Level
-from glowplug.policies.scaling.standing import Standing, settle, standing
+from glowplug.policies.scaling.port import ScalingView, settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +39,48 @@ class WarmserveParams:
     take_back: bool = True  # from a drain; False: what drains goes, as in the paper
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A level that is known whenever somebody looks, and held in between. `marks` are (when, integral so far), oldest
+    first, `grain_s` apart; the last one is where `value` began to count."""
+
+    value: float = 0.0
+    marks: tuple[tuple[float, float], ...] = ()
+
+    def seen(self, now_s: float, value: float, span_s: float, grain_s: float) -> "Level":
+        """The level is `value` from `now_s` on. What is older than `span_s` is forgotten."""
+        if not self.marks:
+            return Level(value, ((now_s, 0.0),))
+        at, total = self.marks[-1]
+        here = (now_s, total + self.value * max(0.0, now_s - at))
+        kept = self.marks
+        if len(kept) > 1 and now_s - kept[-2][0] < grain_s:
+            kept = kept[:-1]
+        first = 0
+        while first + 1 < len(kept) and kept[first + 1][0] <= now_s - span_s:
+            first += 1
+        return Level(value, (*kept[first:], here))
+
+    def mean(self, now_s: float, span_s: float) -> float:
+        """Over the last `span_s`, or over what is known of them; the level itself while that is no time at all."""
+        at, total = self.marks[-1]
+        total += self.value * max(0.0, now_s - at)
+        begin = max(now_s - span_s, self.marks[0][0])
+        if now_s - begin <= 0:
+            return self.value
+        return (total - self._integral(begin)) / (now_s - begin)
+
+    def _integral(self, at_s: float) -> float:
+        """Up to `at_s`, straight between marks."""
+        before = self.marks[0]
+        for mark in self.marks:
+            if mark[0] >= at_s:
+                width = mark[0] - before[0]
+                return before[1] + (mark[1] - before[1]) * ((at_s - before[0]) / width if width > 0 else 0.0)
+            before = mark
+        return before[1] + self.value * (at_s - before[0])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmserveState:
     """The load of late, and what was wanted when last looked at."""
@@ -53,76 +92,72 @@ class WarmserveState:
 
 
 def scale(
-    snapshot: FleetSnapshot,
-    model: Model,
+    view: ScalingView,
     state: WarmserveState | None = None,
     params: WarmserveParams = WarmserveParams(),
 ) -> tuple[ScaleDecision, WarmserveState]:
     """The number of instances `model` should have now, and which of its instances to drain or to take back."""
-    st = standing(snapshot, model)
-    state, average = watch(st, state, params)
+    state, average = watch(view, state, params)
     decision = settle(
-        st,
+        view,
         state.num_wanted,
         state.reason,
-        may_go=lambda _: not is_growing(st, params),
+        may_go=lambda _: not is_growing(view, params),
         inputs={"load_average": round(average, 3)},
         take_back=params.take_back,
     )
     return decision, state
 
 
-def one_way(
-    snapshot: FleetSnapshot, model: Model, state: WarmserveState | None = None
-) -> tuple[ScaleDecision, WarmserveState]:
+def one_way(view: ScalingView, state: WarmserveState | None = None) -> tuple[ScaleDecision, WarmserveState]:
     """The same, and what drains is never taken back (section 4.1, to the letter)."""
-    return scale(snapshot, model, state, WarmserveParams(take_back=False))
+    return scale(view, state, WarmserveParams(take_back=False))
 
 
 def watch(
-    st: Standing, state: WarmserveState | None, params: WarmserveParams, load: float | None = None
+    view: ScalingView, state: WarmserveState | None, params: WarmserveParams, load: float | None = None
 ) -> tuple[WarmserveState, float]:
     """One look at the load (None: the requests that wait or run): the state after it, with what is wanted, and the
     load's average."""
     state = state or WarmserveState()
-    seen = state.load.seen(st.now_s, st.demand if load is None else load, params.average_s, params.every_s / 2)
-    average = seen.mean(st.now_s, params.average_s)
+    seen = state.load.seen(view.now_s, view.demand if load is None else load, params.average_s, params.every_s / 2)
+    average = seen.mean(view.now_s, params.average_s)
     wanted, reason, looked_at = state.num_wanted, state.reason, state.looked_at
-    if st.now_s - looked_at >= params.every_s - 1e-9:
-        wanted, reason = target(st, average, params)
-        looked_at = st.now_s
-    if params.start_when_full and is_full(st) and wanted <= st.num_running:
+    if view.now_s - looked_at >= params.every_s - 1e-9:
+        wanted, reason = target(view, average, params)
+        looked_at = view.now_s
+    if params.start_when_full and is_full(view) and wanted <= view.num_running:
         wanted, reason = (
-            st.num_running + 1,
-            f"{doing(st.load.num_waiting, 'request', 'waits')}, and no instance has a slot",
+            view.num_running + 1,
+            f"{doing(view.load.num_waiting, 'request', 'waits')}, and no instance has a slot",
         )
     return WarmserveState(load=seen, looked_at=looked_at, num_wanted=wanted, reason=reason), average
 
 
-def target(st: Standing, average: float, params: WarmserveParams) -> tuple[int, str]:
+def target(view: ScalingView, average: float, params: WarmserveParams) -> tuple[int, str]:
     """The rule itself."""
-    capacity = sum(i.max_concurrency for i in st.running) + st.num_pending * st.per_instance
-    there = st.num_coming_or_there
+    capacity = sum(i.max_concurrency for i in view.running) + view.num_pending * view.per_instance
+    there = view.num_coming_or_there
     instances = counted(there, "instance")
     said = f"it has had {average:.2f} requests at once on average over {params.average_s:g} s"
     if average > params.up_ratio * capacity:
-        wanted = math.ceil(average / params.up_ratio / st.per_instance - 1e-9)
+        wanted = math.ceil(average / params.up_ratio / view.per_instance - 1e-9)
         return max(wanted, there), f"{said}, more than {params.up_ratio:.0%} of what {instances} may run"
     if average < params.down_ratio * capacity:
-        wanted = math.ceil(average / params.down_ratio / st.per_instance - 1e-9)
+        wanted = math.ceil(average / params.down_ratio / view.per_instance - 1e-9)
         return min(wanted, there), f"{said}, less than {params.down_ratio:.0%} of what {instances} may run"
     return there, f"{said}, {params.down_ratio:.0%} to {params.up_ratio:.0%} of what {instances} may run"
 
 
-def is_growing(st: Standing, params: WarmserveParams) -> bool:
+def is_growing(view: ScalingView, params: WarmserveParams) -> bool:
     """Whether an instance is in its first seconds."""
-    return any(st.now_s - i.created_at < params.protect_s for i in st.running)
+    return any(view.now_s - i.created_at < params.protect_s for i in view.running)
 
 
-def is_full(st: Standing) -> bool:
-    """Whether requests wait while nothing is coming that they wait for and nothing that runs has room."""
-    if not st.load.num_waiting or st.num_pending:
+def is_full(view: ScalingView) -> bool:
+    """Whether requests wait while nothing is coming that they wait for and nothing that runs has a free slot."""
+    if not view.load.num_waiting or view.num_pending:
         return False
-    if any(i.state is not InstanceState.READY for i in st.running):
+    if any(i.state is not InstanceState.READY for i in view.running):
         return False
-    return all(st.in_flight(i) >= i.max_concurrency for i in st.running)
+    return all(view.in_flight(i) >= i.max_concurrency for i in view.running)

@@ -19,11 +19,10 @@ from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import place_samples, prepare
 from glowplug.runtime.supervisor.service_settings import check_services
-from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.settings import SHM_NEEDED_BYTES, FleetSettings
 from glowplug.runtime.supervisor.statedir import Secrets, StateDir
 from glowplug.runtime.supervisor.sweep import sweep
 
-SHM_NEEDED_BYTES = 1 << 30
 SAVE_EVERY_S = 0.2
 
 

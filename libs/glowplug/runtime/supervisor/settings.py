@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+SHM_NEEDED_BYTES = 1 << 30  # where less of /dev/shm is free, weights go to the state directory
+
 
 class FleetSettings(BaseSettings):
     """Settings of `glowplug up`. Ports are `port_base` + a fixed offset, see plan.py; 0 looks for a free block."""

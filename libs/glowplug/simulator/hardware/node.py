@@ -6,7 +6,8 @@ from typing import Any, Final
 from glowplug.controllers.agent import messages as aw
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.prefetcher import messages as pw
-from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain import hardware
 from glowplug.domain.hardware import Gpu
 from glowplug.memory.ledger import ByteLedger

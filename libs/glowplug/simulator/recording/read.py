@@ -27,7 +27,7 @@ READ: Final = frozenset({"request.finished", "request.rejected", "model.deployed
 TYPICAL: Final = (256, 64)  # prompt and response tokens of a model that told none
 MOST: Final = 1e12  # seconds or tokens: what is above is a mistake
 _MEASURED: Final = ("arrived_at", "queue_s", "ttft_s", "e2e_s", "prompt_tokens", "response_tokens")
-_ROOM_OF = {("autoscaler", "scale"): "scaling", ("placer", "place"): "placement", ("placer", "evict"): "eviction"}
+_KIND_OF = {("autoscaler", "scale"): "scaling", ("placer", "place"): "placement", ("placer", "evict"): "eviction"}
 
 _TOLD = frozenset({"bytes_fetched", "gpu_seconds", "num_starts", "seconds", "starts"})
 """Figures of a fleet that events tell; the others are unknown, not 0."""
@@ -70,9 +70,9 @@ class Recording:
         return [float(row["arrived_at"]) for row in self.finished] + [at_s for at_s, _ in self.rejected]
 
     def policy_names(self) -> dict[str, str]:
-        """The policies its decisions name, by room; those that are none of ours are left out."""
-        found = {room: counts.most_common(1)[0][0] for room, counts in self.policies.items()}
-        return {room: name for room, name in sorted(found.items()) if base_name(name) in KINDS[room]}
+        """The policies its decisions name, by kind; those that are none of ours are left out."""
+        found = {kind: counts.most_common(1)[0][0] for kind, counts in self.policies.items()}
+        return {kind: name for kind, name in sorted(found.items()) if base_name(name) in KINDS[kind]}
 
     def arrivals(self) -> list[tuple[float, str, int, int]]:
         """(s from the first, model key, prompt tokens, response tokens). A request that was refused has no token
@@ -202,9 +202,9 @@ def _take(recording: Recording, row: Mapping[str, Any]) -> None:
         recording.rates.append(data["num_bytes"] / max(data["seconds"], 1e-3))
     elif kind == "decision.made":
         decision = data["decision"]
-        room = _ROOM_OF.get((decision["service"].partition("-")[0], decision["kind"]))
-        if room is not None:
-            recording.policies.setdefault(room, Counter())[decision["policy"]] += 1
+        kind = _KIND_OF.get((decision["service"].partition("-")[0], decision["kind"]))
+        if kind is not None:
+            recording.policies.setdefault(kind, Counter())[decision["policy"]] += 1
 
 
 def _node(recording: Recording, node: Row, at_s: float) -> None:

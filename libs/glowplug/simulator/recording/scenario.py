@@ -54,7 +54,7 @@ def scenario_of(recording: Recording) -> Tree:
 
 
 def _policies(named: Mapping[str, str]) -> str | Mapping[str, str]:
-    """Those that decided, or the default system where they are its own: rooms that decided nothing are then its too."""
+    """Those that decided, or the default system where they are its own: kinds that decided nothing are then its too."""
     return DEFAULT if named.items() <= SYSTEMS[DEFAULT].policies.items() else named
 
 

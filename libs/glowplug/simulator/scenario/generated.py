@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Final
 
+from glowplug.domain.units import DAY_S
 from glowplug.simulator.scenario.words import WorkloadWords
 from glowplug.simulator.workload import generator, generator_fitted
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.generator import hours
 from glowplug.simulator.workload.sampling import Lengths, bounded
 
-DAY_S: Final = 86_400.0
 BIN_S: Final = 600.0
 SERVICES: Final = {"generator": generator_fitted.CONVERSATION, "generator_code": generator_fitted.CODE}
 MANY: Final = ("generator_fleet", "generator_functions")

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glowplug.domain.units import DAY_S
 from glowplug.policies.options import base_name
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.registry import KINDS
 from glowplug.simulator.scenario.errors import ScenarioError, from_pydantic
 from glowplug.simulator.scenario.fleet import build_setup
-from glowplug.simulator.scenario.generated import DAY_S
 from glowplug.simulator.scenario.trace import seconds_of
 from glowplug.simulator.scenario.traffic import Bin, Traffic
 from glowplug.simulator.scenario.tree import Tree, in_units, override, read_tree

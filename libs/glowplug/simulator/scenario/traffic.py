@@ -21,9 +21,10 @@ from itertools import accumulate
 from pathlib import Path
 from random import Random
 
+from glowplug.domain.units import DAY_S
 from glowplug.simulator.scenario.clients import Clients, client_weights
 from glowplug.simulator.scenario.errors import ScenarioError
-from glowplug.simulator.scenario.generated import DAY_S, STANDS_FOR, Generated
+from glowplug.simulator.scenario.generated import STANDS_FOR, Generated
 from glowplug.simulator.scenario.sources import DRAWN, SERVEGEN, TRACES, LengthBook, find, require
 from glowplug.simulator.scenario.trace import contents, is_path, served_by
 from glowplug.simulator.scenario.tree import data_folder

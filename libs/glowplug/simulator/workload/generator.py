@@ -17,6 +17,7 @@ from random import Random
 from statistics import NormalDist
 from typing import Final, NamedTuple
 
+from glowplug.domain.units import DAY_S
 from glowplug.simulator.workload import generator_fitted as fitted
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.generator_shapes import Cycle
@@ -25,7 +26,6 @@ LABEL: Final = "generated"
 BIN_S: Final = 10.0
 WINDOW_S: Final = 600.0
 _NORMAL: Final = NormalDist()
-DAY_S: Final = 86400.0
 WEEK_S: Final = 7 * DAY_S
 
 

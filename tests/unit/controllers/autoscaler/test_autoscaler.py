@@ -22,7 +22,7 @@ from glowplug.events.facts import (
     RequestWaiting,
 )
 from glowplug.policies.registry import choose
-from glowplug.policies.scaling.reactive import scale
+from glowplug.policies.scaling.baselines import reactive as scale
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 
@@ -362,31 +362,30 @@ def test_nothing_is_kept_of_a_model_that_was_undeployed():
     controller.restore("instances", {}, 40.0)
     controller.restore("instances", {}, 60.0)
     controller.handle(Tick(), 61.0)
-    kept = {name: held for name, held in vars(controller).items() if isinstance(held, dict) and held}
-    assert kept == {} and controller.loads.of("m").last_active_at == 0.0
+    assert controller._models.records == {} and controller.loads.of("m").last_active_at == 0.0
 
 
-def heir_of(earlier: AutoscalerController, rows, now_s):
+def successor_of(earlier: AutoscalerController, rows, now_s):
     """What a standby is made anew from at each reading of the tables."""
-    heir = AutoscalerController(scale, "reactive", epoch=9)
-    heir.inherit(earlier, now_s)
-    return heir, heir.restore("models", rows, now_s)
+    successor = AutoscalerController(scale, "reactive", epoch=9)
+    successor.inherit(earlier, now_s)
+    return successor, successor.restore("models", rows, now_s)
 
 
-def test_an_heir_writes_what_an_emptied_store_has_lost():
+def test_a_successor_writes_what_an_emptied_store_has_lost():
     earlier = autoscaler(a_model("a"), a_model("b"))
     for now_s in (1.0, 20.0, 60.0):
-        earlier, effects = heir_of(earlier, {}, now_s)
+        earlier, effects = successor_of(earlier, {}, now_s)
     assert sorted(e.key for e in effects if isinstance(e, Save)) == ["a", "b"]
 
 
-def test_an_heir_lets_go_of_a_model_whose_row_alone_has_been_gone_for_long():
+def test_a_successor_lets_go_of_a_model_whose_row_alone_has_been_gone_for_long():
     earlier = autoscaler(a_model("a"), a_model("b"))
     rows = {"b": earlier.models["b"]}
-    earlier, _ = heir_of(earlier, rows, 1.0)
-    earlier, _ = heir_of(earlier, rows, 20.0)
+    earlier, _ = successor_of(earlier, rows, 1.0)
+    earlier, _ = successor_of(earlier, rows, 20.0)
     assert set(earlier.models) == {"a", "b"}, "its row may have been read too early"
-    earlier, effects = heir_of(earlier, rows, 40.0)
+    earlier, effects = successor_of(earlier, rows, 40.0)
     assert set(earlier.models) == {"b"} and effects == []
 
 
@@ -401,10 +400,10 @@ def test_what_another_leader_has_undeployed_is_forgotten_and_what_was_deployed_s
     assert standby.restore("models", {"a": a_model("a", revision=5_000)}, 7.1) == [Remove("models", "a")]
 
 
-def test_an_heir_knows_the_demand_and_asks_anew_for_what_it_wants():
+def test_a_successor_knows_the_demand_and_asks_anew_for_what_it_wants():
     earlier = autoscaler(a_model())
     earlier.handle(load_report(m=ModelLoad(num_waiting=3, last_active_at=1.0)), 1.0)
     earlier.handle(Tick(), 1.1)
-    heir, _ = heir_of(earlier, dict(earlier.models), 1.5)
-    (command,) = published(heir.handle(Tick(), 1.6), PlaceInstance)
+    successor, _ = successor_of(earlier, dict(earlier.models), 1.5)
+    (command,) = published(successor.handle(Tick(), 1.6), PlaceInstance)
     assert command.instance_id.startswith("m-9-"), "under an id of its own epoch"

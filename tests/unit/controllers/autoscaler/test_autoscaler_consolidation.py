@@ -12,7 +12,7 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import ConsolidateInstance, StopInstance
 from glowplug.events.facts import InstanceReady
 from glowplug.policies.scaling import hydraserve
-from glowplug.policies.scaling.hydraserve_consolidation import Consolidation, ConsolidationParams, consolidate
+from glowplug.policies.scaling.hydraserve import Consolidation, ConsolidationParams, consolidate
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 

@@ -18,8 +18,8 @@ from glowplug.events.facts import (
     RouterLoadReported,
 )
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.reactive import scale
-from glowplug.policies.scaling.standing import settle, standing
+from glowplug.policies.scaling.baselines import reactive as scale
+from glowplug.policies.scaling.port import settle
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 
@@ -121,40 +121,38 @@ def test_who_was_told_to_come_back_counts_before_it_is_heard():
     controller.handle(an_event(InstanceReady(instance=leaving)), 10.2)
     effects = controller.handle(waiting(), 10.3)
     assert len(published(effects, ResumeInstance)) == 1
-    assert [e for e in controller.handle(Tick(), 10.5) if isinstance(e, Publish)] == [], "no start, no second word"
+    assert [e for e in controller.handle(Tick(), 10.5) if isinstance(e, Publish)] == [], "no start, no second command"
 
 
 def test_a_policy_that_cannot_make_up_its_mind_is_not_followed_at_every_event():
-    """It drains while one runs and wants two while it drains: without a pause the two would talk for ever."""
+    """It drains while one runs and wants one while it drains: without a pause commands would alternate for ever."""
 
-    def torn(snapshot, model, state):
-        st = standing(snapshot, model)
-        return settle(st, 0 if st.num_running else 1, "torn", keep_alive_s=0.0), None
+    def torn(view, state):
+        return settle(view, 0 if view.num_running else 1, "torn", keep_alive_s=0.0), None
 
     controller = autoscaler(a_model(), scale=torn)
     row = an_instance(ready_at=1.0)
     controller.handle(load_report(m=ModelLoad(last_active_at=1.0)), 1.0)
-    words = []
+    sent = []
     for tick in range(100):
         effects = controller.handle(an_event(InstanceReady(instance=row)), 2.0 + tick * 0.01)
-        words += published(effects, StopInstance) + published(effects, ResumeInstance)
-        draining = InstanceState.DRAINING if words and isinstance(words[-1], StopInstance) else InstanceState.READY
+        sent += published(effects, StopInstance) + published(effects, ResumeInstance)
+        draining = InstanceState.DRAINING if sent and isinstance(sent[-1], StopInstance) else InstanceState.READY
         row = replace(row, state=draining, revision=row.revision + 1)
-    assert [type(word).__name__ for word in words] == ["StopInstance", "ResumeInstance"]
+    assert [type(command).__name__ for command in sent] == ["StopInstance", "ResumeInstance"]
 
 
-def lean(snapshot, model, state):
+def lean(view, state):
     """As many as demand takes, at once."""
-    st = standing(snapshot, model)
-    return settle(st, st.needed, "lean"), None
+    return settle(view, view.needed, "lean"), None
 
 
 def wants(num, group_size=1):
     seen = []
 
-    def policy(snapshot, model, state):
-        seen.append((snapshot, state))
-        decision = ScaleDecision(model_key=model.key, num_wanted=num, group_size=group_size, reason="as told")
+    def policy(view, state):
+        seen.append((view, state))
+        decision = ScaleDecision(model_key=view.model.key, num_wanted=num, group_size=group_size, reason="as told")
         return decision, (state or 0) + 1
 
     return policy, seen
@@ -165,7 +163,7 @@ def test_one_start_may_be_laid_out_for_several_and_the_pending_count_as_many():
     policy, seen = wants(6, group_size=4)
     controller = autoscaler(a_model(max_instances=8), scale=policy)
     controller.handle(Tick(), 1.0)
-    assert seen[-1][0].num_pending["m"] == 6
+    assert seen[-1][0].num_pending == 6
     placed = [p.payload for p in controller.handle(Tick(), 4.0) if isinstance(p, Publish)]
     assert sorted(p.num_required for p in placed) == [2, 4], "asked again as they were"
     group = an_instance(placed[0].instance_id, state=InstanceState.STARTING, num_stages=placed[0].num_required)
@@ -196,8 +194,8 @@ def test_policies_see_the_forecast_of_the_window_of_now_and_of_the_next_while_th
     controller.handle(an_event(ForecastMade(model_key="m", forecasts=(forecast(10.0), forecast(20.0)))), 10.0)
     for at, now, after in ((10.5, 10.0, 20.0), (25.0, 20.0, None), (30.0, None, None)):
         controller.handle(Tick(), at)
-        snapshot = seen[-1][0]
-        found = [f.starts_at if f else None for f in (snapshot.forecasts.get("m"), snapshot.next_forecasts.get("m"))]
+        view = seen[-1][0]
+        found = [f.starts_at if f else None for f in (view.forecast, view.next_forecast)]
         assert found == [now, after], at
 
 
@@ -208,7 +206,7 @@ def test_a_later_forecast_stays_and_a_lead_looks_ahead():
     controller.handle(an_event(later), 10.0)
     controller.handle(an_event(ForecastMade(model_key="m", forecasts=(forecast(10.0, 8.0),))), 10.1)
     controller.handle(Tick(), 16.0)
-    assert seen[-1][0].forecasts["m"].starts_at == 20.0
+    assert seen[-1][0].forecast.starts_at == 20.0
 
 
 def test_what_a_policy_remembers_is_kept_for_each_model_and_forgotten_with_it():

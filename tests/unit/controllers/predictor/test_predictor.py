@@ -3,7 +3,8 @@
 import pytest
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.predictor.controller import PredictorController, PredictorParams
+from glowplug.controllers.predictor.controller import PredictorController
+from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import RequestFinished
 from tests.fleet_builder import a_model, an_event, load_report
@@ -111,8 +112,8 @@ def test_load_that_lasts_over_a_silence_of_ours_fills_the_windows_that_are_kept(
     assert [w.concurrency_seconds for w in told] == [pytest.approx(120.0)] * 9 + [pytest.approx(60.0)]
 
 
-def test_an_heir_has_the_past_of_the_one_before():
-    earlier, heir = PredictorController(), PredictorController()
+def test_a_successor_has_the_past_of_the_one_before():
+    earlier, successor = PredictorController(), PredictorController()
     earlier.handle(finished(), 1.0)
-    heir.inherit(earlier, 2.0)
-    assert heir.windows("m")[0].num_requests == 1
+    successor.inherit(earlier, 2.0)
+    assert successor.windows("m")[0].num_requests == 1

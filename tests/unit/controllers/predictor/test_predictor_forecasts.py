@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.predictor.controller import PredictorController, PredictorParams
-from glowplug.controllers.predictor.forecasts import CapacityParams
+from glowplug.controllers.predictor.controller import PredictorController
+from glowplug.controllers.predictor.params import CapacityParams, PredictorParams
 from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import ModelLoad, Outlook
 from glowplug.events.facts import ForecastMade, RequestFinished
 from glowplug.policies.prediction.baselines import LastWindow
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
+from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 from glowplug.policies.scaling.preserve_scaler import Capacity
 from tests.fleet_builder import a_model, an_event, load_report
 

@@ -1,11 +1,11 @@
-"""The prefetcher's brain: one fetch per digest, room by policy, what is in use stays."""
+"""The prefetcher: one fetch per digest, host memory by policy, what is in use stays."""
 
 from typing import Any
 
 import pytest
 
 from glowplug.controllers.effects import Publish, Record, Tick
-from glowplug.controllers.prefetcher.controller import PrefetcherController, PrefetcherParams
+from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.messages import (
     CANCELLED,
     DropAsked,
@@ -24,6 +24,7 @@ from glowplug.controllers.prefetcher.messages import (
     StopFetch,
     UseRegion,
 )
+from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.errors import BadRequest, Conflict, NotFound, StaleEpoch
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState
@@ -56,104 +57,106 @@ def only(effects: list[Any], kind: type[Any]) -> Any:
     return found
 
 
-def bring(brain: PrefetcherController, ref: WeightsRef, num_bytes: int, now_s: float, instance_id: str = "") -> None:
+def bring(
+    prefetcher: PrefetcherController, ref: WeightsRef, num_bytes: int, now_s: float, instance_id: str = ""
+) -> None:
     """A whole fetch, from command to end."""
     digest = region_digest(ref)
-    brain.handle(fetch(ref, instance_id), now_s)
-    brain.handle(FetchSized(digest, num_bytes), now_s)
-    brain.handle(FetchEnded(digest=digest, num_bytes=num_bytes, whole=True, seconds=1.0, source="file"), now_s)
+    prefetcher.handle(fetch(ref, instance_id), now_s)
+    prefetcher.handle(FetchSized(digest, num_bytes), now_s)
+    prefetcher.handle(FetchEnded(digest=digest, num_bytes=num_bytes, whole=True, seconds=1.0, source="file"), now_s)
 
 
 def test_a_cold_fetch_from_command_to_fact() -> None:
-    brain, digest = controller(), region_digest(A)
+    prefetcher, digest = controller(), region_digest(A)
     command = fetch(A, "i-1")
-    start = only(brain.handle(command, 1.0), StartFetch)
+    start = only(prefetcher.handle(command, 1.0), StartFetch)
     assert (start.digest, start.weights, start.cause) == (digest, A, command)
-    assert brain.handle(FetchSized(digest, 60), 1.1) == [GrantRoom(digest, 60)]
-    assert kinds(brain.handle(FetchProgressed(digest, 30, 60), 1.2)) == ["weights.progressed"]
-    effects = brain.handle(FetchEnded(digest=digest, num_bytes=60, whole=True, seconds=0.4, source="file"), 1.5)
+    assert prefetcher.handle(FetchSized(digest, 60), 1.1) == [GrantRoom(digest, 60)]
+    assert kinds(prefetcher.handle(FetchProgressed(digest, 30, 60), 1.2)) == ["weights.progressed"]
+    effects = prefetcher.handle(FetchEnded(digest=digest, num_bytes=60, whole=True, seconds=0.4, source="file"), 1.5)
     assert kinds(effects) == ["NameRegion", "weights.fetched"]
     fact = only(effects, Publish)
     assert (fact.payload.num_bytes, fact.payload.source, fact.cause) == (60, "file", command)
-    assert brain.cache.used_bytes == 60 and brain.jobs == {}
+    assert prefetcher.cache.used_bytes == 60 and prefetcher.jobs == {}
 
 
 def test_a_hit_fetches_nothing() -> None:
-    brain = controller()
-    bring(brain, A, 60, 1.0)
-    effects = brain.handle(fetch(A, "i-1", "other"), 5.0)
+    prefetcher = controller()
+    bring(prefetcher, A, 60, 1.0)
+    effects = prefetcher.handle(fetch(A, "i-1", "other"), 5.0)
     assert kinds(effects) == ["UseRegion", "weights.fetched"]
     assert only(effects, Publish).payload.source == "cache"
-    assert brain.cache.entries[region_digest(A)].model_keys == {"m", "other"}
+    assert prefetcher.cache.entries[region_digest(A)].model_keys == {"m", "other"}
 
 
 def test_a_lost_region_is_fetched_again() -> None:
-    brain = controller()
-    bring(brain, A, 60, 1.0)
-    use = only(brain.handle(fetch(A), 2.0), UseRegion)
-    assert kinds(brain.handle(RegionLost(use.digest, use.want), 2.1)) == ["StartFetch"]
+    prefetcher = controller()
+    bring(prefetcher, A, 60, 1.0)
+    use = only(prefetcher.handle(fetch(A), 2.0), UseRegion)
+    assert kinds(prefetcher.handle(RegionLost(use.digest, use.want), 2.1)) == ["StartFetch"]
 
 
 def test_joiners_share_one_fetch_and_all_hear_of_it() -> None:
-    brain, digest = controller(), region_digest(A)
-    brain.handle(fetch(A, "", "one"), 1.0)
-    raised = only(brain.handle(fetch(A, "i-2", "two"), 1.0), RaiseUrgency)
+    prefetcher, digest = controller(), region_digest(A)
+    prefetcher.handle(fetch(A, "", "one"), 1.0)
+    raised = only(prefetcher.handle(fetch(A, "i-2", "two"), 1.0), RaiseUrgency)
     assert raised.urgency > 0
-    assert brain.handle(fetch(A, "i-3", "two"), 1.0) == []
-    brain.handle(FetchSized(digest, 10), 1.0)
-    end = brain.handle(FetchEnded(digest=digest, num_bytes=10, whole=True), 2.0)
+    assert prefetcher.handle(fetch(A, "i-3", "two"), 1.0) == []
+    prefetcher.handle(FetchSized(digest, 10), 1.0)
+    end = prefetcher.handle(FetchEnded(digest=digest, num_bytes=10, whole=True), 2.0)
     assert {e.payload.model_key for e in end if isinstance(e, Publish)} == {"one", "two"}
     assert {e.model_key for e in end if isinstance(e, NameRegion)} == {"one", "two"}
 
 
 def test_one_command_delivered_twice_is_one_command() -> None:
-    brain = controller()
+    prefetcher = controller()
     command = fetch(A)
-    assert kinds(brain.handle(command, 1.0)) == ["StartFetch"]
-    assert brain.handle(command, 1.0) == []
-    assert len(brain.jobs[region_digest(A)].wants) == 1
+    assert kinds(prefetcher.handle(command, 1.0)) == ["StartFetch"]
+    assert prefetcher.handle(command, 1.0) == []
+    assert len(prefetcher.jobs[region_digest(A)].wants) == 1
 
 
 def test_commands_of_an_old_epoch_and_of_other_nodes_do_nothing() -> None:
-    brain = controller()
-    brain.handle(fetch(A, epoch=5), 1.0)
+    prefetcher = controller()
+    prefetcher.handle(fetch(A, epoch=5), 1.0)
     with pytest.raises(StaleEpoch):
-        brain.handle(fetch(B, epoch=4), 1.0)
+        prefetcher.handle(fetch(B, epoch=4), 1.0)
     other = FetchWeights(target="node-2", model_key="m", weights=B)
-    assert brain.handle(an_event(other, issuer="placer-1", epoch=5), 1.0) == []
+    assert prefetcher.handle(an_event(other, issuer="placer-1", epoch=5), 1.0) == []
 
 
 def test_a_fetch_whose_instance_is_gone_already_is_not_begun() -> None:
-    brain = controller()
+    prefetcher = controller()
     gone = an_instance("i-1", state=InstanceState.STOPPED)
-    brain.handle(an_event(InstanceStopped(instance=gone)), 1.0)
-    assert brain.handle(fetch(A, "i-1"), 1.1) == []
+    prefetcher.handle(an_event(InstanceStopped(instance=gone)), 1.0)
+    assert prefetcher.handle(fetch(A, "i-1"), 1.1) == []
 
 
 def test_the_urgent_pass_by_and_the_number_at_once_is_bounded() -> None:
-    brain = controller(max_fetches=1)
-    assert kinds(brain.handle(fetch(A), 1.0)) == ["StartFetch"]
-    assert brain.handle(fetch(B, priority=9), 1.0) == []
-    assert brain.handle(fetch(C, "i-1"), 1.0) == []
+    prefetcher = controller(max_fetches=1)
+    assert kinds(prefetcher.handle(fetch(A), 1.0)) == ["StartFetch"]
+    assert prefetcher.handle(fetch(B, priority=9), 1.0) == []
+    assert prefetcher.handle(fetch(C, "i-1"), 1.0) == []
     digest = region_digest(A)
-    brain.handle(FetchSized(digest, 10), 1.0)
-    end = brain.handle(FetchEnded(digest=digest, num_bytes=10, whole=True), 2.0)
+    prefetcher.handle(FetchSized(digest, 10), 1.0)
+    end = prefetcher.handle(FetchEnded(digest=digest, num_bytes=10, whole=True), 2.0)
     assert only(end, StartFetch).weights == C
 
 
 def test_a_full_queue_refuses() -> None:
-    brain = controller(max_fetches=1, max_queue=1)
-    brain.handle(fetch(A), 1.0)
-    assert only(brain.handle(fetch(B, "i-2"), 1.0), MarkFailed).instance_ids == ("i-2",)
+    prefetcher = controller(max_fetches=1, max_queue=1)
+    prefetcher.handle(fetch(A), 1.0)
+    assert only(prefetcher.handle(fetch(B, "i-2"), 1.0), MarkFailed).instance_ids == ("i-2",)
 
 
 def test_room_is_made_by_the_least_recently_used() -> None:
-    brain = controller()
-    bring(brain, A, 60, 1.0)
-    bring(brain, B, 40, 2.0)
-    brain.handle(fetch(A), 3.0)
-    brain.handle(fetch(C), 4.0)
-    effects = brain.handle(FetchSized(region_digest(C), 30), 4.1)
+    prefetcher = controller()
+    bring(prefetcher, A, 60, 1.0)
+    bring(prefetcher, B, 40, 2.0)
+    prefetcher.handle(fetch(A), 3.0)
+    prefetcher.handle(fetch(C), 4.0)
+    effects = prefetcher.handle(FetchSized(region_digest(C), 30), 4.1)
     assert kinds(effects) == ["DropRegion", "weights.evicted", "Record", "GrantRoom"]
     assert only(effects, DropRegion).digest == region_digest(B)
     record = only(effects, Record).decision
@@ -166,147 +169,147 @@ def test_room_is_made_by_the_least_recently_used() -> None:
 
 @pytest.mark.parametrize("learned_by", ["command", "fact", "table"])
 def test_weights_in_use_stay_and_the_wait_for_room_is_bounded(learned_by: str) -> None:
-    brain = controller()
+    prefetcher = controller()
     user = an_instance("i-1", gpu_id="node-1/0")
     model = a_model("m", weights=A)
     if learned_by == "table":
-        brain.restore("models", {"m": model}, 0.0)
-        brain.restore("instances", {"i-1": user}, 0.0)
+        prefetcher.restore("models", {"m": model}, 0.0)
+        prefetcher.restore("instances", {"i-1": user}, 0.0)
     elif learned_by == "fact":
-        brain.handle(an_event(ModelDeployed(model=model)), 0.0)
-        brain.handle(an_event(InstanceStarting(instance=user)), 0.0)
-    bring(brain, A, 60, 1.0, "i-1" if learned_by == "command" else "")
-    brain.handle(fetch(B, "i-2"), 2.0)
-    assert brain.handle(FetchSized(region_digest(B), 50), 2.0) == []
-    assert brain.handle(Tick(), 11.9) == []
-    effects = brain.handle(Tick(), 12.0)
+        prefetcher.handle(an_event(ModelDeployed(model=model)), 0.0)
+        prefetcher.handle(an_event(InstanceStarting(instance=user)), 0.0)
+    bring(prefetcher, A, 60, 1.0, "i-1" if learned_by == "command" else "")
+    prefetcher.handle(fetch(B, "i-2"), 2.0)
+    assert prefetcher.handle(FetchSized(region_digest(B), 50), 2.0) == []
+    assert prefetcher.handle(Tick(), 11.9) == []
+    effects = prefetcher.handle(Tick(), 12.0)
     assert kinds(effects) == ["StopFetch", "MarkFailed", "weights.fetch_failed"]
     failed = only(effects, MarkFailed)
     assert failed.code == "no_space" and "i-1 uses it" in failed.message and failed.instance_ids == ("i-2",)
-    assert brain.handle(FetchEnded(digest=region_digest(B), num_bytes=0, code=CANCELLED), 12.1) == []
-    assert brain.jobs == {}
+    assert prefetcher.handle(FetchEnded(digest=region_digest(B), num_bytes=0, code=CANCELLED), 12.1) == []
+    assert prefetcher.jobs == {}
 
 
 def test_room_that_opens_in_time_is_taken() -> None:
-    brain = controller()
-    bring(brain, A, 60, 1.0, "i-1")
-    brain.handle(an_event(InstanceStarting(instance=an_instance("i-1", state=InstanceState.STARTING))), 1.0)
-    brain.handle(fetch(B, "i-2"), 2.0)
-    brain.handle(FetchSized(region_digest(B), 50), 2.0)
+    prefetcher = controller()
+    bring(prefetcher, A, 60, 1.0, "i-1")
+    prefetcher.handle(an_event(InstanceStarting(instance=an_instance("i-1", state=InstanceState.STARTING))), 1.0)
+    prefetcher.handle(fetch(B, "i-2"), 2.0)
+    prefetcher.handle(FetchSized(region_digest(B), 50), 2.0)
     gone = an_instance("i-1", state=InstanceState.STOPPED, revision=2)
-    effects = brain.handle(an_event(InstanceStopped(instance=gone)), 3.0)
+    effects = prefetcher.handle(an_event(InstanceStopped(instance=gone)), 3.0)
     assert kinds(effects) == ["DropRegion", "weights.evicted", "Record", "GrantRoom"]
 
 
 def test_weights_larger_than_the_cache_fail_at_once() -> None:
-    brain = controller()
-    brain.handle(fetch(A, "i-1"), 1.0)
-    effects = brain.handle(FetchSized(region_digest(A), 101), 1.0)
+    prefetcher = controller()
+    prefetcher.handle(fetch(A, "i-1"), 1.0)
+    effects = prefetcher.handle(FetchSized(region_digest(A), 101), 1.0)
     assert only(effects, MarkFailed).code == "no_space"
     assert "the weights take 101 B" in only(effects, MarkFailed).message
 
 
 def test_unknown_size_gets_what_is_free() -> None:
-    brain = controller()
-    bring(brain, A, 60, 1.0)
-    brain.handle(fetch(B), 2.0)
-    assert brain.handle(FetchSized(region_digest(B), 0), 2.0) == [GrantRoom(region_digest(B), 40)]
-    assert brain.cache.used_bytes == 100
+    prefetcher = controller()
+    bring(prefetcher, A, 60, 1.0)
+    prefetcher.handle(fetch(B), 2.0)
+    assert prefetcher.handle(FetchSized(region_digest(B), 0), 2.0) == [GrantRoom(region_digest(B), 40)]
+    assert prefetcher.cache.used_bytes == 100
 
 
 def test_a_failure_reaches_everybody_who_waits_and_the_next_command_tries_again() -> None:
-    brain, digest = controller(), region_digest(A)
-    brain.handle(fetch(A, "i-1"), 1.0)
-    brain.handle(fetch(A, "i-2"), 1.0)
-    brain.handle(FetchSized(digest, 10), 1.0)
+    prefetcher, digest = controller(), region_digest(A)
+    prefetcher.handle(fetch(A, "i-1"), 1.0)
+    prefetcher.handle(fetch(A, "i-2"), 1.0)
+    prefetcher.handle(FetchSized(digest, 10), 1.0)
     end = FetchEnded(digest=digest, num_bytes=0, code="weights_corrupt", message="sha256 differs")
-    failed = only(brain.handle(end, 2.0), MarkFailed)
+    failed = only(prefetcher.handle(end, 2.0), MarkFailed)
     assert (failed.instance_ids, failed.keep, failed.message) == (("i-1", "i-2"), False, "sha256 differs")
-    assert brain.cache.used_bytes == 0
-    assert kinds(brain.handle(fetch(A, "i-3"), 3.0)) == ["StartFetch"]
+    assert prefetcher.cache.used_bytes == 0
+    assert kinds(prefetcher.handle(fetch(A, "i-3"), 3.0)) == ["StartFetch"]
 
 
 def test_what_landed_before_a_failure_is_kept_and_counted() -> None:
-    brain, digest = controller(), region_digest(A)
-    brain.handle(fetch(A), 1.0)
-    brain.handle(FetchSized(digest, 60), 1.0)
+    prefetcher, digest = controller(), region_digest(A)
+    prefetcher.handle(fetch(A), 1.0)
+    prefetcher.handle(FetchSized(digest, 60), 1.0)
     end = FetchEnded(digest=digest, num_bytes=60, code="weights_unavailable", message="cut")
-    assert only(brain.handle(end, 2.0), MarkFailed).keep
-    assert brain.cache.used_bytes == 60
-    brain.handle(fetch(A), 3.0)
-    assert brain.handle(FetchSized(digest, 60), 3.0) == [GrantRoom(digest, 60)]
+    assert only(prefetcher.handle(end, 2.0), MarkFailed).keep
+    assert prefetcher.cache.used_bytes == 60
+    prefetcher.handle(fetch(A), 3.0)
+    assert prefetcher.handle(FetchSized(digest, 60), 3.0) == [GrantRoom(digest, 60)]
 
 
 def test_a_byte_range_then_the_rest_for_who_wants_it() -> None:
-    brain, digest = controller(), region_digest(A)
-    start = only(brain.handle(fetch(A, first_byte=10, last_byte=20), 1.0), StartFetch)
+    prefetcher, digest = controller(), region_digest(A)
+    start = only(prefetcher.handle(fetch(A, first_byte=10, last_byte=20), 1.0), StartFetch)
     assert (start.first_byte, start.last_byte) == (10, 20)
-    brain.handle(fetch(A, model_key="whole"), 1.0)
-    brain.handle(FetchSized(digest, 60), 1.0)
-    again = only(brain.handle(FetchEnded(digest=digest, num_bytes=60), 2.0), StartFetch)
+    prefetcher.handle(fetch(A, model_key="whole"), 1.0)
+    prefetcher.handle(FetchSized(digest, 60), 1.0)
+    again = only(prefetcher.handle(FetchEnded(digest=digest, num_bytes=60), 2.0), StartFetch)
     assert (again.first_byte, again.last_byte, again.model_key) == (0, 0, "whole")
-    brain.handle(FetchSized(digest, 60), 2.0)
-    end = brain.handle(FetchEnded(digest=digest, num_bytes=60, whole=True), 3.0)
+    prefetcher.handle(FetchSized(digest, 60), 2.0)
+    end = prefetcher.handle(FetchEnded(digest=digest, num_bytes=60, whole=True), 3.0)
     assert only(end, Publish).payload.model_key == "whole"
 
 
 def test_a_drop_cancels_a_running_fetch() -> None:
-    brain, digest = controller(), region_digest(A)
-    brain.handle(fetch(A, "i-1"), 1.0)
-    brain.handle(FetchSized(digest, 60), 1.0)
+    prefetcher, digest = controller(), region_digest(A)
+    prefetcher.handle(fetch(A, "i-1"), 1.0)
+    prefetcher.handle(FetchSized(digest, 60), 1.0)
     drop = an_event(DropWeights(target="node-1", digest=digest, reason="why not"), issuer="placer-1", epoch=1)
-    effects = brain.handle(drop, 1.5)
+    effects = prefetcher.handle(drop, 1.5)
     assert kinds(effects) == ["StopFetch", "MarkFailed", "weights.fetch_failed"]
-    brain.handle(FetchEnded(digest=digest, num_bytes=60, code=CANCELLED), 1.6)
-    assert brain.cache.used_bytes == 0 and brain.jobs == {}
+    prefetcher.handle(FetchEnded(digest=digest, num_bytes=60, code=CANCELLED), 1.6)
+    assert prefetcher.cache.used_bytes == 0 and prefetcher.jobs == {}
 
 
 def test_a_fetch_asked_for_while_it_is_being_dropped_runs_afterwards() -> None:
-    brain, digest = controller(), region_digest(A)
-    brain.handle(fetch(A), 1.0)
+    prefetcher, digest = controller(), region_digest(A)
+    prefetcher.handle(fetch(A), 1.0)
     drop = an_event(DropWeights(target="node-1", digest=digest, reason="r"), issuer="placer-1", epoch=1)
-    brain.handle(drop, 1.1)
-    brain.handle(fetch(A, "i-2"), 1.2)
-    end = brain.handle(FetchEnded(digest=digest, num_bytes=0, code=CANCELLED), 1.3)
+    prefetcher.handle(drop, 1.1)
+    prefetcher.handle(fetch(A, "i-2"), 1.2)
+    end = prefetcher.handle(FetchEnded(digest=digest, num_bytes=0, code=CANCELLED), 1.3)
     assert kinds(end) == ["StartFetch"]
 
 
 def test_a_drop_spares_what_is_in_use() -> None:
-    brain, digest = controller(), region_digest(A)
-    bring(brain, A, 60, 1.0, "i-1")
+    prefetcher, digest = controller(), region_digest(A)
+    bring(prefetcher, A, 60, 1.0, "i-1")
     drop = an_event(DropWeights(target="node-1", digest=digest, reason="r"), issuer="placer-1", epoch=1)
-    assert brain.handle(drop, 2.0) == []
+    assert prefetcher.handle(drop, 2.0) == []
     with pytest.raises(Conflict, match="i-1 uses it"):
-        brain.handle(DropAsked(digest, "r"), 2.0)
+        prefetcher.handle(DropAsked(digest, "r"), 2.0)
     with pytest.raises(NotFound):
-        brain.handle(DropAsked("0" * 64, "r"), 2.0)
+        prefetcher.handle(DropAsked("0" * 64, "r"), 2.0)
 
 
 def test_a_hold_for_an_instance_nobody_sees_ends() -> None:
-    brain = controller(hold_s=120.0)
-    bring(brain, A, 60, 1.0, "i-1")
-    assert brain.held(region_digest(A), 120.0) == "i-1 uses it"
-    brain.handle(Tick(), 122.0)
-    assert brain.held(region_digest(A), 122.0) == ""
+    prefetcher = controller(hold_s=120.0)
+    bring(prefetcher, A, 60, 1.0, "i-1")
+    assert prefetcher.held(region_digest(A), 120.0) == "i-1 uses it"
+    prefetcher.handle(Tick(), 122.0)
+    assert prefetcher.held(region_digest(A), 122.0) == ""
 
 
 def test_a_starting_instance_whose_fetch_was_lost_is_helped_once() -> None:
-    brain = controller(heal_s=2.0)
+    prefetcher = controller(heal_s=2.0)
     model = a_model("m", weights=A)
     starting = an_instance("i-1", state=InstanceState.STARTING, created_at=10.0)
-    brain.restore("models", {"m": model}, 10.0)
-    brain.restore("instances", {"i-1": starting}, 10.0)
-    assert brain.handle(Tick(), 12.0) == []
-    start = only(brain.handle(Tick(), 12.1), StartFetch)
+    prefetcher.restore("models", {"m": model}, 10.0)
+    prefetcher.restore("instances", {"i-1": starting}, 10.0)
+    assert prefetcher.handle(Tick(), 12.0) == []
+    start = only(prefetcher.handle(Tick(), 12.1), StartFetch)
     assert (start.weights, start.cause) == (A, None)
-    assert brain.handle(Tick(), 12.2) == []
+    assert prefetcher.handle(Tick(), 12.2) == []
     end = FetchEnded(digest=region_digest(A), num_bytes=0, code="weights_unavailable", message="404")
-    assert only(brain.handle(end, 12.3), MarkFailed).instance_ids == ("i-1",)
-    assert brain.handle(Tick(), 20.0) == []
+    assert only(prefetcher.handle(end, 12.3), MarkFailed).instance_ids == ("i-1",)
+    assert prefetcher.handle(Tick(), 20.0) == []
 
 
 def test_regions_of_an_earlier_process_are_adopted_and_a_lowered_capacity_enforced() -> None:
-    brain = controller(capacity_bytes=70)
+    prefetcher = controller(capacity_bytes=70)
     found = RegionsFound(
         (
             CachedWeights(digest=region_digest(A), num_bytes=60, model_keys=("m",), last_used_at=1.0),
@@ -314,11 +317,11 @@ def test_regions_of_an_earlier_process_are_adopted_and_a_lowered_capacity_enforc
         ),
         partial=((region_digest(C), 10, 3.0),),
     )
-    assert brain.handle(found, 5.0) == []
-    brain.restore("models", {"m": a_model("m", weights=A)}, 5.0)
-    brain.restore("instances", {"i-1": an_instance("i-1")}, 5.0)
-    assert only(brain.handle(Tick(), 5.5), DropRegion).digest == region_digest(B)
-    assert brain.cache.used_bytes == 70
+    assert prefetcher.handle(found, 5.0) == []
+    prefetcher.restore("models", {"m": a_model("m", weights=A)}, 5.0)
+    prefetcher.restore("instances", {"i-1": an_instance("i-1")}, 5.0)
+    assert only(prefetcher.handle(Tick(), 5.5), DropRegion).digest == region_digest(B)
+    assert prefetcher.cache.used_bytes == 70
 
 
 def test_a_bad_checksum_in_a_command_is_answered_not_raised() -> None:
@@ -331,29 +334,29 @@ def test_a_fetch_nobody_knows_is_stopped() -> None:
 
 
 def test_weights_whose_source_changed_leave_as_soon_as_nobody_uses_them() -> None:
-    brain = controller()
-    bring(brain, A, 60, 1.0, "i-1")
-    bring(brain, B, 30, 1.0)
-    assert kinds(brain.handle(RegionChanged(region_digest(B)), 2.0)) == ["DropRegion", "weights.evicted"]
-    assert brain.handle(RegionChanged(region_digest(A)), 2.0) == []
+    prefetcher = controller()
+    bring(prefetcher, A, 60, 1.0, "i-1")
+    bring(prefetcher, B, 30, 1.0)
+    assert kinds(prefetcher.handle(RegionChanged(region_digest(B)), 2.0)) == ["DropRegion", "weights.evicted"]
+    assert prefetcher.handle(RegionChanged(region_digest(A)), 2.0) == []
     gone = an_instance("i-1", state=InstanceState.FAILED, revision=2)
-    effects = brain.handle(an_event(InstanceStopped(instance=gone)), 3.0)
+    effects = prefetcher.handle(an_event(InstanceStopped(instance=gone)), 3.0)
     assert only(effects, Publish).payload.reason == "its source has changed"
-    assert brain.cache.used_bytes == 0
+    assert prefetcher.cache.used_bytes == 0
 
 
 def test_memory_fuller_than_it_seems_makes_idle_weights_leave_once() -> None:
-    brain, digest = controller(), region_digest(A)
-    bring(brain, B, 30, 1.0)
-    bring(brain, C, 20, 1.0, "i-c")
-    brain.handle(fetch(A, "i-1"), 2.0)
-    brain.handle(FetchSized(digest, 40), 2.0)
+    prefetcher, digest = controller(), region_digest(A)
+    bring(prefetcher, B, 30, 1.0)
+    bring(prefetcher, C, 20, 1.0, "i-c")
+    prefetcher.handle(fetch(A, "i-1"), 2.0)
+    prefetcher.handle(FetchSized(digest, 40), 2.0)
     full = FetchEnded(digest=digest, num_bytes=0, code="no_space", message="host memory is full")
-    effects = brain.handle(full, 2.1)
+    effects = prefetcher.handle(full, 2.1)
     assert kinds(effects) == ["DropRegion", "weights.evicted", "Record", "StartFetch"]
     assert only(effects, DropRegion).digest == region_digest(B)
-    brain.handle(FetchSized(digest, 40), 2.2)
-    assert kinds(brain.handle(full, 2.3)) == ["MarkFailed", "weights.fetch_failed"]
+    prefetcher.handle(FetchSized(digest, 40), 2.2)
+    assert kinds(prefetcher.handle(full, 2.3)) == ["MarkFailed", "weights.fetch_failed"]
 
 
 def test_an_unknown_order_is_named() -> None:
@@ -362,38 +365,38 @@ def test_an_unknown_order_is_named() -> None:
     assert caught.value.param == "policy_caching"
 
 
-def bring_in(brain: PrefetcherController, ref: WeightsRef, now_s: float, seconds: float) -> list[Any]:
+def bring_in(prefetcher: PrefetcherController, ref: WeightsRef, now_s: float, seconds: float) -> list[Any]:
     """50 bytes that took `seconds` to come."""
     digest = region_digest(ref)
-    brain.handle(fetch(ref), now_s)
-    effects = brain.handle(FetchSized(digest, 50), now_s)
-    brain.handle(FetchEnded(digest=digest, num_bytes=50, whole=True, seconds=seconds, source="file"), now_s)
+    prefetcher.handle(fetch(ref), now_s)
+    effects = prefetcher.handle(FetchSized(digest, 50), now_s)
+    prefetcher.handle(FetchEnded(digest=digest, num_bytes=50, whole=True, seconds=seconds, source="file"), now_s)
     return effects
 
 
 def test_mcache_keeps_what_was_slow_to_come() -> None:
     """mCache Eq. 1: of two asked for as often, the one whose measured miss costs more stays; LRU takes the older."""
     for caching, loser in (("mcache", B), ("lru", A)):
-        brain = controller(caching=caching)
-        bring_in(brain, A, 1.0, seconds=9.0)
-        bring_in(brain, B, 1.0 + 1e-9, seconds=1.0)
-        effects = bring_in(brain, C, 2.0, seconds=1.0)
+        prefetcher = controller(caching=caching)
+        bring_in(prefetcher, A, 1.0, seconds=9.0)
+        bring_in(prefetcher, B, 1.0 + 1e-9, seconds=1.0)
+        effects = bring_in(prefetcher, C, 2.0, seconds=1.0)
         assert only(effects, DropRegion).digest == region_digest(loser)
         record = only(effects, Record).decision
         assert (record.policy, len(record.rivals)) == (caching, 2)
 
 
 def test_often_asked_for_stays_under_lfu_and_is_told_of_every_use() -> None:
-    brain = controller(caching="lfu")
-    bring_in(brain, A, 1.0, 1.0)
-    brain.handle(fetch(A), 2.0)
-    bring_in(brain, B, 3.0, 1.0)
-    effects = bring_in(brain, C, 4.0, 1.0)
+    prefetcher = controller(caching="lfu")
+    bring_in(prefetcher, A, 1.0, 1.0)
+    prefetcher.handle(fetch(A), 2.0)
+    bring_in(prefetcher, B, 3.0, 1.0)
+    effects = bring_in(prefetcher, C, 4.0, 1.0)
     assert only(effects, DropRegion).digest == region_digest(B)
 
 
 def test_what_an_earlier_process_left_is_in_the_order() -> None:
-    brain = controller(caching="srrip")
+    prefetcher = controller(caching="srrip")
     found = (CachedWeights(digest="new", num_bytes=50, last_used_at=9.0), CachedWeights(digest="old", num_bytes=50))
-    brain.handle(RegionsFound(found), 10.0)
-    assert only(bring_in(brain, C, 11.0, 1.0), DropRegion).digest == "old"
+    prefetcher.handle(RegionsFound(found), 10.0)
+    assert only(bring_in(prefetcher, C, 11.0, 1.0), DropRegion).digest == "old"

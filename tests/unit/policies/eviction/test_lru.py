@@ -2,7 +2,7 @@
 
 import pytest
 
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.eviction.lru import LruParams, evict
 
 

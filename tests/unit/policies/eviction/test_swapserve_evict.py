@@ -1,6 +1,6 @@
-"""SwapServeLLM section 4 in the words of the room: shortest queue, then oldest access."""
+"""SwapServeLLM section 4 as a policy of the kind eviction: shortest queue, then oldest access."""
 
-from glowplug.policies.caching.resident import Resident
+from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.eviction.swapserve import evict
 
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from glowplug.policies.prediction.baselines import LastWindow, MovingAverage, Nothing, SeasonalNaive
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.prediction.warmserve_csp import CspParams, forecast
-from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
+from glowplug.policies.prediction.warmserve_csp import CspParams, WarmserveCsp, forecast
 
 W = 60.0
 

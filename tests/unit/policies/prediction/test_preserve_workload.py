@@ -14,7 +14,7 @@ from glowplug.policies.prediction.port import WindowTotals, make_with
 from glowplug.policies.prediction.preserve_mlstm import Trainer, draw_weights, gradients, predict
 from glowplug.policies.prediction.preserve_series import SeriesParams, TokenSeries
 from glowplug.policies.prediction.preserve_workload import PreserveWorkload, WorkloadParams
-from glowplug.policies.prediction.warmserve_forecaster import WarmserveCsp
+from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
 from glowplug.policies.registry import choose
 
 PER_DAY = 48

@@ -90,9 +90,9 @@ def test_room_is_what_the_replicas_that_give_way_hold_and_no_more() -> None:
 
 
 def test_the_option_is_a_word_of_the_policy_and_asks_for_its_profile() -> None:
-    for room in ("warmserve", "warmserve_literal", "union"):
-        assert reads_profile(choose("prewarming", f"{room}:first_layers=true"))
-        assert not reads_profile(choose("prewarming", room))
+    for name in ("warmserve", "warmserve_literal", "union"):
+        assert reads_profile(choose("prewarming", f"{name}:first_layers=true"))
+        assert not reads_profile(choose("prewarming", name))
     assert not reads_profile(choose("prewarming", "warmserve:proactive=false")) and not reads_profile(None)
     with pytest.raises(BadRequest, match="first_layers is true or false"):
         choose("prewarming", "warmserve:first_layers=3")

@@ -4,8 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.snapshot import FleetSnapshot, Forecast, ModelLoad, Outlook
+from glowplug.domain.snapshot import Forecast, ModelLoad, Outlook
 from glowplug.policies.decisions import ScaleDecision
+from glowplug.policies.scaling.port import ScalingView
 from tests.fleet_builder import a_model, an_instance
 
 
@@ -61,20 +62,19 @@ class Asked:
         pending: int = 0,
         now: Forecast | None = None,
         after: Forecast | None = None,
-        gpus_without_room: int = 0,
+        wanted_elsewhere: int = 0,
         **params: Any,
     ) -> ScaleDecision:
-        snapshot = FleetSnapshot(
+        view = ScalingView(
             now_s=now_s,
-            models={"m": self.model},
-            nodes={},
-            instances={i.instance_id: i for i in instances or []},
-            loads={"m": load},
-            forecasts={"m": now} if now else {},
-            next_forecasts={"m": after} if after else {},
-            num_pending={"m": pending},
-            gpus_without_room=gpus_without_room,
+            model=self.model,
+            instances=tuple(instances or ()),
+            load=load,
+            forecast=now,
+            next_forecast=after,
+            num_pending=pending,
+            gpus_wanted_elsewhere=wanted_elsewhere,
         )
-        decision, self.state = self.policy(snapshot, self.model, self.state, **params)
+        decision, self.state = self.policy(view, self.state, **params)
         assert decision.reason, "every decision says why"
         return decision

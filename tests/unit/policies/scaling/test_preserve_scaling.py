@@ -1,8 +1,8 @@
 """PreServe sections 4.1 and 4.3.2 (Algorithm 2) on the fleet, and its baselines "Proactive" and "Hybrid" (5.1)."""
 
-from glowplug.policies.scaling import preserve, proactive
+from glowplug.policies.scaling import preserve
+from glowplug.policies.scaling.baselines import ProactiveParams, hybrid, proactive
 from glowplug.policies.scaling.preserve_scaler import ScalerParams
-from glowplug.policies.scaling.proactive import ProactiveParams
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
 MU = {"prompt_per_s": 10.0, "response_per_s": 5.0, "total_per_s": 12.0}
@@ -75,7 +75,7 @@ def test_where_nothing_is_expected_the_keep_alive_ends_the_last_one():
 
 
 def test_proactive_is_the_forecast_alone():
-    asked = Asked(proactive.scale)
+    asked = Asked(proactive)
     assert asked(100.5, load(i1=8, i2=8), ready(2), now=a_forecast(900, 50, **MU)).drain, "whatever runs now"
     decision = asked(100.5, load(), now=a_forecast(concurrency_mean=9.0, concurrency_peak=20.0))
     assert decision.num_wanted == 3 and "20.00 requests at once" in decision.reason
@@ -86,13 +86,13 @@ def test_proactive_is_the_forecast_alone():
 
 
 def test_proactive_without_a_forecast_keeps_what_there_is_and_says_so():
-    decision = Asked(proactive.scale)(100.5, load(waiting=30), ready(2))
+    decision = Asked(proactive)(100.5, load(waiting=30), ready(2))
     assert decision.num_wanted == 2 and "no forecast" in decision.reason
-    assert Asked(proactive.scale)(100.5, load(waiting=3)).num_wanted == 1
+    assert Asked(proactive)(100.5, load(waiting=3)).num_wanted == 1
 
 
 def test_hybrid_is_the_larger_of_forecast_and_demand():
     low, high = a_forecast(900, 50, **MU), a_forecast(3500, 50, **MU)
-    assert Asked(proactive.hybrid)(100.5, load(waiting=17), ready(1), now=low).num_wanted == 3
-    assert Asked(proactive.hybrid)(100.5, load(waiting=17), ready(1), now=high).num_wanted == 4
-    assert Asked(proactive.hybrid)(100.5, load(waiting=17), [starting()]).num_wanted == 3, "reactive without one"
+    assert Asked(hybrid)(100.5, load(waiting=17), ready(1), now=low).num_wanted == 3
+    assert Asked(hybrid)(100.5, load(waiting=17), ready(1), now=high).num_wanted == 4
+    assert Asked(hybrid)(100.5, load(waiting=17), [starting()]).num_wanted == 3, "reactive without one"

@@ -1,22 +1,15 @@
 """Reactive scaling, the baseline of PreServe section 5.3."""
 
 from glowplug.domain.instance import InstanceState
-from glowplug.domain.snapshot import FleetSnapshot, ModelLoad
+from glowplug.domain.snapshot import ModelLoad
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.reactive import ReactiveParams, ReactiveState, scale
-from glowplug.policies.scaling.standing import settle, standing
+from glowplug.policies.scaling.baselines import ReactiveParams, ReactiveState, reactive
+from glowplug.policies.scaling.port import ScalingView, settle
 from tests.fleet_builder import a_model, an_instance
 
 
 def decide(model, load, *instances, now_s=100.0, state=ReactiveState(), params=ReactiveParams()) -> ScaleDecision:
-    snapshot = FleetSnapshot(
-        now_s=now_s,
-        models={model.key: model},
-        nodes={},
-        instances={i.instance_id: i for i in instances},
-        loads={model.key: load},
-    )
-    return scale(snapshot, model, state, params)[0]
+    return reactive(ScalingView(now_s=now_s, model=model, instances=instances, load=load), state, params)[0]
 
 
 def test_wants_enough_instances_for_waiting_and_running():
@@ -82,18 +75,17 @@ def test_nobody_who_serves_goes_for_one_that_is_still_on_its_way():
     coming = an_instance("i-9", state=InstanceState.STARTING)
     up = [an_instance(f"i-{n}", ready_at=1.0) for n in (1, 2)]
     busy = ModelLoad(num_in_flight=16, in_flight_by_instance={"i-1": 8, "i-2": 8}, last_active_at=99.0)
-    st = standing(
-        FleetSnapshot(
-            now_s=100.0,
-            models={"m": model},
-            nodes={},
-            instances={i.instance_id: i for i in (*up, coming)},
-            loads={"m": busy},
-        ),
-        model,
-    )
-    assert settle(st, 2, "two are enough").drain == ()
-    assert len(settle(st, 1, "one is enough").drain) == 1
+    view = ScalingView(now_s=100.0, model=model, instances=(*up, coming), load=busy)
+    assert settle(view, 2, "two are enough").drain == ()
+    assert len(settle(view, 1, "one is enough").drain) == 1
+
+
+def test_a_view_gives_the_instances_that_serve_oldest_first():
+    ages = {"i-2": 2.0, "i-1": 1.0, "i-0": 1.0}
+    rows = [an_instance(instance_id, created_at=at) for instance_id, at in ages.items()]
+    gone = an_instance("x", created_at=0.0, state=InstanceState.FAILED)
+    view = ScalingView(now_s=3.0, model=a_model(), instances=(*rows, gone))
+    assert [i.instance_id for i in view.serving] == ["i-0", "i-1", "i-2"]
 
 
 def test_demand_takes_a_draining_instance_back():

@@ -1,4 +1,4 @@
-"""Scaling by room left (Llumnix-like), not at all (static), and by all papers together (union)."""
+"""Scaling by what is free (Llumnix-like), not at all (static), and by all papers together (union)."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
 from glowplug.policies.registry import KINDS, choose
-from glowplug.policies.scaling import llumnix_like, static, union
+from glowplug.policies.scaling import baselines, llumnix_like, union
 from tests.fleet_builder import an_instance
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
@@ -31,7 +31,7 @@ def test_llumnix_like_grows_when_the_steps_left_are_few_for_a_while():
     assert held(Asked(llumnix_like.scale), roomy, ready(1, kv_tokens=1000)).num_wanted == 1, "25 steps: in range"
 
 
-def test_llumnix_like_shrinks_by_the_one_with_the_fewest_requests_when_there_is_much_room():
+def test_llumnix_like_shrinks_by_the_one_with_the_fewest_requests_when_much_is_free():
     loose = outlooks(load(i1=2, i2=1), i1=(0.2, 0.0), i2=(0.1, 0.0))
     assert held(Asked(llumnix_like.scale), loose, ready(2, kv_tokens=1000)).drain == ("i-2",)
 
@@ -48,20 +48,20 @@ def test_llumnix_like_waits_for_one_that_is_coming():
 
 
 def test_static_is_the_minimum_whatever_the_load():
-    asked = Asked(static.scale, min_instances=3)
+    asked = Asked(baselines.static, min_instances=3)
     assert asked(100.0, load()).num_wanted == 3
     assert asked(100.0, load(waiting=100), ready(3)).num_wanted == 3
-    assert Asked(static.scale)(100.0, load(waiting=1)).num_wanted == 1, "a model with no minimum can answer"
+    assert Asked(baselines.static)(100.0, load(waiting=1)).num_wanted == 1, "a model with no minimum can answer"
 
 
 def test_muxserve_like_has_one_of_every_model_before_anybody_asks_and_lets_none_go():
     """WarmServe section 7.1: "LLM serving instances are created in prior"."""
-    asked = Asked(static.muxserve_like)
+    asked = Asked(baselines.muxserve_like)
     assert asked(100.0, load()).num_wanted == 1
     after_a_day = asked(86_400.0, load(), ready(1))
     assert (after_a_day.num_wanted, after_a_day.drain) == (1, ())
     assert asked(86_401.0, load(waiting=100), ready(1)).num_wanted == 1
-    assert Asked(static.muxserve_like, min_instances=3)(100.0, load()).num_wanted == 3
+    assert Asked(baselines.muxserve_like, min_instances=3)(100.0, load()).num_wanted == 3
 
 
 @pytest.mark.parametrize(("name", "first", "last"), [("union:last_by_keep_alive=false", 1, ()), ("union", 0, ("i-1",))])
@@ -86,11 +86,11 @@ def test_the_union_is_the_larger_of_plan_and_demand():
     assert decision.num_wanted == 3, "nearly full is not full: WarmServe's four fifths are no reason here"
 
 
-def test_a_plan_waits_until_nobody_has_lacked_room_for_a_window():
+def test_a_plan_waits_until_no_model_has_lacked_gpus_for_a_window():
     """Ours: what may come takes no GPU from another model's requests; the instances that are needed do."""
     asked, plan = Asked(union.scale), a_forecast(2500, 500, **MU)
-    assert asked(100.5, load(i1=1), ready(1), now=plan, gpus_without_room=1).num_wanted == 1
-    assert asked(101.0, load(waiting=9, i1=8), ready(1), now=plan, gpus_without_room=1).num_wanted == 3, "9 + 8 over 8"
+    assert asked(100.5, load(i1=1), ready(1), now=plan, wanted_elsewhere=1).num_wanted == 1
+    assert asked(101.0, load(waiting=9, i1=8), ready(1), now=plan, wanted_elsewhere=1).num_wanted == 3, "9 + 8 over 8"
     assert asked(400.0, load(i1=1), ready(1), now=plan).num_wanted == 1, "299 s ago"
     assert asked(401.5, load(i1=1), ready(1), now=plan).num_wanted == 3
 
@@ -101,7 +101,7 @@ def test_the_union_lets_a_start_bring_a_group():
 
 
 def test_the_union_counts_on_arrivals_only_when_requests_wait_already():
-    """What has room needs no instance for what may come."""
+    """What has free slots needs no instance for what may come."""
     asked = Asked(union.scale)
     asked(100.0, load(arrived=10, i1=4), ready(1))
     assert asked(101.0, load(arrived=30, i1=6), ready(1)).num_wanted == 1
@@ -147,7 +147,7 @@ def test_spare_instances_go_at_once_while_another_model_finds_no_room():
         asked = Asked(union.scale, keep_alive_s=30.0)
         asked(100.0, load(i1=8, i2=8), ready(2))
         spare = load(i1=1, i2=1, last_active_at=1e6)
-        decision = [asked(105.0 + t / 2, spare, ready(2), gpus_without_room=num_gpus) for t in range(20)][-1]
+        decision = [asked(105.0 + t / 2, spare, ready(2), wanted_elsewhere=num_gpus) for t in range(20)][-1]
         assert decision.drain == gone
 
 
@@ -156,10 +156,10 @@ def test_a_drain_stays_one_while_a_group_of_gpus_is_looked_for_and_a_copy_can_be
     leaving = [*ready(1), an_instance("i-2", state=InstanceState.DRAINING, created_at=0.0, ready_at=0.0)]
     short = load(waiting=4, i1=8)
     assert Asked(union.scale)(100.0, short, leaving).resume == ("i-2",)
-    assert Asked(union.scale)(100.0, short, leaving, gpus_without_room=4).resume == ("i-2",), "no copy: a long start"
+    assert Asked(union.scale)(100.0, short, leaving, wanted_elsewhere=4).resume == ("i-2",), "no copy: a long start"
     with_copy = [*leaving, COPY]
-    assert Asked(union.scale)(100.0, short, with_copy, gpus_without_room=1).resume == ("i-2",)
-    again = Asked(union.scale)(100.0, short, with_copy, gpus_without_room=4)
+    assert Asked(union.scale)(100.0, short, with_copy, wanted_elsewhere=1).resume == ("i-2",)
+    again = Asked(union.scale)(100.0, short, with_copy, wanted_elsewhere=4)
     assert (again.resume, again.num_wanted) == ((), 2), "another instance is asked for, elsewhere"
 
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.domain.instance import InstanceState
-from glowplug.policies.scaling.average import Level
-from glowplug.policies.scaling.warmserve import WarmserveParams, one_way, scale
+from glowplug.policies.scaling.warmserve import Level, WarmserveParams, one_way, scale
 from tests.unit.policies.scaling.rig import Asked, load, ready, starting
 
 

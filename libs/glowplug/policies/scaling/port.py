@@ -1,0 +1,201 @@
+"""What a scaling policy is given, one model as it stands, and how the number it wants becomes a decision.
+
+Every policy is `scale(view, state, params) -> (ScaleDecision, state)`. It says how many instances there should be and
+which of the spare ones may go. `settle` adds what is the same for all of them: the bounds of the model, what an
+operator has ordered, which draining instances are taken back, who goes first (the least loaded, WarmServe section 3;
+the newest among equals) and the keep-alive of the last one (HydraServe section 8.1).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
+from glowplug.domain.model import Model
+from glowplug.domain.snapshot import Forecast, ModelLoad
+from glowplug.policies.decisions import ScaleDecision
+
+Figures = Mapping[str, float | int | str]
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots: what is derived is kept
+class ScalingView:
+    """One model as it stands. Numbers of instances count what one GPU (or tensor group) each would make: a pipeline of
+    s stages can become s of them, and runs s batches until then (HydraServe section 6.1)."""
+
+    now_s: float
+    model: Model
+    instances: tuple[Instance, ...] = ()  # the model's, in any order; none that is gone
+    load: ModelLoad = field(default_factory=ModelLoad)
+    forecast: Forecast | None = None  # of the window of now; None where none covers it
+    next_forecast: Forecast | None = None  # of the window after
+    num_pending: int = 0  # instances asked for that have no row yet
+    gpus_wanted_elsewhere: int = 0  # the most GPUs at once that an instance of another model needs and does not find
+
+    @cached_property
+    def serving(self) -> tuple[Instance, ...]:
+        """Those that serve, will or did just now, oldest first; none that is gone or dormant."""
+        mine = (i for i in self.instances if i.serves and not i.state.is_gone)
+        return tuple(sorted(mine, key=lambda i: (i.created_at, i.instance_id)))
+
+    @cached_property
+    def running(self) -> tuple[Instance, ...]:
+        """On their way up or READY, oldest first."""
+        return tuple(i for i in self.serving if i.state is not InstanceState.DRAINING)
+
+    @property
+    def draining(self) -> tuple[Instance, ...]:
+        return tuple(i for i in self.serving if i.state is InstanceState.DRAINING)
+
+    @cached_property
+    def num_running(self) -> int:
+        return sum(worths(self.running).values())
+
+    @property
+    def floor(self) -> int:
+        return max(self.model.min_instances, 1 if self.model.pinned else 0)
+
+    @property
+    def ceiling(self) -> int:
+        return max(self.model.max_instances, self.floor)
+
+    @property
+    def is_prewarmed(self) -> bool:
+        """Whether weights of it lie on GPUs: the way back is short."""
+        return any(i.state is InstanceState.PREWARMED for i in self.instances)
+
+    @property
+    def demand(self) -> int:
+        return self.load.num_waiting + self.load.num_in_flight
+
+    @property
+    def num_coming_or_there(self) -> int:
+        return self.num_running + self.num_pending
+
+    @property
+    def num_coming(self) -> int:
+        """On their way up, rows or not."""
+        ready = (i for i in self.running if i.state is InstanceState.READY)
+        return self.num_coming_or_there - sum(worths(ready).values())
+
+    @cached_property
+    def per_instance(self) -> int:
+        """Requests that one instance runs at once: as the engines that are READY say, else as the model declares."""
+        return slots_per_instance(self.running) or max(1, self.model.max_concurrency)
+
+    @property
+    def needed(self) -> int:
+        """Instances that what waits and runs now takes."""
+        return math.ceil(self.demand / self.per_instance)
+
+    def in_flight(self, instance: Instance) -> int:
+        return self.load.in_flight_by_instance.get(instance.instance_id, 0)
+
+    def is_idle(self, instance: Instance, for_s: float) -> bool:
+        """Whether it has run nothing, and its model had no request, for so long; -1: never."""
+        if for_s < 0 or self.in_flight(instance):
+            return False
+        return self.now_s - max(self.load.last_active_at, instance.ready_at) >= for_s
+
+
+def worths(instances: Iterable[Instance]) -> dict[str, int]:
+    """instance_id -> how many instances it can still become: a pipeline's stages, less those ("<its id>.<stage>") that
+    serve for themselves already."""
+    found = {i.instance_id: i.num_stages if i.num_stages > 1 else 1 for i in instances}
+    if sum(found.values()) == len(found):
+        return found  # no pipelines, as nearly always
+    for instance_id in list(found):
+        whole = instance_id.rpartition(".")[0]
+        if found.get(whole, 1) > 1:
+            found[whole] -= 1
+    return found
+
+
+def settle(
+    view: ScalingView,
+    target: int,
+    why: str,
+    *,
+    may_go: Callable[[Instance], bool] = lambda _: True,
+    keep_alive_s: float | None = None,
+    group_size: int = 1,
+    inputs: Figures | None = None,
+    take_back: bool = True,
+) -> ScaleDecision:
+    """A decision for `target` instances within the model's bounds.
+
+    A spare instance goes only if `may_go` says so, and the last one only once idle for `keep_alive_s` (None: the
+    model's own); what is above the ceiling or suspended goes at once. With `take_back` an instance that drains comes
+    back before another one starts.
+    """
+    model = view.model
+    if model.suspended:
+        target, why = 0, "its operator has drained it"
+    wanted = 0 if model.suspended else min(max(target, view.floor), view.ceiling)
+    figures = _figures(view) | dict(inputs or {})
+    if wanted >= view.num_running:
+        back, missing, worth = [], wanted - view.num_running, worths(view.draining)
+        for instance in view.draining if take_back else ():
+            if missing > 0:
+                back.append(instance.instance_id)
+                missing -= worth[instance.instance_id]
+        return ScaleDecision(
+            model_key=model.key,
+            num_wanted=wanted,
+            resume=tuple(back),
+            reason=why,
+            inputs=figures,
+            group_size=group_size,
+            num_required=wanted,
+        )
+    alive_s = model.keep_alive_s if keep_alive_s is None else keep_alive_s
+    drain, left = _drain(view, wanted, may_go, alive_s)
+    if wanted == 0 and not model.suspended and view.num_running <= view.ceiling:
+        why = f"it has been idle for its keep-alive of {alive_s:g} s" if drain else "its keep-alive is not over"
+    if view.load.last_active_at:
+        figures["idle_s"] = round(max(0.0, view.now_s - view.load.last_active_at), 3)
+    else:
+        figures["idle_s"] = -1
+    return ScaleDecision(
+        model_key=model.key,
+        num_wanted=left,
+        drain=tuple(drain),
+        reason=why,
+        inputs=figures,
+        group_size=group_size,
+        num_required=wanted,
+    )
+
+
+def _drain(
+    view: ScalingView, wanted: int, may_go: Callable[[Instance], bool], keep_alive_s: float
+) -> tuple[list[str], int]:
+    """Who goes, and how many are left. A pipeline goes only when all it is worth is spare, and nobody who is READY for
+    one that is still on its way: it may be long in coming, and all that serve would wait for it."""
+    ready = [i for i in view.running if i.state is InstanceState.READY]
+    drain, left, worth = [], view.num_running, worths(view.running)
+    serving = sum(worth[i.instance_id] for i in ready)
+    for instance in sorted(ready, key=lambda i: (view.in_flight(i), -i.created_at, i.instance_id)):
+        after = left - worth[instance.instance_id]
+        if serving - worth[instance.instance_id] < wanted:
+            continue
+        if not view.model.suspended and left <= view.ceiling:
+            is_last = after == 0
+            if not may_go(instance) or (is_last and not view.is_idle(instance, keep_alive_s)):
+                continue
+        drain.append(instance.instance_id)
+        left = after
+        serving -= worth[instance.instance_id]
+    return drain, left
+
+
+def _figures(view: ScalingView) -> dict[str, float | int | str]:
+    return {
+        "waiting": view.load.num_waiting,
+        "in_flight": view.load.num_in_flight,
+        "per_instance": view.per_instance,
+        "running": view.num_running,
+        "min": view.floor,
+        "max": view.ceiling,
+    }
