@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from tests.chaos.test_kill_services import Ledger, under_load
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 VICTIMS = (
     "predictor-1", "placer-1", "autoscaler-1", "console-1", "prefetcher-1", "agent-1", "router-1", "nats", "valkey",

@@ -5,8 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,6 @@ def glowplug(state: Path, *argv: str, check: bool = True, **env: str) -> subproc
 
 def as_json(state: Path, *argv: str) -> Any:
     return json.loads(glowplug(state, *argv, "--output", "json").stdout)
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 @contextmanager

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import httpx
 
 from glowplug.runtime.supervisor.plan import num_ports
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 EMULATED = """
 name: {name}
@@ -26,22 +25,6 @@ keep_alive_s: {keep_alive_s}
 max_wait_s: 60
 engine_args: {{profile: "llama-2-7b/h800"}}
 """
-
-
-def wait_until(what: str, check: Callable[[], Any], timeout_s: float = 60.0, every_s: float = 0.1) -> Any:
-    """The first truthy answer of `check`; fails naming `what` and the last answer."""
-    deadline = time.monotonic() + timeout_s
-    last: Any = None
-    while time.monotonic() < deadline:
-        try:
-            last = check()
-        except (httpx.HTTPError, OSError, ValueError) as error:
-            last = error
-        else:
-            if last:
-                return last
-        time.sleep(every_s)
-    raise AssertionError(f"{what}: not within {timeout_s:g} s; last saw {last!r}")
 
 
 @dataclass

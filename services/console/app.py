@@ -19,7 +19,6 @@ from services.console import (
     events_api,
     fleet_api,
     forecasts,
-    jaeger_v3,
     login,
     playground,
     receiver,
@@ -121,7 +120,6 @@ def build_app(console: Console) -> FastAPI:
     app.include_router(receiver.routes(door))
     app.include_router(trace_api.own_routes(console.traces, console.disk))
     app.include_router(trace_api.jaeger_routes(console.traces, console.clock))
-    app.include_router(jaeger_v3.routes(console.traces, console.clock))
     app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
     app.include_router(
         detail_api.routes(console.view, console.requests, console.starts, console.decisions, console.clock)

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from tests.chaos.test_kill_services import under_load
-from tests.fleet_runner import wait_until
 from tests.ha_fleet import ADMIN, START_S, HaFleet, Process, emulated
 from tests.servers import Infra, NatsProcess, ValkeyProcess
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 LEASE_S = 2.0

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 WHOLE_AGAIN_S = 20.0  # 5 s on an idle machine is measured by bench/; a shared one only has to come back

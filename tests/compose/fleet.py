@@ -9,7 +9,7 @@ import httpx
 
 from glowplug.runtime.privileges import USERS, variable
 from tests.compose.engine import ROOT, TAG, run
-from tests.fleet_runner import wait_until
+from tests.waiting import wait_until
 
 PROJECT = "glowplug-test"
 FILES = ("deploy/docker-compose.yml", "tests/compose/override.yml")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.compose.engine import run
 from tests.compose.fleet import ADMIN, NODES, PROJECT, SERVICES, WAIT_S, ComposeFleet
-from tests.fleet_runner import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 EMULATED = ("emulated-chat-7b", "emulated-story-7b")

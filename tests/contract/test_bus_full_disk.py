@@ -1,8 +1,7 @@
 """A real NATS whose disk is full: it answers and stores nothing, which is known, told and over in time."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from glowplug.events.subjects import COMMANDS_ALL, facts_of
 from tests.contract.bus_rig import Ear, load, stop
 from tests.servers import NatsProcess
 from tests.small_disk import SmallDisk, small_disk
+from tests.waiting import until
 
 WAIT_S = 30.0
 
@@ -36,12 +36,6 @@ async def bus(server: NatsProcess) -> AsyncIterator[NatsBus]:
     await made.connect()
     yield made
     await made.close()
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 async def until_refused(bus: NatsBus) -> int:
@@ -77,7 +71,7 @@ async def test_what_cannot_be_stored_is_refused_at_once_until_it_can(
     disk.free()
     server.kill()
     server.start()
-    await eventually(lambda: bus.connected and not bus.refusal)
+    await until(lambda: bus.connected and not bus.refusal)
     await bus.publish(stop("node", "i-3"))
     await everything.until(lambda: "i-3" in [e.data.instance_id for e in everything.heard])
     assert len(everything.heard) >= num_stored + 2

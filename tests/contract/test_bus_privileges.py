@@ -26,9 +26,9 @@ from glowplug.runtime.privileges import (
     variable,
 )
 from tests.contract.bus_rig import Ear, name, stop
-from tests.contract.engine_rig import eventually
 from tests.house.tree import ROOT as TREE
 from tests.servers import NatsProcess
+from tests.waiting import until
 
 LAST = f"{ROOT}.the.last"
 PASSWORDS = {variable(user): f"the-secret-of-{user}" for user in USERS}
@@ -96,7 +96,7 @@ async def let_through(server: NatsProcess, user: str, subjects: Iterable[str]) -
             await client.publish(subject, b"{}")
         await client.flush()
         await witness.publish(LAST, b"")  # what came before it has been seen when this has
-        await eventually(lambda: LAST in seen, "the last message is seen")
+        await until(lambda: LAST in seen, "the last message is seen")
         return seen & subjects
 
 

@@ -13,6 +13,7 @@ from glowplug.bus.port import BusUnavailable
 from glowplug.events.subjects import facts_of
 from tests.contract.bus_rig import AnyBus, Ear, Rig, commands_of, evicted, evictions_of, load, name, retried, stop
 from tests.servers import NatsProcess
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -24,9 +25,7 @@ async def rig(own_nats: NatsProcess) -> AsyncIterator[Rig]:
 
 async def lost(bus: AnyBus) -> None:
     """Until the client has noticed that its server is gone."""
-    async with asyncio.timeout(20):
-        while bus.connected:
-            await asyncio.sleep(0.01)
+    await until(lambda: not bus.connected, "the client has noticed")
 
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["store kept", "store emptied"])

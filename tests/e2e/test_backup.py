@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from glowplug.cli.backup_plan import body
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
 MODELS = {name: EMULATED.format(name=name, keep_alive_s=60) for name in ("one", "two")}

@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from glowplug.runtime.supervisor.sweep import processes_of
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
 MODELS = {"one": EMULATED.format(name="one", keep_alive_s=60), "two": EMULATED.format(name="two", keep_alive_s=60)}

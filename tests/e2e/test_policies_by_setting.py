@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from glowplug.policies.systems import SYSTEMS
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 CHOSEN = {

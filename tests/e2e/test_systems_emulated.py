@@ -8,7 +8,8 @@ import pytest
 
 from glowplug.policies.registry import KINDS
 from glowplug.policies.systems import SYSTEMS
-from tests.fleet_runner import Fleet, wait_until
+from tests.fleet_runner import Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 MODEL = """

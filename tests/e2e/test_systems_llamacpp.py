@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from glowplug.policies.systems import SYSTEMS, System
-from tests.fleet_runner import Fleet, wait_until
+from tests.fleet_runner import Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(240)]
 MODEL = """

@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 CHOSEN = {

@@ -23,9 +23,9 @@ from tests.agent_rig import (
     resume_command,
     start_command,
     stop_command,
-    until,
     write_weights,
 )
+from tests.waiting import until
 
 
 @pytest.fixture

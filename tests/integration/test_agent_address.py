@@ -15,9 +15,10 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.engines.process import started_at
-from tests.integration.test_agent_process import AgentProcess, eventually, serves
+from tests.integration.test_agent_process import AgentProcess, serves
 from tests.ports import free_ports
 from tests.servers import Infra
+from tests.waiting import until
 
 PORTS = free_ports(4)  # two for each agent: every address is the first one's too, on one machine
 
@@ -140,8 +141,8 @@ async def test_the_first_process_reaps_what_lost_its_parent(tmp_path: Path, infr
         async def reaped() -> bool:
             return not any(child.name() == "sleep" for child in first.children())
 
-        await eventually(inherited, "the orphan is a child of the agent", 5.0)
-        await eventually(reaped, "the orphan is reaped")
+        await until(inherited, "the orphan is a child of the agent", 5.0)
+        await until(reaped, "the orphan is reaped")
     finally:
         agent.kill_all()
         await agent.bus.close()

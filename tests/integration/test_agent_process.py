@@ -24,16 +24,7 @@ from glowplug.state.port import StoreUnavailable
 from glowplug.state.redis_store import RedisStore
 from tests.agent_rig import emulated_model, start_command, stop_command, write_weights
 from tests.servers import Infra, NatsProcess, ValkeyProcess
-
-
-async def eventually(look: Any, what: str, timeout_s: float = 30.0) -> Any:
-    """The first true answer of the coroutine function `look`."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := await look():
-            return found
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+from tests.waiting import until
 
 
 class AgentProcess:
@@ -74,7 +65,7 @@ class AgentProcess:
             node = await self.node()
             return node is not None and node.heartbeat_at > began
 
-        await eventually(beats, f"the agent beats; its log:\n{(self.folder / 'agent.log').read_text()[-2000:]}")
+        await until(beats, f"the agent beats; its log:\n{(self.folder / 'agent.log').read_text()[-2000:]}")
 
     async def listen(self) -> None:
         async def keep(event: Event) -> None:
@@ -102,7 +93,7 @@ class AgentProcess:
             found = await self.instance(instance_id)
             return found if found and found.state is state and found.revision > above else None
 
-        found: Instance = await eventually(look, f"{instance_id} is {state}")
+        found: Instance = await until(look, f"{instance_id} is {state}")
         return found
 
     async def run_model(self, instance_id: str) -> Instance:
@@ -172,7 +163,7 @@ async def test_engine_dead_while_agent_was(agent: AgentProcess) -> None:
         node = await agent.node()
         return node is not None and node.gpus[0].used_bytes == 0
 
-    await eventually(is_free, "its bytes are free")
+    await until(is_free, "its bytes are free")
 
 
 async def test_sigterm_stops_engines_and_leaves(agent: AgentProcess) -> None:
@@ -187,7 +178,7 @@ async def test_sigterm_stops_engines_and_leaves(agent: AgentProcess) -> None:
     async def said() -> bool:
         return any(e.type == "node.left" and e.data.node_id == agent.node_id for e in agent.facts)
 
-    await eventually(said, "node.left is told")
+    await until(said, "node.left is told")
 
 
 async def test_second_agent_refuses(agent: AgentProcess) -> None:

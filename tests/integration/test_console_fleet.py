@@ -23,18 +23,9 @@ from services.console.settings import ConsoleSettings
 from tests import console_story as story
 from tests.console_server import serving
 from tests.servers import NatsProcess, ValkeyProcess
+from tests.waiting import until
 
 PATIENCE_S = 20.0
-
-
-async def until(condition: Any, what: str) -> None:
-    """Wait for what must come; fail by name when it does not."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"never saw: {what}") from None
 
 
 async def messages(client: httpx.AsyncClient, url: str) -> AsyncIterator[tuple[str, Any]]:

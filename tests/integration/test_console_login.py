@@ -18,7 +18,7 @@ KEY = "key-of-this-console"
 READ = [
     *("/api/v1/fleet", "/api/v1/stream", "/api/v1/models/m", "/api/v1/requests", "/api/v1/traces", "/api/v1/traces/1"),
     *("/api/v1/requests/1/trace", "/api/v1/decisions", "/api/v1/events", "/api/v1/events/latest", "/api/v1/forecasts"),
-    *("/api/services", "/api/traces", "/api/v3/services", "/api/v3/traces", "/playground/router"),
+    *("/api/services", "/api/traces", "/playground/router"),
     *("/playground/v1/models", "/docs", "/openapi.json", "/policies", "/nothing", "/live/", "//api/v1/fleet", "/Login"),
 ]
 OPEN = ["/live", "/health", "/ready", "/metrics", "/login", "/session", "/page/base.css"]

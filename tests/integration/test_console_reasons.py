@@ -18,6 +18,7 @@ from glowplug.events.envelope import to_json
 from glowplug.events.facts import DecisionMade, InstanceReady, RequestWaiting
 from tests import console_story as story
 from tests.console_server import ConsoleUnderTest, serving
+from tests.waiting import until
 
 PATIENCE_S = 20.0
 NOW = time.time()
@@ -109,9 +110,7 @@ async def test_the_stream_filters_on_the_server_and_counts_what_it_leaves_out() 
                     break
         assert len(rows) + skipped == 200 and rows[-1] == "e-199", "every event is shown or counted"
         await stream.aclose()
-        async with asyncio.timeout(PATIENCE_S):
-            while at.console.events.watchers:
-                await asyncio.sleep(0.02)
+        await until(lambda: not at.console.events.watchers)
 
 
 async def test_views_of_events_are_few_and_end_with_the_console() -> None:

@@ -14,11 +14,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
 from tests.observability.promql import known
 from tests.observability.promtool import HERE
 from tests.observability.test_dashboards import asked
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.fleet,
@@ -185,7 +186,7 @@ def test_a_node_that_stops_speaking_raises_its_alert_and_ends_it(fleet: Fleet, p
     agent = fleet.process("agent-2")
     os.kill(agent["pid"], signal.SIGSTOP)
     try:
-        wait_until("NodeSilent", lambda: "NodeSilent" in prometheus.alerts(), timeout_s=90)
+        wait_until("NodeSilent", lambda: "NodeSilent" in prometheus.alerts(), within_s=90)
     finally:
         os.kill(agent["pid"], signal.SIGCONT)
-    assert wait_until("it is over", lambda: "NodeSilent" not in prometheus.alerts(), timeout_s=60)
+    assert wait_until("it is over", lambda: "NodeSilent" not in prometheus.alerts(), within_s=60)

@@ -11,6 +11,7 @@ import pytest
 import glowplug
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.vllm_zygote import Zygote
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 
@@ -38,9 +39,7 @@ def interpreter(tmp_path: Path) -> Path:
 
 
 async def exit_of(run_dir: Path) -> str:
-    async with asyncio.timeout(30):
-        while not (run_dir / "exit.json").exists():
-            await asyncio.sleep(0.01)
+    await until((run_dir / "exit.json").exists)
     return (run_dir / "exit.json").read_text()
 
 

@@ -23,6 +23,7 @@ from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
+from tests.waiting import until
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 UNSAMPLED = PARENT[:-2] + "00"
@@ -118,12 +119,6 @@ def a_command(epoch: int) -> Event:
 
 LEFT = NodeLeft(node_id="node-2", reason="told by the controller")
 STOP = StopInstance(target="node-2", instance_id="i-2", reason="told by the controller")
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 async def test_effects_are_performed_in_order(stage: Stage) -> None:

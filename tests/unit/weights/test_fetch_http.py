@@ -15,6 +15,7 @@ from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceOptions
 from glowplug.weights.sources import open_source
 from glowplug.weights.writer import SAVE_EVERY_BYTES
+from tests.waiting import until
 from tests.weight_servers import WeightServer
 
 DATA = random.Random(7).randbytes(1_500_001)
@@ -153,8 +154,7 @@ async def interrupted(ref: WeightsRef, root: Path, server: WeightServer) -> int:
     fetch = make(ref, root, FetchOptions(part_bytes=200_000, max_parts=2))
     server.step_s = 0.02
     task = asyncio.create_task(fetch.run())
-    while fetch.num_bytes_landed < 300_000:
-        await asyncio.sleep(0.005)
+    await until(lambda: fetch.num_bytes_landed >= 300_000)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -1,6 +1,5 @@
 """Files that are no files, that are too large, and file systems that do not answer."""
 
-import asyncio
 import os
 import threading
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from glowplug.weights.files import NoAnswer, PatientReader, read_regular
+from tests.waiting import until
 
 
 def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
@@ -50,9 +50,7 @@ async def test_what_does_not_answer_is_given_up_and_holds_one_thread() -> None:
     assert calls == [1] and reader.is_waiting("mount")
     assert await reader.run("another", lambda: "at once") == "at once"
     answer.set()
-    async with asyncio.timeout(10):
-        while reader.is_waiting("mount"):
-            await asyncio.sleep(0.005)
+    await until(lambda: not reader.is_waiting("mount"))
     assert await reader.run("mount", lambda: "again") == "again"
 
 
