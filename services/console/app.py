@@ -13,30 +13,29 @@ from starlette.middleware import Middleware
 
 from glowplug.runtime.rest import make_app
 from services.console import (
-    actions,
-    decisions_api,
+    decisions,
     detail_api,
-    events_api,
+    events,
     fleet_api,
     forecasts,
+    jaeger,
     login,
-    playground,
-    receiver,
+    otlp,
+    passing,
     trace_api,
 )
-from services.console.access import Access
 from services.console.decisions import DecisionLog
 from services.console.events import EventLog
 from services.console.fleet_view import FleetView
 from services.console.forecasts import Forecasts
+from services.console.login import Access
 from services.console.metrics import ConsoleMetrics
 from services.console.model_detail import StartHistory
-from services.console.receiver import Receiver
+from services.console.otlp import Receiver
 from services.console.request_log import RequestLog
 from services.console.settings import ConsoleSettings
 from services.console.stream import Hub
-from services.console.trace_disk import TraceDisk
-from services.console.trace_store import TraceStore
+from services.console.trace_store import TraceDisk, TraceStore
 from services.console.upstream import Addresses, Upstream
 
 PAGE_HEADERS: Final = {
@@ -117,22 +116,20 @@ def build_app(console: Console) -> FastAPI:
         "chats on to the services that own them.",
     )
     door = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
-    app.include_router(receiver.routes(door))
-    app.include_router(trace_api.own_routes(console.traces, console.disk))
-    app.include_router(trace_api.jaeger_routes(console.traces, console.clock))
+    app.include_router(otlp.routes(door))
+    app.include_router(trace_api.routes(console.traces, console.disk))
+    app.include_router(jaeger.routes(console.traces, console.clock))
     app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
     app.include_router(
         detail_api.routes(console.view, console.requests, console.starts, console.decisions, console.clock)
     )
-    app.include_router(decisions_api.routes(console.decisions, console.events))
+    app.include_router(decisions.routes(console.decisions, console.events))
     told = console.settings
-    app.include_router(
-        events_api.routes(console.events, max_watchers=told.events_max_watchers, beat_s=told.events_beat_s)
-    )
+    app.include_router(events.routes(console.events, max_watchers=told.events_max_watchers, beat_s=told.events_beat_s))
     app.include_router(forecasts.routes(Forecasts(console.upstream, console.clock)))
-    app.include_router(actions.routes(console.upstream, told.action_timeout_s))
+    app.include_router(passing.action_routes(console.upstream, told.action_timeout_s))
     app.include_router(
-        playground.routes(
+        passing.chat_routes(
             console.upstream,
             max_body_bytes=told.chat_max_body_bytes,
             max_chats=told.chat_max_streams,

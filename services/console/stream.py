@@ -8,17 +8,15 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-import msgspec
-
 from services.console.fleet_table import RowTable
 from services.console.fleet_view import FleetView
+from services.console.trace_api import message
 from services.console.trace_store import TraceSummary
 
 QUEUE_LIMIT: Final = 64
 MAX_CLIENTS: Final = 64
 HEARTBEAT_S: Final = 10.0
 
-_encode = msgspec.json.Encoder().encode
 _KEYED: Final = {"models": "key", "instances": "instance_id", "nodes": "node_id"}
 _TABLES: Final = {"models": "model_rows", "instances": "instance_rows", "nodes": "node_rows"}  # of the view
 _LOGS: Final = ("decisions", "requests")
@@ -26,11 +24,6 @@ _LOGS: Final = ("decisions", "requests")
 
 class TooManyClients(Exception):
     """Every place at the stream is taken."""
-
-
-def message(name: str, data: object) -> bytes:
-    """One server-sent event. JSON has no raw line break, so one data line is enough."""
-    return b"event: " + name.encode() + b"\ndata: " + _encode(data) + b"\n\n"
 
 
 class Differ:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.console import access, login
+from services.console import login
 from tests import console_story as story
 from tests.console_owner import ADMIN_TOKEN, API_KEY, FakeOwner, addresses, owning
 from tests.console_server import ConsoleUnderTest, serving
@@ -135,7 +135,7 @@ async def test_what_is_no_login_is_told_so(body: bytes) -> None:
 async def test_guessing_is_bounded_at_every_way_in() -> None:
     async with locked() as (at, client):
         at.clock.stop()
-        for k in range(access.MAX_WRONG):
+        for k in range(login.MAX_WRONG):
             if k % 2:
                 refused = await log_in(client, f"guess {k}")
             else:
@@ -143,10 +143,10 @@ async def test_guessing_is_bounded_at_every_way_in() -> None:
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "wrong_console_key")
         answer = await log_in(client)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_wrong_keys")
-        assert 0 < int(answer.headers["retry-after"]) <= access.WINDOW_S
+        assert 0 < int(answer.headers["retry-after"]) <= login.WINDOW_S
         by_header = await client.get("/api/v1/fleet", headers={"X-Glowplug-Console-Key": KEY})
         assert by_header.status_code == 429
-        at.clock.forward(access.WINDOW_S)
+        at.clock.forward(login.WINDOW_S)
         assert (await log_in(client)).status_code == 204
 
 

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from services.console import access
+from services.console import login
 from tests import browser as chromium
 from tests import console_story as story
 from tests.browser import expected, until
@@ -83,8 +83,8 @@ async def test_a_page_whose_session_ends_shows_the_login_page(
 
 
 async def test_too_many_wrong_keys_are_told_to_wait(at: ConsoleUnderTest, page: Page, complaints: list[str]) -> None:
-    for k in range(access.MAX_WRONG):
-        with contextlib.suppress(access.WrongKey):
+    for k in range(login.MAX_WRONG):
+        with contextlib.suppress(login.WrongKey):
             at.console.access.check(f"guess {k}", "127.0.0.1")
     await page.goto(at.url)
     await log_in(page)
