@@ -20,7 +20,7 @@ from glowplug.policies.registry import choose
 from glowplug.policies.start_times import START_TIMES, StartRow
 from glowplug.runtime.control import ControlService, Wiring
 from glowplug.runtime.service import World, run
-from glowplug.telemetry.failures import FailureCounter
+from glowplug.telemetry.metrics import FailureCounter
 from services.placer.app import make
 from services.placer.metrics import FleetCollector
 from services.placer.settings import PlacerSettings

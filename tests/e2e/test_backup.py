@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from glowplug.cli.backup_plan import body
+from glowplug.cli.backup import body
 from tests.fleet_runner import EMULATED, Fleet
 from tests.waiting import wait_until
 

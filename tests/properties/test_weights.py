@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.weights.intervals import Intervals
 from glowplug.weights.link import TokenBucket
+from glowplug.weights.writer import Intervals
 
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from glowplug.cli.options import CliError, NoFleet
+from glowplug.cli.terminal import CliError, NoFleet
 from glowplug.runtime.supervisor.statedir import FLEET_FILE, read_fleet
 
 TIMEOUT_S = 10.0

@@ -7,9 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from glowplug.cli.again import command
-from glowplug.cli.options import CliError, Format, OutputOption
-from glowplug.cli.show import emit, table
 from glowplug.cli.simulate import (
     REPORT,
     WRONG,
@@ -19,11 +16,12 @@ from glowplug.cli.simulate import (
     OutOption,
     SetOption,
     carry_out,
+    command,
     free_folder,
     progress,
     told_apart,
 )
-from glowplug.cli.terminal import say
+from glowplug.cli.terminal import CliError, Format, OutputOption, emit, say, table
 from glowplug.simulator.fleet_size import (
     Objective,
     Search,

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from glowplug.cli.bus_ear import listen
 from glowplug.cli.client import FleetClient, connect
-from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, StateDirOption
-from glowplug.cli.terminal import say
+from glowplug.cli.tap import listen
+from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, StateDirOption, say
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.filters import PLANES
 from glowplug.events.subjects import facts_of

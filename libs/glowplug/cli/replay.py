@@ -8,8 +8,6 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from glowplug.cli.again import command
-from glowplug.cli.options import Format, OutputOption
 from glowplug.cli.simulate import (
     CheckOption,
     ForceOption,
@@ -18,11 +16,12 @@ from glowplug.cli.simulate import (
     SetOption,
     carry_out,
     check,
+    command,
     free_folder,
     show,
     told_apart,
 )
-from glowplug.cli.terminal import say
+from glowplug.cli.terminal import Format, OutputOption, say
 from glowplug.simulator.jobs import Outcome
 from glowplug.simulator.recording.read import read_recording
 from glowplug.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals

@@ -1,4 +1,5 @@
-"""Prometheus instruments of the shell, and a cap on label values so that a stray client cannot grow memory."""
+"""Prometheus instruments of the shell, a count of the instances that failed, and a cap on label values so that a stray
+client cannot grow memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from glowplug import __version__
+from glowplug.events.facts import InstanceFailed
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import SpanCounts
 
@@ -133,3 +135,22 @@ class BusBooks(Protocol):
     num_malformed: int
     num_given_up: int
     pending: dict[str, int]
+
+
+class FailureCounter:
+    """An observer of ShellMetrics. `code` is the fact's: a short list."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        labels = ["model", "code"]
+        self._starts = Counter(semconv.START_FAILURES_TOTAL, "Starts that did not end READY", labels, registry=registry)
+        self._deaths = Counter(
+            semconv.ENGINE_DEATHS_TOTAL, "Instances that failed after they were ready", labels, registry=registry
+        )
+        self._model = LabelCap()
+
+    def saw(self, effect: Any) -> None:
+        """One effect of a controller; all but Publish(InstanceFailed) are passed over."""
+        fact = getattr(effect, "payload", None)
+        if isinstance(fact, InstanceFailed):
+            counter = self._deaths if fact.instance.ready_at else self._starts
+            counter.labels(self._model(fact.instance.model_key), fact.code).inc()

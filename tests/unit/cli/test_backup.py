@@ -15,19 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glowplug.cli.backup_archive import (
+from glowplug.cli.backup import (
     FORMAT_VERSION,
     MANIFEST,
     MAX_BYTES,
     MODELS,
     Backup,
     BadArchive,
+    body,
     pack,
+    plan,
     read,
     write,
 )
-from glowplug.cli.backup_plan import body, plan
-from glowplug.cli.options import CliError
+from glowplug.cli.terminal import CliError
 from glowplug.domain.model import Model
 from glowplug.runtime.model_files import ModelFile
 from tests.fleet_builder import a_model

@@ -11,8 +11,8 @@ import pytest
 from glowplug.cli import logs, tap, up, views, why
 from glowplug.cli.client import connect
 from glowplug.cli.demo import HEADERS, Row, idle, write_models
-from glowplug.cli.options import CliError, NoFleet
-from glowplug.cli.stream import Answer
+from glowplug.cli.talk import Answer
+from glowplug.cli.terminal import CliError, NoFleet
 from glowplug.events.filters import EventFilter
 from glowplug.runtime import model_files
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from glowplug.cli.options import Format
-from glowplug.cli.show import age, emit, seconds, table
+from glowplug.cli.terminal import Format, age, emit, seconds, table
 
 
 def test_columns_line_up_and_numbers_stand_right() -> None:

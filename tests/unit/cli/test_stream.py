@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from glowplug.cli.options import CliError
-from glowplug.cli.stream import Answer, chat
+from glowplug.cli.talk import Answer, streamed
+from glowplug.cli.terminal import CliError
 
 HEADERS = {"content-type": "text/event-stream", "x-request-id": "r-1", "x-glowplug-instance": "i-1"}
 
@@ -21,7 +21,7 @@ async def ask(status: int, body: str, **headers: str) -> tuple[str, Answer]:
 
     answer = Answer()
     async with httpx.AsyncClient(base_url="http://fleet", transport=httpx.MockTransport(respond)) as client:
-        pieces = [piece async for piece in chat(client, "m", [{"role": "user", "content": "x"}], answer)]
+        pieces = [piece async for piece in streamed(client, "m", [{"role": "user", "content": "x"}], answer)]
     return "".join(pieces), answer
 
 

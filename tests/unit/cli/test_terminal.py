@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from glowplug.cli import tap, views, why
 from glowplug.cli.client import FleetClient
 from glowplug.cli.doctor.findings import Findings, lines
-from glowplug.cli.options import Format
-from glowplug.cli.show import clock, emit, pairs, table
-from glowplug.cli.terminal import in_line, safe, say
+from glowplug.cli.terminal import Format, clock, emit, in_line, pairs, safe, say, table
 from glowplug.domain.units import show_bytes
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egnp.exe\u2066\u200f\u2028\x00\x7f\udc80"

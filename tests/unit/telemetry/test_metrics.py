@@ -7,8 +7,7 @@ from glowplug.controllers.effects import Publish, Tick
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import InstanceFailed
 from glowplug.telemetry import document, semconv
-from glowplug.telemetry.failures import FailureCounter
-from glowplug.telemetry.metrics import LabelCap, ShellMetrics
+from glowplug.telemetry.metrics import FailureCounter, LabelCap, ShellMetrics
 from glowplug.telemetry.tracing import SpanCounts
 from tests.fleet_builder import an_instance
 

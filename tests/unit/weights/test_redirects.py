@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from glowplug.domain.errors import WeightsUnavailable
-from glowplug.weights.redirects import next_url
-from glowplug.weights.source import SourceFile, SourceOptions
+from glowplug.weights.source import SourceFile, SourceOptions, next_url
 from glowplug.weights.sources.http import HttpSource
 
 CDN = ("*.cdn.example", "hub.example")

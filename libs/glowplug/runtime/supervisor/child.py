@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from glowplug.runtime.supervisor.logfile import LogFile
-from glowplug.runtime.supervisor.output import Output
+from glowplug.runtime.supervisor.output import LogFile, Output
 
 log = logging.getLogger(__name__)
 

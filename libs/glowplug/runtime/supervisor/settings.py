@@ -1,11 +1,49 @@
-"""What the local fleet can be told. Precedence: command line, then environment `GLOWPLUG_*`, then default."""
+"""What the local fleet can be told, and the settings of every service, checked before the first process starts.
 
+Precedence: command line, then environment `GLOWPLUG_*`, then default. What keeps a fleet from starting is a
+`FleetError`: one line that names what to change."""
+
+import importlib
 import ipaddress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from glowplug.runtime.settings import ServiceSettings, explain
+
+SERVICES = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
+# What each process is given by the plan, so that the environment of `glowplug up` has no say in it.
+_GIVEN = {"port": 0, "data_port": 0, "service_id": "", "node_id": "node-1", "advertise_host": "", "engine_ports": ""}
+
+
+class FleetError(RuntimeError):
+    """The fleet cannot start or run. `exit_code` is what the command ends with."""
+
+    exit_code = 1
+
+
+class AlreadyRunning(FleetError):
+    """Another fleet holds the state directory."""
+
+    exit_code = 4
+
+
+class PortInUse(FleetError):
+    """A port the fleet needs is taken."""
+
+    exit_code = 4
+
+
+class NotInstalled(FleetError):
+    """A program the fleet needs is missing or too old."""
+
+
+class WrongSetting(FleetError):
+    """A setting is out of its range."""
+
+    exit_code = 2
 
 
 class FleetSettings(BaseSettings):
@@ -62,3 +100,16 @@ class FleetSettings(BaseSettings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+
+def check_services() -> None:
+    """Raises WrongSetting naming the variable, what is wrong with it and what there is."""
+    for service in SERVICES:
+        # By name: the supervisor starts services and imports none of them.
+        module = importlib.import_module(f"services.{service}.settings")
+        made = getattr(module, f"{service.capitalize()}Settings")
+        assert issubclass(made, ServiceSettings)
+        try:
+            made(**{name: value for name, value in _GIVEN.items() if name in made.model_fields})
+        except ValidationError as error:
+            raise WrongSetting(explain(error)) from error

@@ -7,14 +7,16 @@ from contextlib import asynccontextmanager
 import httpx
 
 from glowplug.domain.errors import WeightsUnavailable
-from glowplug.weights.redirects import MAX_REDIRECTS, STATUSES, next_url
 from glowplug.weights.source import (
+    MAX_REDIRECTS,
+    STATUSES,
     UNKNOWN_BYTES,
     SourceChanged,
     SourceFile,
     SourceInfo,
     SourceInterrupted,
     SourceOptions,
+    next_url,
     redacted,
 )
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from glowplug.runtime.supervisor.logfile import LONGEST_LINE, LogFile
+from glowplug.runtime.supervisor.output import LONGEST_LINE, LogFile
 
 
 def file(tmp_path: Path, max_bytes: int = 10_000) -> tuple[LogFile, int]:

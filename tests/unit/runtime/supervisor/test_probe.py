@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from glowplug.runtime.supervisor.child import backoff_s
-from glowplug.runtime.supervisor.errors import PortInUse
 from glowplug.runtime.supervisor.probe import check_ports, free_block, http_status, is_free
+from glowplug.runtime.supervisor.settings import PortInUse
 
 
 def test_a_taken_port_names_port_owner_holder_and_setting() -> None:

@@ -6,10 +6,9 @@ import pytest
 
 from glowplug.domain.units import parse_bytes
 from glowplug.runtime import model_files
-from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.plan import GPU_BUDGETS
 from glowplug.runtime.supervisor.samples import place_samples, sample_files
-from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.settings import FleetError, FleetSettings
 
 
 @pytest.mark.llamacpp

@@ -2,8 +2,7 @@
 
 import pytest
 
-from glowplug.runtime.supervisor.errors import WrongSetting
-from glowplug.runtime.supervisor.service_settings import check_services
+from glowplug.runtime.supervisor.settings import WrongSetting, check_services
 
 
 @pytest.mark.parametrize(
