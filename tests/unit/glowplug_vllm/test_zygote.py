@@ -1,4 +1,5 @@
-"""The zygote's loop with a stand-in for vLLM: real forks, a real socket."""
+"""The zygote's loop with a stand-in for vLLM: real forks, a real socket, the messages on it, what a fork does to its
+own process."""
 
 import json
 import os
@@ -15,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from glowplug_vllm import process
 from glowplug_vllm.parked import protocol, zygote
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pidfd")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pidfd, /proc and prctl")
 
 # A server that writes its environment, then ends with the status it was told, or waits for a signal.
 SCRIPT = textwrap.dedent("""
@@ -192,3 +194,107 @@ def test_a_broken_lease_leaves_it_a_while_and_a_new_one_keeps_it(tmp_path: Path)
 def test_two_cannot_park_at_one_socket(parked: Parked) -> None:
     with pytest.raises(zygote.AlreadyParked):
         zygote.lock(parked.path)
+
+
+@pytest.mark.parametrize(
+    ("env", "cpus"),
+    [
+        ({"GOMP_CPU_AFFINITY": "0 2"}, {0, 2}),
+        ({"OMP_PLACES": "{0,1}"}, {0, 1}),
+        ({"GOMP_CPU_AFFINITY": "3", "OMP_PLACES": "{0}"}, {3}),
+        ({}, set()),
+    ],
+)
+def test_cpus_are_read_as_vllm_writes_them(env: dict[str, str], cpus: set[int]) -> None:
+    assert process.cpus_of(env) == cpus
+
+
+def test_the_bound_port_is_the_one_that_does_not_listen_yet() -> None:
+    with socket.socket() as listening, socket.socket() as bound, socket.socket():
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        bound.bind(("127.0.0.1", 0))
+        mine = {bound.getsockname()[1], listening.getsockname()[1]}
+        found = {s.getsockname()[1] for _, s in process.tcp_sockets()}
+        assert mine <= found
+        assert process.bound_port() != listening.getsockname()[1]
+
+
+def test_a_child_that_drops_server_sockets_frees_the_port() -> None:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    address = listener.getsockname()
+    done, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        process.drop_server_sockets()
+        os.write(told, b"x")
+        signal.pause()
+        os._exit(0)
+    try:
+        assert os.read(done, 1) == b"x"
+        listener.close()
+        with socket.socket() as again, pytest.raises(ConnectionRefusedError):
+            again.connect(address)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(done)
+        os.close(told)
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "from glowplug_vllm import process\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    process.die_with_parent()\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(60)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[1])},
+    )
+    assert parent.stdout is not None
+    child = os.pidfd_open(int(parent.stdout.readline()))
+    try:
+        parent.kill()
+        parent.wait()
+        ended, _, _ = select.select([child], [], [], 20)
+        assert ended == [child]
+    finally:
+        os.close(child)
+        parent.stdout.close()
+
+
+def test_a_start_carries_its_directory_log_and_environment() -> None:
+    sent = {"op": "start", "run_dir": "/r", "log": "/r/log", "env": {"A": "1", "B": None}}
+    question = protocol.decode(protocol.encode(sent))
+    assert (question.run_dir, question.log, question.env) == ("/r", "/r/log", {"A": "1", "B": None})
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "op must be one of"),
+        (b'{"op": "dance"}', "op must be one of"),
+        (b'{"op": "hello", "colour": 1}', "unknown field 'colour'"),
+        (b'{"op": "start", "run_dir": "rel", "log": "/l"}', "absolute paths"),
+        (b'{"op": "start", "run_dir": "/r", "log": 5}', "are strings"),
+        (b'{"op": "start", "run_dir": "/r", "log": "/l", "env": {"A": 5}}', "every value is a string or null"),
+    ],
+)
+def test_a_bad_line_is_refused_with_the_reason(line: bytes, why: str) -> None:
+    with pytest.raises(protocol.BadQuestion, match=why):
+        protocol.decode(line)
+
+
+def test_a_message_is_one_line() -> None:
+    assert protocol.encode({"error": "two\nlines"}).count(b"\n") == 1
+    assert json.loads(protocol.encode({"ok": True})) == {"ok": True}
