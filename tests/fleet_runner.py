@@ -115,3 +115,9 @@ class Fleet:
 
     def stop(self) -> None:
         self.cli("down")
+
+    def __enter__(self) -> "Fleet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,11 +1,15 @@
-"""The compose fleet as a test holds it: its commands, its two doors, and what its containers say."""
+"""The compose fleet as a test holds it: its commands, its two ports, what its containers say, and its file as tests
+read it."""
 
 import json
+import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 from glowplug.runtime.privileges import USERS, variable
 from tests.compose.engine import ROOT, TAG, run
@@ -34,6 +38,8 @@ SETTINGS = {
     "BUILD_NETWORK": "host",
     "OTLP_ENDPOINT": "http://console:8080",
 }
+COMPOSE = FILES[0]
+VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)(:?[-?][^}]*)?\}")
 
 
 @dataclass
@@ -141,3 +147,25 @@ class ComposeFleet:
 
 def root_file(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+@cache
+def compose(path: str = COMPOSE) -> dict[str, Any]:
+    told: dict[str, Any] = yaml.safe_load(root_file(path))
+    return told
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = compose()["services"]
+    return found
+
+
+def example() -> dict[str, str]:
+    """Settings of .env.example."""
+    lines = [line for line in root_file(".env.example").splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def filled(text: str) -> str:
+    """`text` as compose reads it with .env.example."""
+    return VARIABLE.sub(lambda match: example().get(match[1]) or "given", text)

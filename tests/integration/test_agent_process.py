@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -113,10 +113,24 @@ class AgentProcess:
         found: dict[str, Any] = json.loads(path.read_bytes())["handles"]
         return found
 
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.listen()
+        await self.up()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.kill_all()
+        await self.bus.close()
+        await self.store.close()
+
     def kill_all(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
         for handle in self.handles().values() if (self.folder / "state" / self.node_id / "agent.json").exists() else ():
             if started_at(handle["pid"]) == handle["pid_started_at"]:
                 os.killpg(handle["pid"], signal.SIGKILL)
@@ -125,13 +139,8 @@ class AgentProcess:
 @pytest.fixture
 async def agent(tmp_path: Path, infra: Infra, request: pytest.FixtureRequest) -> AsyncIterator[AgentProcess]:
     node_id = request.node.name.removeprefix("test_").replace("_", "-")[:40]
-    agent = AgentProcess(tmp_path, infra, node_id)
-    await agent.listen()
-    await agent.up()
-    yield agent
-    agent.kill_all()
-    await agent.bus.close()
-    await agent.store.close()
+    async with AgentProcess(tmp_path, infra, node_id) as agent:
+        yield agent
 
 
 async def serves(instance: Instance) -> bool:
@@ -143,9 +152,7 @@ async def serves(instance: Instance) -> bool:
 async def test_kill_9_leaves_engines_and_takes_them_back(agent: AgentProcess) -> None:
     before = await agent.run_model("i-1")
     handle = agent.handles()["i-1"]
-    assert agent.process is not None
-    agent.process.kill()
-    agent.process.wait()
+    agent.kill()
     assert await serves(before)
     await agent.up()
     after = await agent.reaches("i-1", InstanceState.READY, above=before.revision)
@@ -157,9 +164,7 @@ async def test_kill_9_leaves_engines_and_takes_them_back(agent: AgentProcess) ->
 
 async def test_engine_dead_while_agent_was(agent: AgentProcess) -> None:
     before = await agent.run_model("i-2")
-    assert agent.process is not None
-    agent.process.kill()
-    agent.process.wait()
+    agent.kill()
     os.killpg(agent.handles()["i-2"]["pid"], signal.SIGKILL)
     await agent.up()
     failed = await agent.reaches("i-2", InstanceState.FAILED, above=before.revision)
@@ -204,10 +209,7 @@ def servers(own_nats: NatsProcess, own_valkey: ValkeyProcess) -> Iterator[Infra]
 
 async def test_outage_of_bus_and_store(tmp_path: Path, servers: Infra) -> None:
     """The engine serves on; what happened meanwhile is in the store soon after it is back, even when it came empty."""
-    agent = AgentProcess(tmp_path, servers, "outage")
-    try:
-        await agent.listen()
-        await agent.up()
+    async with AgentProcess(tmp_path, servers, "outage") as agent:
         ready = await agent.run_model("i-4")
         dead = await agent.run_model("i-5")
         servers.nats.kill()
@@ -223,10 +225,6 @@ async def test_outage_of_bus_and_store(tmp_path: Path, servers: Infra) -> None:
         assert again.url == ready.url and await serves(again) and failed.reason
         await agent.bus.publish(stop_command("i-4", node_id="outage", epoch=2**62))
         await agent.reaches("i-4", InstanceState.STOPPED)
-    finally:
-        agent.kill_all()
-        await agent.bus.close()
-        await agent.store.close()
 
 
 @pytest.fixture
@@ -239,14 +237,8 @@ async def nodes(tmp_path: Path, infra: Infra) -> AsyncIterator[list[AgentProcess
         agents.append(AgentProcess(folder, infra, f"address-{k}", **env))
     agents[1].env |= {"GLOWPLUG_HOST": "0.0.0.0", "GLOWPLUG_ADVERTISE_HOST": "127.0.0.3"}
     agents[1].env |= {"GLOWPLUG_ENGINE_PORTS": f"{PORTS + 2}-{PORTS + 3}"}
-    for agent in agents:
-        await agent.listen()
-        await agent.up()
-    yield agents
-    for agent in agents:
-        agent.kill_all()
-        await agent.bus.close()
-        await agent.store.close()
+    async with agents[0], agents[1]:
+        yield agents
 
 
 async def test_nodes_and_engines_are_told_by_the_name_others_reach_them_by(nodes: list[AgentProcess]) -> None:
@@ -261,9 +253,7 @@ async def test_nodes_and_engines_are_told_by_the_name_others_reach_them_by(nodes
 async def test_an_engine_keeps_its_port_over_a_restart_of_its_agent(nodes: list[AgentProcess]) -> None:
     agent = nodes[1]
     before = await agent.run_model("i-kept")
-    assert agent.process is not None
-    agent.process.kill()
-    agent.process.wait()
+    agent.kill()
     await agent.up()
     after = await agent.reaches("i-kept", InstanceState.READY, above=before.revision)
     second = await agent.run_model("i-second")
@@ -290,8 +280,7 @@ class Contained(AgentProcess):
 
     def kill_all(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
 
 
 def can_contain() -> bool:
@@ -307,10 +296,7 @@ async def test_a_container_started_again_reports_its_engines_failed_and_serves(
     tmp_path: Path, infra: Infra, lost_state: bool
 ) -> None:
     """Whether or not its state directory survives: without, the store still has rows of its node."""
-    agent = Contained(tmp_path, infra, f"contained-{lost_state}".lower())
-    try:
-        await agent.listen()
-        await agent.up()
+    async with Contained(tmp_path, infra, f"contained-{lost_state}".lower()) as agent:
         before = await agent.run_model(f"i-old-{lost_state}")
         assert agent.process is not None
         os.kill(agent.inside().pid, signal.SIGKILL)
@@ -322,18 +308,11 @@ async def test_a_container_started_again_reports_its_engines_failed_and_serves(
         failed = await agent.reaches(f"i-old-{lost_state}", InstanceState.FAILED, above=before.revision)
         assert failed.reason
         assert await serves(await agent.run_model(f"i-new-{lost_state}"))
-    finally:
-        agent.kill_all()
-        await agent.bus.close()
-        await agent.store.close()
 
 
 @pytest.mark.skipif(not can_contain(), reason="needs process namespaces (unshare --pid as root)")
 async def test_the_first_process_reaps_what_lost_its_parent(tmp_path: Path, infra: Infra) -> None:
-    agent = Contained(tmp_path, infra, "reaper")
-    try:
-        await agent.listen()
-        await agent.up()
+    async with Contained(tmp_path, infra, "reaper") as agent:
         first = agent.inside()
         # Its parent, a shell in the namespace, ends at once: the first process inherits it.
         orphan = await asyncio.create_subprocess_exec(
@@ -349,10 +328,6 @@ async def test_the_first_process_reaps_what_lost_its_parent(tmp_path: Path, infr
 
         await until(inherited, "the orphan is a child of the agent", 5.0)
         await until(reaped, "the orphan is reaped")
-    finally:
-        agent.kill_all()
-        await agent.bus.close()
-        await agent.store.close()
 
 
 def _anybody_at(url: str) -> bool:

@@ -10,8 +10,7 @@ import pytest
 
 from services.console import login
 from tests import console_story as story
-from tests.console_owner import ADMIN_TOKEN, API_KEY, FakeOwner, addresses, owning
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import ADMIN_TOKEN, API_KEY, ConsoleUnderTest, FakeOwner, addresses, owning, serving
 
 PATIENCE_S = 20.0
 KEY = "key-of-this-console"

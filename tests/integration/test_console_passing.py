@@ -11,8 +11,7 @@ import pytest
 
 from glowplug.events.facts import ServiceStarted
 from tests import console_story as story
-from tests.console_owner import ADMIN_TOKEN, FakeOwner, addresses, owning
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import ADMIN_TOKEN, ConsoleUnderTest, FakeOwner, addresses, owning, serving
 
 PATIENCE_S = 20.0
 CHAT = "/playground/v1/chat/completions"

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.k8s.arrows import expand, table
-from tests.k8s.namespaces import why_not
-from tests.k8s.nft import REFUSED
+from tests.k8s.namespaces import REFUSED, why_not
 from tests.k8s.pod_fleet import SECRETS, PodFleet
 from tests.k8s.rendering import render
 from tests.waiting import wait_until

@@ -15,8 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fleet_runner import EMULATED, Fleet
-from tests.observability.promql import known
-from tests.observability.promtool import HERE
+from tests.observability.promql import HERE, known
 from tests.observability.test_dashboards import asked
 from tests.ports import free_port
 from tests.waiting import wait_until
@@ -74,11 +73,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     root = tmp_path_factory.mktemp("fleet")
     models = {name: MODEL.format(name=name, keep_alive_s=-1) for name in ("one", "two")}
     forecasts = {"GLOWPLUG_POLICY_PREDICTION": "last_window", "GLOWPLUG_WINDOW_S": "5"}
-    made = Fleet.start(root, models, nodes=2, **forecasts)
-    try:
+    with Fleet.start(root, models, nodes=2, **forecasts) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")

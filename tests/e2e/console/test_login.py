@@ -12,8 +12,7 @@ from services.console import login
 from tests import browser as chromium
 from tests import console_story as story
 from tests.browser import expected, until
-from tests.console_owner import addresses, owning
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import ConsoleUnderTest, addresses, owning, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 KEY = "key-of-this-console"

@@ -2,17 +2,14 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from glowplug.events.facts import ModelDeployed
 from tests import console_story as story
 from tests.browser import expected, until
-from tests.console_owner import ADMIN_TOKEN, FakeOwner, addresses, owning
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import ADMIN_TOKEN, ConsoleUnderTest, FakeOwner, addresses
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -20,18 +17,9 @@ LINES = "document.querySelectorAll('.models-grid .model-line[data-key]')"
 NAMES = f"[...{LINES}].map((line) => line.querySelector('a').textContent)"
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def owner() -> AsyncIterator[FakeOwner]:
-    async with owning() as far_side:
-        yield far_side
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def at(owner: FakeOwner) -> AsyncIterator[ConsoleUnderTest]:
-    async with serving(**addresses(owner)) as console:
-        await console.tell(*story.fleet_events(console.clock.stop()))
-        yield console
-        await console.console.upstream.close()
+@pytest.fixture
+def settings(owner: FakeOwner) -> dict[str, str]:
+    return addresses(owner)
 
 
 async def has_token(page: Page) -> None:
