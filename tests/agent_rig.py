@@ -145,8 +145,8 @@ class AgentRig:
 
     def facts(self, instance_id: str) -> list[str]:
         """Types of the facts told of one instance, in order."""
-        told = [e for e in self.broker.published if e.type.startswith("instance.")]
-        return [e.type for e in told if e.data.instance.instance_id == instance_id]
+        defaults = [e for e in self.broker.published if e.type.startswith("instance.")]
+        return [e.type for e in defaults if e.data.instance.instance_id == instance_id]
 
     def handle(self, instance_id: str) -> dict[str, Any]:
         """The engine's handle as the agent wrote it down."""

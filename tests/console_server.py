@@ -58,7 +58,7 @@ class ConsoleUnderTest:
     registry: CollectorRegistry
     clock: StoppableClock
 
-    async def tell(self, *events: object) -> None:
+    async def publish(self, *events: object) -> None:
         """Publish events and let the console's handler run."""
         bus = MemoryBus(self.broker)
         for event in events:
@@ -100,15 +100,15 @@ async def messages(client: httpx.AsyncClient, url: str) -> AsyncIterator[tuple[s
 async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
     """A console on a port of its own, fed by memory twins."""
     registry, broker, store = CollectorRegistry(), MemoryBroker(), MemoryStore()
-    told = ConsoleSettings(**{"resync_s": 0.1, "stream_beat_s": 0.05, **settings})  # type: ignore[arg-type]
+    given = ConsoleSettings(**{"resync_s": 0.1, "stream_beat_s": 0.05, **settings})  # type: ignore[arg-type]
     clock = StoppableClock()
-    console = Console(told, ConsoleMetrics(registry), clock=clock)
+    console = Console(given, ConsoleMetrics(registry), clock=clock)
 
     async def connect() -> None:
         return None
 
     feed = Feed(console, MemoryBus(broker), store, connect)
-    server, url = await serve_rest(build_app(console), told)
+    server, url = await serve_rest(build_app(console), given)
     feed.start()
     while len(broker.subscriptions) < 3:  # facts, telemetry and commands
         await asyncio.sleep(0)

@@ -39,7 +39,7 @@ SHARED: dict[str, str] = {
 }
 VLLM = "vllm"  # one engine takes both cores of a small machine
 
-# Every test of these files starts what it needs itself, and takes long: each runs wherever there is room.
+# Every test of these files starts what it needs itself, and takes long: each runs wherever a worker is free.
 SPREAD = frozenset(
     {
         "tests/e2e/test_simulate_command.py",

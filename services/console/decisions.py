@@ -255,9 +255,9 @@ def outcome_of(instance: Instance) -> Outcome:
 
 
 def _text(record: DecisionRecord) -> str:
-    words = (record.decision_id, record.reason, record.model_key, record.instance_id, record.node_id, record.gpu_id,
+    texts = (record.decision_id, record.reason, record.model_key, record.instance_id, record.node_id, record.gpu_id,
              record.request_id, record.chosen, record.policy, record.kind)  # fmt: skip
-    return " ".join(words).lower()
+    return " ".join(texts).lower()
 
 
 class DecisionList(msgspec.Struct, frozen=True, kw_only=True):

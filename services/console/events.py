@@ -49,7 +49,7 @@ def discreet_weights(weights: WeightsRef) -> WeightsRef:
 
 
 def discreet_model(model: Model) -> Model:
-    """Of its system prompt only the length is told."""
+    """Of its system prompt only the length is shown."""
     said = f"{len(model.system_prompt)} characters" if model.system_prompt else ""
     return replace(model, system_prompt=said, weights=discreet_weights(model.weights))
 
@@ -65,7 +65,7 @@ def discreet_event(event: Event) -> Event:
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line about an event. `seq` grows with each event the console hears; `trace_id` "" when not sampled."""
+    """One line about an event. `seq` grows with each event the console receives; `trace_id` "" when not sampled."""
 
     seq: int
     event_id: str
@@ -100,7 +100,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: list[EventRow]
     num_skipped: int
-    num_passed: int  # events of every kind the console has heard since it started
+    num_passed: int  # events of every kind the console has received since it started
 
 
 class Watcher:
@@ -197,7 +197,7 @@ class EventLog:
             watcher.close()
 
     def get(self, event_id: str) -> Entry | None:
-        """One event, or None when it was never heard or has left its ring."""
+        """One event, or None when it was never received or has left its ring."""
         for ring in self._rings.values():
             if (entry := ring.entries.get(event_id)) is not None:
                 return entry

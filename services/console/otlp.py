@@ -249,7 +249,7 @@ def _pairs(value: AnyValue) -> list[KeyValue]:
 
 
 class Receiver:
-    """Takes exports into a store. `on_change` hears the summary of each trace that grew."""
+    """Takes exports into a store. `on_change` is called with the summary of each trace that grew."""
 
     def __init__(
         self,
@@ -290,8 +290,8 @@ class Receiver:
     async def _body(self, request: Request) -> bytes:
         """The body, within the bound for one export and the bound for all that are being read."""
         limit = self._settings.otlp_max_body_bytes
-        told = request.headers.get("content-length", "")
-        if told.isdecimal() and int(told) > limit:
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
             raise OtlpError(413, f"body is larger than {limit} bytes")
         body = bytearray()
         try:

@@ -1,6 +1,6 @@
 """What changed, sent to every open page: one diff per beat, shared by all, in a bounded queue for each.
 
-A page that reads too slowly loses its oldest messages and is told how many; it then asks for the whole fleet again.
+A page that reads too slowly loses its oldest messages and is sent how many; it then asks for the whole fleet again.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Client:
         self._limit = limit
         self._wake = asyncio.Event()
         self._closed = False
-        self.num_dropped = 0  # since the page was last told
+        self.num_dropped = 0  # since the page was last sent that
 
     def put(self, raw: bytes) -> int:
         """Queue one message; returns how many old ones had to go."""
@@ -149,7 +149,7 @@ class Hub:
         self.clients.discard(client)
 
     def trace_changed(self, summary: TraceSummary) -> None:
-        """Spans came in for this trace; pages hear of it at the next flush, once."""
+        """Spans came in for this trace; pages are sent it at the next flush, once."""
         if self.clients:
             self._traces.pop(summary.trace_id, None)
             self._traces[summary.trace_id] = summary

@@ -83,7 +83,7 @@ class _Trace:
 
 
 class Journal(Protocol):
-    """Hears what the ring keeps and what leaves it; returns at once."""
+    """Is called with what the ring keeps and what leaves it; returns at once."""
 
     def keep(self, trace_id: str, span_id: str, span: bytes, resource: bytes) -> None: ...
 
@@ -93,7 +93,7 @@ class Journal(Protocol):
 class TraceStore:
     """A ring of traces by first arrival. All lookups are by exact id; `newest` walks from the latest back.
 
-    `journal`, when there is one, hears of every span kept and every trace that left.
+    `journal`, when there is one, is called for every span kept and every trace that left.
     """
 
     def __init__(self, *, max_traces: int = 2000, max_bytes: int = 32 << 20, max_spans_per_trace: int = 2000) -> None:
@@ -132,7 +132,7 @@ class TraceStore:
         for spans in traces:
             had.append(spans[0][0].trace_id)
             self.add(spans)
-        self.num_evicted = self.num_dropped_spans = 0  # what the bounds took was told by the earlier run
+        self.num_evicted = self.num_dropped_spans = 0  # the earlier run counted what the bounds took
         self.journal = journal
         for trace_id in had:
             if trace_id not in self._traces:
@@ -202,7 +202,7 @@ class TraceStore:
         request_id = str(span.attribute(semconv.ATTR_REQUEST_ID) or "")[:MAX_REQUEST_ID_CHARS]
         model = str(span.attribute(semconv.ATTR_MODEL) or "")
         if model and (not line.model or (request_id and not line.request_ids)):
-            line.model = model  # a request's own model before those that made room for it
+            line.model = model  # a request's own model before those that were stopped for it
         if request_id and request_id not in line.request_ids and len(line.request_ids) < MAX_REQUEST_IDS:
             line.request_ids = (*line.request_ids, request_id)
             self._by_request[request_id] = line.trace_id
@@ -422,7 +422,7 @@ class TraceDisk:
                     )
 
     def _prune(self) -> None:
-        """Make room in a full file: its oldest traces go, as they do in memory."""
+        """Free space in a full file: its oldest traces go, as they do in memory."""
         assert self._connection is not None
         try:
             with self._connection as connection:
@@ -435,7 +435,7 @@ class TraceDisk:
                 connection.execute("delete from traces where seq in (select seq from leaving)")
                 connection.execute("drop table leaving")
         except sqlite3.DatabaseError as error:
-            log.warning("no room could be made in %s: %s", self._path, error)
+            log.warning("no space could be freed in %s: %s", self._path, error)
 
     def _put_aside(self, error: Exception) -> None:
         """Begin a new file; the broken one stays beside it for whoever wants to look."""

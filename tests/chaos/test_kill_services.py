@@ -34,7 +34,7 @@ def fleet(tmp_path_factory):
 
 @dataclass
 class Ledger:
-    """The client's own book: every request with how it ended."""
+    """The client's own list: every request with how it ended."""
 
     ends: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)

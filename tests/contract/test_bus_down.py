@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from glowplug.bus.nats_bus import PUBLISH_TIMEOUT_S, NatsBus
 from glowplug.bus.port import BusUnavailable
 from glowplug.events.subjects import COMMANDS_ALL, facts_of
-from tests.contract.bus_rig import AnyBus, Ear, Rig, commands_of, evicted, evictions_of, load, name, retried, stop
+from tests.contract.bus_rig import AnyBus, Listener, Rig, commands_of, evicted, evictions_of, load, name, retried, stop
 from tests.servers import Infra, NatsProcess
 from tests.small_disk import SmallDisk, small_disk
 from tests.waiting import until
@@ -54,13 +54,13 @@ async def lost(bus: AnyBus) -> None:
 @pytest.mark.parametrize("emptied", [False, True], ids=["store kept", "store emptied"])
 async def test_everything_goes_on_after_the_server_is_killed(own_nats: NatsProcess, rig: Rig, emptied: bool) -> None:
     bus = await rig.client()
-    facts, commands, telemetry, node = Ear(), Ear(), Ear(), name()
+    facts, commands, telemetry, node = Listener(), Listener(), Listener(), name()
     await bus.subscribe([evictions_of(node)], facts, durable=name())
     await bus.subscribe([commands_of(node)], commands, durable=name())
     await bus.subscribe([facts_of("router.load_reported")], telemetry)
     for event in (evicted(node, 1), stop(node, "i-1"), load("r-1")):
         await bus.publish(event)
-    await asyncio.gather(facts.hear(1), commands.hear(1), telemetry.hear(1))
+    await asyncio.gather(facts.listen(1), commands.listen(1), telemetry.listen(1))
 
     own_nats.kill()
     await lost(bus)
@@ -70,39 +70,39 @@ async def test_everything_goes_on_after_the_server_is_killed(own_nats: NatsProce
     await retried(lambda: bus.publish(command), BusUnavailable)
     await commands.until(lambda: command.event_id in commands.ids)
     await retried(lambda: bus.publish(load("r-2")), BusUnavailable)
-    await telemetry.until(lambda: "r-2" in [e.data.router_id for e in telemetry.heard])
+    await telemetry.until(lambda: "r-2" in [e.data.router_id for e in telemetry.received])
     for num in range(2, 200):  # facts are hints: with an emptied store, those before the reader is back are gone
         await retried(lambda num=num: bus.publish(evicted(node, num)), BusUnavailable)  # type: ignore[misc]
         await asyncio.sleep(0.02)
-        if len(facts.heard) > 1:
+        if len(facts.received) > 1:
             break
-    assert len(facts.heard) > 1
+    assert len(facts.received) > 1
 
 
 async def test_facts_published_by_others_while_a_reader_is_away_are_not_lost(own_nats: NatsProcess, rig: Rig) -> None:
-    reader, writer, ear, node = await rig.client(), await rig.client(), Ear(), name()
-    await reader.subscribe([evictions_of(node)], ear, durable=name())
+    reader, writer, listener, node = await rig.client(), await rig.client(), Listener(), name()
+    await reader.subscribe([evictions_of(node)], listener, durable=name())
     await writer.publish(evicted(node, 0))
-    await ear.hear(1)
+    await listener.listen(1)
     own_nats.kill()
     await lost(reader)
     own_nats.start()
     sent = [evicted(node, num) for num in range(1, 21)]
     for event in sent:
         await retried(lambda event=event: writer.publish(event), BusUnavailable)  # type: ignore[misc]
-    await ear.until(lambda: {e.event_id for e in sent} <= set(ear.ids))
-    assert [e.data.num_bytes for e in ear.heard if e in sent] == list(range(1, 21))
+    await listener.until(lambda: {e.event_id for e in sent} <= set(listener.ids))
+    assert [e.data.num_bytes for e in listener.received if e in sent] == list(range(1, 21))
 
 
 async def test_a_stored_command_survives_the_server(own_nats: NatsProcess, rig: Rig) -> None:
-    bus, ear, node = await rig.client(), Ear(), name()
+    bus, listener, node = await rig.client(), Listener(), name()
     sent = stop(node)
     await bus.publish(sent)
     own_nats.kill()
     own_nats.start()
     late = await rig.client()
-    await late.subscribe([commands_of(node)], ear, durable=name())
-    assert await ear.hear(1) == [sent]
+    await late.subscribe([commands_of(node)], listener, durable=name())
+    assert await listener.listen(1) == [sent]
 
 
 async def test_what_a_handler_had_not_finished_is_delivered_again(own_nats: NatsProcess, rig: Rig) -> None:
@@ -118,9 +118,9 @@ async def test_what_a_handler_had_not_finished_is_delivered_again(own_nats: Nats
     await first.publish(sent)
     await reached.wait()
     await first.close()
-    second, ear = await rig.client(), Ear()
-    await second.subscribe([commands_of(node)], ear, durable=durable)
-    assert await ear.hear(1) == [sent]
+    second, listener = await rig.client(), Listener()
+    await second.subscribe([commands_of(node)], listener, durable=durable)
+    assert await listener.listen(1) == [sent]
 
 
 async def test_a_refusal_is_prompt(own_nats: NatsProcess, rig: Rig) -> None:
@@ -145,26 +145,26 @@ async def test_a_client_may_come_before_its_server(own_nats: NatsProcess, rig: R
     await asyncio.sleep(0.2)
     assert not opening.done()
     own_nats.start()
-    bus, ear, node = await opening, Ear(), name()
-    await bus.subscribe([commands_of(node)], ear, durable=name())
+    bus, listener, node = await opening, Listener(), name()
+    await bus.subscribe([commands_of(node)], listener, durable=name())
     await bus.publish(stop(node))
-    assert len(await ear.hear(1)) == 1
+    assert len(await listener.listen(1)) == 1
 
 
 async def test_a_stream_that_vanishes_under_a_living_server_is_made_again(rig: Rig) -> None:
-    bus, ear, node = await rig.client(), Ear(), name()
-    await bus.subscribe([commands_of(node)], ear, durable=name())
+    bus, listener, node = await rig.client(), Listener(), name()
+    await bus.subscribe([commands_of(node)], listener, durable=name())
     operator = await nats.connect(rig.url)
     await operator.jetstream().delete_stream("GLOWPLUG_COMMANDS")
     await operator.close()
     command = stop(node)
     await retried(lambda: bus.publish(command), BusUnavailable)
-    assert await ear.hear(1) == [command]
+    assert await listener.listen(1) == [command]
 
 
 async def test_a_frozen_server_is_refused_within_the_timeout_and_used_again(own_nats: NatsProcess, rig: Rig) -> None:
-    bus, ear, node = await rig.client(), Ear(), name()
-    await bus.subscribe([commands_of(node)], ear, durable=name())
+    bus, listener, node = await rig.client(), Listener(), name()
+    await bus.subscribe([commands_of(node)], listener, durable=name())
     assert own_nats.process is not None
     own_nats.process.send_signal(signal.SIGSTOP)
     lost_to_the_caller, after = stop(node, "i-1"), stop(node, "i-2")
@@ -173,8 +173,8 @@ async def test_a_frozen_server_is_refused_within_the_timeout_and_used_again(own_
     own_nats.process.send_signal(signal.SIGCONT)
     await retried(lambda: bus.publish(lost_to_the_caller), BusUnavailable)  # taken twice by the server, heard once
     await bus.publish(after)
-    await ear.until(lambda: after.event_id in ear.ids)
-    assert ear.ids == [lost_to_the_caller.event_id, after.event_id]
+    await listener.until(lambda: after.event_id in listener.ids)
+    assert listener.ids == [lost_to_the_caller.event_id, after.event_id]
 
 
 @pytest.fixture
@@ -212,8 +212,8 @@ async def until_refused(bus: NatsBus) -> int:
 async def test_what_cannot_be_stored_is_refused_at_once_until_it_can(
     disk: SmallDisk, server: NatsProcess, bus: NatsBus
 ) -> None:
-    ear, everything = Ear(), Ear()
-    await bus.subscribe([facts_of("router.load_reported")], ear)
+    listener, everything = Listener(), Listener()
+    await bus.subscribe([facts_of("router.load_reported")], listener)
     await bus.subscribe([COMMANDS_ALL], everything)
     await bus.publish(stop("node", "i-1"))
     assert bus.refusal == ""
@@ -225,7 +225,7 @@ async def test_what_cannot_be_stored_is_refused_at_once_until_it_can(
         await bus.publish(stop("node", "i-2"))
     assert time.monotonic() - began < PUBLISH_TIMEOUT_S / 2, "a bound: the server is not waited for again"
     await bus.publish(load("r-1"))
-    await ear.until(lambda: bool(ear.heard))  # telemetry is not stored, and flows
+    await listener.until(lambda: bool(listener.received))  # telemetry is not stored, and flows
     assert bus.connected
 
     disk.free()
@@ -233,6 +233,6 @@ async def test_what_cannot_be_stored_is_refused_at_once_until_it_can(
     server.start()
     await until(lambda: bus.connected and not bus.refusal)
     await bus.publish(stop("node", "i-3"))
-    await everything.until(lambda: "i-3" in [e.data.instance_id for e in everything.heard])
-    assert len(everything.heard) >= num_stored + 2
+    await everything.until(lambda: "i-3" in [e.data.instance_id for e in everything.received])
+    assert len(everything.received) >= num_stored + 2
     assert bus.counts.num_malformed == 0, "what only asks is no event"

@@ -33,7 +33,7 @@ from glowplug.runtime.privileges import (
 )
 from glowplug.state.port import Fenced, StoreUnavailable
 from glowplug.state.redis_store import PREFIX, RedisStore
-from tests.contract.bus_rig import Ear, name, stop
+from tests.contract.bus_rig import Listener, name, stop
 from tests.house.tree import ROOT as TREE
 from tests.servers import NatsProcess, ValkeyProcess
 from tests.waiting import until
@@ -145,7 +145,7 @@ async def _publish(witness: Client, subjects: Iterable[str]) -> None:
 @users
 async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server: NatsProcess, user: str) -> None:
     others = [f"{inbox_of(f'nats://{other}@h')}.x" for other in USERS if other != user]
-    heard: set[tuple[str, str]] = set()
+    received: set[tuple[str, str]] = set()
     filters = {f"{ROOT}.cmd.{kind}.*" if kind in COMMANDS else facts_of(kind): SUBJECTS[kind] for kind in PAYLOADS}
     wide = [*others, ">", "*.>", "_INBOX.>", "$JS.>", "$JS.API.>", "$JS.ACK.>", f"{ROOT}.>", f"{ROOT}.*.>"]
     declared = {
@@ -156,17 +156,17 @@ async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server
     async with watching(bus_server) as (witness, _), guest(bus_server, user) as client:
         for filter_ in [*filters, *wide]:
 
-            async def hear(msg: Any, filter_: str = filter_) -> None:
-                heard.add((filter_, msg.subject))
+            async def listen(msg: Any, filter_: str = filter_) -> None:
+                received.add((filter_, msg.subject))
 
-            await client.subscribe(filter_, cb=hear)
+            await client.subscribe(filter_, cb=listen)
         await client.flush()
         async with asyncio.timeout(20):  # the server may take a moment to know of a subscription: so more than once
             for _ in range(2):
                 await _publish(witness, [*SUBJECTS.values(), *others, "_INBOX.x", "$JS.API.x", "$JS.ACK.x"])
-            while not heard >= declared:
+            while not received >= declared:
                 await _publish(witness, SUBJECTS.values())
-    assert heard == declared
+    assert received == declared
 
 
 @users
@@ -225,15 +225,15 @@ async def test_a_user_asks_of_jetstream_what_it_needs_and_no_more(bus_server: Na
 @pytest.mark.parametrize("user", [user for user in USERS if user != READER])
 async def test_every_service_reads_what_it_follows(bus_server: NatsProcess, user: str) -> None:
     """Its readers bind, under names of its own, and get what is theirs."""
-    rights, ear = RIGHTS[user], Ear()
+    rights, listener = RIGHTS[user], Listener()
     async with bus_of(bus_server, STREAMS_OWNER), bus_of(bus_server, user) as bus:
         if rights.watches:
-            await bus.subscribe(rights.watches, ear)
+            await bus.subscribe(rights.watches, listener)
         if rights.follows:
-            await bus.subscribe(rights.follows, ear, durable=f"{user}-{name()}-facts")
+            await bus.subscribe(rights.follows, listener, durable=f"{user}-{name()}-facts")
         if rights.obeys:
             reader = f"{user}-commands" if rights.leads else name()
-            await bus.subscribe([commands_to(user, "node-1")], ear, durable=reader)
+            await bus.subscribe([commands_to(user, "node-1")], listener, durable=reader)
         assert bus.connected
 
 
@@ -254,7 +254,7 @@ async def test_streams_are_made_by_one_user_and_waited_for_by_the_others(tmp_pat
 async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) -> None:
     """A reader of facts may name any subject for its answers, and the server does not ask whether it may publish there:
     a fact whose content is a command, delivered onto an agent's subject, keeps its own subject and reaches no agent."""
-    node, ear = name(), Ear()
+    node, listener = name(), Listener()
     evil = stop(node)
     onto = f"{ROOT}.cmd.agent.stop.{node}"
     async with (
@@ -262,7 +262,7 @@ async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) ->
         bus_of(bus_server, "agent") as agent,
         guest(bus_server, "router") as taken,
     ):
-        await agent.subscribe([commands_to("agent", node)], ear, durable=name())
+        await agent.subscribe([commands_to("agent", node)], listener, durable=name())
         js, mine = taken.jetstream(timeout=5), name()
         await js.add_consumer(FACTS_STREAM, name=mine, durable_name=mine, deliver_policy="new")
         await js.publish(SUBJECTS["request.waiting"], encode(evil))
@@ -281,7 +281,7 @@ async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) ->
         assert kept.state.subjects, "it went where the answer was asked for"
         last = stop(node, "i-after")
         await placer.publish(last)
-        assert await ear.hear(1) == [last]
+        assert await listener.listen(1) == [last]
         assert agent.counts.num_malformed == 0, "the server itself keeps it from the agent"
 
 

@@ -34,9 +34,9 @@ def test_every_service_says_which_policy_is_in_force(fleet: Fleet) -> None:
     said: dict[str, str] = {}
     for name in ("router", "predictor", "placer", "autoscaler", "prefetcher"):
         said |= httpx.get(fleet.process(name)["url"] + "/policies").json()
-    for room in ("scaling", "prediction", "placement", "routing", "prewarming", "eviction", "caching"):
-        of_the_union = SYSTEMS["union"].policies[room]
-        assert said[room] == CHOSEN.get(f"GLOWPLUG_POLICY_{room.upper()}", of_the_union), room
+    for kind in ("scaling", "prediction", "placement", "routing", "prewarming", "eviction", "caching"):
+        of_the_union = SYSTEMS["union"].policies[kind]
+        assert said[kind] == CHOSEN.get(f"GLOWPLUG_POLICY_{kind.upper()}", of_the_union), kind
     assert (said["placement"], said["eviction"]) == ("union", "swapserve")
 
 

@@ -31,7 +31,7 @@ def test_a_fleet_told_one_word_runs_that_system_and_answers(name: str, tmp_path:
         said: dict[str, str] = {}
         for service in ("router", "predictor", "placer", "autoscaler", "prefetcher"):
             said |= httpx.get(fleet.process(service)["url"] + "/policies").json()
-        assert {room: said[room] for room in KINDS} == SYSTEMS[name].policies
+        assert {kind: said[kind] for kind in KINDS} == SYSTEMS[name].policies
         wait_until("one answers", lambda: fleet.chat("one").status_code == 200)
         if name != "muxserve_like":  # in its placement nobody leaves for another
             wait_until("two answers", lambda: fleet.chat("two").status_code == 200)

@@ -163,7 +163,7 @@ async def test_the_list_is_filtered_and_bounded() -> None:
 
 async def test_snapshot_has_models_nodes_decisions_and_requests() -> None:
     async with serving() as at:
-        await at.tell(*story.fleet_events(time.time()))
+        await at.publish(*story.fleet_events(time.time()))
         async with httpx.AsyncClient() as client:
             await until(lambda: len(at.console.view.decisions) == 6, "six decisions")
             answer = await client.get(f"{at.url}/api/v1/fleet")
@@ -177,11 +177,11 @@ async def test_snapshot_has_models_nodes_decisions_and_requests() -> None:
 
 async def test_stream_sends_the_fleet_then_patches_then_traces() -> None:
     async with serving() as at, httpx.AsyncClient() as client:
-        await at.tell(*story.fleet_events(time.time()))
+        await at.publish(*story.fleet_events(time.time()))
         stream = messages(client, f"{at.url}/api/v1/stream")
         name, fleet = await anext(stream)
         assert name == "fleet" and len(fleet["models"]) == 6
-        await at.tell(story.fact(ModelDeployed(model=story.model("new", "new-model", 10)), time.time()))
+        await at.publish(story.fact(ModelDeployed(model=story.model("new", "new-model", 10)), time.time()))
         body = story.warm_trace(0, time.time(), "new", "r-9").SerializeToString()
         headers = {"Content-Type": "application/x-protobuf"}
         await client.post(f"{at.url}/v1/traces", content=body, headers=headers)
@@ -237,7 +237,7 @@ async def test_the_console_changes_nothing_itself() -> None:
 
 async def test_it_lives_without_bus_and_store_and_says_since_when() -> None:
     async with serving() as at, httpx.AsyncClient() as client:
-        await at.tell(*story.fleet_events(time.time()))
+        await at.publish(*story.fleet_events(time.time()))
         await until(lambda: at.console.view.sources["store"].is_up, "the store")
         at.broker.down = at.store.down = True
         await until(lambda: not any(s.is_up for s in at.console.view.sources.values()), "both sources down")
@@ -276,7 +276,7 @@ async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, o
         await store.put("models", "broken", b"{not json")
         await until(lambda: "m1" in console.view.models, "a row of the store")
 
-        async def heard(event: Any, seen: Any, what: str) -> None:
+        async def comes(event: Any, seen: Any, what: str) -> None:
             async with asyncio.timeout(WAIT_S):
                 while not seen():
                     with contextlib.suppress(Exception):
@@ -285,7 +285,7 @@ async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, o
             assert seen(), what
 
         beat = lambda: story.fact(NodeBeat(node=node), time.time())  # noqa: E731
-        await heard(beat, lambda: "node-9" in console.view.nodes, "telemetry")
+        await comes(beat, lambda: "node-9" in console.view.nodes, "telemetry")
         fact = story.fact(ModelDeployed(model=story.model("m2", "from-a-fact", 10)), time.time())
         await writer.publish(fact)
         await until(lambda: "m2" in console.view.models, "a fact")
@@ -297,7 +297,7 @@ async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, o
         own_valkey.start()
         await until(lambda: all(s.is_up for s in console.view.sources.values()), "both back")
         seen_before = console.view._seen_at["node-9"]
-        await heard(beat, lambda: console.view._seen_at["node-9"] > seen_before, "telemetry after the restart")
+        await comes(beat, lambda: console.view._seen_at["node-9"] > seen_before, "telemetry after the restart")
         await writer.close()
         await store.close()
 
@@ -342,7 +342,7 @@ def chain() -> list[Event]:
     )  # fmt: skip
     ready = story.instance("i-1", "m", "node-1", InstanceState.READY, NOW, emulated=True)
     place = PlaceInstance(instance_id="i-1", model=story.model("m", "m", 10), reason="1 waiting", wanted_at=NOW)
-    told: list[tuple[str, Any, str, str]] = [
+    payloads: list[tuple[str, Any, str, str]] = [
         ("e-waiting", waiting, "req-1", "router-1"),
         ("e-place", place, "e-waiting", "autoscaler-1"),
         ("e-decision", DecisionMade(decision=placed), "e-place", "placer-1"),
@@ -351,13 +351,13 @@ def chain() -> list[Event]:
     return [
         Event(event_id=id_, type=data.TYPE, occurred_at=NOW, issuer=by, data=data, cause_id=cause,
               traceparent=story.traceparent(4), epoch=1)
-        for id_, data, cause, by in told
+        for id_, data, cause, by in payloads
     ]  # fmt: skip
 
 
 async def test_an_event_leads_to_its_causes_and_effects() -> None:
     async with serving() as at:
-        await at.tell(*chain())
+        await at.publish(*chain())
         latest = await at.read("/api/v1/events/latest")
         assert [row["type"] for row in latest["rows"]][-4:] == [
             "request.waiting", "placer.place", "decision.made", "instance.ready",
@@ -375,7 +375,7 @@ async def test_an_event_leads_to_its_causes_and_effects() -> None:
 
 async def test_the_stream_filters_on_the_server_and_counts_what_it_leaves_out() -> None:
     async with serving(events_per_beat=5) as at, httpx.AsyncClient() as client:
-        await at.tell(*chain())
+        await at.publish(*chain())
         url = f"{at.url}/api/v1/events?plane=evt&model=m&type=request.&q=REQ-1"
         stream = messages(client, url)
         name, opening = await anext(stream)
@@ -386,7 +386,7 @@ async def test_the_stream_filters_on_the_server_and_counts_what_it_leaves_out() 
             Event(event_id=f"e-{n}", type=waiting.type, occurred_at=NOW, issuer="router-1", data=waiting.data)
             for n in range(200)
         ]
-        await at.tell(*flood, *chain()[1:])
+        await at.publish(*flood, *chain()[1:])
         rows, skipped = [], 0
         async with asyncio.timeout(WAIT_S):
             async for name, batch in stream:
@@ -415,7 +415,7 @@ async def test_views_of_events_are_few_and_end_with_the_console() -> None:
 
 async def test_a_decision_has_its_causes_and_what_came_of_it() -> None:
     async with serving() as at:
-        await at.tell(*chain())
+        await at.publish(*chain())
         (line,) = (await at.read("/api/v1/decisions", trace=story.trace_id(4)))["decisions"]
         assert line["emulated"] and line["num_rivals"] == 1
         page = await at.read(f"/api/v1/decisions/{line['decision_id']}")

@@ -113,7 +113,7 @@ async def test_a_session_ends_by_itself_and_with_it_what_is_open() -> None:
                 lines = stream.aiter_lines()
                 await anext(lines)
                 at.clock.forward(61)
-                await at.tell(*story.fleet_events(at.clock()))
+                await at.publish(*story.fleet_events(at.clock()))
                 async with asyncio.timeout(PATIENCE_S):
                     async for _ in lines:
                         pass
@@ -157,14 +157,14 @@ async def owner() -> AsyncIterator[FakeOwner]:
 
 
 async def test_who_logged_in_with_the_api_key_need_not_give_it_again_to_chat(owner: FakeOwner) -> None:
-    told = {**addresses(owner), "console_key": "", "api_key": API_KEY}
-    async with locked(**told) as (_, client):
+    stated = {**addresses(owner), "console_key": "", "api_key": API_KEY}
+    async with locked(**stated) as (_, client):
         await log_in(client, API_KEY)
         assert (await client.get("/playground/v1/models")).status_code == 200
         assert (await client.post("/playground/v1/chat/completions", json={})).status_code == 200
         given = {"Authorization": "Bearer another"}
         assert (await client.get("/playground/v1/models", headers=given)).status_code == 401, "what is given goes along"
-    async with locked(**{**told, "console_key": KEY}) as (_, client):
+    async with locked(**{**stated, "console_key": KEY}) as (_, client):
         await log_in(client)
         assert (await client.get("/playground/v1/models")).status_code == 401, (
             "the console's own key is not the router's"

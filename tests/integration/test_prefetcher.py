@@ -105,7 +105,7 @@ class Prefetcher:
         await until(lambda: self.state(ref, instance_id).state is state)
         return self.state(ref, instance_id)
 
-    def heard(self, kind: str) -> list[Any]:
+    def received(self, kind: str) -> list[Any]:
         return [e.data for e in self.facts if e.type == kind and e.data.node_id == self.node_id]
 
 
@@ -130,10 +130,10 @@ async def prefetcher(infra: Infra, tmp_path: Path) -> AsyncIterator[Prefetcher]:
     await bus.connect()
     made = Prefetcher(node_id, tmp_path / "shm", env, bus, store)
 
-    async def hear(event: Event) -> None:
+    async def receive(event: Event) -> None:
         made.facts.append(event)
 
-    await bus.subscribe([entity_facts("weights")], hear)
+    await bus.subscribe([entity_facts("weights")], receive)
     yield made
     made.kill()
     await bus.close()
@@ -147,12 +147,12 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
         await prefetcher.fetch(ref, model_key="one")
         status = await prefetcher.until_state(ref, RegionState.COMPLETE)
         assert status.info and Path(status.info.path).read_bytes() == DATA
-        await until(lambda: prefetcher.heard("weights.fetched"))
+        await until(lambda: prefetcher.received("weights.fetched"))
         num_requests = len(server.requests)
         await prefetcher.fetch(ref, model_key="two")
-        await until(lambda: len(prefetcher.heard("weights.fetched")) == 2)
+        await until(lambda: len(prefetcher.received("weights.fetched")) == 2)
         assert len(server.requests) == num_requests
-    assert [f.source for f in prefetcher.heard("weights.fetched")] == ["http", "cache"]
+    assert [f.source for f in prefetcher.received("weights.fetched")] == ["http", "cache"]
     assert all(
         e.traceparent.split("-")[1] == "a" * 32 for e in prefetcher.facts if e.data.node_id == prefetcher.node_id
     )
@@ -194,8 +194,8 @@ async def test_failures_are_written_down_with_their_reason(
         failed = await prefetcher.until_state(ref, RegionState.FAILED, "i-1")
         assert failed.failure and failed.failure.code == code
         assert prefetcher.state(ref, "i-2").state is RegionState.ABSENT
-        await until(lambda: prefetcher.heard("weights.fetch_failed"))
-        assert prefetcher.heard("weights.fetch_failed")[0].code == code
+        await until(lambda: prefetcher.received("weights.fetch_failed"))
+        assert prefetcher.received("weights.fetch_failed")[0].code == code
         server.data, server.statuses, server.etag = DATA, [], '"v2"'
         await prefetcher.fetch(ref, "i-2")
         await prefetcher.until_state(ref, RegionState.COMPLETE, "i-2")
@@ -282,8 +282,8 @@ async def test_the_cache_is_bounded_and_a_drop_cancels(prefetcher: Prefetcher) -
         await prefetcher.fetch(huge, "i-3")
         failed = await prefetcher.until_state(huge, RegionState.FAILED, "i-3")
         assert failed.failure and failed.failure.code == "no_space"
-    await until(lambda: prefetcher.heard("weights.evicted"))
-    assert prefetcher.heard("weights.evicted")[0].digest == region_digest(first)
+    await until(lambda: prefetcher.received("weights.evicted"))
+    assert prefetcher.received("weights.evicted")[0].digest == region_digest(first)
 
 
 async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None:
@@ -324,8 +324,8 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
         server.data, server.etag = DATA, '"v2"'
         if scheme == "http":
             await prefetcher.fetch(ref)
-        await until(lambda: prefetcher.heard("weights.evicted"))
-        assert prefetcher.heard("weights.evicted")[0].reason == "its source has changed"
+        await until(lambda: prefetcher.received("weights.evicted"))
+        assert prefetcher.received("weights.evicted")[0].reason == "its source has changed"
         await prefetcher.fetch(ref, "i-1")
         status = await prefetcher.until_state(ref, RegionState.COMPLETE, "i-1")
         assert status.info and status.info.sha256 == SHA

@@ -70,12 +70,12 @@ PAGE = (
 
 
 async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_again(tmp_path: Path) -> None:
-    told = tmp_path / "port"
+    num_before = tmp_path / "port"
     asked = 0
 
     def url(pid: int | None = None) -> str:
         """Of the process with that pid; "" while it has not told its port."""
-        owner, port = told.read_text().split() if told.exists() else ("", "")
+        owner, port = num_before.read_text().split() if num_before.exists() else ("", "")
         return f"http://127.0.0.1:{port}/" if pid is None or owner == str(pid) else ""
 
     async def is_ready(pid: int) -> bool:
@@ -86,7 +86,7 @@ async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_ag
         asked += 1
         return await http_status(url(), 0.1) == 200
 
-    made = replace(spec(sys.executable, "-c", PAGE, str(told), is_ready=is_ready), is_live=is_live)
+    made = replace(spec(sys.executable, "-c", PAGE, str(num_before), is_ready=is_ready), is_live=is_live)
     process = child(made, tmp_path)
     process.live_poll_s, process.hang_misses = 0.05, 4
     process.start()
@@ -112,8 +112,8 @@ async def test_a_crash_loop_is_told_with_the_last_lines_and_still_retried(tmp_pa
     await asyncio.wait_for(process.crash_looping.wait(), WAIT_S)
     assert process.exit_reason == "exit code 3"
     assert "no config" in process.tail
-    told = process.num_restarts
-    await until(lambda: process.num_restarts > told)
+    num_before = process.num_restarts
+    await until(lambda: process.num_restarts > num_before)
     await process.stop(grace_s=5)
     assert process.state is ChildState.STOPPED
 

@@ -72,9 +72,9 @@ def test_every_variable_is_a_setting(target: str) -> None:
     page = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", (ROOT / "docs/configuration.md").read_text()))
     page |= {f"GLOWPLUG_{s}_URL" for s in ("ROUTER", "AUTOSCALER", "PLACER", "PREDICTOR")}
     manifests = render(target)
-    told = {(where, name) for where, c in all_containers(manifests) for name in environment(manifests, c)}
-    assert told
-    assert {(where, name) for where, name in told if name not in page | OTHERS_READ} == set()
+    given = {(where, name) for where, c in all_containers(manifests) for name in environment(manifests, c)}
+    assert given
+    assert {(where, name) for where, name in given if name not in page | OTHERS_READ} == set()
 
 
 @overlays
@@ -401,8 +401,8 @@ def test_the_bus_has_time_to_send_its_clients_away(overlay: str) -> None:
     manifests = render(overlay)
     nats = named(manifests, "StatefulSet", "nats")
     (config,) = [c for c in of_kind(manifests, "ConfigMap") if "nats.conf" in c["data"]]
-    told = config["data"]["nats.conf"]
-    seconds = [int(s) for s in re.findall(r"lame_duck_\w+: (\d+)s", told)]
+    given = config["data"]["nats.conf"]
+    seconds = [int(s) for s in re.findall(r"lame_duck_\w+: (\d+)s", given)]
     assert len(seconds) == 2
     assert pod_spec(nats)["terminationGracePeriodSeconds"] > sum(seconds)
 

@@ -77,9 +77,9 @@ def test_nothing_is_rendered_twice(target: str) -> None:
 def test_every_manifest_file_belongs_to_an_overlay() -> None:
     """A file that no kustomization names is never applied."""
     for kustomization in K8S.rglob("kustomization.yaml"):
-        told = kustomization.read_text()
+        given = kustomization.read_text()
         beside = {f.name for f in kustomization.parent.iterdir() if f.is_file()} - {"kustomization.yaml"}
-        assert {name for name in beside if name not in told} == set(), kustomization
+        assert {name for name in beside if name not in given} == set(), kustomization
 
 
 def every_connection(manifests: list[Manifest]) -> dict[tuple[str, str], set[Ports]]:
@@ -137,8 +137,8 @@ def test_a_rule_too_many_is_found() -> None:
 def test_the_engines_are_where_routers_may_reach_them(overlay: str) -> None:
     manifests = render(overlay)
     drawn = expand(table(overlay))[("router", "node")]
-    told = {environment(manifests, c).get("GLOWPLUG_ENGINE_PORTS", "") for _, c in all_containers(manifests)} - {""}
-    assert told == {str(ports) for ports in drawn}
+    given = {environment(manifests, c).get("GLOWPLUG_ENGINE_PORTS", "") for _, c in all_containers(manifests)} - {""}
+    assert given == {str(ports) for ports in drawn}
 
 
 @overlays

@@ -67,7 +67,7 @@ def an_agent(memory: AgentMemory | None = None) -> AgentController:
 
 def a_placer(system: str) -> PlacerController:
     policies = SYSTEMS[system].policies
-    place, evict, prewarm = (choose(room, policies[room]) for room in ("placement", "eviction", "prewarming"))
+    place, evict, prewarm = (choose(kind, policies[kind]) for kind in ("placement", "eviction", "prewarming"))
     return PlacerController(place, evict, dict(policies), 1, prewarm=prewarm)
 
 
@@ -125,8 +125,8 @@ class Stage:
         """Time passes; the node of the fleet is alive and a router has one request for its model."""
         self.now_s += passed_s
         beat = NodeBeat(node=a_node("node-1", gpus_mib=(300, 300), revision=next(self._ids)))
-        for told in (an_event(beat), load_report(m=ModelLoad(num_waiting=1, last_active_at=self.now_s)), Tick()):
-            self.effects(self.controller.handle(told, self.now_s))
+        for event_in in (an_event(beat), load_report(m=ModelLoad(num_waiting=1, last_active_at=self.now_s)), Tick()):
+            self.effects(self.controller.handle(event_in, self.now_s))
 
     def take(self, step: Any) -> None:
         if isinstance(step, float):

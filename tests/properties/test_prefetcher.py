@@ -37,7 +37,7 @@ class Prefetching(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.brain = self.born("lru")
+        self.prefetcher = self.born("lru")
         self.now_s = 0.0
         self.disk: dict[str, int] = {}
         self.complete: set[str] = set()
@@ -51,11 +51,11 @@ class Prefetching(RuleBasedStateMachine):
 
     @initialize(caching=st.sampled_from(sorted(CACHING)))
     def begin(self, caching: str) -> None:
-        self.brain = self.born(caching)
+        self.prefetcher = self.born(caching)
 
     def give(self, stimulus: Any) -> None:
         self.now_s += 1.0
-        for effect in self.brain.handle(stimulus, self.now_s):
+        for effect in self.prefetcher.handle(stimulus, self.now_s):
             self.do(effect)
         assert sum(self.disk.values()) <= CAPACITY
 
@@ -122,7 +122,7 @@ class Prefetching(RuleBasedStateMachine):
     @rule(turn=turns)
     def finish(self, turn: int) -> None:
         if name := self.turn(turn, has_room=True):
-            job = self.brain.jobs[name]
+            job = self.prefetcher.jobs[name]
             whole = job.first_byte == 0
             del self.tasks[name]
             if whole:
@@ -154,20 +154,20 @@ class Prefetching(RuleBasedStateMachine):
         self.give(Tick())
 
     @rule()
-    def hear(self) -> None:
+    def receive(self) -> None:
         while self.later:
             self.give(self.later.pop(0))
 
     @invariant()
     def counted_bytes_cover_the_real_ones(self) -> None:
-        assert self.brain.cache.used_bytes <= CAPACITY
+        assert self.prefetcher.cache.used_bytes <= CAPACITY
         for digest, num_bytes in self.disk.items():
-            entry = self.brain.cache.entries.get(digest)
+            entry = self.prefetcher.cache.entries.get(digest)
             assert entry is not None and entry.num_bytes >= num_bytes, f"{digest} takes bytes nobody counts"
 
     @invariant()
     def every_complete_region_is_known(self) -> None:
-        assert {d for d, c in self.brain.cache.entries.items() if c.complete} <= self.complete
+        assert {d for d, c in self.prefetcher.cache.entries.items() if c.complete} <= self.complete
 
 
 Prefetching.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -178,12 +178,12 @@ def _members(raw: bytes) -> dict[str, bytes]:
 def _manifest(raw: bytes) -> _Manifest:
     """Raises BadArchive. What a newer format says beside its version is not looked at."""
     try:
-        told = from_json(raw, dict[str, Any], max_bytes=MAX_BYTES)
-        if (name := told.get("format")) != FORMAT and name is not None:
+        stated = from_json(raw, dict[str, Any], max_bytes=MAX_BYTES)
+        if (name := stated.get("format")) != FORMAT and name is not None:
             raise BadArchive(f"its manifest names another format, {str(name)[:SAID]!r}")
-        version = told.get("format_version")
+        version = stated.get("format_version")
         if name == FORMAT and isinstance(version, int) and version > FORMAT_VERSION:
-            raise _newer(version, told.get("made_by"))
+            raise _newer(version, stated.get("made_by"))
         manifest = from_json(raw, _Manifest, max_bytes=MAX_BYTES)
         if manifest.format_version > FORMAT_VERSION:  # a number as text is one too
             raise _newer(manifest.format_version, manifest.made_by)
@@ -200,13 +200,13 @@ def _newer(version: int, made_by: object) -> BadArchive:
     )
 
 
-def _check_members(path: Path, told: Mapping[str, _Member], members: Mapping[str, bytes]) -> None:
-    if missing := sorted(set(told) - set(members)):
+def _check_members(path: Path, stated: Mapping[str, _Member], members: Mapping[str, bytes]) -> None:
+    if missing := sorted(set(stated) - set(members)):
         raise BadArchive(f"{path} is not whole: {missing[0]} is missing")
-    if unknown := sorted(set(members) - set(told)):
+    if unknown := sorted(set(members) - set(stated)):
         raise BadArchive(f"{path} was changed: its manifest does not name {unknown[0]}")
     for name, raw in members.items():
-        if hashlib.sha256(raw).hexdigest() != told[name].sha256:
+        if hashlib.sha256(raw).hexdigest() != stated[name].sha256:
             raise BadArchive(f"{path} is corrupt: {name} is not what its manifest says")
 
 
@@ -267,7 +267,7 @@ def plan(
         if files is not None and files.get(name) != text:
             write[name] = text
             if name in files:
-                conflicts.append(f"model file {name} is there with other words")
+                conflicts.append(f"model file {name} is there with other content")
     deploy: list[dict[str, Any]] = []
     verbs: list[tuple[str, str]] = []
     unchanged: list[str] = []

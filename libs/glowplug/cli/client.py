@@ -73,7 +73,7 @@ def segment(text: str) -> str:
 
 
 def error_message(response: httpx.Response) -> str:
-    """What went wrong, in the service's words when it spoke our error shape."""
+    """What went wrong, in the service's own message when its answer has our error shape."""
     try:
         error = response.json()["error"]
         message = f"{error['message']} ({error['code'] or error['type']})"

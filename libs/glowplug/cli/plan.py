@@ -66,8 +66,8 @@ class _Sweep:
                 self.impossible[number] = str(error)
             else:
                 todo += [(number, case) for case in some]
-        with progress(len(todo)) as tell:
-            found = run_cases([case for _, case in todo], [None] * len(todo), self.jobs, tell)
+        with progress(len(todo)) as report:
+            found = run_cases([case for _, case in todo], [None] * len(todo), self.jobs, report)
         for (number, _), outcome in zip(todo, found, strict=True):
             self.outcomes.setdefault(number, []).append(outcome)
         return {number: self.met(number) for number in numbers}

@@ -34,12 +34,12 @@ def record(
             for line in first:
                 file.write(json.dumps(line) + "\n")
 
-            def hear(subject: str, data: bytes) -> bool:
+            def take(subject: str, data: bytes) -> bool:
                 with contextlib.suppress(MalformedEvent):  # what cannot be read is no event of ours
                     file.write(json.dumps({"subject": subject, **from_json(data, dict[str, Any])}) + "\n")
                 return False
 
-            listen(fleet, "record", PLANES, hear, seconds)
+            listen(fleet, "record", PLANES, take, seconds)
         num = sum(1 for _ in partial.open(encoding="utf-8"))
         partial.rename(out)
     except OSError as error:
@@ -51,7 +51,7 @@ def record(
 
 
 def present(fleet: FleetClient) -> list[dict[str, Any]]:
-    """Models and nodes as they are now, as the facts that would tell of them."""
+    """Models and nodes as they are now, as the facts that would report them."""
     now = time.time()
     models = fleet.get("autoscaler", "/v1/models")["data"]
     nodes = fleet.get("placer", "/v1/nodes")["data"]

@@ -51,14 +51,14 @@ def command(verb: str, target: Path | None, case: Case, settings: Iterable[str],
     """`glowplug VERB TARGET` (None: no target) with every setting of the command and of the case's own variant, in the
     order they were laid over, then `options`; quoted for a shell, with the data folder in front where the environment
     names one."""
-    words = ["glowplug", verb, *([str(target)] if target is not None else [])]
+    argv = ["glowplug", verb, *([str(target)] if target is not None else [])]
     for setting in (*settings, *case.settings):
-        words += ["--set", setting]
-    words += options
+        argv += ["--set", setting]
+    argv += options
     if case.check:
-        words.append("--check")
-    told = os.environ.get(DATA, "")
-    return (f"{DATA}={shlex.quote(told)} " if told else "") + shlex.join(words)
+        argv.append("--check")
+    data_folder = os.environ.get(DATA, "")
+    return (f"{DATA}={shlex.quote(data_folder)} " if data_folder else "") + shlex.join(argv)
 
 
 def per_model(outcome: Outcome) -> Table:
@@ -225,8 +225,8 @@ def carry_out(
         raise CliError(f"--out: {folder}: {error.strerror}", WRONG) from error
     try:
         places = [place(partial, todo, case) for case in todo]
-        with progress(len(todo)) as tell:
-            outcomes = run_cases(todo, [p if record or n == 0 else None for n, p in enumerate(places)], jobs, tell)
+        with progress(len(todo)) as tick:
+            outcomes = run_cases(todo, [p if record or n == 0 else None for n, p in enumerate(places)], jobs, tick)
         shown, parts = around(outcomes)
         detail = detail_of_run(places[0], load_tree(todo[0].tree, todo[0].beside).setup)
         for name in FILES if not record else ():

@@ -26,29 +26,29 @@ from glowplug.runtime.privileges import inbox_of
 from glowplug.simulator.run_folder import read_json, read_lines
 from glowplug.simulator.scenario.errors import ScenarioError
 
-Hear = Callable[[str, bytes], bool]  # subject and bytes of an event; whether that was enough
+Take = Callable[[str, bytes], bool]  # subject and bytes of an event; whether that was enough
 CONNECT_TIMEOUT_S = 3
 RunOption = Annotated[Path | None, typer.Option("--run", help="A simulated run's folder instead of a fleet.")]
 Row = dict[str, Any]
 
 
-def listen(fleet: FleetClient, name: str, planes: Sequence[str], hear: Hear, seconds: float = 0) -> None:
-    """Tell `hear` of every event of the planes until it has enough, `seconds` (0: without end) have passed, the bus is
-    gone, or a person (Ctrl-C) or a service manager (SIGTERM) ends it. Raises CliError where no bus answers."""
+def listen(fleet: FleetClient, name: str, planes: Sequence[str], take: Take, seconds: float = 0) -> None:
+    """Call `take` with every event of the planes until it has enough, `seconds` (0: without end) have passed, the bus
+    is gone, or a person (Ctrl-C) or a service manager (SIGTERM) ends it. Raises CliError where no bus answers."""
     if not fleet.nats_url:
         raise CliError("this fleet has no bus address: set GLOWPLUG_NATS_URL")
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_listen(fleet.nats_url, name, planes, hear, seconds))
+        asyncio.run(_listen(fleet.nats_url, name, planes, take, seconds))
 
 
-async def _listen(url: str, name: str, planes: Sequence[str], hear: Hear, seconds: float) -> None:
+async def _listen(url: str, name: str, planes: Sequence[str], take: Take, seconds: float) -> None:
     over = asyncio.Event()
 
     failed: list[Exception] = []
 
     async def on_message(msg: Msg) -> None:
         try:
-            if not over.is_set() and CHECK_HEADER not in (msg.headers or {}) and hear(msg.subject, msg.data):
+            if not over.is_set() and CHECK_HEADER not in (msg.headers or {}) and take(msg.subject, msg.data):
                 over.set()
         except OSError as error:  # the client would only log it: `glowplug tap | head`, a full disk
             failed.append(error)
@@ -177,7 +177,7 @@ def tap(
         return
     num_shown = 0
 
-    def hear(subject: str, data: bytes) -> bool:
+    def take(subject: str, data: bytes) -> bool:
         nonlocal num_shown
         event = _event(data)
         if _wants(wanted, subject, event, data):
@@ -185,7 +185,7 @@ def tap(
             num_shown += 1
         return num_shown == count > 0
 
-    listen(connect(state_dir), "tap", planes, hear)
+    listen(connect(state_dir), "tap", planes, take)
 
 
 def _event(data: bytes) -> dict[str, Any]:
@@ -214,8 +214,8 @@ def _json(subject: str, event: dict[str, Any], _data: bytes) -> str:
 
 def _line(subject: str, event: dict[str, Any], _data: bytes) -> str:
     """'13:04:05.123 instance.ready placer-1 instance_id=… model_key=…'."""
-    told = event.get("occurred_at")
-    occurred = float(told) if told and isinstance(told, int | float) else time.time()
+    occurred_at = event.get("occurred_at")
+    occurred = float(occurred_at) if occurred_at and isinstance(occurred_at, int | float) else time.time()
     when = f"{clock(occurred)}.{int(occurred * 1000) % 1000:03d}"
     kind, issuer = (str(event.get(name, "?")) for name in ("type", "issuer"))
     return in_line(f"{when} {parse(subject).plane} {kind:<22} {issuer:<14} {summary(event.get('data') or {})}")

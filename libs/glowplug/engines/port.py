@@ -46,7 +46,7 @@ class LaunchRequest:
     gpu_index: int = 0  # device ordinal on this node, for gpu_kind "cuda"
     traceparent: str = ""
     host: str = "127.0.0.1"  # address the engine listens on
-    port: int = 0  # 0: the kernel chooses, and the engine tells
+    port: int = 0  # 0: the kernel chooses, and the engine reports it
     api_key: str = ""  # that the engine asks for; "": none
     first_bytes: int = 0  # of its weights, that a replica of the first layers loads before it is woken; 0: all
 
@@ -61,9 +61,9 @@ class EngineHandle:
     pid_started_at: float  # process.started_at(pid): with the pid it names one process for ever
     run_dir: str
     log_path: str
-    url: str = ""  # where its agent reaches it; empty until the engine told its port (see LoadReport.handle)
+    url: str = ""  # where its agent reaches it; empty until the engine reported its port (see LoadReport.handle)
     host: str = "127.0.0.1"  # address it listens on
-    port: int = 0  # the port it was told to listen on; 0: its own choice
+    port: int = 0  # the port it was given to listen on; 0: its own choice
     data: Mapping[str, str] = field(default_factory=dict)  # the driver's own
     api_key: str = ""  # that it asks for; "": none
 

@@ -1,4 +1,4 @@
-"""How a driver and the engine process it started tell each other things: small JSON files in the run directory.
+"""How a driver and the engine process it started exchange messages: small JSON files in the run directory.
 
     spec.json    driver -> host  what to serve, written before the process starts
     go.json      driver -> host  {"path"}: the weights are complete

@@ -32,7 +32,7 @@ _FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what 
 _KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
 _GROUP_POLL_S = 0.05  # one look reads the whole process table
 _CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
-_NO_CONTEXT = "max seq len"  # vLLM's words where kv_bytes holds less than one request of context_tokens
+_NO_CONTEXT = "max seq len"  # vLLM's message where kv_bytes holds less than one request of context_tokens
 _NOT_A_CAUSE = "See root cause above"
 
 
@@ -48,7 +48,7 @@ class VllmDriver(HostedDriver):
 
     @staticmethod
     def api(model: Model) -> EngineApi:
-        """vLLM finds out by itself what the weights are for, unless it is told (`--runner`)."""
+        """vLLM finds out by itself what the weights are for, unless it is given (`--runner`)."""
         runner = model.engine_args.get("runner")
         generating = (apis.CHAT, apis.COMPLETIONS, apis.RESPONSES, apis.MESSAGES, apis.COUNT_TOKENS)
         if runner == "pooling":

@@ -58,13 +58,13 @@ WEIGHTS = EngineWeights(
 def server_argv(request: LaunchRequest) -> list[str]:
     """The flags of `vllm serve`, without the model. Raises EngineMisconfigured for engine_args that are wrong.
 
-    A flag that vLLM does not know is found by vLLM, and its own words come back as the failure of the start.
+    A flag that vLLM does not know is found by vLLM, and its own message comes back as the failure of the start.
     """
     model = request.model
     ARGUMENTS.check(model.engine_args)
     flags: dict[str, Any] = {
         "host": request.host,
-        "port": request.port,  # 0: the kernel chooses; the plug-in tells
+        "port": request.port,  # 0: the kernel chooses; the plug-in reports it
         "served_model_name": list(model.names),
         "max_model_len": model.context_tokens,
         "max_num_seqs": model.max_concurrency,

@@ -1,7 +1,7 @@
 """The driver's side of the zygote: find it or start it, hold a lease on it, ask it for servers.
 
 One zygote serves every agent of a fleet on this machine: it is found by the interpreter it runs and the fleet it
-belongs to. Its words are in glowplug_vllm/parked/protocol.py, which lives in the other environment.
+belongs to. Its messages are in glowplug_vllm/parked/protocol.py, which lives in the other environment.
 """
 
 import asyncio

@@ -72,7 +72,7 @@ class ShellMetrics:
         self.unreadable_rows = partial(rows.labels, service)
         self.published = counter(semconv.EVENTS_PUBLISHED_TOTAL, "Events the bus has taken", "service", "type")
         self.leader = Gauge(semconv.LEADER, "1 when this process leads", ["service"], registry=registry).labels(service)
-        self.leader_changes = counter(semconv.LEADER_CHANGES_TOTAL, "New leaders heard of", "service").labels(service)
+        self.leader_changes = counter(semconv.LEADER_CHANGES_TOTAL, "New leaders seen", "service").labels(service)
         self.service = service
         self.observers: list[Callable[[Any], None]] = []
         self._build = Gauge(semconv.BUILD_INFO, "Who this is", ["service", "service_id", "version"], registry=registry)
@@ -114,7 +114,7 @@ class ShellMetrics:
             observer(effect)
 
     def ticked(self, lag_s: float, num_waiting: int, bus: "BusBooks", spans: SpanCounts | None = None) -> None:
-        """Once per tick: how late it came, how many stimuli wait, and the books of the bus and the traces."""
+        """Once per tick: how late it came, how many stimuli wait, and what the bus and the traces have counted."""
         self._lag.observe(max(lag_s, 0.0))
         self._inbox.set(num_waiting)
         self._pending.set(sum(bus.pending.values()))

@@ -68,7 +68,7 @@ class Intervals:
 class RegionWriter:
     """All files of a source laid end to end in one space of offsets, in the source's order.
 
-    `max_bytes` is the room granted; a source of unknown size that grows past it raises NoSpace. So do a full
+    `max_bytes` is the memory granted; a source of unknown size that grows past it raises NoSpace. So do a full
     file system and a file size limit.
     """
 
@@ -253,7 +253,7 @@ def resumable(meta: Mapping[str, Any], identity: Mapping[str, Any], info: Source
 
 
 def is_unchanged(meta: Mapping[str, Any], info: SourceInfo) -> bool:
-    """Whether a source still holds what was fetched, as far as sizes and validators tell."""
+    """Whether a source still holds what was fetched, as far as sizes and validators show."""
     return bool(meta.get("files") == _files(info))
 
 

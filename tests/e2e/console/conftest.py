@@ -37,7 +37,7 @@ async def at(settings: dict[str, str]) -> AsyncIterator[ConsoleUnderTest]:
     """A console that has received `console_story.fleet_events`. Its clock stands still, so that nothing goes stale
     while a slow browser looks; `at.clock.forward(seconds)` lets time pass."""
     async with serving(**settings) as console:
-        await console.tell(*story.fleet_events(console.clock.stop()))
+        await console.publish(*story.fleet_events(console.clock.stop()))
         yield console
         await console.console.upstream.close()
 

@@ -21,7 +21,7 @@ KEY = "key-of-this-console"
 @pytest_asyncio.fixture(loop_scope="session")
 async def at() -> AsyncIterator[ConsoleUnderTest]:
     async with serving(console_key=KEY, allowed_hosts="glowplug.example") as console:
-        await console.tell(*story.fleet_events(console.clock.stop()))
+        await console.publish(*story.fleet_events(console.clock.stop()))
         yield console
 
 
@@ -62,7 +62,7 @@ async def test_the_way_out(at: ConsoleUnderTest, page: Page) -> None:
 
 async def test_where_no_key_is_set_nobody_is_asked(page: Page) -> None:
     async with serving() as console:
-        await console.tell(*story.fleet_events(console.clock.stop()))
+        await console.publish(*story.fleet_events(console.clock.stop()))
         await page.goto(console.url)
         await until(page, "document.querySelectorAll('.node').length > 1")
         await expect(page.get_by_role("button", name="Log out")).to_be_hidden()
@@ -75,7 +75,7 @@ async def test_a_page_whose_session_ends_shows_the_login_page(
     await page.goto(f"{at.url}/#/decisions")
     await log_in(page)
     await expect(page.get_by_text("live", exact=True)).to_be_visible()
-    await at.tell(*story.fleet_events(at.clock.forward(13 * 3600)))
+    await at.publish(*story.fleet_events(at.clock.forward(13 * 3600)))
     await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
     assert page.url.endswith("#/decisions")
     await expected(page, complaints)

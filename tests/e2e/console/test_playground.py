@@ -98,7 +98,7 @@ async def test_a_cold_model_is_seen_waking(at: ConsoleUnderTest, owner: FakeOwne
     wait = page.locator(".waking")
     await expect(wait).to_contain_text("about 4.20 s to go")
     loading = story.instance("i-new", "smol-tutor", "node-3", InstanceState.LOADING, at.clock() - 0.9)
-    await at.tell(story.fact(InstanceLoading(instance=loading), at.clock()))
+    await at.publish(story.fact(InstanceLoading(instance=loading), at.clock()))
     await expect(wait).to_contain_text("Starting on node-3")
     await expect(wait.locator("li.over").first).to_contain_text("fetch")
     waking.set()
@@ -177,7 +177,7 @@ async def test_the_request_as_curl(at: ConsoleUnderTest, owner: FakeOwner, page:
 
 async def test_no_router_address_is_said_at_once(page: Page, complaints: list[str]) -> None:
     async with serving() as at:
-        await at.tell(*story.fleet_events(at.clock.stop()))
+        await at.publish(*story.fleet_events(at.clock.stop()))
         await page.goto(f"{at.url}/#/playground")
         await expect(page.get_by_text("no router address known: set GLOWPLUG_ROUTER_URL")).to_be_visible()
         await expected(page, complaints)

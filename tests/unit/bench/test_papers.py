@@ -179,8 +179,8 @@ def test_every_bench_that_prints_a_ratio_of_measured_figures_takes_it_from_here(
 def test_a_page_that_says_how_many_times_names_the_load_it_was_so_at(page: str) -> None:
     """A ratio of measured figures without the load of its run is a statement about a machine nobody knows."""
     blocks = re.split(r"\n\n|\n(?=\|)", (BENCH.parent / page).read_text())
-    told = [block for block in blocks if re.search(r"\b\d+(\.\d+)?x\b", block)]
-    assert [block for block in told if "load" not in block] == []
+    stated = [block for block in blocks if re.search(r"\b\d+(\.\d+)?x\b", block)]
+    assert [block for block in stated if "load" not in block] == []
 
 
 def test_a_ratio_of_p99s_is_that_of_the_means_and_its_range_goes_by_seed() -> None:

@@ -66,7 +66,7 @@ class Parked:
         run_dir.mkdir()
         return int(self.ask(op="start", run_dir=str(run_dir), log=str(run_dir / "log"), env=env)["pid"])
 
-    def told(self, name: str) -> dict[str, Any]:
+    def received(self, name: str) -> dict[str, Any]:
         return dict(self._file(name, "told.json"))
 
     def exit_of(self, name: str) -> int:
@@ -90,9 +90,9 @@ class Parked:
 def parked(tmp_path: Path) -> Iterator[Parked]:
     zygote_process = Parked(tmp_path)
     yield zygote_process
-    for told in tmp_path.glob("*/told.json"):
-        pid = json.loads(told.read_text())["pgid"]
-        if (told.parent / "exit.json").exists():
+    for received in tmp_path.glob("*/told.json"):
+        pid = json.loads(received.read_text())["pgid"]
+        if (received.parent / "exit.json").exists():
             continue
         os.kill(pid, signal.SIGKILL)
     zygote_process.end()
@@ -100,17 +100,17 @@ def parked(tmp_path: Path) -> Iterator[Parked]:
 
 def test_a_server_leads_its_own_session_in_its_run_directory_with_its_environment(parked: Parked) -> None:
     pid = parked.start("a", COLOUR="red", HOME=None)
-    told = parked.told("a")
-    assert told["pgid"] == pid
-    assert told["cwd"] == str(parked.folder / "a")
-    assert told["env"]["COLOUR"] == "red"
-    assert "HOME" not in told["env"]
+    received = parked.received("a")
+    assert received["pgid"] == pid
+    assert received["cwd"] == str(parked.folder / "a")
+    assert received["env"]["COLOUR"] == "red"
+    assert "HOME" not in received["env"]
     assert (parked.folder / "a" / "log").read_text() == "serving\n"
 
 
 def test_a_server_holds_neither_the_socket_nor_the_lock_of_the_zygote(parked: Parked) -> None:
     parked.start("a")
-    held = parked.told("a")["fds"]
+    held = parked.received("a")["fds"]
     assert not [name for name in held if name.startswith("socket:") or name.endswith(".lock")]
 
 
@@ -118,7 +118,7 @@ def test_the_exit_status_is_reported_and_the_zygote_lives_on(parked: Parked) -> 
     parked.start("a", STATUS="7")
     assert parked.exit_of("a") == 7
     killed = parked.start("b")
-    parked.told("b")
+    parked.received("b")
     os.kill(killed, signal.SIGKILL)
     assert parked.exit_of("b") == -signal.SIGKILL
     assert parked.ask(op="hello")["num_servers"] == 0
@@ -152,7 +152,7 @@ def test_an_endless_line_is_cut_off(parked: Parked) -> None:
 
 def test_servers_live_on_when_the_zygote_is_stopped(parked: Parked) -> None:
     pid = parked.start("a")
-    parked.told("a")
+    parked.received("a")
     assert parked.ask(op="stop") == {"ok": True}
     assert parked.process.wait(20) == 0
     assert not parked.path.exists()
@@ -225,11 +225,11 @@ def test_a_child_that_drops_server_sockets_frees_the_port() -> None:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     address = listener.getsockname()
-    done, told = os.pipe()
+    done, received = os.pipe()
     child = os.fork()
     if child == 0:
         process.drop_server_sockets()
-        os.write(told, b"x")
+        os.write(received, b"x")
         signal.pause()
         os._exit(0)
     try:
@@ -241,7 +241,7 @@ def test_a_child_that_drops_server_sockets_frees_the_port() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(done)
-        os.close(told)
+        os.close(received)
 
 
 def test_a_child_dies_with_its_parent() -> None:

@@ -229,10 +229,10 @@ async def test_a_call_is_passed_on_whole_and_its_answer_comes_back() -> None:
             content=b"body",
             headers={"authorization": "Bearer t", "origin": "http://standby"},
         )
-        told = answer.json()
-        assert (told["by"], told["query"], told["token"], told["body"]) == ("leader", "x=1&y=%20", "Bearer t", "body")
-        assert told["origin"] == "", "the standby has judged the page; to the leader it would be of another site"
-        assert told["passed_on"] == "placer-b" and "%2F" in told["path"]
+        said = answer.json()
+        assert (said["by"], said["query"], said["token"], said["body"]) == ("leader", "x=1&y=%20", "Bearer t", "body")
+        assert said["origin"] == "", "the standby has judged the page; to the leader it would be of another site"
+        assert said["passed_on"] == "placer-b" and "%2F" in said["path"]
         assert (await asked.get("/health")).json() == "standby", "health is each process's own"
     await forward.close()
 

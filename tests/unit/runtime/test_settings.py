@@ -119,9 +119,9 @@ def test_every_setting_of_a_system_is_one_of_some_service():
 
 
 def test_a_fleet_told_nothing_runs_the_default_system():
-    told = settings_of_system(SYSTEMS[DEFAULT])
-    defaults = [(n, f.default) for settings in DECIDING for n, f in settings.model_fields.items() if n in told]
-    assert dict(defaults) == told and len(defaults) == len(told)
+    said = settings_of_system(SYSTEMS[DEFAULT])
+    defaults = [(n, f.default) for settings in DECIDING for n, f in settings.model_fields.items() if n in said]
+    assert dict(defaults) == said and len(defaults) == len(said)
 
 
 @pytest.mark.parametrize("settings", [AgentSettings, PrefetcherSettings])

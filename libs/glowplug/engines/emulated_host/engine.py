@@ -1,4 +1,4 @@
-"""The batch in time: one task that plans a step, sleeps for its cost, and hands out tokens; and vLLM's metric names for
+"""The batch in time: one task that plans a step, sleeps for its cost, and gives out tokens; and vLLM's metric names for
 it in Prometheus text, written by hand, since a client library would double this process's memory."""
 
 import asyncio

@@ -75,7 +75,7 @@ class EmbeddedNats:
 
     @property
     def known(self) -> bool:
-        """Whether it has told its port."""
+        """Whether it has reported its port."""
         return self._port > 0
 
     def url(self, user: str) -> str:

@@ -1,4 +1,4 @@
-"""The whole local fleet: checked, started tier by tier, kept alive, told to the world in fleet.json, stopped."""
+"""The whole local fleet: checked, started tier by tier, kept alive, described in fleet.json, stopped."""
 
 import asyncio
 import contextlib
@@ -162,7 +162,7 @@ class Fleet:
         }
 
     def save(self) -> bool:
-        """Write fleet.json. False when the disk takes it not, which is told once and takes no running fleet down."""
+        """Write fleet.json. False when the disk does not take it: that is reported once and ends no running fleet."""
         try:
             self.state.write_fleet(self.document())
         except FleetError as error:
@@ -213,7 +213,7 @@ def _tail(child: Child) -> str:
 
 
 def default_shm_dir(state_dir: Path) -> Path:
-    """Host memory for weights: /dev/shm when it has room, else a directory of the state directory."""
+    """Host memory for weights: /dev/shm when it has enough free, else a directory of the state directory."""
     shm = Path("/dev/shm")
     if shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= SHM_NEEDED_BYTES:
         name = hashlib.sha256(str(state_dir).encode()).hexdigest()[:12]

@@ -140,7 +140,7 @@ class Output:
         return f"\x1b[{_COLOURS[self._names.index(name) % len(_COLOURS)]}m{text}\x1b[0m"
 
     def write(self, file: LogFile, line: str) -> None:
-        """Add a line of the supervisor's to a file. A disk that takes none is told once, and tried again each time."""
+        """Add a line of the supervisor's to a file. A full disk is reported once, and tried again each time."""
         try:
             file.append(line)
             if file is self._supervisor:

@@ -33,7 +33,7 @@ def sample_files(engine: str) -> list[Path]:
 def prepare(engine: str) -> None:
     """Make sure that the sample models of `engine` can run. Raises NotInstalled saying what to install.
 
-    For vllm the first time converts the sample weights (about 20 s, told on stderr).
+    For vllm the first time converts the sample weights (about 20 s, announced on stderr).
     """
     try:
         if engine == "llamacpp":

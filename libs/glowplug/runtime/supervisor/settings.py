@@ -1,4 +1,4 @@
-"""What the local fleet can be told, and the settings of every service, checked before the first process starts.
+"""The settings of the local fleet, and the settings of every service, checked before the first process starts.
 
 Precedence: command line, then environment `GLOWPLUG_*`, then default. What keeps a fleet from starting is a
 `FleetError`: one line that names what to change."""
@@ -63,14 +63,14 @@ class FleetSettings(BaseSettings):
     admin_token: str = ""  # empty: generated
     engine_secret: str = ""  # keys of engines are made from it, by routers and agents; empty: generated
     models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, filled with the samples at first start
-    shm_dir: Path | None = None  # empty: /dev/shm when it has room, else <state_dir>/shm
+    shm_dir: Path | None = None  # empty: /dev/shm when it has enough free, else <state_dir>/shm
     gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"  # what the nodes' agents read
     ready_timeout_s: float = Field(60.0, gt=0)
     stop_grace_s: float = Field(12.0, ge=0)  # SIGTERM to SIGKILL, per tier
     restart_max_s: float = Field(10.0, gt=0)  # longest wait between two restarts of one process
     start_timeout_s: float = Field(60.0, ge=0)  # a process that has not answered so long is killed; 0: never
     hang_misses: int = Field(8, ge=0)  # unanswered liveness probes, 2 s apart, before a process is killed; 0: never
-    min_free_bytes: int = Field(200 * 1024 * 1024, ge=0)  # refuse to start with less room in the state directory
+    min_free_bytes: int = Field(200 * 1024 * 1024, ge=0)  # refuse to start with less free in the state directory
     log_max_bytes: int = Field(10 * 1024 * 1024, ge=4096)  # per process; one older file is kept
     otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")  # empty: the console
 

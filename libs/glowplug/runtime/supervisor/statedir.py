@@ -1,4 +1,4 @@
-"""The state directory: who holds it, the secrets in it, and fleet.json, which tells commands where the fleet is."""
+"""The state directory: who holds it, the secrets in it, and fleet.json, where commands find the addresses."""
 
 import contextlib
 import errno
