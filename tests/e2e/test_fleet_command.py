@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from glowplug.runtime.supervisor.sweep import processes_of
-from tests.commands import as_json, document, glowplug, running
+from tests.fleet_runner import as_json, document, glowplug, running
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(300)]
