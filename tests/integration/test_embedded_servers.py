@@ -14,15 +14,14 @@ from glowplug.bus.streams import stream_configs
 from glowplug.runtime.privileges import USERS, inbox_of
 from glowplug.runtime.supervisor import embedded
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
-from tests.integration.test_supervisor import WAIT_S, child
+from tests.integration.test_supervisor import WAIT_S, child, up
 from tests.small_disk import small_disk
 from tests.waiting import until
 
 
 async def _up(of: ChildSpec, tmp_path: Path) -> Child:
     process = child(of, tmp_path)
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    await up(process)
     return process
 
 
@@ -110,8 +109,7 @@ async def test_nats_stores_again_once_a_full_disk_has_space_again(tmp_path: Path
         server = embedded.EmbeddedNats(embedded.find_nats(), disk.path, PASSWORDS)
         process = child(server.spec(os.environ), tmp_path)
         process.live_poll_s = 0.05
-        process.start()
-        await asyncio.wait_for(process.ready.wait(), WAIT_S)
+        await up(process)
         url = server.url("placer")
         client = await nats.connect(
             url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url)
@@ -138,8 +136,7 @@ async def test_valkey_says_that_its_disk_is_full_and_writes_again_by_itself(tmp_
         server = embedded.EmbeddedValkey(embedded.find_valkey(), disk.path, PASSWORDS)
         process = child(server.spec(os.environ), tmp_path)
         process.live_poll_s = 0.05
-        process.start()
-        await asyncio.wait_for(process.ready.wait(), WAIT_S)
+        await up(process)
         redis = Redis.from_url(server.url("agent"))
         disk.fill()
 

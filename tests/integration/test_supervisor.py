@@ -36,11 +36,16 @@ def child(of: ChildSpec, tmp_path: Path, states: list[ChildState] | None = None)
     return Child(of, output, lambda c: seen.append(c.state), longest_wait_s=0.2)
 
 
+async def up(process: Child) -> None:
+    """Start it and wait until it is ready."""
+    process.start()
+    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+
+
 async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
     states: list[ChildState] = []
     process = child(spec(sys.executable, "-c", "import time; time.sleep(600)"), tmp_path, states)
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    await up(process)
     first = process.pid
     os.kill(first, signal.SIGKILL)
     await until(lambda: process.num_restarts == 1 and process.ready.is_set())
@@ -89,8 +94,7 @@ async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_ag
     made = replace(spec(sys.executable, "-c", PAGE, str(num_before), is_ready=is_ready), is_live=is_live)
     process = child(made, tmp_path)
     process.live_poll_s, process.hang_misses = 0.05, 4
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    await up(process)
     first = process.pid
     await until(lambda: asked > 10)
     assert process.num_restarts == 0, "one that answers is left alone"
@@ -204,8 +208,7 @@ async def test_a_process_that_cannot_work_is_started_again_once_that_helps(tmp_p
     )
     process = child(made, tmp_path)
     process.live_poll_s = 0.02
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    await up(process)
     problems["now"] = "no space left on device"
     await until(lambda: process.state is ChildState.FAILING)
     assert process.problem == "no space left on device" and process.num_restarts == 0
@@ -232,8 +235,7 @@ async def test_a_process_goes_on_writing_while_nobody_reads_its_lines(tmp_path: 
     )
     done = tmp_path / "done"
     process = child(spec(sys.executable, "-c", code, str(done)), tmp_path)
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    await up(process)
     wait_until("the child is done", done.exists, WAIT_S)  # nothing of ours may run meanwhile
     await until(lambda: bool(process.tail) and process.tail[-1].startswith("003999 "))
     await process.stop(grace_s=5)

@@ -246,7 +246,7 @@ def test_what_differs_is_a_conflict() -> None:
     rows = {"api": shown(replace(API, kv_bytes=5))}
     todo = plan(KEPT, rows, {"m.yaml": "name: other\n"}, frozenset())
     assert todo.conflicts == (
-        "model file m.yaml is there with other words",
+        "model file m.yaml is there with other content",
         "model api is there and declared otherwise",
     )
 

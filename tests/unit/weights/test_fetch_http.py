@@ -206,27 +206,19 @@ async def test_a_file_that_changes_under_the_fetch_starts_again(tmp_path: Path) 
     with WeightServer(DATA, step_s=0.01) as server:
         fetch = make(WeightsRef(uri=server.url), tmp_path)
         task = asyncio.create_task(fetch.run())
-        while fetch.num_bytes_landed < 300_000:
-            await asyncio.sleep(0.002)
+        await until(lambda: fetch.num_bytes_landed >= 300_000)
         server.data, server.etag, server.step_s = bytes(reversed(DATA)), '"v2"', 0.0
         await task
         assert_whole(fetch, hashlib.sha256(server.data).hexdigest(), server.data)
 
 
-async def test_without_validator_and_checksum_nothing_is_resumed(tmp_path: Path) -> None:
-    with WeightServer(DATA, etag="") as server:
+@pytest.mark.parametrize("lacks", ["validator and checksum", "blob"])
+async def test_what_cannot_be_resumed_is_fetched_anew(tmp_path: Path, lacks: str) -> None:
+    with WeightServer(DATA, **({} if lacks == "blob" else {"etag": ""})) as server:
         ref = WeightsRef(uri=server.url)
         await interrupted(ref, tmp_path, server)
-        fetch, result = await fetched(ref, tmp_path)
-        assert_whole(fetch)
-        assert result.num_bytes_resumed == 0
-
-
-async def test_a_lost_blob_is_not_resumed(tmp_path: Path) -> None:
-    with WeightServer(DATA) as server:
-        ref = WeightsRef(uri=server.url)
-        await interrupted(ref, tmp_path, server)
-        Region.at(tmp_path, "n", region_digest(ref)).blob.unlink()
+        if lacks == "blob":
+            Region.at(tmp_path, "n", region_digest(ref)).blob.unlink()
         fetch, result = await fetched(ref, tmp_path)
         assert_whole(fetch)
         assert result.num_bytes_resumed == 0
