@@ -17,7 +17,7 @@ import typer
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from glowplug.bus.nats_storing import CHECK_HEADER
+from glowplug.bus.nats_bus import CHECK_HEADER
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, clock, in_line, say
 from glowplug.domain.errors import GlowplugError
