@@ -40,30 +40,6 @@ Text = Annotated[str, Query(max_length=MAX_TEXT)]
 Texts = Annotated[list[str] | None, Query(max_length=16)]
 
 
-def discreet_weights(weights: WeightsRef) -> WeightsRef:
-    """Its address without what may be a secret in it: user, password, query. One that is none is left out."""
-    try:
-        return replace(weights, uri=redacted(weights.uri))
-    except ValueError:
-        return replace(weights, uri="")
-
-
-def discreet_model(model: Model) -> Model:
-    """Of its system prompt only the length is shown."""
-    said = f"{len(model.system_prompt)} characters" if model.system_prompt else ""
-    return replace(model, system_prompt=said, weights=discreet_weights(model.weights))
-
-
-def discreet_event(event: Event) -> Event:
-    """The event with the model or the weights it carries made discreet; itself when it carries none."""
-    data = event.data
-    if isinstance(model := getattr(data, "model", None), Model):
-        return replace(event, data=replace(data, model=discreet_model(model)))
-    if isinstance(weights := getattr(data, "weights", None), WeightsRef):
-        return replace(event, data=replace(data, weights=discreet_weights(weights)))
-    return event
-
-
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line about an event. `seq` grows with each event the console receives; `trace_id` "" when not sampled."""
 
@@ -244,42 +220,6 @@ class EventLog:
                 del heads[index]
 
 
-def trace_id_of(traceparent: str) -> str:
-    """The trace id of a traceparent that is sampled, or ""."""
-    parts = traceparent.split("-")
-    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 and parts[3][-1:] in "13579bdf" else ""
-
-
-def _row(seq: int, event: Event, seen: Sighting) -> EventRow:
-    return EventRow(
-        seq=seq,
-        event_id=event.event_id,
-        plane=seen.plane,
-        type=seen.kind,
-        entity=seen.entity,
-        issuer=event.issuer,
-        occurred_at=event.occurred_at,
-        model_key=seen.model_key,
-        node_id=seen.node_id,
-        entity_id=seen.entity_id,
-        cause_id=event.cause_id,
-        trace_id=trace_id_of(event.traceparent),
-        words=clip(summary(event.data), MAX_WORDS_CHARS),
-        emulated=is_emulated(event.data),
-    )
-
-
-def is_emulated(data: Any) -> bool:
-    """Whether a payload is about an emulated engine."""
-    about = getattr(data, "instance", None) or getattr(data, "model", None) or data
-    gpus = getattr(getattr(data, "node", None), "gpus", ())
-    return (
-        bool(getattr(about, "emulated", False))
-        or getattr(about, "engine", "") == "emulated"
-        or any(gpu.kind == "emulated" for gpu in gpus)
-    )
-
-
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """The first message of the stream: the latest events that match, and the command that shows the same.
 
@@ -389,3 +329,63 @@ async def _until_gone(log: EventLog, wanted: EventFilter, beat_s: float) -> Asyn
             yield message("more", batch)
     finally:
         log.leave(watcher)
+
+
+def discreet_weights(weights: WeightsRef) -> WeightsRef:
+    """Its address without what may be a secret in it: user, password, query. One that is none is left out."""
+    try:
+        return replace(weights, uri=redacted(weights.uri))
+    except ValueError:
+        return replace(weights, uri="")
+
+
+def discreet_model(model: Model) -> Model:
+    """Of its system prompt only the length is shown."""
+    said = f"{len(model.system_prompt)} characters" if model.system_prompt else ""
+    return replace(model, system_prompt=said, weights=discreet_weights(model.weights))
+
+
+def discreet_event(event: Event) -> Event:
+    """The event with the model or the weights it carries made discreet; itself when it carries none."""
+    data = event.data
+    if isinstance(model := getattr(data, "model", None), Model):
+        return replace(event, data=replace(data, model=discreet_model(model)))
+    if isinstance(weights := getattr(data, "weights", None), WeightsRef):
+        return replace(event, data=replace(data, weights=discreet_weights(weights)))
+    return event
+
+
+def trace_id_of(traceparent: str) -> str:
+    """The trace id of a traceparent that is sampled, or ""."""
+    parts = traceparent.split("-")
+    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 and parts[3][-1:] in "13579bdf" else ""
+
+
+def _row(seq: int, event: Event, seen: Sighting) -> EventRow:
+    return EventRow(
+        seq=seq,
+        event_id=event.event_id,
+        plane=seen.plane,
+        type=seen.kind,
+        entity=seen.entity,
+        issuer=event.issuer,
+        occurred_at=event.occurred_at,
+        model_key=seen.model_key,
+        node_id=seen.node_id,
+        entity_id=seen.entity_id,
+        cause_id=event.cause_id,
+        trace_id=trace_id_of(event.traceparent),
+        words=clip(summary(event.data), MAX_WORDS_CHARS),
+        emulated=is_emulated(event.data),
+    )
+
+
+def is_emulated(data: Any) -> bool:
+    """Whether a payload is about an emulated engine."""
+    about = getattr(data, "instance", None) or getattr(data, "model", None) or data
+    gpus = getattr(getattr(data, "node", None), "gpus", ())
+    return (
+        bool(getattr(about, "emulated", False))
+        or getattr(about, "engine", "") == "emulated"
+        or any(gpu.kind == "emulated" for gpu in gpus)
+    )

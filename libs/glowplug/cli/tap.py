@@ -34,113 +34,6 @@ RunOption = Annotated[Path | None, typer.Option("--run", help="A simulated run's
 Row = dict[str, Any]
 
 
-def listen(fleet: FleetClient, name: str, planes: Sequence[str], take: Take, seconds: float = 0) -> None:
-    """Call `take` with every event of the planes until it has enough, `seconds` (0: without end) have passed, the bus
-    is gone, or a person (Ctrl-C) or a service manager (SIGTERM) ends it. Raises CliError where no bus answers."""
-    if not fleet.nats_url:
-        raise CliError("this fleet has no bus address: set GLOWPLUG_NATS_URL")
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_listen(fleet.nats_url, name, planes, take, seconds))
-
-
-async def _listen(url: str, name: str, planes: Sequence[str], take: Take, seconds: float) -> None:
-    over = asyncio.Event()
-
-    failed: list[Exception] = []
-
-    async def on_message(msg: Msg) -> None:
-        try:
-            if not over.is_set() and CHECK_HEADER not in (msg.headers or {}) and take(msg.subject, msg.data):
-                over.set()
-        except OSError as error:  # the client would only log it: `glowplug tap | head`, a full disk
-            failed.append(error)
-            over.set()
-
-    async def gone() -> None:
-        over.set()
-
-    async def refused(error: Exception) -> None:
-        if "permissions violation" in str(error):
-            failed.append(CliError("the bus lets this user not watch: use the address of `reader` (docs/network.md)"))
-            over.set()
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
-    try:
-        client = await nats.connect(
-            url,
-            name=name,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            allow_reconnect=False,
-            closed_cb=gone,
-            error_cb=refused,
-            inbox_prefix=inbox_of(url),
-        )
-    except (OSError, NatsError, TimeoutError) as error:
-        raise CliError("the bus does not answer") from error
-    for plane in planes:
-        await client.subscribe(f"{ROOT}.{plane}.>", cb=on_message)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(over.wait(), seconds or None)
-    with contextlib.suppress(NatsError, GlowplugError):
-        await client.close()
-    if failed:
-        raise failed[0]
-
-
-def events(run: Path, wanted: EventFilter, show: Callable[[str, Row, bytes], str], count: int) -> Iterator[str]:
-    """Lines of the events that are wanted, up to `count` of them (0: all). Raises CliError."""
-    return islice(_events(run, wanted, show), count or None)
-
-
-def _events(run: Path, wanted: EventFilter, show: Callable[[str, Row, bytes], str]) -> Iterator[str]:
-    for row in _lines(run, "events.jsonl"):
-        subject = row.pop("subject")
-        raw = json.dumps(row, separators=(",", ":")).encode()
-        if wanted.wants(sight(subject, row["issuer"], row["data"]), raw):
-            yield show(subject, row, raw)
-
-
-def request_of(run: Path, subject: str) -> Row | None:
-    """The end of a request, when `subject` is the id of one."""
-    found: Row | None = next((row for row in _lines(run, "requests.jsonl") if row["request_id"] == subject), None)
-    return found
-
-
-def decisions_about(run: Path, subject: str, request: Row | None, limit: int) -> list[Row]:
-    """Newest first. A request is explained by the decisions about it and about the instance that served it. Raises
-    CliError for something the run knows nothing of."""
-    names = {subject, (request or {}).get("instance_id", "")} - {""}
-    fields: tuple[str, ...] = ("decision_id", "request_id", "instance_id", "model_key", "gpu_id", "node_id")
-    if request is not None:
-        fields = ("request_id", "instance_id")
-    found = [row for row in _lines(run, "decisions.jsonl") if any(row.get(name) in names for name in fields)]
-    if not found and request is None and not _is_known(run, subject):
-        raise CliError(f"nothing is known of {subject!r}: not a request, model, instance, GPU or node of this run")
-    return sorted(found, key=lambda row: -row["made_at"])[:limit]
-
-
-def _is_known(run: Path, subject: str) -> bool:
-    known: set[str] = set()
-    for row in _lines(run, "events.jsonl"):
-        data = row["data"]
-        for holder in ("model", "node", "instance"):
-            inner = data.get(holder) or {}
-            known |= {str(inner.get(name, "")) for name in ("key", "name", "node_id", "instance_id")}
-            known |= {gpu["gpu_id"] for gpu in inner.get("gpus") or ()}
-        if subject in known:
-            return True
-    return False
-
-
-def _lines(run: Path, name: str) -> Iterator[Row]:
-    try:
-        read_json(run, "setup.json")
-        yield from read_lines(run, name)
-    except ScenarioError as error:
-        raise CliError(f"--run: {error}", 2) from error
-
-
 def tap(
     event_type: Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this type; a prefix does.")] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="Only events of this model key.")] = "",
@@ -275,3 +168,110 @@ def present(fleet: FleetClient) -> list[dict[str, Any]]:
         }
         for kind, key, entity_id, data in facts
     ]
+
+
+def listen(fleet: FleetClient, name: str, planes: Sequence[str], take: Take, seconds: float = 0) -> None:
+    """Call `take` with every event of the planes until it has enough, `seconds` (0: without end) have passed, the bus
+    is gone, or a person (Ctrl-C) or a service manager (SIGTERM) ends it. Raises CliError where no bus answers."""
+    if not fleet.nats_url:
+        raise CliError("this fleet has no bus address: set GLOWPLUG_NATS_URL")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_listen(fleet.nats_url, name, planes, take, seconds))
+
+
+async def _listen(url: str, name: str, planes: Sequence[str], take: Take, seconds: float) -> None:
+    over = asyncio.Event()
+
+    failed: list[Exception] = []
+
+    async def on_message(msg: Msg) -> None:
+        try:
+            if not over.is_set() and CHECK_HEADER not in (msg.headers or {}) and take(msg.subject, msg.data):
+                over.set()
+        except OSError as error:  # the client would only log it: `glowplug tap | head`, a full disk
+            failed.append(error)
+            over.set()
+
+    async def gone() -> None:
+        over.set()
+
+    async def refused(error: Exception) -> None:
+        if "permissions violation" in str(error):
+            failed.append(CliError("the bus lets this user not watch: use the address of `reader` (docs/network.md)"))
+            over.set()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    try:
+        client = await nats.connect(
+            url,
+            name=name,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            allow_reconnect=False,
+            closed_cb=gone,
+            error_cb=refused,
+            inbox_prefix=inbox_of(url),
+        )
+    except (OSError, NatsError, TimeoutError) as error:
+        raise CliError("the bus does not answer") from error
+    for plane in planes:
+        await client.subscribe(f"{ROOT}.{plane}.>", cb=on_message)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(over.wait(), seconds or None)
+    with contextlib.suppress(NatsError, GlowplugError):
+        await client.close()
+    if failed:
+        raise failed[0]
+
+
+def events(run: Path, wanted: EventFilter, show: Callable[[str, Row, bytes], str], count: int) -> Iterator[str]:
+    """Lines of the events that are wanted, up to `count` of them (0: all). Raises CliError."""
+    return islice(_events(run, wanted, show), count or None)
+
+
+def _events(run: Path, wanted: EventFilter, show: Callable[[str, Row, bytes], str]) -> Iterator[str]:
+    for row in _lines(run, "events.jsonl"):
+        subject = row.pop("subject")
+        raw = json.dumps(row, separators=(",", ":")).encode()
+        if wanted.wants(sight(subject, row["issuer"], row["data"]), raw):
+            yield show(subject, row, raw)
+
+
+def request_of(run: Path, subject: str) -> Row | None:
+    """The end of a request, when `subject` is the id of one."""
+    found: Row | None = next((row for row in _lines(run, "requests.jsonl") if row["request_id"] == subject), None)
+    return found
+
+
+def decisions_about(run: Path, subject: str, request: Row | None, limit: int) -> list[Row]:
+    """Newest first. A request is explained by the decisions about it and about the instance that served it. Raises
+    CliError for something the run knows nothing of."""
+    names = {subject, (request or {}).get("instance_id", "")} - {""}
+    fields: tuple[str, ...] = ("decision_id", "request_id", "instance_id", "model_key", "gpu_id", "node_id")
+    if request is not None:
+        fields = ("request_id", "instance_id")
+    found = [row for row in _lines(run, "decisions.jsonl") if any(row.get(name) in names for name in fields)]
+    if not found and request is None and not _is_known(run, subject):
+        raise CliError(f"nothing is known of {subject!r}: not a request, model, instance, GPU or node of this run")
+    return sorted(found, key=lambda row: -row["made_at"])[:limit]
+
+
+def _is_known(run: Path, subject: str) -> bool:
+    known: set[str] = set()
+    for row in _lines(run, "events.jsonl"):
+        data = row["data"]
+        for holder in ("model", "node", "instance"):
+            inner = data.get(holder) or {}
+            known |= {str(inner.get(name, "")) for name in ("key", "name", "node_id", "instance_id")}
+            known |= {gpu["gpu_id"] for gpu in inner.get("gpus") or ()}
+        if subject in known:
+            return True
+    return False
+
+
+def _lines(run: Path, name: str) -> Iterator[Row]:
+    try:
+        read_json(run, "setup.json")
+        yield from read_lines(run, name)
+    except ScenarioError as error:
+        raise CliError(f"--run: {error}", 2) from error

@@ -53,33 +53,6 @@ HEADERS: Final = {
 }
 
 
-def render(document: dict[str, Any]) -> str:
-    """The page of an OpenAPI document."""
-    info = document["info"]
-    by_tag: dict[str, list[str]] = {}
-    for tag, row in _rows(document["paths"]):
-        by_tag.setdefault(tag, []).append(row)
-    parts = [f"<h2>{escape(tag)}</h2><dl>{''.join(rows)}</dl>" for tag, rows in by_tag.items()]
-    title = escape(f"{info['title']} {info['version']}")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
-        f"<p>{escape(info.get('description', ''))}</p>"
-        '<p>Parameters, bodies and answers are in <a href="/openapi.json">/openapi.json</a>.</p>'
-        f"{''.join(parts)}</body></html>"
-    )
-
-
-def _rows(paths: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    for path, operations in paths.items():
-        for method, operation in operations.items():
-            query = [p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"]
-            shown = escape(path + ("?" + "&".join(f"{name}=" for name in query) if query else ""))
-            what = escape(operation.get("description") or operation.get("summary", ""))
-            yield operation.get("tags", ["other"])[0], f"<dt><b>{method.upper()}</b> {shown}</dt><dd>{what}</dd>"
-
-
 def error_body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, object]:
     """OpenAI's error shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -218,3 +191,30 @@ class Guarded:
         answer = refused(error)
         answer.headers["X-Request-Id"] = (headers.get("x-request-id") or uuid.uuid4().hex)[:128]
         await answer(scope, receive, send_guarded)
+
+
+def render(document: dict[str, Any]) -> str:
+    """The page of an OpenAPI document."""
+    info = document["info"]
+    by_tag: dict[str, list[str]] = {}
+    for tag, row in _rows(document["paths"]):
+        by_tag.setdefault(tag, []).append(row)
+    parts = [f"<h2>{escape(tag)}</h2><dl>{''.join(rows)}</dl>" for tag, rows in by_tag.items()]
+    title = escape(f"{info['title']} {info['version']}")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>{escape(info.get('description', ''))}</p>"
+        '<p>Parameters, bodies and answers are in <a href="/openapi.json">/openapi.json</a>.</p>'
+        f"{''.join(parts)}</body></html>"
+    )
+
+
+def _rows(paths: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            query = [p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"]
+            shown = escape(path + ("?" + "&".join(f"{name}=" for name in query) if query else ""))
+            what = escape(operation.get("description") or operation.get("summary", ""))
+            yield operation.get("tags", ["other"])[0], f"<dt><b>{method.upper()}</b> {shown}</dt><dd>{what}</dd>"

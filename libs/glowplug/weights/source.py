@@ -26,48 +26,6 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _PLAIN = "/ !$&'()*+,:;=@[]"  # what needs no escape in a path: all but %, ? and #
 
 
-def next_url(current: httpx.URL, location: str, hosts: tuple[str, ...], shown: str) -> httpx.URL:
-    """The address that a redirect from `current` leads to. `hosts` are patterns of host names; `shown` is the source
-    without its secrets. Raises WeightsUnavailable where it must not be followed.
-
-    User and password of the source go to its own host alone. A name in `hosts` that resolves to an address within the
-    network is caught by its certificate: other hosts are read by https only.
-    """
-    try:
-        target = current.join(location)
-    except httpx.InvalidURL as error:
-        raise WeightsUnavailable(f"{shown}: redirected to no address: {error}") from error
-    where = f"{target.scheme}://{target.netloc.rpartition(b'@')[2].decode('ascii', 'replace')}"
-    if target.scheme not in _PORTS or (current.scheme == "https" and target.scheme != "https"):
-        raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed: it leaves https")
-    if target.host == current.host and _same_service(current, target):
-        return target
-    if target.scheme != "https" or _is_inside(target.host) or not _is_allowed(target.host, hosts):
-        hint = "GLOWPLUG_REDIRECT_HOSTS names the https hosts that are"
-        raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed; {hint}")
-    return target.copy_with(userinfo=b"")
-
-
-def _same_service(current: httpx.URL, target: httpx.URL) -> bool:
-    """The same port, or the step from http to https between their usual ones."""
-    ports = [url.port or _PORTS[url.scheme] for url in (current, target)]
-    return ports == [80, 443] or (ports[0] == ports[1] and current.scheme == target.scheme)
-
-
-def _is_allowed(host: str, hosts: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(host.lower(), pattern.lower()) for pattern in hosts)
-
-
-def _is_inside(host: str) -> bool:
-    """An address within a network or machine, whatever a pattern says of it."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return not ipaddress.ip_address(host.strip("[]")).is_global
-    except ValueError:
-        return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """How sources talk to the world. Times in seconds, sizes in bytes."""
@@ -134,6 +92,48 @@ class Source(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def next_url(current: httpx.URL, location: str, hosts: tuple[str, ...], shown: str) -> httpx.URL:
+    """The address that a redirect from `current` leads to. `hosts` are patterns of host names; `shown` is the source
+    without its secrets. Raises WeightsUnavailable where it must not be followed.
+
+    User and password of the source go to its own host alone. A name in `hosts` that resolves to an address within the
+    network is caught by its certificate: other hosts are read by https only.
+    """
+    try:
+        target = current.join(location)
+    except httpx.InvalidURL as error:
+        raise WeightsUnavailable(f"{shown}: redirected to no address: {error}") from error
+    where = f"{target.scheme}://{target.netloc.rpartition(b'@')[2].decode('ascii', 'replace')}"
+    if target.scheme not in _PORTS or (current.scheme == "https" and target.scheme != "https"):
+        raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed: it leaves https")
+    if target.host == current.host and _same_service(current, target):
+        return target
+    if target.scheme != "https" or _is_inside(target.host) or not _is_allowed(target.host, hosts):
+        hint = "GLOWPLUG_REDIRECT_HOSTS names the https hosts that are"
+        raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed; {hint}")
+    return target.copy_with(userinfo=b"")
+
+
+def _same_service(current: httpx.URL, target: httpx.URL) -> bool:
+    """The same port, or the step from http to https between their usual ones."""
+    ports = [url.port or _PORTS[url.scheme] for url in (current, target)]
+    return ports == [80, 443] or (ports[0] == ports[1] and current.scheme == target.scheme)
+
+
+def _is_allowed(host: str, hosts: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(host.lower(), pattern.lower()) for pattern in hosts)
+
+
+def _is_inside(host: str) -> bool:
+    """An address within a network or machine, whatever a pattern says of it."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return not ipaddress.ip_address(host.strip("[]")).is_global
+    except ValueError:
+        return False
 
 
 def checked_relative(path: str) -> str:
