@@ -191,8 +191,7 @@ async def test_an_unstreamed_request_is_cancelled_where_the_engine_says_so(
     waiting = asyncio.ensure_future(
         client.post("/v1/chat/completions", json=chat(**(LONG | {"max_tokens": 200, "min_tokens": 200})))
     )
-    while await case.driver.num_in_flight(started.handle) == 0:
-        await asyncio.sleep(0.02)
+    await until(lambda: case.driver.num_in_flight(started.handle), "the request is taken")
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
