@@ -17,9 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.fleet_runner import wait_until
 from tests.ha_fleet import HaFleet, Process, emulated
 from tests.servers import Infra, NatsProcess, ValkeyProcess
+from tests.waiting import wait_until
 
 ROUNDS = 5
 HARMS: dict[str, Callable[[Process], None]] = {

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from tests.chaos.test_kill_services import Ledger, under_load
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 VICTIMS = (
     "predictor-1", "placer-1", "autoscaler-1", "console-1", "prefetcher-1", "agent-1", "router-1", "nats", "valkey",
@@ -45,8 +46,7 @@ def one(fleet: Fleet, name: str) -> tuple[float, Ledger]:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="glowplug-recovery-") as folder:
         models = {"warm": EMULATED.format(name="warm", keep_alive_s=-1)}
-        fleet = Fleet.start(Path(folder), models)
-        try:
+        with Fleet.start(Path(folder), models) as fleet:
             fleet.chat("warm")
             print(f"cores {os.cpu_count()}, load {os.getloadavg()[0]:.1f}; 10 streams a second, emulated engine\n")
             print("| killed | whole again, s | streams | done | connection lost | error event | truncated |")
@@ -56,8 +56,6 @@ def main() -> None:
                 ends = ledger.ends
                 counts = " | ".join(str(ends[how]) for how in ("done", "connection lost", "error event", "truncated"))
                 print(f"| {name} | {seconds:.1f} | {sum(ends.values())} | {counts} |", flush=True)
-        finally:
-            fleet.stop()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """One agent in this process on a memory bus and store, with real emulated engine processes."""
 
-import asyncio
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent.service import AgentService
 from services.agent.settings import AgentSettings
 from tests.fleet_builder import MIB, a_model, an_event
+from tests.waiting import until
 
 NODE = "node-1"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -71,16 +70,6 @@ def stop_command(instance_id: str, *, grace_s: float = 30.0, node_id: str = NODE
 def resume_command(instance_id: str, *, node_id: str = NODE, epoch: int = 1) -> Event:
     command = ResumeInstance(target=node_id, instance_id=instance_id, reason="wanted again")
     return an_event(command, issuer="autoscaler-1", epoch=epoch)
-
-
-async def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-    """The first true value of `condition`; fails naming `what`."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 class AgentRig:
@@ -156,8 +145,8 @@ class AgentRig:
 
     def facts(self, instance_id: str) -> list[str]:
         """Types of the facts told of one instance, in order."""
-        told = [e for e in self.broker.published if e.type.startswith("instance.")]
-        return [e.type for e in told if e.data.instance.instance_id == instance_id]
+        defaults = [e for e in self.broker.published if e.type.startswith("instance.")]
+        return [e.type for e in defaults if e.data.instance.instance_id == instance_id]
 
     def handle(self, instance_id: str) -> dict[str, Any]:
         """The engine's handle as the agent wrote it down."""

@@ -1,4 +1,4 @@
-"""Fixtures every room of tests may use."""
+"""Fixtures that every folder of tests may use."""
 
 import asyncio
 import tempfile

@@ -1,26 +1,38 @@
-"""A console over a memory bus and store, served on a real port inside the test's own loop."""
+"""A console over a memory bus and store, served on a real port inside the test's own loop; and a router, an
+autoscaler and a placer in one that note what the console passes on to them."""
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
+from glowplug.runtime.rest import error_body
 from glowplug.runtime.service import serve_rest
+from glowplug.runtime.settings import ServiceSettings
 from glowplug.state.memory_store import MemoryStore
 from services.console.app import Console, build_app
 from services.console.handlers import Feed
 from services.console.metrics import ConsoleMetrics
 from services.console.settings import ConsoleSettings
+from tests import console_story as story
+from tests.waiting import WAIT_S
+
+ADMIN_TOKEN, API_KEY = "gpa-right", "gpk-right"
+SILENCE_S = 20.0
 
 
 @dataclass
-class Hands:
+class StoppableClock:
     """The console's clock: the real one until it is stopped; then it stands still but for `forward`."""
 
     stopped_at: float = 0.0
@@ -44,14 +56,25 @@ class ConsoleUnderTest:
     broker: MemoryBroker
     store: MemoryStore
     registry: CollectorRegistry
-    clock: Hands
+    clock: StoppableClock
 
-    async def tell(self, *events: object) -> None:
+    async def publish(self, *events: object) -> None:
         """Publish events and let the console's handler run."""
         bus = MemoryBus(self.broker)
         for event in events:
             await bus.publish(event)  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
+
+    async def get(self, path: str, **query: str) -> httpx.Response:
+        """What the console answers, whatever its status."""
+        async with httpx.AsyncClient() as client:
+            return await client.get(self.url + path, params=query or None)
+
+    async def read(self, path: str, **query: str) -> Any:
+        """The JSON of an answer with status 200."""
+        answer = await self.get(path, **query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
     async def export(self, request: ExportTraceServiceRequest) -> None:
         """Send spans as a service does."""
@@ -61,19 +84,31 @@ class ConsoleUnderTest:
         assert answer.status_code == 200, answer.text
 
 
+async def messages(client: httpx.AsyncClient, url: str) -> AsyncIterator[tuple[str, Any]]:
+    """Name and data of each server-sent event at `url`."""
+    async with client.stream("GET", url, timeout=WAIT_S) as answer:
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+        name = ""
+        async for line in answer.aiter_lines():
+            if line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("data: "):
+                yield name, json.loads(line[6:])
+
+
 @contextlib.asynccontextmanager
 async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
     """A console on a port of its own, fed by memory twins."""
     registry, broker, store = CollectorRegistry(), MemoryBroker(), MemoryStore()
-    told = ConsoleSettings(**{"resync_s": 0.1, "stream_beat_s": 0.05, **settings})  # type: ignore[arg-type]
-    clock = Hands()
-    console = Console(told, ConsoleMetrics(registry), clock=clock)
+    given = ConsoleSettings(**{"resync_s": 0.1, "stream_beat_s": 0.05, **settings})  # type: ignore[arg-type]
+    clock = StoppableClock()
+    console = Console(given, ConsoleMetrics(registry), clock=clock)
 
     async def connect() -> None:
         return None
 
     feed = Feed(console, MemoryBus(broker), store, connect)
-    server, url = await serve_rest(build_app(console), told)
+    server, url = await serve_rest(build_app(console), given)
     feed.start()
     while len(broker.subscriptions) < 3:  # facts, telemetry and commands
         await asyncio.sleep(0)
@@ -83,3 +118,129 @@ async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
         await feed.stop()
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)
+
+
+def event(**data: object) -> bytes:
+    """One SSE event."""
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+def piece(text: str) -> bytes:
+    """One chunk of a streamed answer."""
+    return event(choices=[{"index": 0, "delta": {"content": text}}])
+
+
+DONE = event(choices=[], usage={"completion_tokens": 3}) + b"data: [DONE]\n\n"
+
+
+@dataclass
+class FakeOwner:
+    """It answers chats with `script`, bytes as they stand and an Event where it waits; actions as it is told."""
+
+    url: str = ""
+    asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    script: list[bytes | asyncio.Event] = field(default_factory=lambda: [piece("Hello"), piece(", there"), DONE])
+    refuses: dict[str, Any] | None = None  # a whole error answer for chats, with its "status"
+    api_key: str = ""
+    admin_token: str = ADMIN_TOKEN
+    hold: asyncio.Event | None = None  # actions are answered only then
+    head_at_once: bool = True
+    emulated: bool = True
+    trace: int = 1
+    num_sent: int = 0
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+        app.post("/v1/chat/completions")(self.chat)
+        app.get("/v1/models")(self.models)
+        app.post("/{path:path}")(self.act)
+        return app
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for _, path, *_ in self.asked]
+
+    @property
+    def chats(self) -> list[dict[str, Any]]:
+        """The bodies of the chats asked for."""
+        return [json.loads(body) for _, path, _, body in self.asked if path == "/v1/chat/completions"]
+
+    async def chat(self, request: Request) -> Response:
+        await self._note(request)
+        if refused := self._unauthorized(request, self.api_key):
+            return refused
+        if self.refuses:
+            status = int(self.refuses.pop("status", 503))
+            return JSONResponse({"error": self.refuses}, status_code=status, headers={"Retry-After": "7"})
+        if not self.head_at_once:
+            await self._until_left(request)
+        headers = {
+            "Server-Timing": "queue;dur=1.0",
+            "X-Request-Id": f"req-{self.trace}",
+            "traceparent": story.traceparent(self.trace),
+            "X-Private": "stays inside",
+        }
+        if self.emulated:
+            headers["X-Glowplug-Emulated"] = "1"
+        return StreamingResponse(self._play(), media_type="text/event-stream", headers=headers)
+
+    async def models(self, request: Request) -> Response:
+        await self._note(request)
+        return self._unauthorized(request, self.api_key) or JSONResponse({"object": "list", "data": []})
+
+    async def act(self, request: Request, path: str) -> Response:
+        await self._note(request)
+        if "slow" in path:
+            await asyncio.sleep(SILENCE_S)
+        if self.hold:
+            await self.hold.wait()
+        if refused := self._unauthorized(request, self.admin_token):
+            return refused
+        return JSONResponse({"key": path, "state": "starting"}, status_code=202)
+
+    def _unauthorized(self, request: Request, wanted: str) -> Response | None:
+        if not wanted or request.headers.get("authorization") == f"Bearer {wanted}":
+            return None
+        body = error_body("the key or token is missing or wrong", "authentication_error", "invalid_api_key")
+        return JSONResponse(body, status_code=401, headers={"WWW-Authenticate": "Bearer"})
+
+    async def _note(self, request: Request) -> None:
+        self.asked.append((request.method, request.url.path, dict(request.headers), await request.body()))
+
+    async def _until_left(self, request: Request) -> None:
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.01)
+        self.left.set()
+
+    async def _play(self) -> AsyncIterator[bytes]:
+        try:
+            for part in self.script:
+                if isinstance(part, bytes):
+                    self.num_sent += 1
+                    yield part
+                    await asyncio.sleep(0)
+                else:
+                    await part.wait()
+        finally:
+            self.left.set()
+
+
+@contextlib.asynccontextmanager
+async def owning() -> AsyncIterator[FakeOwner]:
+    """A FakeOwner on a port of its own."""
+    owner = FakeOwner()
+    server, owner.url = await serve_rest(owner.app(), ServiceSettings())
+    try:
+        yield owner
+    finally:
+        for part in owner.script:
+            if isinstance(part, asyncio.Event):
+                part.set()
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+
+
+def addresses(owner: FakeOwner) -> dict[str, str]:
+    """Settings of a console that passes everything on to `owner`."""
+    return {f"{name}_url": owner.url for name in ("router", "autoscaler", "placer")}

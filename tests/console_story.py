@@ -336,7 +336,7 @@ def request_finished(number: int, at: float) -> RequestFinished:
 
 
 def decisions(now: float) -> list[DecisionRecord]:
-    told = [
+    made = [
         ("scale", "reactive", "autoscaler", "smol-poet", "1 request waits and no instance runs: start one"),
         ("place", "first_fit", "placer", "smol-poet", "node-2/0 is the first GPU with 203 MiB free"),
         ("scale", "reactive", "autoscaler", "smol-coder", "7 requests wait and no instance runs: start one"),
@@ -355,5 +355,5 @@ def decisions(now: float) -> list[DecisionRecord]:
             model_key=model_key,
             traceparent=traceparent(0),
         )
-        for i, (kind, policy, service, model_key, reason) in enumerate(told)
+        for i, (kind, policy, service, model_key, reason) in enumerate(made)
     ]

@@ -1,4 +1,4 @@
-"""Small builders of models, nodes, instances and events for tests of the brains."""
+"""Small builders of models, nodes, instances and events for tests of the controllers."""
 
 import itertools
 from typing import Any

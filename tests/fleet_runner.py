@@ -1,11 +1,12 @@
-"""A real local fleet of processes for end-to-end and chaos tests: started through the command a person types."""
+"""A real local fleet of processes for end-to-end and chaos tests, and the `glowplug` command as a person types it."""
 
 import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import httpx
 
 from glowplug.runtime.supervisor.plan import num_ports
+from glowplug.runtime.supervisor.sweep import processes_of
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 EMULATED = """
 name: {name}
@@ -26,22 +29,8 @@ keep_alive_s: {keep_alive_s}
 max_wait_s: 60
 engine_args: {{profile: "llama-2-7b/h800"}}
 """
-
-
-def wait_until(what: str, check: Callable[[], Any], timeout_s: float = 60.0, every_s: float = 0.1) -> Any:
-    """The first truthy answer of `check`; fails naming `what` and the last answer."""
-    deadline = time.monotonic() + timeout_s
-    last: Any = None
-    while time.monotonic() < deadline:
-        try:
-            last = check()
-        except (httpx.HTTPError, OSError, ValueError) as error:
-            last = error
-        else:
-            if last:
-                return last
-        time.sleep(every_s)
-    raise AssertionError(f"{what}: not within {timeout_s:g} s; last saw {last!r}")
+GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
+WAIT_S = 60.0
 
 
 @dataclass
@@ -132,3 +121,47 @@ class Fleet:
 
     def stop(self) -> None:
         self.cli("down")
+
+    def __enter__(self) -> "Fleet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def glowplug(state: Path, *argv: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """One command against the fleet of `state`."""
+    full = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")} | env
+    ended = subprocess.run(
+        [*GLOWPLUG, argv[0], "--state-dir", str(state), *argv[1:]],
+        capture_output=True,
+        text=True,
+        env=full,
+        timeout=240,
+    )
+    assert not check or ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+def as_json(state: Path, *argv: str) -> Any:
+    return json.loads(glowplug(state, *argv, "--output", "json").stdout)
+
+
+@contextmanager
+def running() -> Iterator[Path]:
+    """The state directory of a fleet that runs; afterwards nothing of it is left."""
+    with tempfile.TemporaryDirectory(prefix="gp-e2e-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "s"
+        try:
+            said = glowplug(path, "up", "--detach", "--port-base", "0").stdout
+            assert "curl -N http://127.0.0.1:" in said
+            yield path
+        finally:
+            glowplug(path, "down", check=False)
+            assert not processes_of(path)
+
+
+def document(state: Path) -> dict[str, Any]:
+    """What a running fleet says of itself: addresses, processes."""
+    found: dict[str, Any] = json.loads((state / "fleet.json").read_text())
+    return found

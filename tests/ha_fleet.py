@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 
-from tests.fleet_runner import EMULATED, wait_until
+from tests.fleet_runner import EMULATED
 from tests.ports import free_port
 from tests.servers import Infra
+from tests.waiting import wait_until
 
 START_S = 240.0  # ten processes at once on a machine that is busy with other things
 ADMIN = {"Authorization": "Bearer secret"}

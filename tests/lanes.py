@@ -18,11 +18,9 @@ LANES: dict[str, str] = {
     "tests/compose/test_lane.py": SYSTEM,
     "tests/e2e": SYSTEM,
     "tests/e2e/test_smoke.py": FAST,  # one fleet of llama.cpp, as the README starts it
-    "tests/e2e/test_simulate_broken.py": FAST,
     "tests/e2e/test_simulate_command.py": FAST,
     "tests/e2e/console": FAST,
     "tests/e2e/console/test_fleet_live.py": SYSTEM,  # a browser and a fleet
-    "tests/e2e/console/test_real_fleet.py": SYSTEM,
     "tests/integration/test_vllm_parked.py": SYSTEM,
     "tests/howto": SYSTEM,
     "tests/k8s/test_fleet_in_namespaces.py": SYSTEM,
@@ -41,10 +39,9 @@ SHARED: dict[str, str] = {
 }
 VLLM = "vllm"  # one engine takes both cores of a small machine
 
-# Every test of these files starts what it needs itself, and takes long: each runs wherever there is room.
+# Every test of these files starts what it needs itself, and takes long: each runs wherever a worker is free.
 SPREAD = frozenset(
     {
-        "tests/e2e/test_simulate_broken.py",
         "tests/e2e/test_simulate_command.py",
         "tests/e2e/test_systems_emulated.py",
         "tests/howto/test_pages.py",
@@ -61,7 +58,6 @@ FIRST: tuple[str, ...] = (
     "tests/howto/test_pages.py",
     "tests/e2e/test_smoke.py",
     "tests/e2e/test_simulate_command.py",
-    "tests/e2e/test_simulate_broken.py",
     "tests/e2e/console/test_reasons.py",
     "tests/e2e/console/test_access.py",
 )

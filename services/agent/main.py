@@ -4,7 +4,7 @@ import asyncio
 
 from glowplug.memory.discovery import HardwareUnavailable
 from glowplug.runtime.service import World, run, serve_rest
-from glowplug.telemetry.failures import FailureCounter
+from glowplug.telemetry.metrics import FailureCounter
 from glowplug.telemetry.tracing import Tracing
 from services.agent.app import make
 from services.agent.service import AgentService

@@ -1,4 +1,4 @@
-"""The REST surface: the OTLP door, the trace and fleet APIs, the page, and what the page asks of other services."""
+"""The REST surface: the OTLP receiver, the trace and fleet APIs, the page, and what the page asks of other services."""
 
 import hashlib
 import time
@@ -13,30 +13,28 @@ from starlette.middleware import Middleware
 
 from glowplug.runtime.rest import make_app
 from services.console import (
-    actions,
-    decisions_api,
-    events_api,
+    decisions,
+    events,
     fleet_api,
     forecasts,
-    jaeger_v3,
+    jaeger,
     login,
-    playground,
-    receiver,
+    otlp,
+    passing,
     trace_api,
 )
-from services.console.access import Access
 from services.console.decisions import DecisionLog
 from services.console.events import EventLog
 from services.console.fleet_view import FleetView
 from services.console.forecasts import Forecasts
+from services.console.login import Access
 from services.console.metrics import ConsoleMetrics
 from services.console.model_detail import StartHistory
-from services.console.receiver import Receiver
+from services.console.otlp import Receiver
 from services.console.request_log import RequestLog
 from services.console.settings import ConsoleSettings
 from services.console.stream import Hub
-from services.console.trace_disk import TraceDisk
-from services.console.trace_store import TraceStore
+from services.console.trace_store import TraceDisk, TraceStore
 from services.console.upstream import Addresses, Upstream
 
 PAGE_HEADERS: Final = {
@@ -73,33 +71,35 @@ class Console:
     disk: TraceDisk | None = None
 
     def __post_init__(self) -> None:
-        told = self.settings
-        self.access = Access(told.console_key or told.api_key, told.console_session_s, self.clock)
+        settings = self.settings
+        self.access = Access(settings.console_key or settings.api_key, settings.console_session_s, self.clock)
         self.traces = TraceStore(
-            max_traces=told.trace_max_traces, max_bytes=told.trace_max_bytes, max_spans_per_trace=told.trace_max_spans
+            max_traces=settings.trace_max_traces,
+            max_bytes=settings.trace_max_bytes,
+            max_spans_per_trace=settings.trace_max_spans,
         )
-        self.hub = Hub(queue_limit=told.stream_queue, max_clients=told.stream_max_clients)
-        self.requests = RequestLog(told.requests_shown)
+        self.hub = Hub(queue_limit=settings.stream_queue, max_clients=settings.stream_max_clients)
+        self.requests = RequestLog(settings.requests_shown)
         self.events = EventLog(
-            max_events=told.events_kept, max_bytes=told.events_max_bytes, watch_limit=told.events_per_beat
+            max_events=settings.events_kept, max_bytes=settings.events_max_bytes, watch_limit=settings.events_per_beat
         )
-        self.decisions = DecisionLog(max_decisions=told.decisions_kept)
+        self.decisions = DecisionLog(max_decisions=settings.decisions_kept)
         addresses = {
-            "router": told.router_url,
-            "autoscaler": told.autoscaler_url,
-            "placer": told.placer_url,
-            "predictor": told.predictor_url,
+            "router": settings.router_url,
+            "autoscaler": settings.autoscaler_url,
+            "placer": settings.placer_url,
+            "predictor": settings.predictor_url,
         }
-        self.upstream = Upstream(Addresses(addresses), max_connections=2 * told.chat_max_streams)
+        self.upstream = Upstream(Addresses(addresses), max_connections=2 * settings.chat_max_streams)
 
     def open_disk(self) -> None:
         """Read the traces of the last run and write those to come. Blocks; call before anything is served."""
-        told = self.settings
-        path = told.state_dir / "console" / "traces.sqlite"  # a pod's service id changes, what it has seen does not
+        settings = self.settings
+        path = settings.state_dir / "console" / "traces.sqlite"  # a pod's service id changes, what it has seen does not
         disk = TraceDisk(
             path,
-            max_bytes=told.trace_max_bytes,
-            keep_content=told.log_prompts,
+            max_bytes=settings.trace_max_bytes,
+            keep_content=settings.log_prompts,
             on_failure=self.metrics.disk_dropped.inc,
         )
         self.traces.restore(disk.open(), disk)
@@ -116,32 +116,31 @@ def build_app(console: Console) -> FastAPI:
         description="Receives the fleet's traces and shows fleet and traces on one page; passes operator actions and "
         "chats on to the services that own them.",
     )
-    door = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
-    app.include_router(receiver.routes(door))
-    app.include_router(trace_api.own_routes(console.traces, console.disk))
-    app.include_router(trace_api.jaeger_routes(console.traces, console.clock))
-    app.include_router(jaeger_v3.routes(console.traces, console.clock))
+    receiver = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
+    app.include_router(otlp.routes(receiver))
+    app.include_router(trace_api.routes(console.traces, console.disk))
+    app.include_router(jaeger.routes(console.traces, console.clock))
     app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
     app.include_router(
         fleet_api.detail_routes(console.view, console.requests, console.starts, console.decisions, console.clock)
     )
-    app.include_router(decisions_api.routes(console.decisions, console.events))
-    told = console.settings
+    app.include_router(decisions.routes(console.decisions, console.events))
+    settings = console.settings
     app.include_router(
-        events_api.routes(console.events, max_watchers=told.events_max_watchers, beat_s=told.events_beat_s)
+        events.routes(console.events, max_watchers=settings.events_max_watchers, beat_s=settings.events_beat_s)
     )
     app.include_router(forecasts.routes(Forecasts(console.upstream, console.clock)))
-    app.include_router(actions.routes(console.upstream, told.action_timeout_s))
+    app.include_router(passing.action_routes(console.upstream, settings.action_timeout_s))
     app.include_router(
-        playground.routes(
+        passing.chat_routes(
             console.upstream,
-            max_body_bytes=told.chat_max_body_bytes,
-            max_chats=told.chat_max_streams,
-            silence_s=told.chat_silence_s,
-            router_key="" if told.console_key else told.api_key,
+            max_body_bytes=settings.chat_max_body_bytes,
+            max_chats=settings.chat_max_streams,
+            silence_s=settings.chat_silence_s,
+            router_key="" if settings.console_key else settings.api_key,
         )
     )
-    cookie = login.cookie_name(told.port)
+    cookie = login.cookie_name(settings.port)
     app.include_router(login.routes(console.access, cookie))
     _page(app)
     if console.access.is_asked:  # innermost: a refusal gets its request id from outside

@@ -1,23 +1,29 @@
-"""The bus as the console remembers it: the latest events of each class, and those who watch them go by.
+"""The bus as the console remembers it: the latest events of each class, live streams of them, causes and effects.
 
-Pure but for the wake-up of watchers. Events are kept as JSON, so that `num_bytes` is what they really cost; telemetry
-has a ring of its own, so that its rate pushes no fact out. A watcher that reads slowly, or a rate nobody could read,
-costs nothing but its own `num_skipped`.
-"""
+The log is pure but for the wake-up of watchers. Events are kept as JSON, so that `num_bytes` is what they really cost;
+telemetry has a ring of its own, so that its rate pushes no fact out. A watcher that reads slowly, or a rate that nobody
+could read, costs nothing but the watcher's own `num_skipped`."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final
+from dataclasses import replace
+from typing import Annotated, Any, Final
 
 import msgspec
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import StreamingResponse
+from starlette.responses import Response
 
+from glowplug.domain.errors import BadRequest, Contended, NotFound
+from glowplug.domain.model import Model, WeightsRef
 from glowplug.events import Event
-from glowplug.events.envelope import encode
-from glowplug.events.filters import PLANES, EventFilter, Sighting, sight, summary
+from glowplug.events.envelope import PAYLOADS, encode
+from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, Sighting, sight, summary
 from glowplug.events.subjects import subject
-from services.console.discreet import discreet_event
+from glowplug.weights.source import redacted
 from services.console.spans import clip
+from services.console.trace_api import json_response, message
 
 ROW_OVERHEAD_BYTES: Final = (
     900  # one row, its dict slots and its bytes header, measured with tracemalloc and rounded up
@@ -26,10 +32,16 @@ MAX_WORDS_CHARS: Final = 240
 CHAIN_LIMIT: Final = 32
 EFFECTS_LIMIT: Final = 100
 HEARTBEAT_S: Final = 10.0
+FIRST_ROWS: Final = 200
+MAX_ROWS: Final = 1000
+MAX_TEXT: Final = 200
+
+Text = Annotated[str, Query(max_length=MAX_TEXT)]
+Texts = Annotated[list[str] | None, Query(max_length=16)]
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line about an event. `seq` grows with each event the console hears; `trace_id` "" when not sampled."""
+    """One line about an event. `seq` grows with each event the console receives; `trace_id` "" when not sampled."""
 
     seq: int
     event_id: str
@@ -64,7 +76,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: list[EventRow]
     num_skipped: int
-    num_passed: int  # events of every kind the console has heard since it started
+    num_passed: int  # events of every kind the console has received since it started
 
 
 class Watcher:
@@ -161,7 +173,7 @@ class EventLog:
             watcher.close()
 
     def get(self, event_id: str) -> Entry | None:
-        """One event, or None when it was never heard or has left its ring."""
+        """One event, or None when it was never received or has left its ring."""
         for ring in self._rings.values():
             if (entry := ring.entries.get(event_id)) is not None:
                 return entry
@@ -206,6 +218,141 @@ class EventLog:
                 heads[index] = (follower, walk)
             else:
                 del heads[index]
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message of the stream: the latest events that match, and the command that shows the same.
+
+    `types` are all there are; `kept` says how full each ring is.
+    """
+
+    rows: list[EventRow]
+    command: str
+    types: list[str]
+    num_passed: int
+    kept: dict[str, dict[str, int]]
+
+
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One event whole. `chain` is its cause and so on up; `is_whole` False when an older cause is kept no more."""
+
+    row: EventRow
+    event: msgspec.Raw
+    chain: list[EventRow]
+    is_whole: bool
+    effects: list[EventRow]
+    command: str
+
+
+def asked_for(
+    plane: Texts = None,
+    type: Texts = None,
+    entity: Text = "",
+    model: Text = "",
+    node: Text = "",
+    service: Text = "",
+    id: Text = "",
+    q: Text = "",
+) -> EventFilter:
+    """The filter of a query; `plane` (evt, cmd, tel) and `type` may be given repeatedly. Raises BadRequest."""
+    if unknown := [name for name in plane or () if name not in PLANES]:
+        raise BadRequest(f"plane must be one of {', '.join(PLANES)}, got {unknown[0][:32]!r}", param="plane")
+    return EventFilter(
+        planes=tuple(dict.fromkeys(plane)) if plane else DEFAULT_PLANES,
+        types=tuple(kind[:MAX_TEXT] for kind in type or () if kind),
+        entity=entity,
+        model=model,
+        node=node,
+        service=service,
+        entity_id=id,
+        text=q.strip(),
+    )
+
+
+Wanted = Annotated[EventFilter, Depends(asked_for)]
+
+
+def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
+    """`max_watchers` streams at once; each is sent at most one batch every `beat_s`."""
+    router = APIRouter(prefix="/api/v1", tags=["events"])
+
+    @router.get("/events", response_class=StreamingResponse)
+    async def stream(wanted: Wanted) -> Response:
+        """Server-sent events: `events` with the latest that match, then `more` as they come, with what was left out."""
+        if len(log.watchers) >= max_watchers:
+            raise Contended("too many open views of events", retry_after_s=5.0)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(_until_gone(log, wanted, beat_s), media_type="text/event-stream", headers=headers)
+
+    @router.get("/events/latest")
+    async def latest(wanted: Wanted, limit: int = Query(FIRST_ROWS, ge=1, le=MAX_ROWS)) -> Response:
+        """The newest events that match, oldest first."""
+        return json_response(_opening(log, wanted, limit))
+
+    @router.get("/events/{event_id}")
+    async def one(event_id: str) -> Response:
+        """One event with its payload, the chain of its causes and what it caused."""
+        entry = log.get(event_id)
+        if entry is None:
+            raise NotFound(f"event {event_id[:64]} is not here: the console keeps the latest since it started")
+        chain = log.chain(entry.row.cause_id)
+        wanted = EventFilter(planes=(entry.seen.plane,), types=(entry.seen.kind,), entity_id=entry.seen.entity_id)
+        return json_response(
+            EventPage(
+                row=entry.row,
+                event=msgspec.Raw(entry.raw),
+                chain=chain,
+                is_whole=not (chain[-1] if chain else entry.row).cause_id,
+                effects=log.effects(event_id),
+                command=wanted.command(),
+            )
+        )
+
+    return router
+
+
+def _opening(log: EventLog, wanted: EventFilter, limit: int) -> Opening:
+    return Opening(
+        rows=log.latest(wanted, limit),
+        command=wanted.command(),
+        types=sorted(PAYLOADS),
+        num_passed=log.num_passed,
+        kept=log.kept(),
+    )
+
+
+async def _until_gone(log: EventLog, wanted: EventFilter, beat_s: float) -> AsyncIterator[bytes]:
+    watcher = log.watch(wanted)
+    try:
+        yield message("events", _opening(log, wanted, FIRST_ROWS))
+        async for batch in watcher.batches(log, beat_s):
+            yield message("more", batch)
+    finally:
+        log.leave(watcher)
+
+
+def discreet_weights(weights: WeightsRef) -> WeightsRef:
+    """Its address without what may be a secret in it: user, password, query. One that is none is left out."""
+    try:
+        return replace(weights, uri=redacted(weights.uri))
+    except ValueError:
+        return replace(weights, uri="")
+
+
+def discreet_model(model: Model) -> Model:
+    """Of its system prompt only the length is shown."""
+    said = f"{len(model.system_prompt)} characters" if model.system_prompt else ""
+    return replace(model, system_prompt=said, weights=discreet_weights(model.weights))
+
+
+def discreet_event(event: Event) -> Event:
+    """The event with the model or the weights it carries made discreet; itself when it carries none."""
+    data = event.data
+    if isinstance(model := getattr(data, "model", None), Model):
+        return replace(event, data=replace(data, model=discreet_model(model)))
+    if isinstance(weights := getattr(data, "weights", None), WeightsRef):
+        return replace(event, data=replace(data, weights=discreet_weights(weights)))
+    return event
 
 
 def trace_id_of(traceparent: str) -> str:

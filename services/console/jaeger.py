@@ -5,10 +5,13 @@ OTLP fields are translated as OpenTelemetry's "OTLP to Jaeger" mapping asks: kin
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 
 from services.console.spans import Attributes, AttributeValue, Resource, Span, SpanKind, StatusCode
 from services.console.trace_store import TraceStore, TraceSummary
@@ -67,21 +70,72 @@ def parse_search(query: Mapping[str, str], now_s: float) -> Search:
 
 def find(store: TraceStore, wanted: Search) -> list[dict[str, Any]]:
     """Traces that match, latest first, at most `wanted.limit`."""
-    return [trace_json(spans) for spans in search(store, wanted)]
-
-
-def search(store: TraceStore, wanted: Search) -> Iterator[list[tuple[Span, Resource]]]:
-    """Spans of each trace that matches, latest first, at most `wanted.limit` traces."""
-    num_found = 0
+    found: list[dict[str, Any]] = []
     for summary in store.newest():
-        if num_found >= wanted.limit:
-            return
+        if len(found) >= wanted.limit:
+            break
         if not _could_match(summary, wanted):
             continue
         spans = store.get(summary.trace_id) or []
         if any(_matches(span, resource, wanted) for span, resource in spans):
-            num_found += 1
-            yield spans
+            found.append(trace_json(spans))
+    return found
+
+
+def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRouter:
+    """Jaeger's HTTP JSON API (query service), for Grafana's Jaeger data source and jaeger-ui."""
+    router = APIRouter(prefix="/api", tags=["jaeger"])
+
+    @router.get("/services")
+    async def services() -> dict[str, Any]:
+        """Names of all services seen."""
+        names = store.services()
+        return envelope(names, total=len(names))
+
+    @router.get("/services/{service}/operations")
+    async def operation_names(service: str) -> dict[str, Any]:
+        """Span names of one service."""
+        names = sorted({op["name"] for op in operations(store, service)})
+        return envelope(names, total=len(names))
+
+    @router.get("/operations")
+    async def kinds(service: str, spanKind: str = "") -> dict[str, Any]:
+        """Span names and kinds of one service."""
+        found = [op for op in operations(store, service) if spanKind in ("", op["spanKind"])]
+        return envelope(found, total=len(found))
+
+    @router.get("/traces", response_model=None)
+    async def traces(request: Request) -> dict[str, Any] | JSONResponse:
+        """Search: service, operation, tags, limit, lookback or start and end, minDuration, maxDuration; or traceID."""
+        ids = request.query_params.getlist("traceID")[:MAX_LIMIT]
+        if ids:
+            return envelope([trace_json(spans) for id_ in ids if (spans := store.get(id_))])
+        try:
+            given = dict(request.query_params) | {"tag": "\n".join(request.query_params.getlist("tag"))}
+            wanted = parse_search(given, clock())
+        except BadQuery as why:
+            return JSONResponse(error(400, str(why)), status_code=400)
+        return envelope(find(store, wanted))
+
+    @router.get("/traces/{trace_id}", response_model=None)
+    async def one(trace_id: str) -> dict[str, Any] | JSONResponse:
+        """One trace, as a list of one."""
+        spans = store.get(trace_id)
+        if not spans:
+            return JSONResponse(error(404, "trace not found"), status_code=404)
+        return envelope([trace_json(spans)])
+
+    @router.get("/dependencies", response_model=None)
+    async def calls(request: Request) -> dict[str, Any] | JSONResponse:
+        """Calls between services. endTs and lookback are milliseconds, as Jaeger has it."""
+        query = request.query_params
+        end, back = query.get("endTs", ""), query.get("lookback", "86400000")
+        if not (end == "" or end.isdecimal()) or not back.isdecimal():
+            return JSONResponse(error(400, "endTs and lookback must be milliseconds"), status_code=400)
+        end_us = int(end) * 1000 if end else clock() * 1e6
+        return envelope(dependencies(store, end_us - int(back) * 1000, end_us))
+
+    return router
 
 
 def envelope(data: object, *, total: int = 0) -> dict[str, Any]:

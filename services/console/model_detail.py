@@ -16,7 +16,7 @@ from glowplug.events import Event
 from glowplug.events.facts import InstanceChange, WeightsFetched, WeightsFetchFailed, WeightsProgressed
 from services.console import fleet_rows as rows
 from services.console.decisions import DecisionLog, named_in
-from services.console.discreet import discreet_model
+from services.console.events import discreet_model
 
 STARTS_KEPT: Final = 10
 MODELS_KEPT: Final = 4096

@@ -1,16 +1,18 @@
-"""OTLP/HTTP: bytes to spans and answers back, after the OTLP specification 1.x (section OTLP/HTTP).
+"""POST /v1/traces, OTLP/HTTP after the OTLP specification 1.x: bounded bodies become spans, answers go back.
 
-Both encodings are read: binary protobuf and JSON (ids in hex, 64-bit numbers as strings or numbers).
-Nothing here touches a socket. Every refusal is an `OtlpError` with the status to answer.
-"""
+Both encodings are read: binary protobuf and JSON (ids in hex, 64-bit numbers as strings or numbers). The answer is in
+the sender's encoding; every refusal is an `OtlpError` with its status."""
 
 import base64
 import binascii
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, status_pb2  # type: ignore[import-untyped]
@@ -22,6 +24,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
+from services.console.metrics import ConsoleMetrics
+from services.console.settings import ConsoleSettings
 from services.console.spans import (
     MAX_EVENTS,
     MAX_LINKS,
@@ -36,10 +40,12 @@ from services.console.spans import (
     bounded,
     clip,
 )
+from services.console.trace_store import TraceStore, TraceSummary
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 _MAX_ANY_DEPTH: Final = 8
+RETRY_AFTER_S = 1
 
 
 class OtlpError(Exception):
@@ -240,3 +246,79 @@ def _tree(value: AnyValue, depth: int) -> Any:
 
 def _pairs(value: AnyValue) -> list[KeyValue]:
     return list(value.kvlist_value.values)
+
+
+class Receiver:
+    """Takes exports into a store. `on_change` is called with the summary of each trace that grew."""
+
+    def __init__(
+        self,
+        settings: ConsoleSettings,
+        store: TraceStore,
+        metrics: ConsoleMetrics,
+        on_change: Callable[[TraceSummary], None],
+    ) -> None:
+        self._settings, self._store, self._metrics, self._on_change = settings, store, metrics, on_change
+        self._held_bytes = 0
+
+    async def export(self, request: Request) -> Response:
+        """One ExportTraceServiceRequest."""
+        kind = PROTOBUF
+        try:
+            kind = media_type(request.headers.get("content-type", ""))
+            body = await self._body(request)
+            encoding = request.headers.get("content-encoding", "")
+            plain = decompress(body, encoding, max_bytes=self._settings.otlp_max_plain_bytes)
+            batch = decode(plain, kind, keep_content=self._settings.log_prompts)
+        except OtlpError as error:
+            self._metrics.exports_refused.labels(str(error.status)).inc()
+            headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status == 503 else {}
+            return Response(encode_error(error, kind), error.status, headers, kind)
+        self._keep(batch)
+        return Response(encode_response(batch, kind), 200, media_type=kind)
+
+    def _keep(self, batch: Batch) -> None:
+        dropped_before, evicted_before = self._store.num_dropped_spans, self._store.num_evicted
+        for summary in self._store.add(batch.spans):
+            self._on_change(summary)
+        self._metrics.spans.inc(len(batch.spans))
+        self._metrics.spans_refused.inc(batch.num_rejected + self._store.num_dropped_spans - dropped_before)
+        self._metrics.traces.set(len(self._store))
+        self._metrics.trace_bytes.set(self._store.num_bytes)
+        self._metrics.traces_evicted.inc(self._store.num_evicted - evicted_before)
+
+    async def _body(self, request: Request) -> bytes:
+        """The body, within the bound for one export and the bound for all that are being read."""
+        limit = self._settings.otlp_max_body_bytes
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
+            raise OtlpError(413, f"body is larger than {limit} bytes")
+        body = bytearray()
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                self._held_bytes += len(chunk)
+                if len(body) > limit:
+                    raise OtlpError(413, f"body is larger than {limit} bytes")
+                if self._held_bytes > self._settings.otlp_max_held_bytes:
+                    raise OtlpError(503, "too many exports at once")
+            return bytes(body)
+        finally:
+            self._held_bytes -= len(body)
+
+
+def routes(receiver: Receiver) -> APIRouter:
+    router = APIRouter(tags=["otlp"])
+    refusals: dict[int | str, dict[str, object]] = {
+        400: {"description": "not an ExportTraceServiceRequest"},
+        413: {"description": "too large"},
+        415: {"description": "neither protobuf nor JSON, or an unknown Content-Encoding"},
+        503: {"description": "too many exports at once; Retry-After says when to try again"},
+    }
+
+    @router.post("/v1/traces", response_class=Response, responses=refusals)
+    async def export(request: Request) -> Response:
+        """OTLP/HTTP: an ExportTraceServiceRequest as protobuf or JSON, plain or gzip."""
+        return await receiver.export(request)
+
+    return router

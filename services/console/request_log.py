@@ -1,7 +1,7 @@
 """The requests of the whole fleet: those routers hold and run, as they report them, and the latest that ended.
 
-Pure: told events with `now_s`, asked for lines. No text of a request is ever here. Bounded: `num_kept` that ended, and
-what each router heard of lately reports, which is bounded there.
+Pure: it is given events with `now_s` and gives lines. It never holds text of a request. Bounded: `num_kept` requests
+that ended, and the latest report of each router, which the router bounds.
 """
 
 from collections import OrderedDict
@@ -70,7 +70,7 @@ class RequestLog:
     def __init__(self, num_kept: int) -> None:
         self._num_kept = num_kept
         self._ended: OrderedDict[tuple[str, str], RequestLine] = OrderedDict()  # (router id, request id), oldest first
-        self._reports: dict[str, tuple[float, int, list[RequestLine]]] = {}  # router -> heard at, live, lines
+        self._reports: dict[str, tuple[float, int, list[RequestLine]]] = {}  # router -> received at, live, lines
 
     def take(self, event: Event, now_s: float) -> None:
         """One event; types that are no request's are ignored."""
@@ -88,12 +88,12 @@ class RequestLog:
         model key, code and status."""
         self._forget_silent(now_s)
         wanted = {"live": LIVE_STATES, "ended": ENDED_STATES}.get(state, (state,) if state else ())
-        words = text.lower().split()
+        terms = text.lower().split()
         states: dict[str, int] = {}
         matching: list[RequestLine] = []
         num_matching = 0
         for line in self._lines():
-            if (model and line.model_key != model) or not all(word in _text(line) for word in words):
+            if (model and line.model_key != model) or not all(word in _text(line) for word in terms):
                 continue
             states[line.state] = states.get(line.state, 0) + 1
             if wanted and line.state not in wanted:
@@ -111,7 +111,7 @@ class RequestLog:
         )
 
     def _forget_silent(self, now_s: float) -> None:
-        for router_id in [r for r, (heard_at, _, _) in self._reports.items() if now_s - heard_at > REPORT_LEASE_S]:
+        for router_id in [r for r, (at_s, _, _) in self._reports.items() if now_s - at_s > REPORT_LEASE_S]:
             del self._reports[router_id]
 
     def _lines(self) -> Iterator[RequestLine]:
@@ -135,8 +135,8 @@ class RequestLog:
         """A refusal of a known model comes beside the request's end, before it or after it."""
         known = self._ended.get((fact.router_id, fact.request_id))
         if known is not None and known.status == fact.status and known.state != "refused":
-            told = {"state": "refused", "code": fact.code, "retry_after_s": fact.retry_after_s}
-            self._ended[_key(known)] = msgspec.structs.replace(known, **told)
+            refusal = {"state": "refused", "code": fact.code, "retry_after_s": fact.retry_after_s}
+            self._ended[_key(known)] = msgspec.structs.replace(known, **refusal)
             return
         self._end(
             RequestLine(

@@ -1,6 +1,6 @@
 """What changed, sent to every open page: one diff per beat, shared by all, in a bounded queue for each.
 
-A page that reads too slowly loses its oldest messages and is told how many; it then asks for the whole fleet again.
+A page that reads too slowly loses its oldest messages and is sent how many; it then asks for the whole fleet again.
 """
 
 import asyncio
@@ -8,16 +8,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-import msgspec
-
 from services.console.fleet_view import FleetView, RowTable
+from services.console.trace_api import message
 from services.console.trace_store import TraceSummary
 
 QUEUE_LIMIT: Final = 64
 MAX_CLIENTS: Final = 64
 HEARTBEAT_S: Final = 10.0
 
-_encode = msgspec.json.Encoder().encode
 _KEYED: Final = {"models": "key", "instances": "instance_id", "nodes": "node_id"}
 _TABLES: Final = {"models": "model_rows", "instances": "instance_rows", "nodes": "node_rows"}  # of the view
 _LOGS: Final = ("decisions", "requests")
@@ -25,11 +23,6 @@ _LOGS: Final = ("decisions", "requests")
 
 class TooManyClients(Exception):
     """Every place at the stream is taken."""
-
-
-def message(name: str, data: object) -> bytes:
-    """One server-sent event. JSON has no raw line break, so one data line is enough."""
-    return b"event: " + name.encode() + b"\ndata: " + _encode(data) + b"\n\n"
 
 
 class Differ:
@@ -96,7 +89,7 @@ class Client:
         self._limit = limit
         self._wake = asyncio.Event()
         self._closed = False
-        self.num_dropped = 0  # since the page was last told
+        self.num_dropped = 0  # since the page was last sent that
 
     def put(self, raw: bytes) -> int:
         """Queue one message; returns how many old ones had to go."""
@@ -155,7 +148,7 @@ class Hub:
         self.clients.discard(client)
 
     def trace_changed(self, summary: TraceSummary) -> None:
-        """Spans came in for this trace; pages hear of it at the next flush, once."""
+        """Spans came in for this trace; pages are sent it at the next flush, once."""
         if self.clients:
             self._traces.pop(summary.trace_id, None)
             self._traces[summary.trace_id] = summary

@@ -1,21 +1,181 @@
-"""Reading traces: Jaeger's query API under /api, the page's own shapes under /api/v1."""
+"""Traces as the page reads them: the latest, and the waterfall of one.
 
-import time
-from collections.abc import Callable
-from typing import Any
+A waterfall is rows in tree order with offsets, services and the phases of a cold start. Its shape is that of any
+trace UI; what is our own is the treatment of broken trees. A span whose parent never came is an orphan: it is a row
+of the top level and marked. Parents that form a ring are cut open at their earliest span. Every span of the trace is
+exactly one row."""
+
+from collections.abc import Sequence
 
 import msgspec
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
 
 from glowplug.domain.errors import NotFound
-from services.console import jaeger
-from services.console.trace_disk import TraceDisk
-from services.console.trace_store import TraceStore, TraceSummary
-from services.console.waterfall import waterfall
+from glowplug.telemetry import semconv
+from services.console.spans import AttributeValue, Resource, Span
+from services.console.stages import COLD, Stage, stages
+from services.console.trace_store import TraceDisk, TraceStore, TraceSummary
 
 MAX_LINES = 500
 _encode = msgspec.json.Encoder().encode
+
+
+class Point(msgspec.Struct, frozen=True):
+    """An event on a row. `offset_s` counts from the start of the trace."""
+
+    name: str
+    offset_s: float
+    attributes: dict[str, AttributeValue]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One span. `offset_s` counts from the start of the trace; `parent_id` is "" for every top row."""
+
+    span_id: str
+    parent_id: str
+    depth: int
+    num_children: int
+    name: str
+    service: str
+    kind: int
+    offset_s: float
+    duration_s: float
+    is_error: bool
+    is_orphan: bool
+    status_message: str
+    phase: str
+    attributes: dict[str, AttributeValue]
+    resource: dict[str, AttributeValue]
+    events: list[Point]
+
+
+class PhaseBar(msgspec.Struct, frozen=True):
+    """One stage of the cold start inside the trace. `predicted_s` is 0 when nothing was predicted."""
+
+    name: str
+    span_id: str
+    offset_s: float
+    duration_s: float
+    predicted_s: float
+
+
+class Waterfall(msgspec.Struct, frozen=True):
+    """Everything the page needs to draw one trace. `start_at` is epoch seconds."""
+
+    trace_id: str
+    name: str
+    service: str
+    model: str
+    request_ids: tuple[str, ...]
+    start_at: float
+    duration_s: float
+    num_errors: int
+    num_orphans: int
+    num_dropped: int
+    is_emulated: bool
+    revision: int
+    services: list[str]
+    phases: list[PhaseBar]
+    stages: list[Stage]
+    rows: list[Row]
+
+
+def waterfall(summary: TraceSummary, spans: Sequence[tuple[Span, Resource]]) -> Waterfall:
+    """Rows in depth-first order, siblings by start time. `spans` come sorted by start time."""
+    known = {span.span_id for span, _ in spans}
+    children: dict[str, list[tuple[Span, Resource]]] = {}
+    tops: list[tuple[Span, Resource]] = []
+    for pair in spans:
+        parent = pair[0].parent_id
+        if parent in known and parent != pair[0].span_id:
+            children.setdefault(parent, []).append(pair)
+        else:
+            tops.append(pair)
+    rows: list[Row] = []
+    seen: set[str] = set()
+    for top in tops:
+        _descend(top, children, summary.start_ns, rows, seen)
+    for pair in spans:  # what no top level reaches hangs on a ring of parents
+        if pair[0].span_id not in seen:
+            _descend(pair, children, summary.start_ns, rows, seen)
+    return Waterfall(
+        trace_id=summary.trace_id,
+        name=summary.name,
+        service=summary.service,
+        model=summary.model,
+        request_ids=summary.request_ids,
+        start_at=summary.start_ns / 1e9,
+        duration_s=summary.duration_s,
+        num_errors=summary.num_errors,
+        num_orphans=sum(row.is_orphan for row in rows),
+        num_dropped=summary.num_dropped,
+        is_emulated=summary.is_emulated,
+        revision=summary.revision,
+        services=list(dict.fromkeys(row.service for row in rows)),
+        phases=[_phase(row) for row in sorted(rows, key=_by_stage) if row.phase],
+        stages=stages([span for span, _ in spans], _phases_of(spans)),
+        rows=rows,
+    )
+
+
+def _by_stage(row: Row) -> tuple[float, int]:
+    return (row.offset_s, COLD.index(row.phase) if row.phase in COLD else len(COLD))
+
+
+def _phases_of(spans: Sequence[tuple[Span, Resource]]) -> list[tuple[str, int, int]]:
+    named = [(str(span.attribute(semconv.ATTR_PHASE) or ""), span.start_ns, span.end_ns) for span, _ in spans]
+    return [stretch for stretch in named if stretch[0] in COLD]
+
+
+def _descend(
+    top: tuple[Span, Resource],
+    children: dict[str, list[tuple[Span, Resource]]],
+    origin_ns: int,
+    rows: list[Row],
+    seen: set[str],
+) -> None:
+    stack = [(top, 0)]
+    while stack:
+        (span, resource), depth = stack.pop()
+        if span.span_id in seen:
+            continue
+        seen.add(span.span_id)
+        mine = children.get(span.span_id, [])
+        rows.append(_row(span, resource, depth, len(mine), origin_ns, is_top=depth == 0))
+        stack.extend((child, depth + 1) for child in reversed(mine))
+
+
+def _row(span: Span, resource: Resource, depth: int, num_children: int, origin_ns: int, *, is_top: bool) -> Row:
+    return Row(
+        span_id=span.span_id,
+        parent_id="" if is_top else span.parent_id,
+        depth=depth,
+        num_children=num_children,
+        name=span.name,
+        service=resource.service,
+        kind=span.kind,
+        offset_s=(span.start_ns - origin_ns) / 1e9,
+        duration_s=(span.end_ns - span.start_ns) / 1e9,
+        is_error=span.is_error,
+        is_orphan=is_top and bool(span.parent_id),
+        status_message=span.status_message,
+        phase=str(span.attribute(semconv.ATTR_PHASE) or ""),
+        attributes=dict(span.attributes),
+        resource=dict(resource.attributes),
+        events=[Point(e.name, (e.time_ns - origin_ns) / 1e9, dict(e.attributes)) for e in span.events],
+    )
+
+
+def _phase(row: Row) -> PhaseBar:
+    predicted = row.attributes.get(semconv.ATTR_PREDICTED_SECONDS, 0.0)
+    return PhaseBar(
+        name=row.phase,
+        span_id=row.span_id,
+        offset_s=row.offset_s,
+        duration_s=row.duration_s,
+        predicted_s=float(predicted) if isinstance(predicted, int | float) else 0.0,
+    )
 
 
 class TracePage(msgspec.Struct, frozen=True):
@@ -36,7 +196,12 @@ def json_response(value: object) -> Response:
     return Response(_encode(value), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-def own_routes(store: TraceStore, disk: TraceDisk | None = None) -> APIRouter:
+def message(name: str, data: object) -> bytes:
+    """One server-sent event. JSON has no raw line break, so one data line is enough."""
+    return b"event: " + name.encode() + b"\ndata: " + _encode(data) + b"\n\n"
+
+
+def routes(store: TraceStore, disk: TraceDisk | None = None) -> APIRouter:
     """What the page and the command line read."""
     router = APIRouter(prefix="/api/v1", tags=["traces"])
 
@@ -63,62 +228,6 @@ def own_routes(store: TraceStore, disk: TraceDisk | None = None) -> APIRouter:
         """The waterfall of the trace one request left."""
         missing = f"no trace of request {request_id[:128]}: not sampled, not exported yet, or gone from the ring"
         return _waterfall(store, store.trace_of_request(request_id) or "", missing)
-
-    return router
-
-
-def jaeger_routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRouter:
-    """Jaeger's HTTP JSON API (query service), for Grafana's Jaeger data source and jaeger-ui."""
-    router = APIRouter(prefix="/api", tags=["jaeger"])
-
-    @router.get("/services")
-    async def services() -> dict[str, Any]:
-        """Names of all services seen."""
-        names = store.services()
-        return jaeger.envelope(names, total=len(names))
-
-    @router.get("/services/{service}/operations")
-    async def operation_names(service: str) -> dict[str, Any]:
-        """Span names of one service."""
-        names = sorted({op["name"] for op in jaeger.operations(store, service)})
-        return jaeger.envelope(names, total=len(names))
-
-    @router.get("/operations")
-    async def operations(service: str, spanKind: str = "") -> dict[str, Any]:
-        """Span names and kinds of one service."""
-        found = [op for op in jaeger.operations(store, service) if spanKind in ("", op["spanKind"])]
-        return jaeger.envelope(found, total=len(found))
-
-    @router.get("/traces", response_model=None)
-    async def search(request: Request) -> dict[str, Any] | JSONResponse:
-        """Search: service, operation, tags, limit, lookback or start and end, minDuration, maxDuration; or traceID."""
-        ids = request.query_params.getlist("traceID")[: jaeger.MAX_LIMIT]
-        if ids:
-            return jaeger.envelope([jaeger.trace_json(spans) for id_ in ids if (spans := store.get(id_))])
-        try:
-            given = dict(request.query_params) | {"tag": "\n".join(request.query_params.getlist("tag"))}
-            wanted = jaeger.parse_search(given, clock())
-        except jaeger.BadQuery as why:
-            return JSONResponse(jaeger.error(400, str(why)), status_code=400)
-        return jaeger.envelope(jaeger.find(store, wanted))
-
-    @router.get("/traces/{trace_id}", response_model=None)
-    async def one(trace_id: str) -> dict[str, Any] | JSONResponse:
-        """One trace, as a list of one."""
-        spans = store.get(trace_id)
-        if not spans:
-            return JSONResponse(jaeger.error(404, "trace not found"), status_code=404)
-        return jaeger.envelope([jaeger.trace_json(spans)])
-
-    @router.get("/dependencies", response_model=None)
-    async def dependencies(request: Request) -> dict[str, Any] | JSONResponse:
-        """Calls between services. endTs and lookback are milliseconds, as Jaeger has it."""
-        query = request.query_params
-        end, back = query.get("endTs", ""), query.get("lookback", "86400000")
-        if not (end == "" or end.isdecimal()) or not back.isdecimal():
-            return JSONResponse(jaeger.error(400, "endTs and lookback must be milliseconds"), status_code=400)
-        end_us = int(end) * 1000 if end else clock() * 1e6
-        return jaeger.envelope(jaeger.dependencies(store, end_us - int(back) * 1000, end_us))
 
     return router
 

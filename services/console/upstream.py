@@ -43,10 +43,10 @@ class ClientGone(Exception):
 class Addresses:
     """Base URLs by service: `router` (the port of the OpenAI API), `autoscaler`, `placer`, `predictor`."""
 
-    def __init__(self, told: Mapping[str, str]) -> None:
-        self._told = {service: url.rstrip("/") for service, url in told.items() if url}
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = {service: url.rstrip("/") for service, url in given.items() if url}
         self._learned: dict[str, str] = {}
-        self._known = frozenset(told)
+        self._known = frozenset(given)
 
     def learn(self, service: str, url: str) -> None:
         """A service has said where it is. What the settings say stands above it."""
@@ -55,7 +55,7 @@ class Addresses:
 
     def find(self, service: str) -> str:
         """Its base URL, "" when nobody has said it."""
-        return self._told.get(service) or self._learned.get(service, "")
+        return self._given.get(service) or self._learned.get(service, "")
 
     def url(self, service: str) -> str:
         """Its base URL. Raises NoAddress naming the setting that is missing."""
@@ -108,8 +108,8 @@ class Upstream:
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body. Raises TooLarge before more than `max_bytes` are kept."""
-    told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told) > max_bytes:
+    given = request.headers.get("content-length", "")
+    if given.isdecimal() and int(given) > max_bytes:
         raise TooLarge(f"the body is larger than {max_bytes} bytes")
     body = bytearray()
     async for chunk in request.stream():

@@ -11,7 +11,7 @@ from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
-from glowplug.telemetry.failures import FailureCounter
+from glowplug.telemetry.metrics import FailureCounter
 from services.placer.app import make
 from services.placer.metrics import FleetCollector
 from services.placer.settings import PlacerSettings

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from tests.chaos.test_kill_services import under_load
-from tests.fleet_runner import wait_until
 from tests.ha_fleet import ADMIN, START_S, HaFleet, Process, emulated
 from tests.servers import Infra, NatsProcess, ValkeyProcess
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 LEASE_S = 2.0
@@ -212,8 +212,8 @@ def test_metrics_tell_who_leads(fleet: HaFleet) -> None:
     assert "glowplug_leader_changes_total" in httpx.get(standby.url + "/metrics").text
     leaders = {s: fleet.roles(s)[0].name for s in ("autoscaler", "placer", "predictor")}
 
-    def told() -> dict[str, str]:
+    def given() -> dict[str, str]:
         return {row["service"]: row["service_id"] for row in standby.get("/v1/leaders")["data"]}
 
-    wait_until("the table of leaders has been read", lambda: told() == leaders, TAKEN_OVER_S)
+    wait_until("the table of leaders has been read", lambda: given() == leaders, TAKEN_OVER_S)
     assert leader.get("/ready")["role"] == "leader" and standby.get("/ready")["role"] == "standby"

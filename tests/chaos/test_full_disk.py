@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from tests.chaos.test_kill_services import Ledger, under_load
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
 from tests.small_disk import small_disk
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
 COLD = [f"cold-{i}" for i in range(6)]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 WHOLE_AGAIN_S = 20.0  # 5 s on an idle machine is measured by bench/; a shared one only has to come back
@@ -33,7 +34,7 @@ def fleet(tmp_path_factory):
 
 @dataclass
 class Ledger:
-    """The client's own book: every request with how it ended."""
+    """The client's own list: every request with how it ended."""
 
     ends: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)

@@ -66,7 +66,7 @@ class Engine:
             raise NoEngine("no container engine answers, and only root with dockerd could start one")
         self.folder = Path(tempfile.mkdtemp(prefix="gp-docker-"))
         if shutil.disk_usage(self.folder).free < NEEDED_BYTES:
-            raise NoEngine(f"no container engine answers, and {self.folder} has too little room for one")
+            raise NoEngine(f"no container engine answers, and {self.folder} has too little space for one")
         socket = f"unix://{self.folder}/docker.sock"
         paths = [f"--{name}={self.folder / name}" for name in ("data-root", "exec-root")]
         with (self.folder / "log").open("wb") as log:
@@ -102,10 +102,10 @@ class Engine:
 
 def find_compose() -> tuple[str, ...]:
     """docker-compose 1.29 where it is installed, else the plug-in of docker. Raises NoEngine."""
-    for words in (("docker-compose",), ("docker", "compose")):
+    for parts in (("docker-compose",), ("docker", "compose")):
         try:
-            if re.search(r"\d+\.\d+", run(*words, "version", timeout_s=30.0)):
-                return words
+            if re.search(r"\d+\.\d+", run(*parts, "version", timeout_s=30.0)):
+                return parts
         except (RuntimeError, OSError):
             continue
     raise NoEngine("neither docker-compose nor docker compose is here (Debian: docker-compose)")

@@ -1,15 +1,19 @@
-"""The compose fleet as a test holds it: its commands, its two doors, and what its containers say."""
+"""The compose fleet as a test holds it: its commands, its two ports, what its containers say, and its file as tests
+read it."""
 
 import json
+import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 from glowplug.runtime.privileges import USERS, variable
 from tests.compose.engine import ROOT, TAG, run
-from tests.fleet_runner import wait_until
+from tests.waiting import wait_until
 
 PROJECT = "glowplug-test"
 FILES = ("deploy/docker-compose.yml", "tests/compose/override.yml")
@@ -34,11 +38,13 @@ SETTINGS = {
     "BUILD_NETWORK": "host",
     "OTLP_ENDPOINT": "http://console:8080",
 }
+COMPOSE = FILES[0]
+VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)(:?[-?][^}]*)?\}")
 
 
 @dataclass
 class ComposeFleet:
-    words: tuple[str, ...]  # docker-compose, or docker compose
+    parts: tuple[str, ...]  # docker-compose, or docker compose
     env_file: Path
     router: str = ""
     console: str = ""
@@ -51,10 +57,10 @@ class ComposeFleet:
     def __post_init__(self) -> None:
         self.env_file.write_text("".join(f"{name}={value}\n" for name, value in SETTINGS.items()))
 
-    def compose(self, *words: str, timeout_s: float = 180.0, check: bool = True) -> str:
+    def compose(self, *parts: str, timeout_s: float = 180.0, check: bool = True) -> str:
         """What a compose command prints."""
         files = [word for name in FILES for word in ("-f", name)]
-        argv = (*self.words, "--env-file", str(self.env_file), *files, *words)
+        argv = (*self.words, "--env-file", str(self.env_file), *files, *parts)
         return run(*argv, timeout_s=timeout_s, check=check, COMPOSE_HTTP_TIMEOUT="600")
 
     def up(self) -> "ComposeFleet":
@@ -63,10 +69,10 @@ class ComposeFleet:
         try:
             self.compose("up", "-d", timeout_s=UP_S)
         except RuntimeError as error:
-            states = {s: told["State"] for s, told in self.containers().items()}
+            states = {s: stated["State"] for s, stated in self.containers().items()}
             bad = [s for s, state in states.items() if state["ExitCode"] or "unhealthy" in str(state.get("Health"))]
-            told = [f"{s}: {str(states[s].get('Health'))[-600:]}\n{self.logs(s)}" for s in bad]
-            raise RuntimeError("\n".join([str(error)[-1000:], *told])) from error
+            stated = [f"{s}: {str(states[s].get('Health'))[-600:]}\n{self.logs(s)}" for s in bad]
+            raise RuntimeError("\n".join([str(error)[-1000:], *stated])) from error
         wait_until("every container is healthy", lambda: not self.unhealthy(), UP_S, 2.0)
         self.router, self.console = self.door("router", 8000), self.door("console", 8080)
         wait_until("every node is on the console", lambda: set(self.nodes_up()) == set(NODES), WAIT_S, 1.0)
@@ -88,14 +94,14 @@ class ComposeFleet:
     def containers(self) -> dict[str, dict[str, Any]]:
         """What the engine knows of every container, by service."""
         ids = run("docker", "ps", "-aq", "-f", f"label=com.docker.compose.project={PROJECT}").split()
-        told: list[dict[str, Any]] = json.loads(run("docker", "inspect", *ids)) if ids else []
-        return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in told}
+        stated: list[dict[str, Any]] = json.loads(run("docker", "inspect", *ids)) if ids else []
+        return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in stated}
 
     def unhealthy(self) -> list[str]:
         """Services that are not what they should be by now. Raises AssertionError when one cannot become so."""
         found = []
-        for service, told in self.containers().items():
-            state = told["State"]
+        for service, stated in self.containers().items():
+            state = stated["State"]
             if "Health" in state and state["Status"] == "running":
                 found += [service] if state["Health"]["Status"] != "healthy" else []
             elif state["Status"] != "exited" or state["ExitCode"]:
@@ -106,8 +112,8 @@ class ComposeFleet:
     def logs(self, service: str) -> str:
         return self.compose("logs", "--tail=30", service, check=False)[-3000:]
 
-    def exec(self, service: str, *words: str) -> str:
-        return run("docker", "exec", self.container(service), *words)
+    def exec(self, service: str, *parts: str) -> str:
+        return run("docker", "exec", self.container(service), *parts)
 
     def chat(
         self, model: str, text: str = "Say hello.", door: str = "", tokens: int = 12, timeout_s: float = 300.0
@@ -141,3 +147,25 @@ class ComposeFleet:
 
 def root_file(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+@cache
+def compose(path: str = COMPOSE) -> dict[str, Any]:
+    stated: dict[str, Any] = yaml.safe_load(root_file(path))
+    return stated
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = compose()["services"]
+    return found
+
+
+def example() -> dict[str, str]:
+    """Settings of .env.example."""
+    lines = [line for line in root_file(".env.example").splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def filled(text: str) -> str:
+    """`text` as compose reads it with .env.example."""
+    return VARIABLE.sub(lambda match: example().get(match[1]) or "given", text)

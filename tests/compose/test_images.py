@@ -45,8 +45,8 @@ def inspect(name: str) -> dict[str, object]:
 
 
 def bill(name: str) -> dict[str, object]:
-    told: dict[str, object] = json.loads(run("sh", "deploy/docker/images.sh", "sbom", name, VERSION=TAG))
-    return told
+    given: dict[str, object] = json.loads(run("sh", "deploy/docker/images.sh", "sbom", name, VERSION=TAG))
+    return given
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -80,9 +80,9 @@ def test_the_router_is_small_and_layers_are_shared(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["router", "agent-llamacpp"])
 def test_the_bill_names_what_is_inside(engine: Engine, name: str) -> None:
-    told = bill(name)
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(told)) is None
-    components = told["components"]
+    given = bill(name)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(given)) is None
+    components = given["components"]
     assert isinstance(components, list)
     purls = {re.sub(r"@.*", "", component["purl"]) for component in components}
     assert {"pkg:pypi/glowplug", "pkg:pypi/uvloop", "pkg:deb/debian/libc6", "pkg:deb/debian/libssl3"} <= purls

@@ -9,7 +9,7 @@ import pytest
 
 from tests.compose.engine import run
 from tests.compose.fleet import ADMIN, NODES, PROJECT, SERVICES, WAIT_S, ComposeFleet
-from tests.fleet_runner import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 EMULATED = ("emulated-chat-7b", "emulated-story-7b")
@@ -29,13 +29,13 @@ def text_of(answer: httpx.Response) -> str:
 
 
 def test_nobody_is_root_and_nobody_writes_to_the_image(fleet: ComposeFleet) -> None:
-    for service, told in fleet.containers().items():
-        host = told["HostConfig"]
-        assert told["Config"]["User"] == "10001:10001", service
+    for service, given in fleet.containers().items():
+        host = given["HostConfig"]
+        assert given["Config"]["User"] == "10001:10001", service
         assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"], service
         assert "no-new-privileges:true" in host["SecurityOpt"], service
         assert host["Memory"] > 0 and host["NanoCpus"] > 0 and host["PidsLimit"] > 0, service
-        if told["State"]["Running"] and service != "s3":
+        if given["State"]["Running"] and service != "s3":
             status = fleet.exec(service, "cat", "/proc/1/status")
             assert "Uid:\t10001\t10001" in status and "CapEff:\t0000000000000000" in status, service
             assert "NoNewPrivs:\t1" in status, service
@@ -70,7 +70,7 @@ def test_a_chat_of_the_playground_leaves_its_trace(fleet: ComposeFleet) -> None:
     """Cold, through the console: the whole way of the request comes back, in the console's form and in Jaeger's. The
     prefetcher is on it only when the weights are not in host memory yet, the placer only when there is room at once:
     what it places later, when somebody has left, it does on another's word."""
-    answer = fleet.chat("smol-pirate", door=f"{fleet.console}/playground")
+    answer = fleet.chat("smol-pirate", port=f"{fleet.console}/playground")
     assert text_of(answer)
     request_id, trace_id = answer.headers["x-request-id"], answer.headers["traceparent"].split("-")[1]
     everybody = {f"glowplug-{name}" for name in ("router", "autoscaler", "agent", "engine")}
@@ -133,8 +133,8 @@ def test_a_node_stops_its_models_move_and_it_comes_back(fleet: ComposeFleet) -> 
     here = fleet.node_of(served(fleet, EMULATED[0]))
     pair = (here, f"{here}-prefetcher")
     fleet.compose("stop", "-t", "60", *pair)
-    told = fleet.containers()
-    assert [told[service]["State"]["ExitCode"] for service in pair] == [0, 0], "it was killed, it did not end"
+    given = fleet.containers()
+    assert [given[service]["State"]["ExitCode"] for service in pair] == [0, 0], "it was killed, it did not end"
     wait_until("the console says that it left", lambda: here not in fleet.nodes_up(), WAIT_S)
     moved = served(fleet, EMULATED[0])
     assert fleet.node_of(moved) not in (here, "node-3")
@@ -175,7 +175,7 @@ def test_bus_and_record_restart_under_the_fleet(fleet: ComposeFleet) -> None:
 
 def test_nobody_was_restarted_by_the_engine(fleet: ComposeFleet) -> None:
     """A service that ends by itself is a fault, even when the engine mends it. Last in this file."""
-    restarted = {s: told["RestartCount"] for s, told in fleet.containers().items() if told["RestartCount"]}
+    restarted = {s: given["RestartCount"] for s, given in fleet.containers().items() if given["RestartCount"]}
     assert restarted == {} and set(SERVICES) <= fleet.containers().keys()
 
 

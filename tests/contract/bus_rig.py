@@ -52,11 +52,11 @@ class Rig:
 
 
 @dataclass
-class Ear:
+class Listener:
     """A handler that remembers what it heard. `fails` times it raises first."""
 
     fails: int = 0
-    heard: list[Event] = field(default_factory=list)
+    received: list[Event] = field(default_factory=list)
     num_calls: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -65,11 +65,11 @@ class Ear:
         self.changed.set()
         if self.num_calls <= self.fails:
             raise RuntimeError("this handler fails on purpose")
-        self.heard.append(event)
+        self.received.append(event)
 
     @property
     def ids(self) -> list[str]:
-        return [event.event_id for event in self.heard]
+        return [event.event_id for event in self.received]
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait until `true` of what was heard. Raises TimeoutError."""
@@ -78,10 +78,10 @@ class Ear:
                 self.changed.clear()
                 await self.changed.wait()
 
-    async def hear(self, count: int) -> list[Event]:
+    async def listen(self, count: int) -> list[Event]:
         """The first `count` events, once they are here."""
-        await self.until(lambda: len(self.heard) >= count)
-        return self.heard
+        await self.until(lambda: len(self.received) >= count)
+        return self.received
 
 
 def name() -> str:

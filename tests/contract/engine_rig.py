@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,14 +93,6 @@ class EngineCase:
         for handle in self.handles:
             await self.driver.stop(handle, grace_s=0.0)
         await self.driver.close()
-
-
-async def eventually(holds: Callable[[], bool], what: str) -> None:
-    """Wait for a condition; fail with its name when it does not come."""
-    async with asyncio.timeout(WAIT_S):
-        while not holds():
-            await asyncio.sleep(0.02)
-    assert holds(), what
 
 
 async def until_idle(case: EngineCase, handle: EngineHandle) -> int:

@@ -8,7 +8,7 @@ import pytest
 from glowplug.bus.port import BusUnavailable
 from glowplug.events import Event, encode
 from glowplug.events.subjects import commands_to, entity_facts, facts_of, subject
-from tests.contract.bus_rig import Ear, Rig, commands_of, evicted, evictions_of, load, name, stop
+from tests.contract.bus_rig import Listener, Rig, commands_of, evicted, evictions_of, load, name, stop
 from tests.servers import NatsProcess
 
 
@@ -21,112 +21,112 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
 
 
 async def test_a_fact_arrives_whole(rig: Rig) -> None:
-    bus, ear, node = await rig.client(), Ear(), name()
-    await bus.subscribe([evictions_of(node)], ear, durable=name())
+    bus, listener, node = await rig.client(), Listener(), name()
+    await bus.subscribe([evictions_of(node)], listener, durable=name())
     sent = evicted(node, 42)
     await bus.publish(sent)
-    assert await ear.hear(1) == [sent]
+    assert await listener.listen(1) == [sent]
 
 
 async def test_facts_arrive_in_order(rig: Rig) -> None:
-    writer, reader, ear, node = await rig.client(), await rig.client(), Ear(), name()
-    await reader.subscribe([evictions_of(node)], ear, durable=name())
+    writer, reader, listener, node = await rig.client(), await rig.client(), Listener(), name()
+    await reader.subscribe([evictions_of(node)], listener, durable=name())
     sent = [evicted(node, num) for num in range(100)]
     for event in sent:
         await writer.publish(event)
-    assert await ear.hear(100) == sent
+    assert await listener.listen(100) == sent
 
 
 async def test_every_durable_name_hears_every_fact(rig: Rig) -> None:
-    bus, ears, node = await rig.client(), [Ear(), Ear()], name()
-    for ear in ears:
-        await bus.subscribe([evictions_of(node)], ear, durable=name())
+    bus, ears, node = await rig.client(), [Listener(), Listener()], name()
+    for listener in ears:
+        await bus.subscribe([evictions_of(node)], listener, durable=name())
     await bus.publish(evicted(node))
-    for ear in ears:
-        assert len(await ear.hear(1)) == 1
+    for listener in ears:
+        assert len(await listener.listen(1)) == 1
 
 
 async def test_wildcards_choose_by_entity_type_and_target(rig: Rig) -> None:
     bus, node, other = await rig.client(), name(), name()
-    by_entity, by_type, elsewhere = Ear(), Ear(), Ear()
+    by_entity, by_type, elsewhere = Listener(), Listener(), Listener()
     await bus.subscribe([entity_facts("weights")], by_entity, durable=name())
     await bus.subscribe([facts_of("weights.evicted"), facts_of("weights.fetched")], by_type, durable=name())
     await bus.subscribe([evictions_of(other)], elsewhere, durable=name())
     await bus.publish(evicted(node, 1))
     await bus.publish(evicted(other, 2))
-    assert [e.data.num_bytes for e in await by_entity.hear(2)] == [1, 2]
-    assert [e.data.num_bytes for e in await by_type.hear(2)] == [1, 2]
-    assert [e.data.num_bytes for e in await elsewhere.hear(1)] == [2]
+    assert [e.data.num_bytes for e in await by_entity.listen(2)] == [1, 2]
+    assert [e.data.num_bytes for e in await by_type.listen(2)] == [1, 2]
+    assert [e.data.num_bytes for e in await elsewhere.listen(1)] == [2]
 
 
 async def test_a_durable_reader_goes_on_where_it_stopped(rig: Rig) -> None:
     writer, node, durable = await rig.client(), name(), name()
-    first, second = Ear(), Ear()
+    first, second = Listener(), Listener()
     reader = await rig.client()
     await reader.subscribe([evictions_of(node)], first, durable=durable)
     await writer.publish(evicted(node, 1))
-    await first.hear(1)
+    await first.listen(1)
     marker = evicted(node, 2)
     await writer.publish(marker)
-    await first.hear(2)
+    await first.listen(2)
     await reader.close()
     await writer.publish(evicted(node, 3))
     await writer.publish(evicted(node, 4))
     again = await rig.client()
     await again.subscribe([evictions_of(node)], second, durable=durable)
-    await second.until(lambda: 4 in [e.data.num_bytes for e in second.heard])
-    assert [e.data.num_bytes for e in second.heard if e.data.num_bytes > 2] == [3, 4]
+    await second.until(lambda: 4 in [e.data.num_bytes for e in second.received])
+    assert [e.data.num_bytes for e in second.received if e.data.num_bytes > 2] == [3, 4]
 
 
 async def test_a_new_reader_of_facts_starts_at_the_end(rig: Rig) -> None:
-    bus, ear, node = await rig.client(), Ear(), name()
+    bus, listener, node = await rig.client(), Listener(), name()
     await bus.publish(evicted(node, 1))
-    await bus.subscribe([evictions_of(node)], ear, durable=name())
+    await bus.subscribe([evictions_of(node)], listener, durable=name())
     await bus.publish(evicted(node, 2))
-    assert [e.data.num_bytes for e in await ear.hear(1)] == [2]
+    assert [e.data.num_bytes for e in await listener.listen(1)] == [2]
 
 
 async def test_commands_wait_for_a_reader_that_comes_late(rig: Rig) -> None:
-    writer, ear, node = await rig.client(), Ear(), name()
+    writer, listener, node = await rig.client(), Listener(), name()
     await writer.publish(stop(node, "i-1"))
     await writer.publish(stop(node, "i-2"))
     reader = await rig.client()
-    await reader.subscribe([commands_of(node)], ear, durable=name())
-    assert [(e.data.instance_id, e.epoch) for e in await ear.hear(2)] == [("i-1", 7), ("i-2", 7)]
+    await reader.subscribe([commands_of(node)], listener, durable=name())
+    assert [(e.data.instance_id, e.epoch) for e in await listener.listen(2)] == [("i-1", 7), ("i-2", 7)]
 
 
 async def test_commands_reach_their_target_alone(rig: Rig) -> None:
-    bus, mine, theirs = await rig.client(), Ear(), Ear()
+    bus, mine, theirs = await rig.client(), Listener(), Listener()
     me, other = name(), name()
     await bus.subscribe([commands_to("agent", me)], mine, durable=name())
     await bus.subscribe([commands_to("agent", other)], theirs, durable=name())
     await bus.publish(stop(other, "i-other"))
     await bus.publish(stop(me, "i-me"))
-    assert [e.data.instance_id for e in await mine.hear(1)] == ["i-me"]
-    assert [e.data.instance_id for e in await theirs.hear(1)] == ["i-other"]
+    assert [e.data.instance_id for e in await mine.listen(1)] == ["i-me"]
+    assert [e.data.instance_id for e in await theirs.listen(1)] == ["i-other"]
 
 
 async def test_a_failed_handler_is_asked_again(rig: Rig) -> None:
-    bus, ear, node = await rig.client(), Ear(fails=2), name()
-    await bus.subscribe([commands_of(node)], ear, durable=name())
+    bus, listener, node = await rig.client(), Listener(fails=2), name()
+    await bus.subscribe([commands_of(node)], listener, durable=name())
     await bus.publish(stop(node))
-    await ear.hear(1)
-    assert ear.num_calls == 3
+    await listener.listen(1)
+    assert listener.num_calls == 3
 
 
 async def test_a_handler_that_always_fails_is_left_alone_after_five_times(rig: Rig) -> None:
-    bus, ear, node = await rig.client(), Ear(fails=5), name()
-    await bus.subscribe([commands_of(node)], ear, durable=name())
+    bus, listener, node = await rig.client(), Listener(fails=5), name()
+    await bus.subscribe([commands_of(node)], listener, durable=name())
     await bus.publish(stop(node, "i-poison"))
-    await ear.until(lambda: ear.num_calls == 5)
+    await listener.until(lambda: listener.num_calls == 5)
     await bus.publish(stop(node, "i-next"))
-    assert [e.data.instance_id for e in await ear.hear(1)] == ["i-next"]
-    assert ear.num_calls == 6
+    assert [e.data.instance_id for e in await listener.listen(1)] == ["i-next"]
+    assert listener.num_calls == 6
     assert bus.counts.num_given_up == 1
 
 
 async def test_malformed_bytes_are_counted_and_dropped(rig: Rig) -> None:
-    bus, kept, passing, node = await rig.client(), Ear(), Ear(), name()
+    bus, kept, passing, node = await rig.client(), Listener(), Listener(), name()
     await bus.subscribe([evictions_of(node)], kept, durable=name())
     await bus.subscribe([facts_of("router.load_reported")], passing)
     damaged = encode(evicted(node))
@@ -147,46 +147,46 @@ async def test_malformed_bytes_are_counted_and_dropped(rig: Rig) -> None:
     await rig.send_bytes(subject(load(node).data), b"[]")
     await bus.publish(evicted(node, 1))
     await bus.publish(load(node))
-    assert [e.data.num_bytes for e in await kept.hear(1)] == [1]
-    assert [e.data.router_id for e in await passing.hear(1)] == [node]
+    assert [e.data.num_bytes for e in await kept.listen(1)] == [1]
+    assert [e.data.router_id for e in await passing.listen(1)] == [node]
     assert bus.counts.num_malformed == 11
 
 
 async def test_telemetry_is_heard_by_those_present_and_not_kept(rig: Rig) -> None:
-    bus, early, late = await rig.client(), Ear(), Ear()
+    bus, early, late = await rig.client(), Listener(), Listener()
     await bus.subscribe([facts_of("router.load_reported")], early)
     await bus.publish(load("first"))
-    await early.hear(1)
+    await early.listen(1)
     await bus.subscribe([facts_of("router.load_reported")], late)
     await bus.publish(load("second"))
-    assert [e.data.router_id for e in await late.hear(1)] == ["second"]
-    assert [e.data.router_id for e in await early.hear(2)] == ["first", "second"]
+    assert [e.data.router_id for e in await late.listen(1)] == ["second"]
+    assert [e.data.router_id for e in await early.listen(2)] == ["first", "second"]
 
 
 async def test_an_event_published_twice_is_heard_once(rig: Rig) -> None:
-    bus, ear, node = await rig.client(), Ear(), name()
-    await bus.subscribe([evictions_of(node)], ear, durable=name())
+    bus, listener, node = await rig.client(), Listener(), name()
+    await bus.subscribe([evictions_of(node)], listener, durable=name())
     twice, after = evicted(node, 1), evicted(node, 2)
     for event in (twice, twice, after):
         await bus.publish(event)
-    await ear.until(lambda: after.event_id in ear.ids)
-    assert ear.ids == [twice.event_id, after.event_id]
+    await listener.until(lambda: after.event_id in listener.ids)
+    assert listener.ids == [twice.event_id, after.event_id]
 
 
 async def test_the_trace_travels(rig: Rig) -> None:
-    bus, ear, node = await rig.client(), Ear(), name()
-    await bus.subscribe([commands_of(node)], ear, durable=name())
+    bus, listener, node = await rig.client(), Listener(), name()
+    await bus.subscribe([commands_of(node)], listener, durable=name())
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
     event = stop(node)
     await bus.publish(type(event)(**{f: getattr(event, f) for f in event.__slots__} | {"traceparent": traceparent}))
-    assert [e.traceparent for e in await ear.hear(1)] == [traceparent]
+    assert [e.traceparent for e in await listener.listen(1)] == [traceparent]
 
 
 @pytest.mark.parametrize("kind", ["memory", "nats"])
 async def test_a_bus_that_is_down_refuses(kind: str, own_nats: NatsProcess) -> None:
     rig = Rig(own_nats.url if kind == "nats" else "")
-    bus, ear = await rig.client(), Ear()
-    await bus.subscribe([evictions_of("n")], ear, durable=name())
+    bus, listener = await rig.client(), Listener()
+    await bus.subscribe([evictions_of("n")], listener, durable=name())
     rig.broker.down = True
     own_nats.kill()
     for event in (evicted("n"), stop("n"), load("r")):
@@ -194,44 +194,44 @@ async def test_a_bus_that_is_down_refuses(kind: str, own_nats: NatsProcess) -> N
             for _ in range(3):  # the first may be taken into a socket whose other end has just died
                 await bus.publish(event)
     assert not bus.connected
-    assert ear.num_calls == 0
+    assert listener.num_calls == 0
     await rig.close()
 
 
 async def test_a_released_reader_hears_no_more_and_the_next_one_goes_on(rig: Rig) -> None:
     """As a new leader does under the name of the old one: nothing is lost, nothing comes twice."""
     old, new, node, durable = await rig.client(), await rig.client(), name(), name()
-    first, second = Ear(), Ear()
+    first, second = Listener(), Listener()
     await old.subscribe([commands_of(node)], first, durable=durable)
     await old.publish(stop(node, "i-1"))
-    await first.hear(1)
+    await first.listen(1)
     await old.release(durable)
     await old.release(durable)
     await old.publish(stop(node, "i-2"))
     await new.subscribe([commands_of(node)], second, durable=durable)
     await old.publish(stop(node, "i-3"))
-    assert [e.data.instance_id for e in await second.hear(2)] == ["i-2", "i-3"]
-    assert [e.data.instance_id for e in first.heard] == ["i-1"]
+    assert [e.data.instance_id for e in await second.listen(2)] == ["i-2", "i-3"]
+    assert [e.data.instance_id for e in first.received] == ["i-1"]
 
 
 async def test_a_client_may_read_again_under_a_name_it_released(rig: Rig) -> None:
     bus, node, durable = await rig.client(), name(), name()
     for k in range(3):
-        ear = Ear()
-        await bus.subscribe([commands_of(node)], ear, durable=durable)
+        listener = Listener()
+        await bus.subscribe([commands_of(node)], listener, durable=durable)
         await bus.publish(stop(node, f"i-{k}"))
-        assert [e.data.instance_id for e in await ear.hear(1)] == [f"i-{k}"]
+        assert [e.data.instance_id for e in await listener.listen(1)] == [f"i-{k}"]
         await bus.release(durable)
 
 
 async def test_what_a_handler_has_in_hand_is_finished_before_the_release(rig: Rig) -> None:
-    bus, node, durable, ear = await rig.client(), name(), name(), Ear()
+    bus, node, durable, listener = await rig.client(), name(), name(), Listener()
     taken, go = asyncio.Event(), asyncio.Event()
 
     async def slow(event: Event) -> None:
         taken.set()
         await go.wait()
-        await ear(event)
+        await listener(event)
 
     await bus.subscribe([commands_of(node)], slow, durable=durable)
     await bus.publish(stop(node))
@@ -240,16 +240,23 @@ async def test_what_a_handler_has_in_hand_is_finished_before_the_release(rig: Ri
     await asyncio.sleep(0)
     go.set()
     await releasing
-    assert len(ear.heard) == 1
-    again = Ear()
+    assert len(listener.received) == 1
+    again = Listener()
     await bus.subscribe([commands_of(node)], again, durable=durable)
     await bus.publish(stop(node, "i-next"))
-    assert [e.data.instance_id for e in await again.hear(1)] == ["i-next"]
+    assert [e.data.instance_id for e in await again.listen(1)] == ["i-next"]
 
 
 async def test_an_event_on_the_subject_of_another_is_not_believed(rig: Rig) -> None:
     """Who may publish what is decided by subjects: content of another kind, or for another reader, is refused."""
-    bus, facts, commands, telemetry, node, other = await rig.client(), Ear(), Ear(), Ear(), name(), name()
+    bus, facts, commands, telemetry, node, other = (
+        await rig.client(),
+        Listener(),
+        Listener(),
+        Listener(),
+        name(),
+        name(),
+    )
     await bus.subscribe([entity_facts("weights")], facts, durable=name())
     await bus.subscribe([commands_of(node)], commands, durable=name())
     await bus.subscribe([facts_of("router.load_reported")], telemetry)
@@ -266,5 +273,5 @@ async def test_an_event_on_the_subject_of_another_is_not_believed(rig: Rig) -> N
     last = [evicted(node, 2), stop(node, "i-2"), load(node)]
     for event in last:
         await bus.publish(event)
-    assert [await ear.hear(1) for ear in (facts, commands, telemetry)] == [[event] for event in last]
+    assert [await listener.listen(1) for listener in (facts, commands, telemetry)] == [[event] for event in last]
     assert bus.counts.num_malformed == 6

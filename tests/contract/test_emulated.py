@@ -11,7 +11,8 @@ import pytest
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineSettings, Sleeper
-from tests.contract.engine_rig import EngineCase, eventually
+from tests.contract.engine_rig import EngineCase
+from tests.waiting import until
 
 FAST = {"time_scale": 50.0, "launch_s": 0.0, "warmup_s": 0.0}
 
@@ -35,7 +36,7 @@ async def test_a_crash_in_the_middle_breaks_the_stream_without_an_end(case: Engi
                     seen += part
     assert seen.count(b'"text": ') >= 5
     assert b"[DONE]" not in seen
-    await eventually(lambda: not case.driver.adopt(report.handle), "the process is gone")
+    await until(lambda: not case.driver.adopt(report.handle), "the process is gone")
 
 
 @pytest.mark.parametrize(

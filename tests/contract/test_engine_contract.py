@@ -19,7 +19,8 @@ from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import PhaseName
 from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES
 from glowplug.engines.port import EngineHandle, LoadReport
-from tests.contract.engine_rig import ENGINES, EngineCase, eventually, until_idle
+from tests.contract.engine_rig import ENGINES, EngineCase, until_idle
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -190,8 +191,7 @@ async def test_an_unstreamed_request_is_cancelled_where_the_engine_says_so(
     waiting = asyncio.ensure_future(
         client.post("/v1/chat/completions", json=chat(**(LONG | {"max_tokens": 200, "min_tokens": 200})))
     )
-    while await case.driver.num_in_flight(started.handle) == 0:
-        await asyncio.sleep(0.02)
+    await until(lambda: case.driver.num_in_flight(started.handle), "the request is taken")
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
@@ -239,7 +239,7 @@ async def test_stop_ends_every_process_of_the_engine(case: EngineCase) -> None:
 async def test_an_engine_that_is_killed_is_not_healthy(case: EngineCase) -> None:
     handle = (await case.start()).handle
     os.kill(handle.pid, signal.SIGKILL)
-    await eventually(lambda: not case.driver.adopt(handle), "the process is seen to be gone")
+    await until(lambda: not case.driver.adopt(handle), "the process is seen to be gone")
     health = await case.driver.health(handle)
     assert (health.ok, health.alive) == (False, False)
     with pytest.raises(EngineFailed):

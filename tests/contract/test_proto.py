@@ -1,6 +1,8 @@
-"""proto/glowplug/v1 is the wire contract: every event class mirrors it, and JSON passes between the two unharmed."""
+"""proto/glowplug/v1 is the wire contract: every event class mirrors it, JSON passes between the two unharmed, and
+what a newer version writes is read."""
 
 import dataclasses
+import json
 import re
 import typing
 from collections.abc import Mapping
@@ -17,8 +19,11 @@ from grpc_tools import protoc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
 from glowplug.events import Event, decode, encode, shapes
-from glowplug.events.envelope import COMMANDS, PAYLOADS, from_json, to_json
+from glowplug.events.envelope import COMMANDS, PAYLOADS, MalformedEvent, from_json, to_json
 from glowplug.events.subjects import is_telemetry
 from tests.strategies import events, values
 
@@ -31,6 +36,7 @@ KINDS = {
 }
 CARRIED = [*PAYLOADS.values(), *shapes.carried(list(PAYLOADS.values()))]
 few = settings(max_examples=10)
+FUTURE = {"from_the_future": {"deep": [1, 2, 3]}}
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +151,39 @@ def test_an_envelope_survives_protobufs_json(pool: descriptor_pool.DescriptorPoo
     """In the envelope `data` is a Struct: whole, though no descriptor is needed to pass it on."""
     again = decode(through_proto(pool, "Event", encode(event)).encode())
     assert again == event
+
+
+def with_future(raw: bytes, *path: str) -> bytes:
+    """A document whose outermost object, and each on `path`, has one field more."""
+    document = json.loads(raw)
+    for step in ((), *(path[:i] for i in range(1, len(path) + 1))):
+        inner = document
+        for name in step:
+            inner = inner[name]
+        inner.update(FUTURE)
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("name", sorted(PAYLOADS))
+def test_an_event_with_more_fields_is_the_event(name: str) -> None:
+    @given(events(PAYLOADS[name]))
+    def check(event: Any) -> None:
+        assert decode(with_future(encode(event), "data")) == event
+
+    check()
+
+
+@pytest.mark.parametrize("cls", [Model, Instance, Node])
+def test_a_row_with_more_fields_is_the_row(cls: type[Any]) -> None:
+    @given(values(cls))
+    def check(row: Any) -> None:
+        assert from_json(with_future(to_json(row)), cls) == row
+
+    check()
+
+
+@given(st.sampled_from(["node.dreamt", "placer.divine", ""]))
+def test_an_event_of_an_unknown_type_is_malformed_and_nothing_worse(name: str) -> None:
+    raw = {"event_id": "e", "type": name, "occurred_at": 0, "issuer": "x", "data": {}}
+    with pytest.raises(MalformedEvent):
+        decode(json.dumps(raw).encode())

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from glowplug.cli.backup_plan import body
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from glowplug.cli.backup import body
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
 MODELS = {name: EMULATED.format(name=name, keep_alive_s=60) for name in ("one", "two")}
@@ -45,8 +46,7 @@ def draining(fleet: Fleet) -> set[str]:
 def test_a_backup_brings_an_empty_fleet_to_the_same_models(roots: tuple[Path, Path], tmp_path: Path) -> None:
     archive, extra = tmp_path / "fleet.tar.gz", tmp_path / "rest.yaml"
     extra.write_text(OVER_REST)
-    first = Fleet.start(roots[0], MODELS)
-    try:
+    with Fleet.start(roots[0], MODELS) as first:
         for argv in (("deploy", str(extra)), ("pin", "one"), ("drain", "two")):
             assert first.cli(*argv).returncode == 0
         httpx.post(first.url("placer") + "/v1/nodes/node-2/drain", headers=first.admin).raise_for_status()
@@ -59,12 +59,9 @@ def test_a_backup_brings_an_empty_fleet_to_the_same_models(roots: tuple[Path, Pa
         assert as_it_is.returncode == 0 and "nothing to do" in as_it_is.stdout
         before = rows(first)
         secrets = first.secrets
-    finally:
-        first.stop()
     assert secrets and not [secret for secret in secrets if secret.encode() in archive.read_bytes()]
 
-    second = Fleet.start(roots[1], {})
-    try:
+    with Fleet.start(roots[1], {}) as second:
         dry = second.cli("restore", "--dry-run", str(archive))
         assert dry.returncode == 0 and "deploy over/rest" in dry.stdout and "drain node node-2" in dry.stdout
         assert rows(second) == {}
@@ -80,8 +77,6 @@ def test_a_backup_brings_an_empty_fleet_to_the_same_models(roots: tuple[Path, Pa
         broken = second.cli("restore", str(archive))
         assert broken.returncode == 1 and "cut short" in broken.stderr
         assert len(broken.stderr.strip().splitlines()) == 1
-    finally:
-        second.stop()
 
 
 def refuses_to_overwrite(fleet: Fleet, archive: Path) -> None:

@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from glowplug.runtime.supervisor.sweep import processes_of
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]
 MODELS = {"one": EMULATED.format(name="one", keep_alive_s=60), "two": EMULATED.format(name="two", keep_alive_s=60)}
@@ -33,12 +34,11 @@ kv_bytes: 1MiB
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    with tempfile.TemporaryDirectory(prefix="gp-doctor-", ignore_cleanup_errors=True) as folder:
-        started = Fleet.start(Path(folder), MODELS, GLOWPLUG_HANG_MISSES="0")  # what hangs is ours to end
-        try:
-            yield started
-        finally:
-            started.stop()
+    with (
+        tempfile.TemporaryDirectory(prefix="gp-doctor-", ignore_cleanup_errors=True) as folder,
+        Fleet.start(Path(folder), MODELS, GLOWPLUG_HANG_MISSES="0") as started,  # the tests end what hangs
+    ):
+        yield started
 
 
 def looked(fleet: Fleet, *argv: str, **env: str) -> dict[str, Any]:
@@ -134,17 +134,16 @@ def test_a_stopped_server_is_named(fleet: Fleet, name: str, about: str) -> None:
 
 def test_a_killed_agent_whose_supervisor_is_gone_is_named() -> None:
     """Nobody starts it again: its port is closed."""
-    with tempfile.TemporaryDirectory(prefix="gp-doctor-", ignore_cleanup_errors=True) as folder:
-        fleet = Fleet.start(Path(folder), {"one": MODELS["one"]}, GLOWPLUG_RESTART_MAX_S="60")
-        try:
-            pid = fleet.process("agent-1")["pid"]
-            deadline = time.monotonic() + 60
-            while "agent of node-1" not in (found := named(looked(fleet), "fail")) and time.monotonic() < deadline:
-                os.kill(pid, signal.SIGKILL) if psutil.pid_exists(pid) else None
-                pid = fleet.process("agent-1")["pid"] or pid
-            assert {"agent-1", "agent of node-1"} & set(found)
-        finally:
-            fleet.stop()
+    with (
+        tempfile.TemporaryDirectory(prefix="gp-doctor-", ignore_cleanup_errors=True) as folder,
+        Fleet.start(Path(folder), {"one": MODELS["one"]}, GLOWPLUG_RESTART_MAX_S="60") as fleet,
+    ):
+        pid = fleet.process("agent-1")["pid"]
+        deadline = time.monotonic() + 60
+        while "agent of node-1" not in (found := named(looked(fleet), "fail")) and time.monotonic() < deadline:
+            os.kill(pid, signal.SIGKILL) if psutil.pid_exists(pid) else None
+            pid = fleet.process("agent-1")["pid"] or pid
+        assert {"agent-1", "agent of node-1"} & set(found)
 
 
 def test_corrupt_and_missing_weights_are_named(fleet: Fleet, tmp_path: Path) -> None:

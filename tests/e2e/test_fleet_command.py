@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from glowplug.runtime.supervisor.sweep import processes_of
-from tests.commands import as_json, document, glowplug, running, until
+from tests.fleet_runner import as_json, document, glowplug, running
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(300)]
 
@@ -49,7 +50,7 @@ def test_a_request_is_explained_and_traced(state: Path, fleet: dict[str, Any]) -
             services <= {process["serviceName"] for process in trace["processes"].values()} for trace in traces["data"]
         )
 
-    until(joined, "no trace joins router, autoscaler, placer and agent")
+    wait_until("a trace joins router, autoscaler, placer and agent", joined)
 
 
 def test_models_nodes_logs_tap_and_top_show_the_fleet(state: Path) -> None:
@@ -67,15 +68,15 @@ def test_load_pin_unload_and_drain(state: Path) -> None:
         return next(str(row["state"]) for row in as_json(state, "models")["data"] if row["name"] == name)
 
     glowplug(state, "load", "smol-brief")
-    until(lambda: state_of("smol-brief") == "hot", "never loaded")
+    wait_until("it is loaded", lambda: state_of("smol-brief") == "hot")
     glowplug(state, "unload", "smol-brief")
-    until(lambda: state_of("smol-brief") == "cold", "never unloaded")
+    wait_until("it is unloaded", lambda: state_of("smol-brief") == "cold")
     glowplug(state, "drain", "smol-brief")
     refused = glowplug(state, "run", "smol-brief", "hello", check=False)
     assert refused.returncode == 1
     assert refused.stderr.startswith("glowplug: ")
     glowplug(state, "load", "smol-brief")
-    until(lambda: state_of("smol-brief") == "hot", "never lifted")
+    wait_until("the drain is lifted", lambda: state_of("smol-brief") == "hot")
 
 
 def test_deploy_undeploy_and_a_bad_file(state: Path, tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_killed_service_comes_back(state: Path, service: str) -> None:
         now = next(p for p in processes if p["name"] == before["name"])
         return now["restarts"] == before["restarts"] + 1 and all(p["state"] == "ready" for p in processes)
 
-    until(whole, f"{service} did not come back")
+    wait_until(f"{service} comes back", whole)
     assert as_json(state, "run", "smol-chat", "Say yes.", "--max-tokens", "4")["text"]
 
 
@@ -155,6 +156,6 @@ def test_a_killed_supervisor_leaves_engines_that_down_ends(tmp_path: Path) -> No
         fleet = json.loads((path / "fleet.json").read_text())
         psutil.Process(fleet["pid"]).kill()
         services = {p["pid"] for p in fleet["processes"]}
-        until(lambda: not any(psutil.pid_exists(pid) for pid in services), "a service outlived its supervisor")
+        wait_until("services end with their supervisor", lambda: not any(psutil.pid_exists(pid) for pid in services))
         glowplug(path, "down")
         assert not processes_of(path)

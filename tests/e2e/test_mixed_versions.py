@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from glowplug.runtime.supervisor.probe import free_block
-from tests.fleet_runner import EMULATED, wait_until
+from tests.fleet_runner import EMULATED
 from tests.servers import NatsProcess, ValkeyProcess
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LANDED = "d745896"  # used while no version is tagged

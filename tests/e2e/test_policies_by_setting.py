@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from glowplug.policies.systems import SYSTEMS
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 CHOSEN = {
@@ -25,11 +26,8 @@ CHOSEN = {
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     models = {name: EMULATED.format(name=name, keep_alive_s=60) for name in ("one", "two")}
-    made = Fleet.start(tmp_path_factory.mktemp("fleet"), models, nodes=1, **CHOSEN)
-    try:
+    with Fleet.start(tmp_path_factory.mktemp("fleet"), models, nodes=1, **CHOSEN) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def test_every_service_says_which_policy_is_in_force(fleet: Fleet) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.commands import as_json, document, running
+from tests.fleet_runner import as_json, document, running
 
 pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(300)]
 

@@ -8,7 +8,8 @@ import pytest
 
 from glowplug.policies.registry import KINDS
 from glowplug.policies.systems import SYSTEMS
-from tests.fleet_runner import Fleet, wait_until
+from tests.fleet_runner import Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 MODEL = """
@@ -26,8 +27,7 @@ engine_args: {{profile: "llama-2-7b/h800", launch_s: 0.2, warmup_s: 0.1}}
 @pytest.mark.parametrize("name", sorted(SYSTEMS))
 def test_a_fleet_told_one_word_runs_that_system_and_answers(name: str, tmp_path: Path) -> None:
     models = {model: MODEL.format(name=model) for model in ("one", "two")}
-    fleet = Fleet.start(tmp_path, models, nodes=1, GLOWPLUG_POLICIES=name, GLOWPLUG_GPU_BUDGETS="1GiB")
-    try:
+    with Fleet.start(tmp_path, models, nodes=1, GLOWPLUG_POLICIES=name, GLOWPLUG_GPU_BUDGETS="1GiB") as fleet:
         said: dict[str, str] = {}
         for service in ("router", "predictor", "placer", "autoscaler", "prefetcher"):
             said |= httpx.get(fleet.process(service)["url"] + "/policies").json()
@@ -37,5 +37,3 @@ def test_a_fleet_told_one_word_runs_that_system_and_answers(name: str, tmp_path:
             wait_until("two answers", lambda: fleet.chat("two").status_code == 200)
         for process in ("router-1", "predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1"):
             assert "Traceback" not in fleet.logs(process, lines=10_000)
-    finally:
-        fleet.stop()

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from glowplug.policies.systems import SYSTEMS, System
-from tests.fleet_runner import Fleet, wait_until
+from tests.fleet_runner import Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.llamacpp, pytest.mark.timeout(240)]
 MODEL = """
@@ -29,13 +30,9 @@ CHOSEN = {"GLOWPLUG_GPU_BUDGETS": "300MiB"}  # one of these models at a time: 23
 def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     kept = {"lasting": 600, "brief": 2}
     models = {name: MODEL.format(name=name, keep_alive_s=seconds) for name, seconds in kept.items()}
-    made = Fleet.start(
-        tmp_path_factory.mktemp("fleet"), models, engine="llamacpp", nodes=1, GLOWPLUG_POLICIES=request.param, **CHOSEN
-    )
-    try:
+    root, env = tmp_path_factory.mktemp("fleet"), {"GLOWPLUG_POLICIES": request.param, **CHOSEN}
+    with Fleet.start(root, models, engine="llamacpp", nodes=1, **env) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fleet_runner import EMULATED, Fleet, wait_until
+from tests.fleet_runner import EMULATED, Fleet
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 CHOSEN = {
@@ -23,11 +24,8 @@ CHOSEN = {
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     kept = {"brief": 1, "lasting": 600, "rival": 600}
     models = {name: EMULATED.format(name=name, keep_alive_s=seconds) for name, seconds in kept.items()}
-    made = Fleet.start(tmp_path_factory.mktemp("fleet"), models, nodes=1, **CHOSEN)
-    try:
+    with Fleet.start(tmp_path_factory.mktemp("fleet"), models, nodes=1, **CHOSEN) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def rows(fleet: Fleet, model: str) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from glowplug.cli.show import table
-from glowplug.cli.simulate_table import comparison, per_model
+from glowplug.cli.simulate import comparison, per_model
+from glowplug.cli.terminal import table
 from glowplug.simulator.jobs import run_cases
 from glowplug.simulator.scenario.load import load
 from glowplug.simulator.sweep import cases, variants

@@ -112,8 +112,8 @@ class Sandbox:
         """(exit code, output) of commands; with `stop` the first that fails ends the shell."""
         self._count += 1
         out, status = self.folder / f"out-{self._count}", self.folder / f"status-{self._count}"
-        told = f"echo $? >'{status}.new'; mv '{status}.new' '{status}'\n"  # said at once: the shell may end before it
-        self._say(f"set {'-e' if stop else '+e'}\n{{\n{self.moved(text)}\n}} >'{out}' 2>&1 </dev/null\n{told}")
+        given = f"echo $? >'{status}.new'; mv '{status}.new' '{status}'\n"  # said at once: the shell may end before it
+        self._say(f"set {'-e' if stop else '+e'}\n{{\n{self.moved(text)}\n}} >'{out}' 2>&1 </dev/null\n{given}")
         deadline = time.monotonic() + BLOCK_S
         while not status.exists():
             if (code := self._shell.poll()) is not None:

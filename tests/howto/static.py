@@ -16,7 +16,7 @@ _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1.*?^\t*\2$", re.MULTILINE | re.DOT
 _ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 _SEPARATORS = {"|", "||", "&", "&&", ";", ";;", "(", ")", "|&", "\n"}
 _WRAPPERS = {"sudo", "env", "exec", "time", "nohup", "if", "then", "while", "do", "!", "else", "until", "command"}
-ROOMS = tuple(f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+FOLDERS = tuple(f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -59,7 +59,7 @@ def _files(words: list[str]) -> Iterator[str]:
     for word in words:
         path = word.partition("=")[2] if word.startswith("--") else word
         path = path.partition(":")[0].removeprefix("./")
-        if path.startswith(ROOMS) and not re.search(r"[*?$<{]", path) and not (ROOT / path).exists():
+        if path.startswith(FOLDERS) and not re.search(r"[*?$<{]", path) and not (ROOT / path).exists():
             yield f"there is no {path}"
 
 

@@ -23,9 +23,9 @@ from tests.agent_rig import (
     resume_command,
     start_command,
     stop_command,
-    until,
     write_weights,
 )
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ async def test_killed_engine_fails_and_frees(rig: AgentRig) -> None:
     failed = await rig.reaches("i-1", InstanceState.FAILED)
     assert "ended by itself" in failed.reason
     await until(lambda: rig.used_bytes() == 0, "the ledger is free")
-    told = rig.broker.of_type("instance.failed")[-1]
-    assert told.data.code == "engine_failed" and told.data.instance.instance_id == "i-1"
+    failure = rig.broker.of_type("instance.failed")[-1]
+    assert failure.data.code == "engine_failed" and failure.data.instance.instance_id == "i-1"
 
 
 async def test_hung_engine_is_replaced_by_a_failure(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.engines import probe, process
 from glowplug.events.envelope import Event
-from tests.agent_rig import MIB, AgentRig, emulated_model, start_command, stop_command, until, write_weights
+from tests.agent_rig import MIB, AgentRig, emulated_model, start_command, stop_command, write_weights
+from tests.waiting import until
 
 
 def given(event: Event, **fields: Any) -> Event:

@@ -1,17 +1,20 @@
-"""`python -m services.agent` on real NATS and Valkey: kill -9, SIGTERM, and outages of both servers."""
+"""`python -m services.agent` on real NATS and Valkey: kill -9, SIGTERM, outages of both servers; agents on addresses of
+their own; an agent that is the first process of its container."""
 
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
+import psutil
 import pytest
 
 from glowplug.bus.nats_bus import NatsBus
@@ -23,17 +26,11 @@ from glowplug.events.subjects import entity_facts
 from glowplug.state.port import StoreUnavailable
 from glowplug.state.redis_store import RedisStore
 from tests.agent_rig import emulated_model, start_command, stop_command, write_weights
+from tests.ports import free_ports
 from tests.servers import Infra, NatsProcess, ValkeyProcess
+from tests.waiting import until
 
-
-async def eventually(look: Any, what: str, timeout_s: float = 30.0) -> Any:
-    """The first true answer of the coroutine function `look`."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := await look():
-            return found
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+PORTS = free_ports(4)  # two for each agent: every address is the first one's too, on one machine
 
 
 class AgentProcess:
@@ -74,7 +71,7 @@ class AgentProcess:
             node = await self.node()
             return node is not None and node.heartbeat_at > began
 
-        await eventually(beats, f"the agent beats; its log:\n{(self.folder / 'agent.log').read_text()[-2000:]}")
+        await until(beats, f"the agent beats; its log:\n{(self.folder / 'agent.log').read_text()[-2000:]}")
 
     async def listen(self) -> None:
         async def keep(event: Event) -> None:
@@ -102,7 +99,7 @@ class AgentProcess:
             found = await self.instance(instance_id)
             return found if found and found.state is state and found.revision > above else None
 
-        found: Instance = await eventually(look, f"{instance_id} is {state}")
+        found: Instance = await until(look, f"{instance_id} is {state}")
         return found
 
     async def run_model(self, instance_id: str) -> Instance:
@@ -116,10 +113,24 @@ class AgentProcess:
         found: dict[str, Any] = json.loads(path.read_bytes())["handles"]
         return found
 
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.listen()
+        await self.up()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.kill_all()
+        await self.bus.close()
+        await self.store.close()
+
     def kill_all(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
         for handle in self.handles().values() if (self.folder / "state" / self.node_id / "agent.json").exists() else ():
             if started_at(handle["pid"]) == handle["pid_started_at"]:
                 os.killpg(handle["pid"], signal.SIGKILL)
@@ -128,13 +139,8 @@ class AgentProcess:
 @pytest.fixture
 async def agent(tmp_path: Path, infra: Infra, request: pytest.FixtureRequest) -> AsyncIterator[AgentProcess]:
     node_id = request.node.name.removeprefix("test_").replace("_", "-")[:40]
-    agent = AgentProcess(tmp_path, infra, node_id)
-    await agent.listen()
-    await agent.up()
-    yield agent
-    agent.kill_all()
-    await agent.bus.close()
-    await agent.store.close()
+    async with AgentProcess(tmp_path, infra, node_id) as agent:
+        yield agent
 
 
 async def serves(instance: Instance) -> bool:
@@ -146,9 +152,7 @@ async def serves(instance: Instance) -> bool:
 async def test_kill_9_leaves_engines_and_takes_them_back(agent: AgentProcess) -> None:
     before = await agent.run_model("i-1")
     handle = agent.handles()["i-1"]
-    assert agent.process is not None
-    agent.process.kill()
-    agent.process.wait()
+    agent.kill()
     assert await serves(before)
     await agent.up()
     after = await agent.reaches("i-1", InstanceState.READY, above=before.revision)
@@ -160,9 +164,7 @@ async def test_kill_9_leaves_engines_and_takes_them_back(agent: AgentProcess) ->
 
 async def test_engine_dead_while_agent_was(agent: AgentProcess) -> None:
     before = await agent.run_model("i-2")
-    assert agent.process is not None
-    agent.process.kill()
-    agent.process.wait()
+    agent.kill()
     os.killpg(agent.handles()["i-2"]["pid"], signal.SIGKILL)
     await agent.up()
     failed = await agent.reaches("i-2", InstanceState.FAILED, above=before.revision)
@@ -172,7 +174,7 @@ async def test_engine_dead_while_agent_was(agent: AgentProcess) -> None:
         node = await agent.node()
         return node is not None and node.gpus[0].used_bytes == 0
 
-    await eventually(is_free, "its bytes are free")
+    await until(is_free, "its bytes are free")
 
 
 async def test_sigterm_stops_engines_and_leaves(agent: AgentProcess) -> None:
@@ -187,7 +189,7 @@ async def test_sigterm_stops_engines_and_leaves(agent: AgentProcess) -> None:
     async def said() -> bool:
         return any(e.type == "node.left" and e.data.node_id == agent.node_id for e in agent.facts)
 
-    await eventually(said, "node.left is told")
+    await until(said, "node.left is told")
 
 
 async def test_second_agent_refuses(agent: AgentProcess) -> None:
@@ -207,10 +209,7 @@ def servers(own_nats: NatsProcess, own_valkey: ValkeyProcess) -> Iterator[Infra]
 
 async def test_outage_of_bus_and_store(tmp_path: Path, servers: Infra) -> None:
     """The engine serves on; what happened meanwhile is in the store soon after it is back, even when it came empty."""
-    agent = AgentProcess(tmp_path, servers, "outage")
-    try:
-        await agent.listen()
-        await agent.up()
+    async with AgentProcess(tmp_path, servers, "outage") as agent:
         ready = await agent.run_model("i-4")
         dead = await agent.run_model("i-5")
         servers.nats.kill()
@@ -226,7 +225,112 @@ async def test_outage_of_bus_and_store(tmp_path: Path, servers: Infra) -> None:
         assert again.url == ready.url and await serves(again) and failed.reason
         await agent.bus.publish(stop_command("i-4", node_id="outage", epoch=2**62))
         await agent.reaches("i-4", InstanceState.STOPPED)
-    finally:
-        agent.kill_all()
-        await agent.bus.close()
-        await agent.store.close()
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path, infra: Infra) -> AsyncIterator[list[AgentProcess]]:
+    agents = []
+    for k, host in ((1, "127.0.0.2"), (2, "127.0.0.3")):
+        folder = tmp_path / host
+        folder.mkdir()
+        env = {"GLOWPLUG_HOST": host, "GLOWPLUG_ENGINE_PORTS": f"{PORTS}-{PORTS + 1}"}
+        agents.append(AgentProcess(folder, infra, f"address-{k}", **env))
+    agents[1].env |= {"GLOWPLUG_HOST": "0.0.0.0", "GLOWPLUG_ADVERTISE_HOST": "127.0.0.3"}
+    agents[1].env |= {"GLOWPLUG_ENGINE_PORTS": f"{PORTS + 2}-{PORTS + 3}"}
+    async with agents[0], agents[1]:
+        yield agents
+
+
+async def test_nodes_and_engines_are_told_by_the_name_others_reach_them_by(nodes: list[AgentProcess]) -> None:
+    for agent, url in zip(nodes, ("http://127.0.0.2", "http://127.0.0.3"), strict=True):
+        node = await agent.node()
+        assert node is not None and node.agent_url.rpartition(":")[0] == url
+        instance = await agent.run_model(f"i-{agent.node_id}")
+        first = PORTS if url.endswith("2") else PORTS + 2
+        assert instance.url == f"{url}:{first}" and await serves(instance)
+
+
+async def test_an_engine_keeps_its_port_over_a_restart_of_its_agent(nodes: list[AgentProcess]) -> None:
+    agent = nodes[1]
+    before = await agent.run_model("i-kept")
+    agent.kill()
+    await agent.up()
+    after = await agent.reaches("i-kept", InstanceState.READY, above=before.revision)
+    second = await agent.run_model("i-second")
+    assert (after.url, second.url) == (f"http://127.0.0.3:{PORTS + 2}", f"http://127.0.0.3:{PORTS + 3}")
+    assert await serves(after) and await serves(second)
+
+
+class Contained(AgentProcess):
+    """An agent as PID 1 of a process namespace: when it ends the kernel ends everything in it."""
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "agent.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "services.agent"],
+                env=self.env,
+                stdout=log,
+                stderr=log,
+            )
+        return self.process
+
+    def inside(self) -> psutil.Process:
+        assert self.process is not None
+        return psutil.Process(self.process.pid).children()[0]
+
+    def kill_all(self) -> None:
+        if self.process is not None:
+            self.kill()
+
+
+def can_contain() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    tried = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False)
+    return tried.returncode == 0
+
+
+@pytest.mark.skipif(not can_contain(), reason="needs process namespaces (unshare --pid as root)")
+@pytest.mark.parametrize("lost_state", [False, True], ids=["kept", "lost"])
+async def test_a_container_started_again_reports_its_engines_failed_and_serves(
+    tmp_path: Path, infra: Infra, lost_state: bool
+) -> None:
+    """Whether or not its state directory survives: without, the store still has rows of its node."""
+    async with Contained(tmp_path, infra, f"contained-{lost_state}".lower()) as agent:
+        before = await agent.run_model(f"i-old-{lost_state}")
+        assert agent.process is not None
+        os.kill(agent.inside().pid, signal.SIGKILL)
+        agent.process.wait()
+        assert not await asyncio.to_thread(_anybody_at, before.url)
+        if lost_state:
+            shutil.rmtree(agent.folder / "state")
+        await agent.up()
+        failed = await agent.reaches(f"i-old-{lost_state}", InstanceState.FAILED, above=before.revision)
+        assert failed.reason
+        assert await serves(await agent.run_model(f"i-new-{lost_state}"))
+
+
+@pytest.mark.skipif(not can_contain(), reason="needs process namespaces (unshare --pid as root)")
+async def test_the_first_process_reaps_what_lost_its_parent(tmp_path: Path, infra: Infra) -> None:
+    async with Contained(tmp_path, infra, "reaper") as agent:
+        first = agent.inside()
+        # Its parent, a shell in the namespace, ends at once: the first process inherits it.
+        orphan = await asyncio.create_subprocess_exec(
+            *("nsenter", "-t", str(first.pid), "-p", "-m", "sh", "-c", "setsid sleep 0.2 & true")
+        )
+        assert await orphan.wait() == 0
+
+        async def inherited() -> bool:
+            return any(child.name() == "sleep" for child in first.children())
+
+        async def reaped() -> bool:
+            return not any(child.name() == "sleep" for child in first.children())
+
+        await until(inherited, "the orphan is a child of the agent", 5.0)
+        await until(reaped, "the orphan is reaped")
+
+
+def _anybody_at(url: str) -> bool:
+    port = int(url.rsplit(":", 1)[1])
+    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr[1] == port]
+    return any(started_at(c.pid) is not None for c in listening if c.pid)

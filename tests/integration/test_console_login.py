@@ -8,17 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
-from services.console import access, login
+from services.console import login
 from tests import console_story as story
-from tests.console_owner import ADMIN_TOKEN, API_KEY, FakeOwner, addresses, owning
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import ADMIN_TOKEN, API_KEY, ConsoleUnderTest, FakeOwner, addresses, owning, serving
 
 PATIENCE_S = 20.0
 KEY = "key-of-this-console"
 READ = [
     *("/api/v1/fleet", "/api/v1/stream", "/api/v1/models/m", "/api/v1/requests", "/api/v1/traces", "/api/v1/traces/1"),
     *("/api/v1/requests/1/trace", "/api/v1/decisions", "/api/v1/events", "/api/v1/events/latest", "/api/v1/forecasts"),
-    *("/api/services", "/api/traces", "/api/v3/services", "/api/v3/traces", "/playground/router"),
+    *("/api/services", "/api/traces", "/playground/router"),
     *("/playground/v1/models", "/docs", "/openapi.json", "/policies", "/nothing", "/live/", "//api/v1/fleet", "/Login"),
 ]
 OPEN = ["/live", "/health", "/ready", "/metrics", "/login", "/session", "/page/base.css"]
@@ -114,7 +113,7 @@ async def test_a_session_ends_by_itself_and_with_it_what_is_open() -> None:
                 lines = stream.aiter_lines()
                 await anext(lines)
                 at.clock.forward(61)
-                await at.tell(*story.fleet_events(at.clock()))
+                await at.publish(*story.fleet_events(at.clock()))
                 async with asyncio.timeout(PATIENCE_S):
                     async for _ in lines:
                         pass
@@ -135,7 +134,7 @@ async def test_what_is_no_login_is_told_so(body: bytes) -> None:
 async def test_guessing_is_bounded_at_every_way_in() -> None:
     async with locked() as (at, client):
         at.clock.stop()
-        for k in range(access.MAX_WRONG):
+        for k in range(login.MAX_WRONG):
             if k % 2:
                 refused = await log_in(client, f"guess {k}")
             else:
@@ -143,10 +142,10 @@ async def test_guessing_is_bounded_at_every_way_in() -> None:
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "wrong_console_key")
         answer = await log_in(client)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_wrong_keys")
-        assert 0 < int(answer.headers["retry-after"]) <= access.WINDOW_S
+        assert 0 < int(answer.headers["retry-after"]) <= login.WINDOW_S
         by_header = await client.get("/api/v1/fleet", headers={"X-Glowplug-Console-Key": KEY})
         assert by_header.status_code == 429
-        at.clock.forward(access.WINDOW_S)
+        at.clock.forward(login.WINDOW_S)
         assert (await log_in(client)).status_code == 204
 
 
@@ -158,14 +157,14 @@ async def owner() -> AsyncIterator[FakeOwner]:
 
 
 async def test_who_logged_in_with_the_api_key_need_not_give_it_again_to_chat(owner: FakeOwner) -> None:
-    told = {**addresses(owner), "console_key": "", "api_key": API_KEY}
-    async with locked(**told) as (_, client):
+    stated = {**addresses(owner), "console_key": "", "api_key": API_KEY}
+    async with locked(**stated) as (_, client):
         await log_in(client, API_KEY)
         assert (await client.get("/playground/v1/models")).status_code == 200
         assert (await client.post("/playground/v1/chat/completions", json={})).status_code == 200
         given = {"Authorization": "Bearer another"}
         assert (await client.get("/playground/v1/models", headers=given)).status_code == 401, "what is given goes along"
-    async with locked(**{**told, "console_key": KEY}) as (_, client):
+    async with locked(**{**stated, "console_key": KEY}) as (_, client):
         await log_in(client)
         assert (await client.get("/playground/v1/models")).status_code == 401, (
             "the console's own key is not the router's"

@@ -11,8 +11,7 @@ import pytest
 
 from glowplug.events.facts import ServiceStarted
 from tests import console_story as story
-from tests.console_owner import ADMIN_TOKEN, FakeOwner, addresses, owning
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import ADMIN_TOKEN, ConsoleUnderTest, FakeOwner, addresses, owning, serving
 
 PATIENCE_S = 20.0
 CHAT = "/playground/v1/chat/completions"
@@ -167,6 +166,6 @@ async def test_addresses_are_learned_from_services_that_start_and_settings_stand
             started = ServiceStarted(
                 service=name, service_id=f"{name}-1", url=owner.url, version="0", data_url=data_url
             )
-            await at.tell(story.fact(started, 1.0))
+            await at.publish(story.fact(started, 1.0))
         assert (await client.post("/api/v1/models/m/load")).status_code == 401
         assert (await client.get("/playground/router")).json() == {"router": "http://127.0.0.1:9"}

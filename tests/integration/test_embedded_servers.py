@@ -14,21 +14,21 @@ from glowplug.bus.streams import stream_configs
 from glowplug.runtime.privileges import USERS, inbox_of
 from glowplug.runtime.supervisor import embedded
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
-from tests.integration.test_supervisor import WAIT_S, child, eventually
+from tests.integration.test_supervisor import WAIT_S, child, up
 from tests.small_disk import small_disk
+from tests.waiting import until
 
 
 async def _up(of: ChildSpec, tmp_path: Path) -> Child:
     process = child(of, tmp_path)
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    await up(process)
     return process
 
 
 async def _killed(process: Child) -> None:
     num = process.num_restarts
     os.kill(process.pid, signal.SIGKILL)
-    await eventually(lambda: process.num_restarts > num and process.ready.is_set())
+    await until(lambda: process.num_restarts > num and process.ready.is_set())
 
 
 SUBJECT = "glowplug.v1.evt.node.left._.node-1"
@@ -45,7 +45,7 @@ async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_who_comes(t
     await client.jetstream().publish(SUBJECT, b"kept")
     await _killed(process)
     assert server.url("placer") == url
-    await eventually(lambda: client.is_connected)
+    await until(lambda: client.is_connected)
     assert (await client.jetstream().stream_info(str(stream.name))).state.messages == 1
     await client.close()
     for wrong in ("", "placer:wrong@", f"placer:{PASSWORDS['router']}@"):
@@ -67,7 +67,7 @@ async def test_valkey_keeps_what_it_took_over_kill_9(tmp_path: Path, folder: str
     redis = Redis.from_url(server.url("agent"))
     await redis.hset("glowplug:v1:nodes", "k", "v")
     aof = place / "appendonlydir"
-    await eventually(lambda: any(b"\r\nk\r\n" in f.read_bytes() for f in aof.glob("*.aof")))
+    await until(lambda: any(b"\r\nk\r\n" in f.read_bytes() for f in aof.glob("*.aof")))
     await redis.aclose()
     await _killed(process)
     redis = Redis.from_url(server.url("agent"))
@@ -109,8 +109,7 @@ async def test_nats_stores_again_once_a_full_disk_has_space_again(tmp_path: Path
         server = embedded.EmbeddedNats(embedded.find_nats(), disk.path, PASSWORDS)
         process = child(server.spec(os.environ), tmp_path)
         process.live_poll_s = 0.05
-        process.start()
-        await asyncio.wait_for(process.ready.wait(), WAIT_S)
+        await up(process)
         url = server.url("placer")
         client = await nats.connect(
             url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url)
@@ -121,14 +120,12 @@ async def test_nats_stores_again_once_a_full_disk_has_space_again(tmp_path: Path
         async with asyncio.timeout(WAIT_S):
             while await _stored(context):
                 pass
-        await eventually(lambda: process.state is ChildState.FAILING)
+        await until(lambda: process.state is ChildState.FAILING)
         assert "no space left on device" in process.problem
         assert process.num_restarts == 0, "a start on a full disk would not help"
         disk.free()
-        await eventually(lambda: process.num_restarts == 1 and process.ready.is_set())
-        async with asyncio.timeout(WAIT_S):
-            while not await _stored(context):
-                await asyncio.sleep(0.05)
+        await until(lambda: process.num_restarts == 1 and process.ready.is_set())
+        await until(lambda: _stored(context))
         assert not process.problem and process.state is ChildState.READY
         await client.close()
         await process.stop(grace_s=5)
@@ -139,8 +136,7 @@ async def test_valkey_says_that_its_disk_is_full_and_writes_again_by_itself(tmp_
         server = embedded.EmbeddedValkey(embedded.find_valkey(), disk.path, PASSWORDS)
         process = child(server.spec(os.environ), tmp_path)
         process.live_poll_s = 0.05
-        process.start()
-        await asyncio.wait_for(process.ready.wait(), WAIT_S)
+        await up(process)
         redis = Redis.from_url(server.url("agent"))
         disk.fill()
 
@@ -151,13 +147,11 @@ async def test_valkey_says_that_its_disk_is_full_and_writes_again_by_itself(tmp_
                 return "MISCONF" in str(error)
             return False
 
-        async with asyncio.timeout(WAIT_S):
-            while not await refuses():
-                await asyncio.sleep(0.01)
-        await eventually(lambda: process.state is ChildState.FAILING)
+        await until(refuses)
+        await until(lambda: process.state is ChildState.FAILING)
         assert "append-only file" in process.problem
         disk.free()
-        await eventually(lambda: process.state is ChildState.READY)
+        await until(lambda: process.state is ChildState.READY)
         assert not await refuses() and process.num_restarts == 0
         await redis.aclose()
         await process.stop(grace_s=5)

@@ -17,9 +17,9 @@ from glowplug.events.facts import InstanceFailed
 from glowplug.events.subjects import subject
 from glowplug.state.redis_store import PREFIX
 from tests.fleet_builder import a_model, a_node, an_event, an_instance
-from tests.fleet_runner import wait_until
 from tests.ha_fleet import HaFleet, emulated
 from tests.servers import Infra, NatsProcess, ValkeyProcess
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 SERVICES = ("autoscaler", "placer", "predictor", "agent", "prefetcher", "router", "console")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,6 +32,7 @@ from glowplug.weights.inventory import read_cached, read_links
 from glowplug.weights.region import Region, RegionState, RegionStatus, region_digest
 from tests.fleet_builder import a_model, an_instance
 from tests.servers import Infra
+from tests.waiting import until
 from tests.weight_servers import WeightServer
 
 DATA = random.Random(11).randbytes(3_000_000)
@@ -65,7 +66,7 @@ class Prefetcher:
         self.process = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", "services.prefetcher"], env=env, cwd=ROOT
         )
-        await self.until(lambda: self.get("/ready").status_code == 200)
+        await until(lambda: self.get("/ready").status_code == 200)
         return self
 
     def get(self, path: str) -> httpx.Response:
@@ -79,11 +80,6 @@ class Prefetcher:
             self.process.send_signal(sig)
             self.process.wait(10)
             self.process = None
-
-    async def until(self, true: Callable[[], Any], seconds: float = 20.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not true():
-                await asyncio.sleep(0.02)
 
     async def send(self, payload: Any, epoch: int | None = None, event_id: str = "") -> None:
         event = Event(
@@ -106,10 +102,10 @@ class Prefetcher:
         return Region.at(self.shm_dir, self.node_id, region_digest(ref)).read_state(instance_id)
 
     async def until_state(self, ref: WeightsRef, state: RegionState, instance_id: str = "") -> RegionStatus:
-        await self.until(lambda: self.state(ref, instance_id).state is state)
+        await until(lambda: self.state(ref, instance_id).state is state)
         return self.state(ref, instance_id)
 
-    def heard(self, kind: str) -> list[Any]:
+    def received(self, kind: str) -> list[Any]:
         return [e.data for e in self.facts if e.type == kind and e.data.node_id == self.node_id]
 
 
@@ -134,10 +130,10 @@ async def prefetcher(infra: Infra, tmp_path: Path) -> AsyncIterator[Prefetcher]:
     await bus.connect()
     made = Prefetcher(node_id, tmp_path / "shm", env, bus, store)
 
-    async def hear(event: Event) -> None:
+    async def receive(event: Event) -> None:
         made.facts.append(event)
 
-    await bus.subscribe([entity_facts("weights")], hear)
+    await bus.subscribe([entity_facts("weights")], receive)
     yield made
     made.kill()
     await bus.close()
@@ -151,18 +147,18 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
         await prefetcher.fetch(ref, model_key="one")
         status = await prefetcher.until_state(ref, RegionState.COMPLETE)
         assert status.info and Path(status.info.path).read_bytes() == DATA
-        await prefetcher.until(lambda: prefetcher.heard("weights.fetched"))
+        await until(lambda: prefetcher.received("weights.fetched"))
         num_requests = len(server.requests)
         await prefetcher.fetch(ref, model_key="two")
-        await prefetcher.until(lambda: len(prefetcher.heard("weights.fetched")) == 2)
+        await until(lambda: len(prefetcher.received("weights.fetched")) == 2)
         assert len(server.requests) == num_requests
-    assert [f.source for f in prefetcher.heard("weights.fetched")] == ["http", "cache"]
+    assert [f.source for f in prefetcher.received("weights.fetched")] == ["http", "cache"]
     assert all(
         e.traceparent.split("-")[1] == "a" * 32 for e in prefetcher.facts if e.data.node_id == prefetcher.node_id
     )
     (cached,) = read_cached(prefetcher.shm_dir, prefetcher.node_id)
     assert (cached.digest, cached.num_bytes, cached.model_keys) == (SHA, len(DATA), ("one", "two"))
-    await prefetcher.until(lambda: read_links(prefetcher.shm_dir, prefetcher.node_id)[0].bytes_in_flight == 0)
+    await until(lambda: read_links(prefetcher.shm_dir, prefetcher.node_id)[0].bytes_in_flight == 0)
     body = prefetcher.get("/v1/cache").json()
     assert body["used_bytes"] == len(DATA) and body["data"][0]["model_keys"] == ["one", "two"]
     metrics, node = prefetcher.get("/metrics").text, prefetcher.node_id
@@ -182,7 +178,7 @@ async def dropped_over_rest(prefetcher: Prefetcher) -> None:
         assert (await client.post(url, headers=headers)).status_code == 200
         again = await client.post(url, headers=headers)
     assert again.status_code == 404 and again.json()["error"]["code"] == "not_found"
-    await prefetcher.until(lambda: not read_cached(prefetcher.shm_dir, prefetcher.node_id))
+    await until(lambda: not read_cached(prefetcher.shm_dir, prefetcher.node_id))
 
 
 @pytest.mark.parametrize(
@@ -198,8 +194,8 @@ async def test_failures_are_written_down_with_their_reason(
         failed = await prefetcher.until_state(ref, RegionState.FAILED, "i-1")
         assert failed.failure and failed.failure.code == code
         assert prefetcher.state(ref, "i-2").state is RegionState.ABSENT
-        await prefetcher.until(lambda: prefetcher.heard("weights.fetch_failed"))
-        assert prefetcher.heard("weights.fetch_failed")[0].code == code
+        await until(lambda: prefetcher.received("weights.fetch_failed"))
+        assert prefetcher.received("weights.fetch_failed")[0].code == code
         server.data, server.statuses, server.etag = DATA, [], '"v2"'
         await prefetcher.fetch(ref, "i-2")
         await prefetcher.until_state(ref, RegionState.COMPLETE, "i-2")
@@ -218,7 +214,7 @@ async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> Non
         await prefetcher.start()
         await prefetcher.fetch(ref, instance.instance_id, model.key)
         region = Region.at(prefetcher.shm_dir, prefetcher.node_id, SHA)
-        await prefetcher.until(lambda: sum(b - a for a, b in region.read_meta().get("landed", [])) >= 500_000)
+        await until(lambda: sum(b - a for a, b in region.read_meta().get("landed", [])) >= 500_000)
         prefetcher.kill()
         assert region.read_state().state is RegionState.FETCHING
         kept = sum(b - a for a, b in region.read_meta()["landed"])
@@ -261,8 +257,8 @@ async def test_old_epochs_are_refused_and_duplicates_are_one_fetch(prefetcher: P
             await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=ref), epoch=7)
         await prefetcher.send(FetchWeights(target=prefetcher.node_id, model_key="m", weights=other), epoch=6)
         await prefetcher.until_state(ref, RegionState.COMPLETE)
-        await prefetcher.until(lambda: "glowplug_stale_commands_total" in prefetcher.get("/metrics").text)
-        await prefetcher.until(
+        await until(lambda: "glowplug_stale_commands_total" in prefetcher.get("/metrics").text)
+        await until(
             lambda: 'glowplug_stale_commands_total{service="prefetcher"} 1.0' in prefetcher.get("/metrics").text
         )
         assert prefetcher.state(other).state is RegionState.ABSENT
@@ -286,8 +282,8 @@ async def test_the_cache_is_bounded_and_a_drop_cancels(prefetcher: Prefetcher) -
         await prefetcher.fetch(huge, "i-3")
         failed = await prefetcher.until_state(huge, RegionState.FAILED, "i-3")
         assert failed.failure and failed.failure.code == "no_space"
-    await prefetcher.until(lambda: prefetcher.heard("weights.evicted"))
-    assert prefetcher.heard("weights.evicted")[0].digest == region_digest(first)
+    await until(lambda: prefetcher.received("weights.evicted"))
+    assert prefetcher.received("weights.evicted")[0].digest == region_digest(first)
 
 
 async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None:
@@ -299,7 +295,7 @@ async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None
         await prefetcher.send(DropWeights(target=prefetcher.node_id, digest=region_digest(ref), reason="not wanted"))
         failed = await prefetcher.until_state(ref, RegionState.FAILED, "i-1")
         assert failed.failure and failed.failure.message == "the fetch was given up: not wanted"
-        await prefetcher.until(lambda: prefetcher.get("/v1/fetches").json()["data"] == [])
+        await until(lambda: prefetcher.get("/v1/fetches").json()["data"] == [])
         assert prefetcher.get("/v1/cache").json()["used_bytes"] == 0
         assert not Region.at(prefetcher.shm_dir, prefetcher.node_id, region_digest(ref)).blob.exists()
 
@@ -328,8 +324,8 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
         server.data, server.etag = DATA, '"v2"'
         if scheme == "http":
             await prefetcher.fetch(ref)
-        await prefetcher.until(lambda: prefetcher.heard("weights.evicted"))
-        assert prefetcher.heard("weights.evicted")[0].reason == "its source has changed"
+        await until(lambda: prefetcher.received("weights.evicted"))
+        assert prefetcher.received("weights.evicted")[0].reason == "its source has changed"
         await prefetcher.fetch(ref, "i-1")
         status = await prefetcher.until_state(ref, RegionState.COMPLETE, "i-1")
         assert status.info and status.info.sha256 == SHA
@@ -358,7 +354,7 @@ async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -
         ref = WeightsRef(uri=server.url + "?X-Signature=secret", sha256=SHA)
         await prefetcher.fetch(ref, "i-1")
         await prefetcher.until_state(ref, RegionState.COMPLETE)
-        await prefetcher.until(lambda: [s for s in received if s.name == "weights.fetch"])
+        await until(lambda: [s for s in received if s.name == "weights.fetch"])
     sink.shutdown()
     (span,) = [s for s in received if s.name == "weights.fetch"]
     assert span.trace_id.hex() == "a" * 32

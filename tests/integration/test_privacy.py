@@ -88,13 +88,13 @@ async def test_secrets_stay_where_they_belong(own_nats: NatsProcess, own_valkey:
     engine, sink = await FakeEngine().start(), TraceSink()
     sleeping = a_model("sleeping", on_cold=OnCold.REFUSE)
     await write_rows(own_valkey.url, a_model(), an_instance("i-1", engine.url), sleeping)
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
-    async def hear(msg: Msg) -> None:
-        heard.append(msg.subject.encode() + repr(msg.headers).encode() + msg.data)
+    async def receive(msg: Msg) -> None:
+        received.append(msg.subject.encode() + repr(msg.headers).encode() + msg.data)
 
     tap = await nats.connect(own_nats.url)
-    await tap.subscribe("glowplug.>", cb=hear)
+    await tap.subscribe("glowplug.>", cb=receive)
     env = {"GLOWPLUG_LOG_LEVEL": "DEBUG", "GLOWPLUG_API_KEY": KEY, "GLOWPLUG_ADMIN_TOKEN": ADMIN}
     env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
     async with a_router(own_nats.url, own_valkey.url, tmp_path, **env) as router:
@@ -107,7 +107,7 @@ async def test_secrets_stay_where_they_belong(own_nats: NatsProcess, own_valkey:
     await tap.close()
     sink.close()
     await engine.stop()
-    found["bus"] = b"\n".join(heard).decode(errors="replace")
+    found["bus"] = b"\n".join(received).decode(errors="replace")
     found["traces"] = b"\n".join(sink.bodies).decode(errors="replace")
     found["log after the end"] = (tmp_path / "router.log").read_text(errors="replace")
     assert statuses == [200, 200, 503, 404, 400, 401, 401, 400, 200]

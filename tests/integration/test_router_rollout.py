@@ -13,6 +13,7 @@ from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, Served, a_mode
 from tests.integration.router_process import RouterProcess, chat_body, write_rows
 from tests.ports import free_port
 from tests.servers import Infra
+from tests.waiting import until
 
 DELAY_S = 1.0
 NUM_CLIENTS = 6
@@ -128,9 +129,7 @@ async def test_a_rolling_restart_of_two_routers_loses_no_request(infra: Infra, t
         for router, env in zip(routers, envs, strict=True):
             before = ends["done"]
             await restart(router, **env)
-            async with asyncio.timeout(20):
-                while ends["done"] < before + 20:
-                    await asyncio.sleep(0.05)
+            await until(lambda before=before: ends["done"] >= before + 20)
     finally:
         over.set()
         await asyncio.gather(*clients)

@@ -12,6 +12,7 @@ from glowplug.events.subjects import facts_of
 from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, Served, a_model, an_instance
 from tests.integration.router_process import a_router, chat_body, write_rows
 from tests.servers import Infra, NatsProcess, ValkeyProcess
+from tests.waiting import until
 
 
 def fact(data: object, number: int = 0) -> Event:
@@ -86,15 +87,11 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
         assert [row["num_waiting"] for row in queue if row["model_key"] == "held-one"] == [1]
         live = (await client.get(f"{router.admin_url}/v1/requests")).json()["data"]
         assert (live[0]["request_id"], live[0]["state"]) == ("r-1", "held")
-        async with asyncio.timeout(10):
-            while not any(e.data.loads["held-one"].num_waiting for e in heard if "held-one" in _loads(e)):
-                await asyncio.sleep(0.02)
+        await until(lambda: any(e.data.loads["held-one"].num_waiting for e in heard if "held-one" in _loads(e)))
         await bus.publish(fact(InstanceReady(instance=an_instance("i-h", engine.url, model_key="held-one"))))
         answer = await asked
         assert answer.status_code == 200 and "fetch;dur=" in answer.headers["server-timing"]
-        async with asyncio.timeout(10):
-            while not any(e.type == "request.finished" for e in heard):
-                await asyncio.sleep(0.02)
+        await until(lambda: any(e.type == "request.finished" for e in heard))
         done = (await client.get(f"{router.admin_url}/v1/requests")).json()["data"]
         assert (done[0]["request_id"], done[0]["state"], done[0]["cold"]) == ("r-1", "finished", True)
         metrics = (await client.get(f"{router.admin_url}/metrics")).text

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_runner import wait_until
 from tests.ha_fleet import HaFleet
 from tests.servers import Infra
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 

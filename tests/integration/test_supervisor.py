@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +17,9 @@ from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.sweep import MARK, processes_of, sweep
+from tests.waiting import until, wait_until
 
 WAIT_S = 30.0
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 async def ready_at_once(_pid: int) -> bool:
@@ -42,14 +36,19 @@ def child(of: ChildSpec, tmp_path: Path, states: list[ChildState] | None = None)
     return Child(of, output, lambda c: seen.append(c.state), longest_wait_s=0.2)
 
 
+async def up(process: Child) -> None:
+    """Start it and wait until it is ready."""
+    process.start()
+    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+
+
 async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
     states: list[ChildState] = []
     process = child(spec(sys.executable, "-c", "import time; time.sleep(600)"), tmp_path, states)
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    await up(process)
     first = process.pid
     os.kill(first, signal.SIGKILL)
-    await eventually(lambda: process.num_restarts == 1 and process.ready.is_set())
+    await until(lambda: process.num_restarts == 1 and process.ready.is_set())
     assert process.pid != first
     assert process.exit_reason == "killed by SIGKILL"
     await process.stop(grace_s=5)
@@ -76,12 +75,12 @@ PAGE = (
 
 
 async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_again(tmp_path: Path) -> None:
-    told = tmp_path / "port"
+    num_before = tmp_path / "port"
     asked = 0
 
     def url(pid: int | None = None) -> str:
         """Of the process with that pid; "" while it has not told its port."""
-        owner, port = told.read_text().split() if told.exists() else ("", "")
+        owner, port = num_before.read_text().split() if num_before.exists() else ("", "")
         return f"http://127.0.0.1:{port}/" if pid is None or owner == str(pid) else ""
 
     async def is_ready(pid: int) -> bool:
@@ -92,16 +91,15 @@ async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_ag
         asked += 1
         return await http_status(url(), 0.1) == 200
 
-    made = replace(spec(sys.executable, "-c", PAGE, str(told), is_ready=is_ready), is_live=is_live)
+    made = replace(spec(sys.executable, "-c", PAGE, str(num_before), is_ready=is_ready), is_live=is_live)
     process = child(made, tmp_path)
     process.live_poll_s, process.hang_misses = 0.05, 4
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    await up(process)
     first = process.pid
-    await eventually(lambda: asked > 10)
+    await until(lambda: asked > 10)
     assert process.num_restarts == 0, "one that answers is left alone"
     os.kill(first, signal.SIGSTOP)
-    await eventually(lambda: process.num_restarts == 1 and process.ready.is_set())
+    await until(lambda: process.num_restarts == 1 and process.ready.is_set())
     assert process.pid != first
     assert process.exit_reason == "killed by SIGKILL (it hangs: 4 questions in a row without an answer)"
     stream = process.output._stream
@@ -118,8 +116,8 @@ async def test_a_crash_loop_is_told_with_the_last_lines_and_still_retried(tmp_pa
     await asyncio.wait_for(process.crash_looping.wait(), WAIT_S)
     assert process.exit_reason == "exit code 3"
     assert "no config" in process.tail
-    told = process.num_restarts
-    await eventually(lambda: process.num_restarts > told)
+    num_before = process.num_restarts
+    await until(lambda: process.num_restarts > num_before)
     await process.stop(grace_s=5)
     assert process.state is ChildState.STOPPED
 
@@ -140,10 +138,10 @@ async def test_one_that_ignores_sigterm_is_killed_with_its_helpers(tmp_path: Pat
     )
     process = child(spec(sys.executable, "-c", code), tmp_path)
     process.start()
-    await eventually(lambda: bool(process.tail))
+    await until(lambda: bool(process.tail))
     pid, helper = process.pid, int(process.tail[0])
     await process.stop(grace_s=0.3)
-    await eventually(lambda: not _lives(pid) and not _lives(helper))
+    await until(lambda: not _lives(pid) and not _lives(helper))
 
 
 def _lives(pid: int) -> bool:
@@ -157,7 +155,7 @@ async def test_long_lines_and_halves_reach_the_log(tmp_path: Path) -> None:
     code = "import sys; sys.stdout.write('x' * 200_000 + '\\nhalf'); sys.stdout.flush(); import time; time.sleep(600)"
     process = child(spec(sys.executable, "-c", code), tmp_path)
     process.start()
-    await eventually(lambda: sum(map(len, process.tail)) >= 200_000)
+    await until(lambda: sum(map(len, process.tail)) >= 200_000)
     await process.stop(grace_s=5)
     assert process.tail[-1] == "half"
 
@@ -169,10 +167,10 @@ async def test_a_start_that_never_answers_is_ended_and_made_again_with_the_reaso
     process = child(spec(sys.executable, "-c", "import time; time.sleep(600)", is_ready=never), tmp_path)
     process.start_timeout_s = 0.2
     process.start()
-    await eventually(lambda: process.num_restarts >= 2)
+    await until(lambda: process.num_restarts >= 2)
     assert process.exit_reason == "killed by SIGKILL (no answer within 0.2 s of its start)"
     stream = process.output._stream
-    await eventually(lambda: "ended and started again: no answer within 0.2 s" in stream.getvalue())  # type: ignore[attr-defined]
+    await until(lambda: "ended and started again: no answer within 0.2 s" in stream.getvalue())  # type: ignore[attr-defined]
     await process.stop(grace_s=5)
 
 
@@ -191,7 +189,7 @@ async def test_a_start_that_answers_and_is_not_ready_is_left_to_wait(tmp_path: P
     process = child(made, tmp_path)
     process.start_timeout_s, process.live_poll_s = 0.5, 0.01
     process.start()
-    await eventually(lambda: asked > 30)
+    await until(lambda: asked > 30)
     assert process.num_restarts == 0 and process.state is ChildState.STARTING
     await process.stop(grace_s=5)
 
@@ -210,21 +208,20 @@ async def test_a_process_that_cannot_work_is_started_again_once_that_helps(tmp_p
     )
     process = child(made, tmp_path)
     process.live_poll_s = 0.02
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+    await up(process)
     problems["now"] = "no space left on device"
-    await eventually(lambda: process.state is ChildState.FAILING)
+    await until(lambda: process.state is ChildState.FAILING)
     assert process.problem == "no space left on device" and process.num_restarts == 0
     problems["now"] = ""
-    await eventually(lambda: process.state is ChildState.READY)
+    await until(lambda: process.state is ChildState.READY)
     assert process.num_restarts == 0, "it works again by itself"
     problems["now"] = "no space left on device"
-    await eventually(lambda: process.state is ChildState.FAILING)
+    await until(lambda: process.state is ChildState.FAILING)
     helps["now"] = True
-    await eventually(lambda: process.num_restarts == 1)
+    await until(lambda: process.num_restarts == 1)
     assert "no space left on device" in process.exit_reason
     problems["now"] = ""
-    await eventually(lambda: process.ready.is_set() and not process.problem)
+    await until(lambda: process.ready.is_set() and not process.problem)
     await process.stop(grace_s=5)
 
 
@@ -238,13 +235,9 @@ async def test_a_process_goes_on_writing_while_nobody_reads_its_lines(tmp_path: 
     )
     done = tmp_path / "done"
     process = child(spec(sys.executable, "-c", code, str(done)), tmp_path)
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
-    deadline = time.monotonic() + WAIT_S
-    while not done.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)  # noqa: ASYNC251 - nothing of ours may run meanwhile
-    assert done.exists()
-    await eventually(lambda: bool(process.tail) and process.tail[-1].startswith("003999 "))
+    await up(process)
+    wait_until("the child is done", done.exists, WAIT_S)  # nothing of ours may run meanwhile
+    await until(lambda: bool(process.tail) and process.tail[-1].startswith("003999 "))
     await process.stop(grace_s=5)
 
 
@@ -275,10 +268,7 @@ asyncio.run(main())
     service, engine = map(int, supervisor.stdout.readline().split())
     supervisor.kill()
     supervisor.wait()
-    deadline = time.monotonic() + WAIT_S
-    while _lives(service) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _lives(service)
+    wait_until("the service ends", lambda: not _lives(service), WAIT_S)
     assert _lives(engine)
     assert [p.pid for p in processes_of(tmp_path)] == [engine]
     assert sweep(tmp_path / "another") == 0

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import vllm_env, vllm_sample
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
 from glowplug.engines.vllm import VllmDriver
+from tests.waiting import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
@@ -83,13 +84,6 @@ def core_of(handle: EngineHandle) -> psutil.Process:
     return next(p for p in psutil.Process(handle.pid).children(recursive=True) if "EngineCore" in p.name())
 
 
-async def eventually(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not holds():
-            await asyncio.sleep(0.05)
-    assert holds(), what
-
-
 async def until_unhealthy(lane: Lane, handle: EngineHandle) -> str:
     async with asyncio.timeout(60):
         while (health := await lane.driver.health(handle)).ok:
@@ -135,7 +129,7 @@ async def test_the_exit_status_is_left_in_the_run_directory(lane: Lane) -> None:
     with pytest.raises(EngineFailed):
         await lane.driver.load(await lane.driver.launch(request), lane.weights)
     exit_file = request.run_dir / "exit.json"
-    await eventually(exit_file.exists, "the zygote reports the end")
+    await until(exit_file.exists, "the zygote reports the end")
     assert json.loads(exit_file.read_text())["code"] != 0
 
 
@@ -160,7 +154,7 @@ async def test_a_killed_api_server_takes_its_engine_along(lane: Lane) -> None:
     handle = (await lane.start()).handle
     core = core_of(handle)
     os.kill(handle.pid, signal.SIGKILL)
-    await eventually(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE, "the core ends too")
+    await until(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE, "the core ends too")
     await lane.driver.stop(handle, 0.0)
 
 
@@ -173,14 +167,14 @@ async def test_a_stop_leaves_no_shared_memory_of_a_worker_behind(lane: Lane) -> 
     made = segments() - before
     assert made, "the worker's message queues are segments"
     await lane.driver.stop(handle, 15.0)
-    await eventually(lambda: not (made & segments()), "the segments are gone")
+    await until(lambda: not (made & segments()), "the segments are gone")
 
 
 async def test_servers_outlive_their_zygote_and_another_driver_parks_anew(lane: Lane) -> None:
     handle = (await lane.start()).handle
     zygote = await lane.zygote()
     zygote.kill()
-    await eventually(lambda: not zygote.is_running() or zygote.status() == psutil.STATUS_ZOMBIE, "it is gone")
+    await until(lambda: not zygote.is_running() or zygote.status() == psutil.STATUS_ZOMBIE, "it is gone")
     assert (await lane.driver.health(handle)).ok
     assert await say(handle.url)
     later = VllmDriver(lane.settings())

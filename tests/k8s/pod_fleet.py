@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.runtime.privileges import USERS, variable
-from tests.k8s.arrows import outside_ends
-from tests.k8s.namespaces import Network
-from tests.k8s.nft import counted, ruleset
-from tests.k8s.policies import End, fleet_ends
+from tests.k8s.arrows import End, fleet_ends, outside_ends
+from tests.k8s.namespaces import Network, counted, ruleset
 from tests.k8s.rendering import ROOT, Manifest, containers, environment, matches, named, of_kind, pod_labels, pod_spec
 from tests.servers import nats_binary, valkey_binary
 

@@ -4,17 +4,16 @@ What the policies refuse, no service asks for; what they draw, some service uses
 """
 
 import json
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.k8s.arrows import expand, table
-from tests.k8s.namespaces import why_not
-from tests.k8s.nft import REFUSED
+from tests.k8s.namespaces import REFUSED, why_not
 from tests.k8s.pod_fleet import SECRETS, PodFleet
 from tests.k8s.rendering import render
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.fleet,
@@ -36,19 +35,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodFleet]:
     try:
         made.start(*made.pods)
         made.until_ready(*made.pods)
-        until(lambda: len(listed(made)) == 8, "the router knows the models")
-        until(lambda: leader_of(made, "placer") != "", "one placer leads")
+        wait_until("the router knows the models", lambda: len(listed(made)) == 8)
+        wait_until("one placer leads", lambda: leader_of(made, "placer") != "")
         yield made
     finally:
         made.close()
-
-
-def until(holds: Callable[[], bool], what: str, left: Collection[object] = (), within_s: float = 60.0) -> None:
-    """Wait; a bound that only a broken fleet meets. `left` says at the end what was still wanted."""
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, f"never: {what} {left or ''}"
-        time.sleep(0.1)
 
 
 def address(fleet: PodFleet, pod: str) -> str:
@@ -119,9 +110,11 @@ def test_a_cold_request_works_and_its_trace_arrives(fleet: PodFleet) -> None:
     def is_whole() -> bool:
         status, _, body = fleet.ask("operators", address(fleet, "console-0"), 8080, path, headers=READER)
         missing.difference_update(json.loads(body)["services"] if status == 200 else ())
-        return not missing
+        if missing:
+            raise ValueError(f"not in the trace: {missing}")
+        return True
 
-    until(is_whole, "the trace is whole", missing)
+    wait_until("the trace is whole", is_whole)
 
 
 def test_every_probe_is_answered(fleet: PodFleet) -> None:
@@ -140,7 +133,7 @@ def test_the_streams_have_three_copies(fleet: PodFleet) -> None:
 
 
 def test_whichever_replica_is_asked_the_leader_answers(fleet: PodFleet) -> None:
-    until(lambda: leader_of(fleet, "placer") != "", "one placer leads")
+    wait_until("one placer leads", lambda: leader_of(fleet, "placer") != "")
     for name in ("placer-0", "placer-1"):
         nodes = get(fleet, "console-0", name, 8080, "/v1/nodes")["data"]
         assert json.dumps(nodes).count('"node-0"') > 0, name
@@ -195,16 +188,18 @@ def test_no_service_wants_what_is_not_drawn_and_none_is_drawn_in_vain(fleet: Pod
         counted = fleet.counters()
         unused.clear()
         unused.update((source, target) for source, target in drawn - IDLE if not counted[(source, "output", target)])
-        return not unused
+        if unused:
+            raise ValueError(f"not used: {unused}")
+        return True
 
-    until(all_used, "each arrow is used, all but", unused)
+    wait_until("each arrow is used", all_used)
     refused = {kind: n for (kind, hook, who), n in fleet.counters().items() if (hook, who) == ("output", REFUSED) and n}
     assert refused == {}, "a service tried to reach what is not drawn"
 
 
 def test_an_unlisted_connection_fails(fleet: PodFleet) -> None:
     chat(fleet, MODELS[0])
-    until(lambda: ready_urls(fleet) != [], "the placer knows of the engine")
+    wait_until("the placer knows of the engine", lambda: ready_urls(fleet) != [])
     host, _, port = ready_urls(fleet)[0].removeprefix("http://").rpartition(":")
     node = next(name for name, pod in fleet.pods.items() if pod.address == host)
     assert 20000 <= int(port) <= 20199
@@ -225,7 +220,7 @@ def test_an_unlisted_connection_fails(fleet: PodFleet) -> None:
 
 
 def test_the_standby_takes_over_when_the_leaders_server_dies(fleet: PodFleet) -> None:
-    until(lambda: leader_of(fleet, "placer") != "", "one placer leads")
+    wait_until("one placer leads", lambda: leader_of(fleet, "placer") != "")
     before = leader_of(fleet, "placer")
     fleet.kill(before)
     text, _ = chat(fleet, MODELS[1])

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.k8s.arrows import expand, outside_ends, table
-from tests.k8s.namespaces import Network, why_not
-from tests.k8s.nft import ruleset
-from tests.k8s.policies import End, Ports, fleet_ends
+from tests.k8s.arrows import End, Ports, expand, fleet_ends, outside_ends, table
+from tests.k8s.namespaces import Network, ruleset, why_not
 from tests.k8s.rendering import OVERLAYS, all_containers, render
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")

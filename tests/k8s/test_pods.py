@@ -1,27 +1,315 @@
-"""How every pod runs: locked up, bounded, asked whether it lives, and given the time to end that its service takes."""
+"""How every pod runs: locked up, bounded, asked whether it lives; what the manifests name exists: settings, ports,
+pods, accounts, files."""
 
 import re
 from typing import Any
 
 import pytest
+import yaml
 
+from glowplug import __version__
+from glowplug.runtime.privileges import READER, USERS
+from glowplug.runtime.privileges import variable as password_of
 from tests.k8s.rendering import (
     OVERLAYS,
+    ROOT,
+    TARGETS,
     WORKLOADS,
     Manifest,
     all_containers,
     containers,
     environment,
+    matches,
     named,
     of_kind,
+    pod_labels,
     pod_spec,
     render,
     title,
 )
 
+# Not settings of ours: passwords the manifests splice into addresses, and what the servers and runtimes read.
+OTHERS_READ = {
+    "NATS_PEER_PASSWORD",
+    *(f"NATS_ROUTE_{k}" for k in range(3)),
+    *map(password_of, USERS),
+    "POD_NAME",
+    "MALLOC_ARENA_MAX",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "FAIL_ON_INIT_ERROR",
+}
+SECRET_WORDS = re.compile(r"TOKEN|PASSWORD|API_KEY|CONSOLE_KEY|SECRET|_AUTH$")
+TOKENS, WEIGHTS = "glowplug-tokens", "glowplug-weights"
+UNIT = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
+targets = pytest.mark.parametrize("target", TARGETS)
 RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret", "downwardAPI", "csi"}
 WRITABLE = {"emptyDir"}
+
+
+def size(text: Any) -> float:
+    """A Kubernetes quantity as a number: bytes or cores."""
+    number, unit = re.fullmatch(r"([0-9.]+)(\D*)", str(text)).groups()  # type: ignore[union-attr]
+    return float(number) * UNIT[unit]
+
+
+def workloads(manifests: list[Manifest]) -> list[Manifest]:
+    return of_kind(manifests, *WORKLOADS)
+
+
+def selected(manifests: list[Manifest], selector: dict[str, Any]) -> list[Manifest]:
+    return [w for w in workloads(manifests) if matches(selector, pod_labels(w))]
+
+
+def port_names(workload: Manifest) -> dict[str, int]:
+    ports = [p for c in containers(workload) for p in c.get("ports", ())]
+    assert len({p["containerPort"] for p in ports}) == len(ports), f"{title(workload)}: two containers on one port"
+    return {p["name"]: p["containerPort"] for p in ports}
+
+
+@targets
+def test_every_variable_is_a_setting(target: str) -> None:
+    page = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", (ROOT / "docs/configuration.md").read_text()))
+    page |= {f"GLOWPLUG_{s}_URL" for s in ("ROUTER", "AUTOSCALER", "PLACER", "PREDICTOR")}
+    manifests = render(target)
+    given = {(where, name) for where, c in all_containers(manifests) for name in environment(manifests, c)}
+    assert given
+    assert {(where, name) for where, name in given if name not in page | OTHERS_READ} == set()
+
+
+@overlays
+def test_ports_of_services_and_probes_are_the_containers(overlay: str) -> None:
+    manifests = render(overlay)
+    for service in of_kind(manifests, "Service"):
+        found = selected(manifests, {"matchLabels": service["spec"]["selector"]})
+        assert len(found) == 1, f"{title(service)} selects {[title(w) for w in found]}"
+        ports = port_names(found[0])
+        for port in service["spec"]["ports"]:
+            assert ports.get(port["targetPort"]) == port["port"], f"{title(service)}: {port}"
+    for workload in workloads(manifests):
+        for container in containers(workload):
+            own = {p["name"] for p in container["ports"]}
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                kind = container[probe].get("httpGet") or container[probe].get("tcpSocket")
+                assert kind is None or kind["port"] in own, f"{title(workload)}: {probe}"
+
+
+@overlays
+def test_the_admin_port_told_is_the_admin_port_declared(overlay: str) -> None:
+    manifests = render(overlay)
+    for where, container in all_containers(manifests):
+        env = environment(manifests, container)
+        declared = {p["name"]: p["containerPort"] for p in container["ports"]}
+        if "GLOWPLUG_PORT" in env:
+            assert int(env["GLOWPLUG_PORT"]) in declared.values(), where
+            assert int(env.get("GLOWPLUG_DATA_PORT", declared.get("data", 0))) == declared.get("data", 0), where
+            assert env["GLOWPLUG_HOST"] == "0.0.0.0", where
+
+
+@overlays
+def test_addresses_name_services_and_their_ports(overlay: str) -> None:
+    manifests = render(overlay)
+    services = {s["metadata"]["name"]: {p["port"] for p in s["spec"]["ports"]} for s in of_kind(manifests, "Service")}
+    addresses = 0
+    for where, container in all_containers(manifests):
+        texts = [*map(str, environment(manifests, container).values()), *container.get("args", ())]
+        for host, port in re.findall(r"://(?:[^@/\s]*@)?([a-z][a-z0-9.-]*):(\d+)", " ".join(texts)):
+            addresses += 1
+            assert int(port) in services[host.rpartition(".")[2]], f"{where}: {host}:{port}"
+    assert addresses
+
+
+@overlays
+def test_selectors_meet_their_own_pods_and_no_others(overlay: str) -> None:
+    manifests = render(overlay)
+    for workload in workloads(manifests):
+        assert [title(w) for w in selected(manifests, workload["spec"]["selector"])] == [title(workload)]
+        for rule in pod_spec(workload).get("topologySpreadConstraints", ()):
+            assert selected(manifests, rule["labelSelector"]) == [workload]
+    for policy in of_kind(manifests, "NetworkPolicy"):
+        assert selected(manifests, policy["spec"]["podSelector"]), title(policy)
+
+
+@overlays
+def test_budgets_and_scalers_have_something_to_hold(overlay: str) -> None:
+    """A budget on one replica would block every drain; on a DaemonSet it can hold nothing."""
+    manifests = render(overlay)
+    scaled = {s["spec"]["scaleTargetRef"]["name"]: s["spec"] for s in of_kind(manifests, "HorizontalPodAutoscaler")}
+    assert set(scaled) == {"router"}
+    budgets = of_kind(manifests, "PodDisruptionBudget")
+    assert {b["metadata"]["name"] for b in budgets} >= {"router", "nats", "placer", "autoscaler", "predictor"}
+    for budget in budgets:
+        (workload,) = selected(manifests, budget["spec"]["selector"])
+        assert workload["kind"] in ("Deployment", "StatefulSet")
+        name = workload["metadata"]["name"]
+        assert scaled[name]["minReplicas"] > 1 if name in scaled else workload["spec"]["replicas"] > 1, name
+    for name in scaled:
+        assert "replicas" not in named(manifests, "Deployment", name)["spec"], "the scaler owns the number"
+
+
+@overlays
+def test_the_router_is_scaled_on_metrics_it_has(overlay: str) -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    section = page.partition("## Requests (router)")[2].partition("\n## ")[0]
+    metrics = named(render(overlay), "HorizontalPodAutoscaler", "router")["spec"]["metrics"]
+    assert {m["type"] for m in metrics} == {"Pods"}
+    for metric in metrics:
+        assert f"| `{metric['pods']['metric']['name']}` | gauge |" in section
+
+
+@targets
+def test_images_are_pinned(target: str) -> None:
+    images = {container["image"] for _, container in all_containers(render(target))}
+    for image in images:
+        name, _, tag = image.rpartition(":")
+        assert name, f"{image} has no tag"
+        assert tag != "latest"
+        assert re.search(r"\d+\.\d+\.\d+", tag), image
+        if name.startswith("glowplug/"):
+            assert tag == __version__, image
+
+
+def test_the_servers_are_those_of_compose() -> None:
+    """One version of NATS and Valkey is tried, so one is shipped."""
+    compose = (ROOT / "deploy/docker-compose.yml").read_text()
+    servers = {i for _, c in all_containers(render("sim")) if not (i := c["image"]).startswith("glowplug/")}
+    assert len(servers) == 2
+    assert {image for image in servers if f"image: {image}\n" not in compose} == set()
+
+
+@overlays
+def test_secrets_are_only_referred_to(overlay: str) -> None:
+    manifests = render(overlay)
+    assert of_kind(manifests, "Secret") == []
+    referred = set()
+    for where, container in all_containers(manifests):
+        for variable in container.get("env", ()):
+            if SECRET_WORDS.search(variable["name"]):
+                referred.add(variable["valueFrom"]["secretKeyRef"]["name"])
+            if "value" in variable:
+                assert not re.search(r"://[^$/]*:[^$/]*@", variable["value"]), f"{where}: {variable['name']}"
+        referred |= {s["secretRef"]["name"] for s in container.get("envFrom", ()) if "secretRef" in s}
+    assert referred == {TOKENS, WEIGHTS}
+    for config in of_kind(manifests, "ConfigMap"):
+        assert not [key for key in config["data"] if SECRET_WORDS.search(key)], title(config)
+
+
+@overlays
+def test_each_pod_gets_only_the_secrets_it_needs(overlay: str) -> None:
+    manifests = render(overlay)
+    holders: dict[str, set[str]] = {}
+    for where, container in all_containers(manifests):
+        for variable in container.get("env", ()):
+            if (source := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
+                holders.setdefault(source["key"], set()).add(where.rpartition("/")[2])
+    assert holders["GLOWPLUG_API_KEY"] == {"router"}
+    assert holders["GLOWPLUG_CONSOLE_KEY"] == {"console"}
+    assert holders["GLOWPLUG_ENGINE_SECRET"] == {"router", "agent"}
+    assert "console" not in holders["GLOWPLUG_ADMIN_TOKEN"]
+    assert holders["NATS_PEER_PASSWORD"] == {"nats"}
+    for user in USERS:
+        own = set() if user == READER else {user}
+        assert holders[password_of(user)] == own | {"nats", "valkey"}, user
+
+
+@overlays
+def test_each_service_is_itself_at_the_bus_and_the_store(overlay: str) -> None:
+    manifests = render(overlay)
+    for where, container in all_containers(manifests):
+        service = where.rpartition("/")[2]
+        if service in USERS:
+            env = environment(manifests, container)
+            for name in ("GLOWPLUG_NATS_URL", "GLOWPLUG_REDIS_URL"):
+                assert f"//{service}:$(GLOWPLUG_SERVER_PASSWORD)@" in env[name], where
+            assert env["GLOWPLUG_SERVER_PASSWORD"]["secretKeyRef"]["key"] == password_of(service), where
+
+
+@targets
+def test_no_secret_stands_on_a_command_line(target: str) -> None:
+    manifests = render(target)
+    for where, container in all_containers(manifests):
+        line = " ".join([*container.get("command", ()), *container.get("args", ())])
+        secret = {
+            n for n, v in environment(manifests, container).items() if isinstance(v, dict) and "secretKeyRef" in v
+        }
+        spliced = {n for n, v in environment(manifests, container).items() if isinstance(v, str) and "PASSWORD)" in v}
+        assert not [name for name in secret | spliced if name in line], where
+
+
+@overlays
+def test_clients_reach_the_data_port_of_a_router_and_no_other(overlay: str) -> None:
+    manifests = render(overlay)
+    ports = {name: named(manifests, "Service", name)["spec"]["ports"] for name in ("router", "router-admin")}
+    assert {name: [port["port"] for port in of] for name, of in ports.items()} == {
+        "router": [8000],
+        "router-admin": [8080],
+    }
+
+
+@overlays
+def test_what_pods_mount_and_read_exists(overlay: str) -> None:
+    manifests = render(overlay)
+    configs = {c["metadata"]["name"] for c in of_kind(manifests, "ConfigMap")}
+    accounts = {a["metadata"]["name"] for a in of_kind(manifests, "ServiceAccount")}
+    for workload in workloads(manifests):
+        spec = pod_spec(workload)
+        assert spec["serviceAccountName"] in accounts
+        volumes = {v["name"] for v in spec["volumes"]}
+        volumes |= {c["metadata"]["name"] for c in workload["spec"].get("volumeClaimTemplates", ())}
+        for volume in spec["volumes"]:
+            assert volume.get("configMap", {}).get("name", "") in configs | {""}, title(workload)
+        for container in containers(workload):
+            sources = [s["configMapRef"]["name"] for s in container.get("envFrom", ()) if "configMapRef" in s]
+            assert set(sources) <= configs, title(workload)
+            assert {m["name"] for m in container["volumeMounts"]} <= volumes, title(workload)
+        mounted = {m["name"] for c in containers(workload) for m in c["volumeMounts"]}
+        assert mounted == volumes, f"{title(workload)}: a volume nobody mounts"
+
+
+@overlays
+def test_the_models_are_files_the_autoscaler_takes(overlay: str) -> None:
+    from glowplug.runtime.model_files import ModelFile
+
+    models = named(render(overlay), "ConfigMap", "models")["data"]
+    assert models
+    engines = {ModelFile.model_validate(yaml.safe_load(text)).engine for text in models.values()}
+    assert engines == {"sim": {"emulated"}, "gpu": {"vllm"}}[overlay]
+    if overlay == "sim":
+        assert set(models) == {f.name for f in (ROOT / "deploy/models/emulated").iterdir()}
+
+
+@overlays
+def test_labels_are_the_standard_ones(overlay: str) -> None:
+    for manifest in render(overlay):
+        labels = manifest["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "glowplug", title(manifest)
+        assert labels["app.kubernetes.io/managed-by"] == "kustomize", title(manifest)
+        if manifest["kind"] != "ConfigMap":
+            assert labels["app.kubernetes.io/name"] == "glowplug", title(manifest)
+        if manifest["kind"] in WORKLOADS:
+            assert pod_labels(manifest)["app.kubernetes.io/component"] == labels["app.kubernetes.io/component"]
+
+
+@overlays
+def test_both_containers_of_a_node_agree(overlay: str) -> None:
+    manifests = render(overlay)
+    (node,) = [w for w in workloads(manifests) if w["metadata"]["name"] == "node"]
+    agent, prefetcher = containers(node)
+    ours, theirs = environment(manifests, agent), environment(manifests, prefetcher)
+    for name in ("GLOWPLUG_NODE_ID", "GLOWPLUG_SHM_DIR", "GLOWPLUG_HOST_CACHE_BYTES"):
+        assert ours[name] == theirs[name], name
+    region = next(v for v in pod_spec(node)["volumes"] if v["name"] == "region")["emptyDir"]
+    assert region["medium"] == "Memory"
+    for container in (agent, prefetcher):
+        mount = next(m for m in container["volumeMounts"] if m["name"] == "region")
+        assert mount["mountPath"] == ours["GLOWPLUG_SHM_DIR"]
+    cache_bytes = int(ours["GLOWPLUG_HOST_CACHE_BYTES"])
+    assert cache_bytes <= 0.9 * size(region["sizeLimit"]), "the prefetcher uses nine tenths of the volume at most"
+    limit = size(prefetcher["resources"]["limits"]["memory"])
+    assert limit >= size(region["sizeLimit"]) + 256 * 2**20, "the region counts against the prefetcher's memory"
+    assert ours["GLOWPLUG_NODE_ID"]["fieldRef"]["fieldPath"] == (
+        "metadata.name" if overlay == "sim" else "spec.nodeName"
+    )
 
 
 @overlays
@@ -113,8 +401,8 @@ def test_the_bus_has_time_to_send_its_clients_away(overlay: str) -> None:
     manifests = render(overlay)
     nats = named(manifests, "StatefulSet", "nats")
     (config,) = [c for c in of_kind(manifests, "ConfigMap") if "nats.conf" in c["data"]]
-    told = config["data"]["nats.conf"]
-    seconds = [int(s) for s in re.findall(r"lame_duck_\w+: (\d+)s", told)]
+    given = config["data"]["nats.conf"]
+    seconds = [int(s) for s in re.findall(r"lame_duck_\w+: (\d+)s", given)]
     assert len(seconds) == 2
     assert pod_spec(nats)["terminationGracePeriodSeconds"] > sum(seconds)
 

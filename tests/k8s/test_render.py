@@ -1,13 +1,42 @@
-"""Every overlay renders, alike with every kustomize, into what two versions of Kubernetes take."""
+"""Every overlay renders, alike with every kustomize; the policies allow the arrows of docs/network.md and no other;
+Prometheus finds its targets."""
+
+import copy
+import json
+import re
 
 import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 
-from tests.k8s.crds import SCHEMAS
-from tests.k8s.rendering import K8S, TARGETS, render, rendered_text, renderers, title
+from tests.k8s.arrows import End, Ports, connections, expand, fleet_ends, outside_ends, picture, table
+from tests.k8s.rendering import (
+    K8S,
+    MONITORED,
+    OVERLAYS,
+    ROOT,
+    SCHEMAS,
+    TARGETS,
+    WORKLOADS,
+    Manifest,
+    all_containers,
+    environment,
+    matches,
+    named,
+    of_kind,
+    pod_labels,
+    render,
+    rendered_text,
+    renderers,
+    title,
+)
 
 VERSIONS = ("1.30.0", "1.36.0")
+overlays = pytest.mark.parametrize("overlay", OVERLAYS)
+monitored = pytest.mark.parametrize("target", MONITORED)
+OBSERVABILITY = ROOT / "deploy/observability"
+SERVICES = {"router", "predictor", "placer", "autoscaler", "console", "agent", "prefetcher"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -48,6 +77,150 @@ def test_nothing_is_rendered_twice(target: str) -> None:
 def test_every_manifest_file_belongs_to_an_overlay() -> None:
     """A file that no kustomization names is never applied."""
     for kustomization in K8S.rglob("kustomization.yaml"):
-        told = kustomization.read_text()
+        given = kustomization.read_text()
         beside = {f.name for f in kustomization.parent.iterdir() if f.is_file()} - {"kustomization.yaml"}
-        assert {name for name in beside if name not in told} == set(), kustomization
+        assert {name for name in beside if name not in given} == set(), kustomization
+
+
+def every_connection(manifests: list[Manifest]) -> dict[tuple[str, str], set[Ports]]:
+    """(from, to) -> ports, for every pair with one end in the fleet."""
+    ours, theirs = fleet_ends(manifests), outside_ends()
+    ends: dict[str, End] = ours | theirs
+    return {
+        (source, target): ports
+        for source in ends
+        for target in ends
+        if (source in ours or target in ours) and (ports := connections(manifests, ends[source], ends[target]))
+    }
+
+
+@overlays
+def test_policies_allow_the_arrows_and_nothing_else(overlay: str) -> None:
+    assert every_connection(render(overlay)) == expand(table(overlay))
+
+
+def test_the_picture_shows_the_table() -> None:
+    assert picture() == set().union(*(table(overlay) for overlay in OVERLAYS))
+
+
+@overlays
+def test_every_pod_is_denied_by_default(overlay: str) -> None:
+    deny = named(render(overlay), "NetworkPolicy", "default-deny")["spec"]
+    assert deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+@overlays
+def test_no_policy_can_be_left_out(overlay: str) -> None:
+    """Each of them carries an arrow, or denies; one that changes nothing would only be read in vain."""
+    manifests = render(overlay)
+    before = every_connection(manifests)
+    for policy in of_kind(manifests, "NetworkPolicy"):
+        if policy["metadata"]["name"] == "default-deny":
+            continue
+        without = [m for m in manifests if m is not policy]
+        assert every_connection(without) != before, policy["metadata"]["name"]
+
+
+def test_a_rule_too_many_is_found() -> None:
+    manifests = render("sim")
+    wide = copy.deepcopy(named(manifests, "NetworkPolicy", "engines"))
+    del wide["spec"]["ingress"][0]["from"]
+    wide["metadata"]["name"] = "too-wide"
+    nodes = named(manifests, "NetworkPolicy", "control-plane")
+    nodes["spec"]["egress"].append({"ports": [{"protocol": "TCP", "port": 20000}]})
+    found, drawn = every_connection([*manifests, wide]), expand(table("sim"))
+    assert found[("predictor", "node")] == {Ports("TCP", 20000, 20000)}
+    assert ("predictor", "node") not in drawn
+
+
+@overlays
+def test_the_engines_are_where_routers_may_reach_them(overlay: str) -> None:
+    manifests = render(overlay)
+    drawn = expand(table(overlay))[("router", "node")]
+    given = {environment(manifests, c).get("GLOWPLUG_ENGINE_PORTS", "") for _, c in all_containers(manifests)} - {""}
+    assert given == {str(ports) for ports in drawn}
+
+
+@overlays
+def test_every_address_a_service_is_given_is_an_arrow(overlay: str) -> None:
+    """What a container is told to connect to, its pod may connect to."""
+    manifests = render(overlay)
+    drawn = expand(table(overlay))
+    tried = 0
+    for where, container in all_containers(manifests):
+        pod = where.split("/")[1]
+        for value in environment(manifests, container).values():
+            for host, port in re.findall(r"://(?:[^@/\s]*@)?([a-z][a-z-]*):(\d+)", str(value)):
+                tried += 1
+                assert any(("TCP", int(port)) in ports for ports in drawn[(pod, host)]), (where, value)
+    assert tried > 20
+
+
+def targets(manifests: list[Manifest]) -> dict[str, set[tuple[str, int]]]:
+    """job -> (kind of pod, port) it is read from."""
+    found: dict[str, set[tuple[str, int]]] = {}
+    for monitor in of_kind(manifests, "ServiceMonitor"):
+        spec = monitor["spec"]
+        services = [s for s in of_kind(manifests, "Service") if matches(spec["selector"], s["metadata"]["labels"])]
+        assert services, monitor["metadata"]["name"]
+        for service in services:
+            ports = {p["name"]: p["port"] for p in service["spec"]["ports"]}
+            for endpoint in (e for e in spec["endpoints"] if e["port"] in ports):
+                job = {r["targetLabel"]: r["replacement"] for r in endpoint.get("relabelings", ())}.get("job")
+                job = job or service["metadata"]["labels"][spec["jobLabel"]]
+                selector = {"matchLabels": service["spec"]["selector"]}
+                pods = [w for w in of_kind(manifests, *WORKLOADS) if matches(selector, pod_labels(w))]
+                found.setdefault(job, set()).update((w["metadata"]["name"], ports[endpoint["port"]]) for w in pods)
+    return found
+
+
+@monitored
+def test_every_service_is_read_once_under_its_own_name(target: str) -> None:
+    expected = {service: {(service, 8080)} for service in SERVICES - {"agent", "prefetcher"}}
+    expected |= {"agent": {("node", 8080)}, "prefetcher": {("node", 8081)}}
+    assert targets(render(target)) == expected
+    compose = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())
+    assert {job["job_name"] for job in compose["scrape_configs"]} - {"prometheus"} >= SERVICES
+
+
+@monitored
+def test_labels_of_ours_win(target: str) -> None:
+    """Metrics carry `service`; without honorLabels the operator's label of that name takes its place."""
+    endpoints = [e for m in of_kind(render(target), "ServiceMonitor") for e in m["spec"]["endpoints"]]
+    assert all(endpoint["honorLabels"] for endpoint in endpoints)
+
+
+@monitored
+def test_rules_and_dashboards_are_those_of_compose(target: str) -> None:
+    manifests = render(target)
+    (rule,) = of_kind(manifests, "PrometheusRule")
+    groups = [
+        g for f in sorted((OBSERVABILITY / "rules").glob("*.yml")) for g in yaml.safe_load(f.read_text())["groups"]
+    ]
+    assert sorted(rule["spec"]["groups"], key=lambda g: g["name"]) == sorted(groups, key=lambda g: g["name"])
+    boards = named(manifests, "ConfigMap", "glowplug-dashboards")
+    assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    files = {f.name: f.read_text() for f in (OBSERVABILITY / "grafana/dashboards").glob("*.json")}
+    assert boards["data"] == files
+    assert sum(map(len, files.values())) < 1 << 20, "a ConfigMap holds one MiB at most"
+    assert all(json.loads(text)["panels"] for text in files.values())
+
+
+@monitored
+def test_the_adapter_offers_what_the_scaler_asks_for(target: str) -> None:
+    manifests = render(target)
+    (rule,) = yaml.safe_load(named(manifests, "ConfigMap", "prometheus-adapter-rules")["data"]["rules.yaml"])["rules"]
+    (pattern,) = re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
+    scaler = named(manifests, "HorizontalPodAutoscaler", "router")
+    asked = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
+    assert {name for name in asked if not re.fullmatch(pattern, name)} == set()
+    assert asked == set(pattern.split("|"))
+    assert set(rule["resources"]["overrides"]) == {"namespace", "pod"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_without_the_operator_nothing_of_it_is_applied(overlay: str) -> None:
+    plain, more = render(overlay), render(f"{overlay}-monitored")
+    assert [m for m in plain if "monitoring.coreos.com" in m["apiVersion"]] == []
+    assert [m for m in plain if m not in more] == []
+    assert {m["metadata"].get("namespace") for m in more if m["kind"] != "Namespace"} == {"glowplug"}

@@ -4,6 +4,7 @@ A world maps a series to its values, one per minute, in promtool's shorthand: `0
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 World = dict[str, str]
 
@@ -17,6 +18,11 @@ class Case:
     quiet: tuple[World, ...]
     at: int = 70
     labels: dict[str, str] = field(default_factory=dict)
+
+
+def one(alert: str, series: str, fires: str, *quiet: str, **more: Any) -> Case:
+    """A case about one series: the values with which it fires, and those with which it must not."""
+    return Case(alert, {series: fires}, tuple({series: values} for values in quiet), **more)
 
 
 def slo(level: str, total: str, missed: str) -> World:
@@ -110,11 +116,7 @@ CASES = (
         (answers(c503="0+2x80", c200="0+1x80"), answers(c503="9x80"), answers(c200="0+5x80")),
         labels={"model": "m"},
     ),
-    Case(
-        "QueueGrowing",
-        {'glowplug_requests_held{model="m"}': "0+2x80"},
-        ({'glowplug_requests_held{model="m"}': "50x80"}, {'glowplug_requests_held{model="m"}': "0+0.1x80"}),
-    ),
+    one("QueueGrowing", 'glowplug_requests_held{model="m"}', "0+2x80", "50x80", "0+0.1x80"),
     Case("RequestsRefused", answers(c429="0+60x80"), (answers(c429="0+1x80"), answers(c503="0+60x80"))),
     Case("ColdStartSlow", starts("0+2x80", "0+1x80"), (starts("0+2x80", "0+2x80"), starts("9x80", "0x80"))),
     Case(
@@ -202,60 +204,22 @@ CASES = (
         ({AUTOSCALER: "1x80", PLACER: "1x80"},),
         labels={"service": "autoscaler"},
     ),
-    Case(
-        "BusDown",
-        {'glowplug_bus_connected{job="router"}': "1x60 0x20"},
-        ({'glowplug_bus_connected{job="router"}': "1x80"},),
-    ),
+    one("BusDown", 'glowplug_bus_connected{job="router"}', "1x60 0x20", "1x80"),
     Case("StoreDown", {STORE: "1x60 0x20"}, ({STORE: "1x80"},)),
-    Case(
-        "BusStoresNothing",
-        {'glowplug_bus_stores{job="router"}': "1x60 0x20"},
-        ({'glowplug_bus_stores{job="router"}': "1x80"},),
-    ),
-    Case(
-        "StoreTakesNoWrites",
-        {'glowplug_store_writable{job="placer"}': "1x60 0x20"},
-        ({'glowplug_store_writable{job="placer"}': "1x80"},),
-    ),
-    Case(
-        "CommandsRefused",
-        {'glowplug_stale_commands_total{service="agent"}': "0+2x80"},
-        (
-            {'glowplug_stale_commands_total{service="agent"}': "0x60 3x20"},
-        ),  # the few that were on their way at a takeover
-    ),
+    one("BusStoresNothing", 'glowplug_bus_stores{job="router"}', "1x60 0x20", "1x80"),
+    one("StoreTakesNoWrites", 'glowplug_store_writable{job="placer"}', "1x60 0x20", "1x80"),
+    one("CommandsRefused", 'glowplug_stale_commands_total{service="agent"}', "0+2x80", "0x60 3x20"),
     Case(
         "TablesStale",
         {SYNC: "60x80", STORE: "1x80"},
         ({SYNC: "0+60x80", STORE: "1x80"}, {SYNC: "60x80", STORE: "0x80"}),
     ),
-    Case(
-        "RowsUnreadable",
-        {'glowplug_rows_unreadable{service="placer",table="nodes"}': "2x80"},
-        ({'glowplug_rows_unreadable{service="placer",table="nodes"}': "0x60 1x2 0x20"},),  # a row being written anew
-    ),
+    one("RowsUnreadable", 'glowplug_rows_unreadable{service="placer",table="nodes"}', "2x80", "0x60 1x2 0x20"),
     Case("ServiceOverloaded", lag("0+10x80", "0+20x80"), (lag("0+20x80", "0+20x80"),)),
-    Case(
-        "ServiceOverloaded",
-        {'glowplug_inbox_stimuli{service="placer"}': "4000x80"},
-        ({'glowplug_inbox_stimuli{service="placer"}': "12x80"},),
-    ),
-    Case(
-        "BusBacklog",
-        {'glowplug_bus_pending{service="placer"}': "900x80"},
-        ({'glowplug_bus_pending{service="placer"}': "20x80"},),
-    ),
-    Case(
-        "EventsRedelivered",
-        {'glowplug_bus_redeliveries_total{service="agent"}': "0+5x80"},
-        ({'glowplug_bus_redeliveries_total{service="agent"}': "0x60 4x20"},),
-    ),
-    Case(
-        "TracesDropped",
-        {'glowplug_spans_dropped_total{service="router"}': "0+5x80"},
-        ({'glowplug_spans_dropped_total{service="router"}': "5x80"},),
-    ),
+    one("ServiceOverloaded", 'glowplug_inbox_stimuli{service="placer"}', "4000x80", "12x80"),
+    one("BusBacklog", 'glowplug_bus_pending{service="placer"}', "900x80", "20x80"),
+    one("EventsRedelivered", 'glowplug_bus_redeliveries_total{service="agent"}', "0+5x80", "0x60 4x20"),
+    one("TracesDropped", 'glowplug_spans_dropped_total{service="router"}', "0+5x80", "5x80"),
     Case(
         "FilesRunningOut",
         {'process_open_fds{job="router"}': "900x80", 'process_max_fds{job="router"}': "1024x80"},

@@ -1,7 +1,13 @@
-"""What a PromQL expression names: series with the labels they are asked for, and labels it groups by."""
+"""What a PromQL expression names (series with the labels they are asked for, labels it groups by), and how tests run
+Debian's Prometheus and promtool."""
 
 import re
+import shutil
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 
 from glowplug.telemetry import document
 
@@ -17,6 +23,11 @@ FOREIGN = {  # not ours: of Prometheus itself and of the client library
 _SERIES = re.compile(r"\b(glowplug[_:][a-z0-9_:]+|up|process_[a-z_]+)\b(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r"([a-z_]+)\s*(?:=~|!~|!=|=)\s*\"((?:[^\"\\]|\\.)*)\"")
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "deploy/observability"
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not here (apt install prometheus)"
+)
 
 
 @dataclass(frozen=True)
@@ -68,3 +79,7 @@ def faults(expr: str, series_known: dict[str, set[str]]) -> list[str]:
         found += [f"{one.name} has no label {label}" for label, _ in one.matchers if label not in own]
     made = set(re.findall(r'label_replace\(.*?, "([a-z_]+)"', expr))
     return found + [f"nothing here has the label {label}" for label in grouped_by(expr) - labels - made]
+
+
+def promtool(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *args], capture_output=True, text=True, check=False, cwd=HERE)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.observability.alert_cases import CASES, Case, World
-from tests.observability.promtool import HERE, ROOT, needs_promtool, promtool
+from tests.observability.promql import HERE, ROOT, needs_promtool, promtool
 
 ALERTS: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((HERE / "rules/alerts.yml").read_text())["groups"] for rule in group["rules"]

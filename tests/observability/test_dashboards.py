@@ -14,7 +14,7 @@ import yaml
 
 from glowplug.telemetry import document
 from tests.observability import promql
-from tests.observability.promtool import HERE, ROOT, needs_promtool, promtool
+from tests.observability.promql import HERE, ROOT, needs_promtool, promtool
 from tests.observability.test_names import known
 
 DASHBOARDS = sorted((HERE / "grafana/dashboards").glob("*.json"))

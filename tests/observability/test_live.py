@@ -14,11 +14,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fleet_runner import EMULATED, Fleet, wait_until
-from tests.observability.promql import known
-from tests.observability.promtool import HERE
+from tests.fleet_runner import EMULATED, Fleet
+from tests.observability.promql import HERE, known
 from tests.observability.test_dashboards import asked
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.fleet,
@@ -73,11 +73,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     root = tmp_path_factory.mktemp("fleet")
     models = {name: MODEL.format(name=name, keep_alive_s=-1) for name in ("one", "two")}
     forecasts = {"GLOWPLUG_POLICY_PREDICTION": "last_window", "GLOWPLUG_WINDOW_S": "5"}
-    made = Fleet.start(root, models, nodes=2, **forecasts)
-    try:
+    with Fleet.start(root, models, nodes=2, **forecasts) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +182,7 @@ def test_a_node_that_stops_speaking_raises_its_alert_and_ends_it(fleet: Fleet, p
     agent = fleet.process("agent-2")
     os.kill(agent["pid"], signal.SIGSTOP)
     try:
-        wait_until("NodeSilent", lambda: "NodeSilent" in prometheus.alerts(), timeout_s=90)
+        wait_until("NodeSilent", lambda: "NodeSilent" in prometheus.alerts(), within_s=90)
     finally:
         os.kill(agent["pid"], signal.SIGCONT)
-    assert wait_until("it is over", lambda: "NodeSilent" not in prometheus.alerts(), timeout_s=60)
+    assert wait_until("it is over", lambda: "NodeSilent" not in prometheus.alerts(), within_s=60)

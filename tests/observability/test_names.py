@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from glowplug.cli.main import app
 from glowplug.telemetry import document
 from tests.observability import promql
-from tests.observability.promtool import HERE, ROOT, needs_promtool, promtool
+from tests.observability.promql import HERE, ROOT, needs_promtool, promtool
 
 CLI = typer.main.get_command(app)
 RULES: list[dict[str, Any]] = [

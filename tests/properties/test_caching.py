@@ -1,4 +1,4 @@
-"""What must hold of every order of room `caching`, whatever is asked of a cache in whatever sequence."""
+"""What must hold of every policy of the kind `caching`, whatever is asked of a cache in whatever sequence."""
 
 import pytest
 from hypothesis import given

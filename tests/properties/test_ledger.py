@@ -1,4 +1,4 @@
-"""Bytes are conserved: what a GPU has is free or held by somebody, whatever is granted, exchanged, cut and freed."""
+"""Bytes are conserved: what a GPU has is free or held by somebody; byte ranges and rates hold what they must."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import Gpu, GrantOwner
 from glowplug.memory.ledger import ByteLedger
+from glowplug.weights.link import TokenBucket
+from glowplug.weights.writer import Intervals
 
 SIZES = {"n/0": 100, "n/1": 60}
 HOLDERS = st.sampled_from(["i-1", "r-1"])
@@ -26,6 +28,7 @@ DEEDS = st.lists(
     ),
     max_size=20,
 )
+spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
 
 @settings(max_examples=400, deadline=None)
@@ -62,3 +65,35 @@ def test_every_byte_is_free_or_somebodys_and_what_is_refused_changes_nothing(dee
 def _of(gpus, gpu_id, holder, owner):
     grants = next(gpu.grants for gpu in gpus if gpu.gpu_id == gpu_id)
     return sum(g.num_bytes for g in grants if (g.holder, g.owner) == (holder, owner))
+
+
+@given(spans, st.integers(0, 60), st.integers(0, 60))
+def test_intervals_are_a_set_of_bytes(ranges: list[tuple[int, int]], first: int, last: int) -> None:
+    have, model = Intervals(ranges), {b for low, high in ranges for b in range(low, high)}
+    assert have.total == len(model)
+    assert {b for low, high in have.as_list() for b in range(low, high)} == model
+    assert have.as_list() == sorted(have.as_list())
+    assert all(a[1] < b[0] for a, b in zip(have.as_list(), have.as_list()[1:], strict=False))
+    missing = {b for low, high in have.gaps(first, last) for b in range(low, high)}
+    assert missing == set(range(first, last)) - model
+    assert have.prefix_end == next(b for b in range(100) if b not in model)
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(100, 10_000))
+def test_a_bucket_never_lets_more_through_than_its_rate(chunks: list[int], rate: int) -> None:
+    bucket, now_s, passed = TokenBucket(rate, burst_bytes=500), 0.0, 0
+    for chunk in chunks:
+        now_s += bucket.wait_s(now_s)
+        assert bucket.wait_s(now_s) <= 1e-6
+        assert passed <= 500 + rate * now_s + 1e-3  # what passed before this chunk was paid for
+        bucket.spend(chunk)
+        passed += chunk
+    assert now_s <= (passed / rate) + 1e-6  # and never waits for more than it was asked to carry
+
+
+@given(st.lists(st.integers(1, 10**9), max_size=10))
+def test_no_rate_is_no_limit(chunks: list[int]) -> None:
+    bucket = TokenBucket(0, burst_bytes=0)
+    for chunk in chunks:
+        assert bucket.wait_s(0.0) == 0.0
+        bucket.spend(chunk)

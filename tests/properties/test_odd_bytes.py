@@ -1,14 +1,20 @@
-"""Bytes nobody meant: decoding raises MalformedEvent or nothing, and what decodes is handled by every controller."""
+"""Bytes nobody meant: decoding raises MalformedEvent or nothing; what decodes is handled by every controller and by
+the console, every view of which stays JSON."""
 
+import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.agent.messages import AgentMemory, EngineKind, Recalled
 from glowplug.controllers.autoscaler.controller import AutoscalerController
@@ -32,11 +38,25 @@ from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.registry import choose
 from glowplug.policies.start_times import START_TIMES
 from glowplug.policies.systems import SYSTEMS
+from glowplug.state.memory_store import MemoryStore
 from glowplug.state.rows import read_rows
 from glowplug.weights.region import region_digest
+from services.console.app import Console, build_app
+from services.console.handlers import Feed
+from services.console.metrics import ConsoleMetrics
+from services.console.settings import ConsoleSettings
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
 from tests.odd_rows import KINDS, NOW, TABLES, a_tweaked_event, event_bytes, key_of, odd, steps
 from tests.strategies import events
+
+VIEWS = (
+    "fleet",
+    "requests",
+    "decisions",
+    "events/latest?plane=evt&plane=tel&plane=cmd",
+    "models/m",
+    "requests?q=x&state=ended",
+)
 
 
 def an_agent(memory: AgentMemory | None = None) -> AgentController:
@@ -49,7 +69,7 @@ def an_agent(memory: AgentMemory | None = None) -> AgentController:
 
 def a_placer(system: str) -> PlacerController:
     policies = SYSTEMS[system].policies
-    place, evict, prewarm = (choose(room, policies[room]) for room in ("placement", "eviction", "prewarming"))
+    place, evict, prewarm = (choose(kind, policies[kind]) for kind in ("placement", "eviction", "prewarming"))
     return PlacerController(place, evict, dict(policies), 1, prewarm=prewarm)
 
 
@@ -107,8 +127,8 @@ class Stage:
         """Time passes; the node of the fleet is alive and a router has one request for its model."""
         self.now_s += passed_s
         beat = NodeBeat(node=a_node("node-1", gpus_mib=(300, 300), revision=next(self._ids)))
-        for told in (an_event(beat), load_report(m=ModelLoad(num_waiting=1, last_active_at=self.now_s)), Tick()):
-            self.effects(self.controller.handle(told, self.now_s))
+        for event_in in (an_event(beat), load_report(m=ModelLoad(num_waiting=1, last_active_at=self.now_s)), Tick()):
+            self.effects(self.controller.handle(event_in, self.now_s))
 
     def take(self, step: Any) -> None:
         if isinstance(step, float):
@@ -266,3 +286,40 @@ def test_a_row_under_the_key_of_another_is_named() -> None:
     rows, unreadable = read_rows("instances", {"i-1": to_json(an_instance("i-2"))}, Instance)
     assert (rows, unreadable) == ({}, {"i-1": "Instance: it is the row of 'i-2'"})
     assert read_rows("nodes", {"\\xff": b""}, Node)[1] == {"\\xff": "Node: no bytes, or a key that is no UTF-8"}
+
+
+async def connected() -> None:
+    """The bus in memory needs no connecting."""
+
+
+async def expect_shown(drawn: list[Any]) -> None:
+    now_s, ids = NOW, itertools.count(1)
+    store = MemoryStore()
+    console = Console(ConsoleSettings(), ConsoleMetrics(CollectorRegistry()), clock=lambda: now_s)
+    feed = Feed(console, MemoryBus(), store, connected)
+    console.hub.join(console.view, now_s)
+    for step in drawn:
+        if isinstance(step, float):
+            now_s += step
+        elif len(step) == 2:
+            table, rows = step
+            store.tables[table] = {key_of(table, row): json.dumps(row).encode() for row in rows}
+        else:
+            with contextlib.suppress(MalformedEvent):
+                await feed._on_event(decode(event_bytes(next(ids), *step)))
+        await feed.resync()
+        feed.beat()
+    transport = httpx.ASGITransport(build_app(console))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        paths = [f"/api/v1/{view}" for view in VIEWS]
+        paths += [f"/api/v1/events/e-{number}" for number in range(1, next(ids))]
+        for path in paths:
+            answer = await client.get(path)
+            assert answer.status_code in (200, 404), (path, answer.text)
+            answer.json()
+
+
+@settings(max_examples=40)
+@given(drawn=steps)
+def test_a_console_shows_whatever_decodes(drawn: list[Any]) -> None:
+    asyncio.run(expect_shown(drawn))

@@ -157,7 +157,7 @@ class Prefetching(RuleBasedStateMachine):
         self.give(Tick())
 
     @rule()
-    def hear(self) -> None:
+    def receive(self) -> None:
         while self.later:
             self.give(self.later.pop(0))
 

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: each request ends once, in order, never beyond an instance's room."""
+"""Whatever happens in whatever order: each request ends once, in order, never beyond an instance's capacity."""
 
 from collections.abc import Callable
 from typing import Any

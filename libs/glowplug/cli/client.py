@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from glowplug.cli.options import CliError, NoFleet
+from glowplug.cli.terminal import CliError, NoFleet
 from glowplug.runtime.supervisor.statedir import FLEET_FILE, read_fleet
 
 TIMEOUT_S = 10.0
@@ -73,7 +73,7 @@ def segment(text: str) -> str:
 
 
 def error_message(response: httpx.Response) -> str:
-    """What went wrong, in the service's words when it spoke our error shape."""
+    """What went wrong, in the service's own message when its answer has our error shape."""
     try:
         error = response.json()["error"]
         message = f"{error['message']} ({error['code'] or error['type']})"

@@ -15,15 +15,12 @@ import httpx
 import typer
 import yaml
 
-from glowplug.cli.options import CliError, Format, OutputOption
-from glowplug.cli.show import seconds, table
-from glowplug.cli.stream import Answer, chat
-from glowplug.cli.terminal import say
+from glowplug.cli.talk import Answer, streamed
+from glowplug.cli.terminal import CliError, Format, OutputOption, say, seconds, table
 from glowplug.cli.up import EngineOption, NodesOption, settings_of, wait_for_models
 from glowplug.domain.instance import InstanceState
-from glowplug.runtime.supervisor.fleet import Fleet
+from glowplug.runtime.supervisor.fleet import Fleet, run_fleet
 from glowplug.runtime.supervisor.output import Output
-from glowplug.runtime.supervisor.run import run_fleet
 from glowplug.runtime.supervisor.samples import prepare, sample_files
 from glowplug.runtime.supervisor.statedir import StateDir
 
@@ -161,7 +158,7 @@ async def story(fleet: Fleet, shown: Output) -> list[Row]:
 async def ask(client: httpx.AsyncClient, step: str, model: str, engine: str) -> Row:
     answer = Answer()
     try:
-        async for _ in chat(client, model, [{"role": "user", "content": PROMPT}], answer, MAX_TOKENS):
+        async for _ in streamed(client, model, [{"role": "user", "content": PROMPT}], answer, MAX_TOKENS):
             pass
     except CliError as error:
         return Row(step, model, engine, error=str(error))

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from glowplug.cli.client import FleetClient, connect, segment
-from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, StateDirOption
-from glowplug.cli.terminal import say
+from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, StateDirOption, say
 from glowplug.cli.views import instances
 
 POLL_S = 0.3

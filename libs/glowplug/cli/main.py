@@ -6,27 +6,10 @@ from collections.abc import Callable
 import typer
 
 from glowplug import __version__
-from glowplug.cli import (
-    backup,
-    demo,
-    logs,
-    models,
-    nodes,
-    plan,
-    record,
-    replay,
-    simulate,
-    talk,
-    tap,
-    top,
-    up,
-    views,
-    why,
-)
+from glowplug.cli import backup, demo, logs, operate, simulate, talk, tap, top, up, views, what_if, why
 from glowplug.cli.doctor.command import doctor
-from glowplug.cli.options import CliError
-from glowplug.cli.terminal import say
-from glowplug.runtime.supervisor.errors import FleetError
+from glowplug.cli.terminal import CliError, say
+from glowplug.runtime.supervisor.settings import FleetError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,17 +22,17 @@ app = typer.Typer(
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Local fleet": (up.up, up.down, up.status, demo.demo),
     "Models": (
-        models.deploy,
-        models.undeploy,
-        models.load,
-        models.unload,
-        models.pin,
-        models.unpin,
-        models.drain,
+        operate.deploy,
+        operate.undeploy,
+        operate.load,
+        operate.unload,
+        operate.pin,
+        operate.unpin,
+        operate.drain,
     ),
     "Looking": (views.models, views.ps, views.nodes, top.top, logs.logs, tap.tap, why.why, doctor),
-    "What if (simulated)": (simulate.simulate, plan.plan, replay.replay, record.record),
-    "Keeping": (backup.backup, backup.restore, nodes.cordon, nodes.uncordon, nodes.env),
+    "What if (simulated)": (simulate.simulate, what_if.plan, what_if.replay, tap.record),
+    "Keeping": (backup.backup, backup.restore, operate.cordon, operate.uncordon, operate.env),
     "Talking": (talk.run, talk.chat),
 }
 for panel, commands in _PANELS.items():

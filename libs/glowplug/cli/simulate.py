@@ -1,6 +1,7 @@
 """`glowplug simulate`: what a fleet would do with a trace under a policy."""
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -13,20 +14,21 @@ from typing import Annotated, Any
 
 import typer
 
-from glowplug.cli.again import command
-from glowplug.cli.options import CliError, Format, OutputOption
-from glowplug.cli.show import emit, table
-from glowplug.cli.simulate_table import comparison, per_model
-from glowplug.cli.terminal import say
+from glowplug.cli.terminal import CliError, Format, OutputOption, emit, say, table
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.report.detail import detail_of_run
-from glowplug.simulator.report.page_data import html, page_data
+from glowplug.simulator.report.page_data import html, page_data, variants_over_seeds
 from glowplug.simulator.run_folder import FILES
 from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
 from glowplug.simulator.scenario.trace import fleet_for, is_path
 from glowplug.simulator.scenario.tree import SOURCE, override, with_default_system
 from glowplug.simulator.sweep import Case, cases, parse_seeds, variants
 
+DATA = "GLOWPLUG_DATA"
+Table = tuple[tuple[str, ...], list[tuple[object, ...]]]
+MAX_MODELS = 40
+_MODEL_HEADERS = ("model", "requests", "ttft p50", "p95", "p99", "tpot p50", "p99", "in time", "warm", "unanswered")
+_FLEET_HEADERS = ("gpu-s", "starts", "hit", "fetched", "loaded")
 WRONG = 2
 REPORT = "report.html"
 MAX_JOBS = 64
@@ -134,8 +136,8 @@ def carry_out(
         raise CliError(f"--out: {folder}: {error.strerror}", WRONG) from error
     try:
         places = [place(partial, todo, case) for case in todo]
-        with progress(len(todo)) as tell:
-            outcomes = run_cases(todo, [p if record or n == 0 else None for n, p in enumerate(places)], jobs, tell)
+        with progress(len(todo)) as tick:
+            outcomes = run_cases(todo, [p if record or n == 0 else None for n, p in enumerate(places)], jobs, tick)
         shown, parts = around(outcomes)
         detail = detail_of_run(places[0], load_tree(todo[0].tree, todo[0].beside).setup)
         for name in FILES if not record else ():
@@ -235,3 +237,92 @@ def show(outcomes: Sequence[Outcome], scenario: Scenario, folder: Path, output: 
         say()
     say(table(*comparison(outcomes)))
     say(f"\nreport  {folder / REPORT}")
+
+
+def command(verb: str, target: Path | None, case: Case, settings: Iterable[str], options: Iterable[str]) -> str:
+    """`glowplug VERB TARGET` (None: no target) with every setting of the command and of the case's own variant, in the
+    order they were laid over, then `options`; quoted for a shell, with the data folder in front where the environment
+    names one."""
+    argv = ["glowplug", verb, *([str(target)] if target is not None else [])]
+    for setting in (*settings, *case.settings):
+        argv += ["--set", setting]
+    argv += options
+    if case.check:
+        argv.append("--check")
+    data_folder = os.environ.get(DATA, "")
+    return (f"{DATA}={shlex.quote(data_folder)} " if data_folder else "") + shlex.join(argv)
+
+
+def per_model(outcome: Outcome) -> Table:
+    """Every model, the busiest first, and all of them together; past 40 the quiet ones are one row of dots."""
+    rows = sorted(outcome.numbers["models"], key=lambda row: (-row["num_arrived"], row["model"]))
+    shown = [_model_row(row["model"], row) for row in rows[:MAX_MODELS]]
+    if len(rows) > MAX_MODELS:
+        rest = rows[MAX_MODELS:]
+        shown.append((f"... {len(rest)} more", sum(row["num_arrived"] for row in rest), *["-"] * 8))
+    return _MODEL_HEADERS, [*shown, _model_row("all", outcome.numbers["total"])]
+
+
+def comparison(outcomes: Sequence[Outcome]) -> Table:
+    """Every variant: means over its seeds, with half the range, in percent, where seeds differ."""
+    rows: list[tuple[object, ...]] = []
+    for variant in variants_over_seeds(outcomes):
+        total, fleet = variant["total"], variant["fleet"]
+        left = _sum(total["num_refused"], total["num_unfinished"])
+        figures = [
+            _span(total["num_arrived"], _count),
+            *(_span(total[f"ttft_s_{p}"], _seconds) for p in ("p50", "p95", "p99")),
+            *(_span(total[f"tpot_s_{p}"], _seconds) for p in ("p50", "p99")),
+            *(_span(total[name], _share) for name in ("ttft_attainment", "warm_ratio")),
+            _span(left, _count),
+            _span(fleet["gpu_seconds"], _count),
+            _span(fleet["num_starts"], _count),
+            _span(fleet.get("hit_ratio"), _share),
+            *(_span(fleet[name], _bytes) for name in ("bytes_fetched", "bytes_loaded")),
+        ]
+        rows.append((variant["label"], *figures))
+    return ("variant", *_MODEL_HEADERS[1:], *_FLEET_HEADERS), rows
+
+
+def _model_row(name: str, row: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        name,
+        row["num_arrived"],
+        *(_seconds(row[f"ttft_s_{p}"]) for p in ("p50", "p95", "p99")),
+        *(_seconds(row[f"tpot_s_{p}"]) for p in ("p50", "p99")),
+        _share(row["ttft_attainment"]),
+        _share(row["warm_ratio"]),
+        row["num_refused"] + row["num_unfinished"],
+    )
+
+
+def _sum(a: Any, b: Any) -> Any:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return {name: a[name] + b[name] for name in a}
+    return a + b
+
+
+def _span(value: Any, show: Callable[[float | None], str]) -> str:
+    if not isinstance(value, dict):
+        return show(value)
+    half, mean = (value["max"] - value["min"]) / 2, value["mean"]
+    spread = f" ±{half / mean * 100:.0f}%" if mean and half / mean >= 0.005 else ""
+    return f"{show(mean)}{spread}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.1f} %"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _bytes(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e12:.2f} TB" if value >= 1e12 else f"{value / 1e9:.0f} GB"

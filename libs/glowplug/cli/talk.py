@@ -1,21 +1,87 @@
-"""Talking to a model: `run` once, `chat` back and forth."""
+"""Chats on the command line: `run` and its conversation, each answer streamed, and where its time went."""
 
 import asyncio
+import json
+import re
 import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import httpx
 import typer
 
-from glowplug.cli.client import FleetClient, connect
-from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
-from glowplug.cli.show import emit
-from glowplug.cli.stream import Answer, Message
-from glowplug.cli.stream import chat as stream_chat
-from glowplug.cli.terminal import say
+from glowplug.cli.client import FleetClient, connect, error_message
+from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, emit, say
 
+HELD_TIMEOUT_S = 300.0
+_TIMING = re.compile(r"([a-zA-Z_]+);dur=([0-9.]+)")
+Message = Mapping[str, str]
 TokensOption = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show on stderr where the time went.")]
+
+
+@dataclass
+class Answer:
+    """What came back. `timings_s` is Server-Timing in seconds: queue, phases of the start it waited for, router."""
+
+    text: str = ""
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    request_id: str = ""
+    instance_id: str = ""
+    emulated: bool = False
+    timings_s: dict[str, float] = field(default_factory=dict)
+
+    def take_timings(self, text: str) -> None:
+        self.timings_s |= {name: float(ms) / 1000 for name, ms in _TIMING.findall(text)}
+
+
+async def streamed(
+    client: httpx.AsyncClient, model: str, messages: Sequence[Message], answer: Answer, max_tokens: int | None = None
+) -> AsyncIterator[str]:
+    """Pieces of the answer as they come; `answer` fills up beside. Raises CliError when the request fails."""
+    body: dict[str, object] = {"model": model, "messages": list(messages), "stream": True}
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
+    started = time.perf_counter()
+    done = False
+    try:
+        async with client.stream("POST", "/v1/chat/completions", json=body, timeout=HELD_TIMEOUT_S) as response:
+            answer.request_id = response.headers.get("x-request-id", "")
+            answer.instance_id = response.headers.get("x-glowplug-instance", "")
+            answer.emulated = "x-glowplug-emulated" in response.headers
+            answer.take_timings(response.headers.get("server-timing", ""))
+            if response.is_error:
+                await response.aread()
+                raise CliError(error_message(response))
+            async for line in response.aiter_lines():
+                if line.startswith(":"):
+                    answer.take_timings(line)
+                done = done or line == "data: [DONE]"
+                piece = _piece(line)
+                if piece and answer.ttft_s is None:
+                    answer.ttft_s = time.perf_counter() - started
+                answer.text += piece
+                if piece:
+                    yield piece
+    except httpx.HTTPError as error:
+        raise CliError(f"the answer broke off: {error!r}") from error
+    if not done:
+        raise CliError("the answer broke off: no [DONE] came")
+    answer.total_s = time.perf_counter() - started
+
+
+def _piece(line: str) -> str:
+    """The text in one SSE line. Raises CliError for an error event."""
+    if not line.startswith("data: ") or line == "data: [DONE]":
+        return ""
+    event = json.loads(line.removeprefix("data: "))
+    if "error" in event:
+        raise CliError(str(event["error"].get("message", event["error"])))
+    choices = event.get("choices") or [{}]
+    return str((choices[0].get("delta") or {}).get("content") or "")
 
 
 def run(
@@ -76,7 +142,7 @@ async def _answer(
 ) -> Answer:
     answer = Answer()
     async with httpx.AsyncClient(base_url=fleet.url("data"), headers=fleet.data_headers(), trust_env=False) as client:
-        async for piece in stream_chat(client, model, messages, answer, max_tokens):
+        async for piece in streamed(client, model, messages, answer, max_tokens):
             if show:
                 say(piece, nl=False)
     if show:

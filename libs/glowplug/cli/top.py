@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from glowplug.cli.client import FleetClient, connect
-from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
-from glowplug.cli.show import clock, table
-from glowplug.cli.terminal import clear, say
+from glowplug.cli.terminal import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption, clear, clock, say, table
 from glowplug.cli.views import INSTANCE_HEADERS, MODEL_HEADERS, instance_row, instances, model_row
 from glowplug.domain.units import show_bytes
 

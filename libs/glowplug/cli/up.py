@@ -17,20 +17,15 @@ import typer
 from pydantic import ValidationError
 
 from glowplug.cli.client import connect
-from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
-from glowplug.cli.show import age, emit
-from glowplug.cli.terminal import say
+from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, age, emit, say
 from glowplug.domain.units import show_bytes
 from glowplug.runtime.settings import explain
-from glowplug.runtime.supervisor import footprint
-from glowplug.runtime.supervisor.errors import AlreadyRunning, WrongSetting
-from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir
+from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir, run_fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
-from glowplug.runtime.supervisor.run import run_fleet
-from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.settings import AlreadyRunning, FleetSettings, WrongSetting
 from glowplug.runtime.supervisor.statedir import StateDir, read_fleet
-from glowplug.runtime.supervisor.sweep import sweep
+from glowplug.runtime.supervisor.sweep import engines_of, of_processes, sweep
 
 MODELS_WAIT_S = 10.0
 DOWN_WAIT_S = 60.0
@@ -220,10 +215,10 @@ def status(state_dir: StateDirOption = DEFAULT_STATE_DIR, output: OutputOption =
     if not fleet:
         raise CliError("this fleet was not started here: `glowplug status` shows local fleets; see `glowplug nodes`")
     processes = asyncio.run(_with_readiness(fleet["processes"]))
-    memory = footprint.of_processes({p["name"]: p["pid"] for p in processes} | {"supervisor": fleet["pid"]})
+    memory = of_processes({p["name"]: p["pid"] for p in processes} | {"supervisor": fleet["pid"]})
     for process in processes:
         process["memory_bytes"] = memory.get(process["name"], 0)
-    engines = footprint.engines_of(Path(fleet["state_dir"]), {fleet["pid"], *(p["pid"] for p in processes)})
+    engines = engines_of(Path(fleet["state_dir"]), {fleet["pid"], *(p["pid"] for p in processes)})
     total = sum(memory.values())
     value = {
         "phase": fleet["phase"],

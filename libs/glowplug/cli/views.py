@@ -7,9 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from glowplug.cli.client import FleetClient, connect
-from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
-from glowplug.cli.show import age, emit
-from glowplug.cli.terminal import say
+from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, age, emit, say
 from glowplug.domain.units import show_bytes
 
 MODEL_HEADERS = ("model", "engine", "state", "waiting", "running", "memory", "where", "note")

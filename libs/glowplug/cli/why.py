@@ -4,11 +4,21 @@ from typing import Annotated, Any
 
 import typer
 
-from glowplug.cli import past
 from glowplug.cli.client import FleetClient, connect, segment
-from glowplug.cli.options import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption
-from glowplug.cli.show import clock, emit, pairs, seconds
-from glowplug.cli.terminal import in_line, say
+from glowplug.cli.tap import RunOption, decisions_about, request_of
+from glowplug.cli.terminal import (
+    DEFAULT_STATE_DIR,
+    CliError,
+    Format,
+    OutputOption,
+    StateDirOption,
+    clock,
+    emit,
+    in_line,
+    pairs,
+    say,
+    seconds,
+)
 from glowplug.cli.views import instances
 from glowplug.domain.units import show_bytes
 
@@ -19,14 +29,14 @@ FILTERS = ("request", "instance", "gpu", "node")
 def why(
     subject: Annotated[str, typer.Argument(metavar="REQUEST|MODEL|GPU|NODE|INSTANCE|DECISION")],
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Newest decisions to show.")] = 5,
-    run: past.RunOption = None,
+    run: RunOption = None,
     state_dir: StateDirOption = DEFAULT_STATE_DIR,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Print the inputs and the rule that decided, the rivals, and the chain of causes."""
     if run is not None:
-        request, undecided = past.request_of(run, subject), ""
-        found = past.decisions_about(run, subject, request, limit)
+        request, undecided = request_of(run, subject), ""
+        found = decisions_about(run, subject, request, limit)
     else:
         fleet = connect(state_dir)
         request = _request(fleet, subject)

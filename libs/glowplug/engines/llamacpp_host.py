@@ -180,7 +180,7 @@ def main() -> int:
     except EngineMisconfigured as error:
         rendezvous.write(run_dir, rendezvous.FAILED, {"message": error.message, "code": error.code})
         return 1
-    except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told the reason and the process ends
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver reads the reason and the process ends
         rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})
         return 1
     threading.Event().wait()

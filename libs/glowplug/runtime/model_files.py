@@ -19,8 +19,7 @@ from glowplug.engines.declaration import WeightsForm
 from glowplug.engines.drivers import declaration
 from glowplug.engines.samples import sample_weights_path
 from glowplug.weights.files import read_regular
-from glowplug.weights.reference import check_reference, file_uri, is_directory, local_path, suffix
-from glowplug.weights.source import redacted
+from glowplug.weights.source import check_reference, file_uri, is_directory, local_path, redacted, suffix
 
 DEFAULT_KV_BYTES = 64 * 1024**2
 MAX_FILE_BYTES = 1024**2

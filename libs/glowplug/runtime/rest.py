@@ -1,28 +1,56 @@
-"""The REST surface every service shares: health, metrics, OpenAI-shaped errors, the admin token."""
+"""The REST surface every service shares: health, metrics, OpenAI-shaped errors, the admin token; /docs as plain
+HTML.
 
+A request that the rules of web.py refuse never reaches the app, and every answer gets headers that browsers obey."""
+
+import base64
+import hashlib
 import hmac
 import logging
 import math
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from html import escape
+from typing import Any, Final
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glowplug import __version__
 from glowplug.domain.errors import GlowplugError, Unauthorized
-from glowplug.runtime import api_page
 from glowplug.runtime.identity import PROCESS
+from glowplug.runtime.web import WebRules
 from glowplug.telemetry.logs import of_request
 from glowplug.telemetry.tally import exposition
 
+_STYLE: Final = (
+    ":root{color-scheme:dark light}"
+    "body{font:14px/1.5 ui-sans-serif,system-ui,sans-serif;max-width:1000px;margin:0 auto;padding:24px}"
+    "h2{margin:28px 0 4px;font-size:15px}"
+    "dl{margin:0}dt{margin-top:10px;font-family:ui-monospace,monospace;overflow-wrap:anywhere}"
+    "dd{margin:0;opacity:.8}b{display:inline-block;min-width:64px}"
+)
+_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+PAGE_HEADERS: Final = {
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+}
 log = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False)
+# On every answer that does not say otherwise: it runs and loads nothing, is framed nowhere, and is what it says it is.
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 
 def error_body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, object]:
@@ -85,7 +113,7 @@ def make_app(
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return Response(api_page.render(app.openapi()), media_type="text/html", headers=api_page.HEADERS)
+        return Response(render(app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
 
     _errors(app)
     return app
@@ -129,3 +157,64 @@ def _errors(app: FastAPI) -> None:
         return JSONResponse(
             error_body(str(error.detail), "invalid_request_error", code), error.status_code, headers=error.headers
         )
+
+
+class Guarded:
+    """An app behind the rules. Pages of `rules.origins` get the CORS headers they need; cookies never go along."""
+
+    def __init__(self, app: ASGIApp, rules: WebRules) -> None:
+        origins = sorted(rules.origins)
+        self._app = (
+            CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"])
+            if origins
+            else app
+        )
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        error = self._rules.refusal(scope["method"], headers.getlist("host"), headers.get)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    given.setdefault(name, value)
+            await send(message)
+
+        if error is None:
+            await self._app(scope, receive, send_guarded)
+            return
+        answer = refused(error)
+        answer.headers["X-Request-Id"] = (headers.get("x-request-id") or uuid.uuid4().hex)[:128]
+        await answer(scope, receive, send_guarded)
+
+
+def render(document: dict[str, Any]) -> str:
+    """The page of an OpenAPI document."""
+    info = document["info"]
+    by_tag: dict[str, list[str]] = {}
+    for tag, row in _rows(document["paths"]):
+        by_tag.setdefault(tag, []).append(row)
+    parts = [f"<h2>{escape(tag)}</h2><dl>{''.join(rows)}</dl>" for tag, rows in by_tag.items()]
+    title = escape(f"{info['title']} {info['version']}")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>{escape(info.get('description', ''))}</p>"
+        '<p>Parameters, bodies and answers are in <a href="/openapi.json">/openapi.json</a>.</p>'
+        f"{''.join(parts)}</body></html>"
+    )
+
+
+def _rows(paths: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            query = [p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"]
+            shown = escape(path + ("?" + "&".join(f"{name}=" for name in query) if query else ""))
+            what = escape(operation.get("description") or operation.get("summary", ""))
+            yield operation.get("tags", ["other"])[0], f"<dt><b>{method.upper()}</b> {shown}</dt><dd>{what}</dd>"

@@ -18,9 +18,9 @@ from glowplug.bus.nats_bus import NatsBus
 from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import BadRequest
 from glowplug.events.facts import ServiceStarted
-from glowplug.runtime.guard import Guarded
 from glowplug.runtime.identity import ServiceIdTaken
 from glowplug.runtime.privileges import inbox_of, makes_streams
+from glowplug.runtime.rest import Guarded
 from glowplug.runtime.settings import ServiceSettings, explain
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end

@@ -6,13 +6,13 @@ A table is one hash, a log one list: who may write a table may write every row o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from glowplug.state.redis_scripts import PREFIX
+from glowplug.state.redis_store import PREFIX
 
 # What the connection itself asks for. No user gets CONFIG, KEYS, SCAN, FLUSHALL, DEBUG, ACL or another user's keys.
 _CONNECTING = ("ping", "hello", "auth", "client|setinfo", "client|setname")
 _READING = ("hget", "hgetall")
 _WRITING = ("hset", "hdel")
-_COUNTING = ("eval", "get", "set")  # redis_scripts.py; a script runs under the rules of the user that calls it
+_COUNTING = ("eval", "get", "set")  # redis_store.py; a script runs under the rules of the user that calls it
 _LEADING = ("hget", "hset", "hmget", "pttl", "pexpire", "del")
 _INSPECTING = ("info", "get", "multi", "exec", "discard")
 

@@ -42,7 +42,7 @@ def names() -> list[Name]:
 
 
 def kind(value: str) -> str:
-    """What a metric of this name is: the ending tells."""
+    """What a metric of this name is: its ending says."""
     if value.endswith("_timestamp_seconds"):
         return "gauge"
     return "counter" if value.endswith("_total") else "histogram" if value.endswith("_seconds") else "gauge"

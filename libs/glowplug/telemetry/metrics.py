@@ -1,4 +1,5 @@
-"""Prometheus instruments of the shell, and a cap on label values so that a stray client cannot grow memory."""
+"""Prometheus instruments of the shell, a count of the instances that failed, and a cap on label values so that a stray
+client cannot grow memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from glowplug import __version__
+from glowplug.events.facts import InstanceFailed
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import SpanCounts
 
@@ -70,7 +72,7 @@ class ShellMetrics:
         self.unreadable_rows = partial(rows.labels, service)
         self.published = counter(semconv.EVENTS_PUBLISHED_TOTAL, "Events the bus has taken", "service", "type")
         self.leader = Gauge(semconv.LEADER, "1 when this process leads", ["service"], registry=registry).labels(service)
-        self.leader_changes = counter(semconv.LEADER_CHANGES_TOTAL, "New leaders heard of", "service").labels(service)
+        self.leader_changes = counter(semconv.LEADER_CHANGES_TOTAL, "New leaders seen", "service").labels(service)
         self.service = service
         self.observers: list[Callable[[Any], None]] = []
         self._build = Gauge(semconv.BUILD_INFO, "Who this is", ["service", "service_id", "version"], registry=registry)
@@ -112,7 +114,7 @@ class ShellMetrics:
             observer(effect)
 
     def ticked(self, lag_s: float, num_waiting: int, bus: "BusBooks", spans: SpanCounts | None = None) -> None:
-        """Once per tick: how late it came, how many stimuli wait, and the books of the bus and the traces."""
+        """Once per tick: how late it came, how many stimuli wait, and what the bus and the traces have counted."""
         self._lag.observe(max(lag_s, 0.0))
         self._inbox.set(num_waiting)
         self._pending.set(sum(bus.pending.values()))
@@ -133,3 +135,22 @@ class BusBooks(Protocol):
     num_malformed: int
     num_given_up: int
     pending: dict[str, int]
+
+
+class FailureCounter:
+    """An observer of ShellMetrics. `code` is the fact's: a short list."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        labels = ["model", "code"]
+        self._starts = Counter(semconv.START_FAILURES_TOTAL, "Starts that did not end READY", labels, registry=registry)
+        self._deaths = Counter(
+            semconv.ENGINE_DEATHS_TOTAL, "Instances that failed after they were ready", labels, registry=registry
+        )
+        self._model = LabelCap()
+
+    def saw(self, effect: Any) -> None:
+        """One effect of a controller; all but Publish(InstanceFailed) are passed over."""
+        fact = getattr(effect, "payload", None)
+        if isinstance(fact, InstanceFailed):
+            counter = self._deaths if fact.instance.ready_at else self._starts
+            counter.labels(self._model(fact.instance.model_key), fact.code).inc()

@@ -8,8 +8,8 @@ REQUEST_TTFT_SECONDS = "glowplug_request_ttft_seconds"  # model, temperature
 REQUEST_QUEUE_SECONDS = "glowplug_request_queue_seconds"  # model
 REQUEST_TPOT_SECONDS = "glowplug_request_tpot_seconds"  # model; seconds per token after the first, one value per answer
 REQUEST_E2E_SECONDS = "glowplug_request_e2e_seconds"  # model
-PROMPT_TOKENS_TOTAL = "glowplug_prompt_tokens_total"  # model; where the engine tells
-RESPONSE_TOKENS_TOTAL = "glowplug_response_tokens_total"  # model; one per SSE event where the engine does not tell
+PROMPT_TOKENS_TOTAL = "glowplug_prompt_tokens_total"  # model; where the engine reports them
+RESPONSE_TOKENS_TOTAL = "glowplug_response_tokens_total"  # model; else one per SSE event
 SLO_REQUESTS_TOTAL = "glowplug_slo_requests_total"  # model, level; ttft or tpot, of models that set it
 SLO_MISSED_TOTAL = "glowplug_slo_missed_total"  # model, level; of these, too slow, failed or refused
 ROUTER_OVERHEAD_SECONDS = "glowplug_router_overhead_seconds"
@@ -46,7 +46,7 @@ ROWS_UNREADABLE = "glowplug_rows_unreadable"  # service, table; rows left out at
 SPANS_EXPORTED_TOTAL = "glowplug_spans_exported_total"  # service
 SPANS_DROPPED_TOTAL = "glowplug_spans_dropped_total"  # service; made, and never taken by the receiver
 LEADER = "glowplug_leader"  # service; 1: this process leads, 0: it stands by or is not elected
-LEADER_CHANGES_TOTAL = "glowplug_leader_changes_total"  # service; new leaders this process has heard of
+LEADER_CHANGES_TOTAL = "glowplug_leader_changes_total"  # service; new leaders this process has seen
 BUILD_INFO = "glowplug_build_info"  # service, service_id, version; always 1
 
 # Metrics: fleet (placer, autoscaler)

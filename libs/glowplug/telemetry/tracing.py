@@ -63,7 +63,7 @@ class SpanCounts:
 
 
 class _CountingExporter(SpanExporter):
-    """Passes on to `inner` and keeps the books."""
+    """Passes on to `inner` and counts what became of them."""
 
     def __init__(self, inner: SpanExporter, counts: SpanCounts) -> None:
         self._inner, self._counts = inner, counts

@@ -47,7 +47,7 @@ class FetchResult:
 
 
 class Fetch:
-    """Runs once. `on_sized(num_bytes)` is asked for room as soon as the size is known (0: unknown) and returns
+    """Runs once. `on_sized(num_bytes)` is asked for free memory as soon as the size is known (0: unknown) and returns
     the bytes granted or raises NoSpace."""
 
     def __init__(

@@ -1,14 +1,29 @@
-"""A place that weights come from. Offsets and sizes are bytes; ends are exclusive."""
+"""A place that weights come from: how its address is written, where a web server may redirect its reader, what it
+gives.
 
+Offsets and sizes are bytes; ends are exclusive. Sources and deployments check addresses by the same rules."""
+
+import ipaddress
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import Protocol
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
+
+import httpx
 
 from glowplug.domain.errors import WeightsUnavailable
 
+MAX_REDIRECTS = 5
+STATUSES = frozenset({301, 302, 303, 307, 308})
+_PORTS = {"http": 80, "https": 443}
 UNKNOWN_BYTES = 0
+SCHEMES = ("file", "http", "https", "s3")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+_PLAIN = "/ !$&'()*+,:;=@[]"  # what needs no escape in a path: all but %, ? and #
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +94,48 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
+def next_url(current: httpx.URL, location: str, hosts: tuple[str, ...], shown: str) -> httpx.URL:
+    """The address that a redirect from `current` leads to. `hosts` are patterns of host names; `shown` is the source
+    without its secrets. Raises WeightsUnavailable where it must not be followed.
+
+    User and password of the source go to its own host alone. A name in `hosts` that resolves to an address within the
+    network is caught by its certificate: other hosts are read by https only.
+    """
+    try:
+        target = current.join(location)
+    except httpx.InvalidURL as error:
+        raise WeightsUnavailable(f"{shown}: redirected to no address: {error}") from error
+    where = f"{target.scheme}://{target.netloc.rpartition(b'@')[2].decode('ascii', 'replace')}"
+    if target.scheme not in _PORTS or (current.scheme == "https" and target.scheme != "https"):
+        raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed: it leaves https")
+    if target.host == current.host and _same_service(current, target):
+        return target
+    if target.scheme != "https" or _is_inside(target.host) or not _is_allowed(target.host, hosts):
+        hint = "GLOWPLUG_REDIRECT_HOSTS names the https hosts that are"
+        raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed; {hint}")
+    return target.copy_with(userinfo=b"")
+
+
+def _same_service(current: httpx.URL, target: httpx.URL) -> bool:
+    """The same port, or the step from http to https between their usual ones."""
+    ports = [url.port or _PORTS[url.scheme] for url in (current, target)]
+    return ports == [80, 443] or (ports[0] == ports[1] and current.scheme == target.scheme)
+
+
+def _is_allowed(host: str, hosts: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(host.lower(), pattern.lower()) for pattern in hosts)
+
+
+def _is_inside(host: str) -> bool:
+    """An address within a network or machine, whatever a pattern says of it."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return not ipaddress.ip_address(host.strip("[]")).is_global
+    except ValueError:
+        return False
+
+
 def checked_relative(path: str) -> str:
     """`path` when it stays below the directory it is joined to. Raises WeightsUnavailable otherwise."""
     pure = PurePosixPath(path)
@@ -93,3 +150,63 @@ def redacted(uri: str) -> str:
     if "@" not in parts.netloc and not parts.query and not parts.fragment:
         return uri  # as it was written: urlunsplit would make file:/a of it file:///a
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def scheme_of(uri: str) -> str:
+    """The scheme in lower case; '' for a bare path. A path with a colon in its first part begins with ./ or file:."""
+    found = _SCHEME.match(uri)
+    return found[1].lower() if found else ""
+
+
+def check_reference(uri: str) -> SplitResult:
+    """The parts of an address that a source can be asked for. Raises WeightsUnavailable saying what is allowed."""
+    scheme = scheme_of(uri)
+    if scheme and scheme not in SCHEMES:
+        allowed = ", ".join(f"{known}:" for known in SCHEMES)
+        raise _wrong(f"no source reads {scheme}: addresses ({redacted(uri)}); allowed are a path, {allowed}")
+    if any(ord(char) < 32 or ord(char) == 127 for char in uri):
+        raise _wrong("the address holds a control character")
+    try:
+        parts = urlsplit(uri)
+        port_is_wrong = parts.netloc and parts.port == 0
+    except ValueError as error:
+        raise _wrong(f"the address cannot be read: {error}") from error
+    if scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path):
+        raise _wrong(f"{uri}: a file address names a path and no host (file:///path)")
+    if scheme in ("http", "https") and (not parts.hostname or port_is_wrong or " " in uri):
+        raise _wrong(f"{redacted(uri)}: a web address is {scheme}://host/path")
+    if scheme in ("http", "https") and parts.path in ("", "/") and not parts.query:
+        raise _wrong(f"{redacted(uri)}: a web address names a file ({scheme}://host/path)")
+    if scheme == "s3" and not (parts.netloc and unquote(parts.path).lstrip("/")):
+        raise _wrong(f"{redacted(uri)}: an s3 address is s3://bucket/key, or s3://bucket/prefix/ for a directory")
+    return parts
+
+
+def file_uri(path: Path) -> str:
+    """The address of a path, whatever its name holds."""
+    return f"file:{quote(str(path), safe=_PLAIN)}"
+
+
+def local_path(uri: str) -> Path | None:
+    """The path of a file: address or a bare path; None for an address on another machine."""
+    scheme = scheme_of(uri)
+    if scheme:
+        return Path(unquote(urlsplit(uri).path)) if scheme == "file" else None
+    return Path(uri)
+
+
+def is_directory(uri: str) -> bool | None:
+    """Whether the source of a remote address gives several files; None for a path, which must be looked at."""
+    scheme = scheme_of(uri)
+    if scheme in ("http", "https"):
+        return False
+    return urlsplit(uri).path.endswith("/") if scheme == "s3" else None
+
+
+def suffix(uri: str) -> str:
+    """The ending of the last name in the address, in lower case: '.gguf'."""
+    return PurePosixPath(unquote(urlsplit(uri).path)).suffix.lower()
+
+
+def _wrong(message: str) -> WeightsUnavailable:
+    return WeightsUnavailable(message, param="weights.uri")

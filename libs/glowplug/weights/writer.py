@@ -1,18 +1,17 @@
-"""The writer's open hands on one region: files allocated ahead, parts landing in any order, the watermark following."""
+"""One region being written: files allocated ahead, parts that land in any order, the watermark that follows."""
 
 import asyncio
 import errno
 import hashlib
 import os
 import sys
-from bisect import bisect_right
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.model import WeightsRef
-from glowplug.weights.intervals import Intervals
 from glowplug.weights.region import Region
 from glowplug.weights.source import UNKNOWN_BYTES, SourceFile, SourceInfo, redacted
 
@@ -20,10 +19,56 @@ SAVE_EVERY_BYTES = 8 << 20  # what a killed fetch may have to bring again
 _FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
+class Intervals:
+    """Ranges [first, last). Adding is O(number of ranges), which parts keep small."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._ranges: list[tuple[int, int]] = []
+        for first, last in ranges:
+            self.add(first, last)
+
+    def add(self, first: int, last: int) -> None:
+        """Take in [first, last); touching and overlapping ranges become one."""
+        if first >= last:
+            return
+        low = bisect_left(self._ranges, first, key=lambda r: r[1])
+        high = bisect_right(self._ranges, last, key=lambda r: r[0])
+        if low < high:
+            first, last = min(first, self._ranges[low][0]), max(last, self._ranges[high - 1][1])
+        self._ranges[low:high] = [(first, last)]
+
+    @property
+    def prefix_end(self) -> int:
+        """The end of the range that starts at 0: the watermark."""
+        return self._ranges[0][1] if self._ranges and self._ranges[0][0] == 0 else 0
+
+    @property
+    def total(self) -> int:
+        return sum(last - first for first, last in self._ranges)
+
+    def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
+        """What of [first, last) is missing, in order."""
+        missing, position = [], first
+        for start, end in self._ranges:
+            if end <= position:
+                continue
+            if start >= last:
+                break
+            if start > position:
+                missing.append((position, start))
+            position = end
+        if position < last:
+            missing.append((position, last))
+        return missing
+
+    def as_list(self) -> list[tuple[int, int]]:
+        return list(self._ranges)
+
+
 class RegionWriter:
     """All files of a source laid end to end in one space of offsets, in the source's order.
 
-    `max_bytes` is the room granted; a source of unknown size that grows past it raises NoSpace. So do a full
+    `max_bytes` is the memory granted; a source of unknown size that grows past it raises NoSpace. So do a full
     file system and a file size limit.
     """
 
@@ -208,7 +253,7 @@ def resumable(meta: Mapping[str, Any], identity: Mapping[str, Any], info: Source
 
 
 def is_unchanged(meta: Mapping[str, Any], info: SourceInfo) -> bool:
-    """Whether a source still holds what was fetched, as far as sizes and validators tell."""
+    """Whether a source still holds what was fetched, as far as sizes and validators show."""
     return bool(meta.get("files") == _files(info))
 
 

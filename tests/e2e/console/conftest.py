@@ -14,18 +14,32 @@ from playwright.async_api import Browser, Page, expect
 
 from tests import browser as chromium
 from tests import console_story as story
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import ConsoleUnderTest, FakeOwner, owning, serving
 
 expect.set_options(timeout=chromium.PATIENCE_S * 1000)
 
 
+@pytest.fixture
+def settings() -> dict[str, str]:
+    """Settings of the console `at`; a file of tests gives its own by a fixture of this name."""
+    return {}
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def at() -> AsyncIterator[ConsoleUnderTest]:
-    """A console that has heard `console_story.fleet_events`. Its clock stands still, so that nothing told goes stale
+async def owner() -> AsyncIterator[FakeOwner]:
+    """Router, autoscaler and placer for a console whose `settings` are `addresses(owner)`."""
+    async with owning() as far_side:
+        yield far_side
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def at(settings: dict[str, str]) -> AsyncIterator[ConsoleUnderTest]:
+    """A console that has received `console_story.fleet_events`. Its clock stands still, so that nothing goes stale
     while a slow browser looks; `at.clock.forward(seconds)` lets time pass."""
-    async with serving() as console:
-        await console.tell(*story.fleet_events(console.clock.stop()))
+    async with serving(**settings) as console:
+        await console.publish(*story.fleet_events(console.clock.stop()))
         yield console
+        await console.console.upstream.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

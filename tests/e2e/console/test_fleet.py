@@ -66,7 +66,7 @@ async def test_prewarmed_and_reserved_bytes_look_like_what_they_are(at: ConsoleU
         Grant(holder="r-1", owner=GrantOwner.PREWARM, num_bytes=64 * MIB),
         Grant(holder="r-2", owner=GrantOwner.RESERVATION, num_bytes=128 * MIB),
     )
-    await at.tell(story.fact(NodeBeat(node=story.node("node-3", now, grants, revision=2)), now))
+    await at.publish(story.fact(NodeBeat(node=story.node("node-3", now, grants, revision=2)), now))
     node = page.locator(".node[data-node=node-3]")
     await expect(node.locator(".grant")).to_have_count(2)
     await expect(node.locator(".holder")).to_have_text(["r-1prewarmed", "r-2reserved"])
@@ -79,7 +79,7 @@ async def test_what_happens_shows_without_a_reload(at: ConsoleUnderTest, page: P
     now = time.time()
     ready = story.instance("i-b7d4", "smol-coder", "node-1", InstanceState.READY, now, revision=6)
     loads = {"smol-coder": ModelLoad(num_in_flight=5, in_flight_by_instance={"i-b7d4": 5})}
-    await at.tell(
+    await at.publish(
         story.fact(InstanceReady(instance=ready), now),
         story.fact(RouterLoadReported(router_id="router-1", loads=loads), now),
     )
@@ -92,7 +92,7 @@ async def test_weights_on_a_link_are_seen_coming(at: ConsoleUnderTest, page: Pag
     await page.goto(at.url)
     now = time.time()
     link = Link(link_id="node-3/nic", bytes_per_s=100 * MIB, bytes_in_flight=99 * MIB, num_transfers=1)
-    await at.tell(
+    await at.publish(
         story.fact(NodeBeat(node=story.node("node-3", now, (), links=(link,), revision=2)), now),
         story.fact(progressed(40), now),
     )
@@ -101,7 +101,7 @@ async def test_weights_on_a_link_are_seen_coming(at: ConsoleUnderTest, page: Pag
     await expect(node.locator(".fetch")).to_contain_text("40 MiB of 139 MiB")
     await expect(page.locator(".transfer")).to_contain_text("smol-tutor→ node-3")
     at.clock.forward(0.5)
-    await at.tell(story.fact(progressed(90), time.time()))
+    await at.publish(story.fact(progressed(90), time.time()))
     await expect(node.locator(".fetch")).to_contain_text("90 MiB of 139 MiB")
     await expect(node.locator(".fetch")).to_contain_text("100 MiB/s")
     width = await page.evaluate("document.querySelector('.fetch .thin i').style.width")
@@ -110,7 +110,7 @@ async def test_weights_on_a_link_are_seen_coming(at: ConsoleUnderTest, page: Pag
         node_id="node-3", model_key="smol-tutor", digest=DIGEST, num_bytes=139 * MIB, seconds=1.0, source="http"
     )
     idle = dataclasses.replace(link, bytes_in_flight=0, num_transfers=0)
-    await at.tell(
+    await at.publish(
         story.fact(whole, now),
         story.fact(NodeBeat(node=story.node("node-3", now, (), links=(idle,), revision=3)), now),
     )
@@ -123,7 +123,7 @@ async def test_a_node_that_leaves_is_called_silent_and_one_that_drains_drained(
 ) -> None:
     await page.goto(at.url)
     now = time.time()
-    await at.tell(story.fact(NodeLeft(node_id="node-3", reason="no heartbeat"), now))
+    await at.publish(story.fact(NodeLeft(node_id="node-3", reason="no heartbeat"), now))
     await expect(page.locator(".node[data-node=node-3] .node-state")).to_contain_text("silent since")
     await expect(page.locator(".figures dd").first).to_have_text("2 of 31 silent")
     await at.store.put(CORDONS, "node-1", to_json(Cordon("node-1", True)))
@@ -146,7 +146,7 @@ async def test_nodes_are_filtered_by_what_they_hold(at: ConsoleUnderTest, page: 
     await expect(page.locator(".nodes-panel .note")).to_have_text("1 of 3 nodes")
     gone = story.instance("i-33f0", "big-emulated", "node-2", InstanceState.STOPPED, time.time(), revision=9)
     beat = NodeBeat(node=story.node("node-2", time.time(), story.grants("i-0a9e", 139, 64), revision=2))
-    await at.tell(story.fact(InstanceStopped(instance=gone), time.time()), story.fact(beat, time.time()))
+    await at.publish(story.fact(InstanceStopped(instance=gone), time.time()), story.fact(beat, time.time()))
     await expect(page.locator(".node")).to_have_count(0)
 
 
@@ -170,7 +170,7 @@ async def test_emulated_gpus_are_called_emulated(at: ConsoleUnderTest, page: Pag
         dataclasses.replace(story.node("node-4", now, ()).gpus[0], gpu_id=f"node-4/{i}", kind="emulated")
         for i in range(2)
     )
-    await at.tell(story.fact(NodeBeat(node=story.node("node-4", now, (), gpus=gpus, engines=("emulated",))), now))
+    await at.publish(story.fact(NodeBeat(node=story.node("node-4", now, (), gpus=gpus, engines=("emulated",))), now))
     await page.goto(at.url)
     node = page.locator(".node[data-node=node-4]")
     await expect(node.locator(".node-head")).to_contain_text("2 GPUs")

@@ -8,12 +8,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from services.console import access
+from services.console import login
 from tests import browser as chromium
 from tests import console_story as story
 from tests.browser import expected, until
-from tests.console_owner import addresses, owning
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import ConsoleUnderTest, addresses, owning, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 KEY = "key-of-this-console"
@@ -22,7 +21,7 @@ KEY = "key-of-this-console"
 @pytest_asyncio.fixture(loop_scope="session")
 async def at() -> AsyncIterator[ConsoleUnderTest]:
     async with serving(console_key=KEY, allowed_hosts="glowplug.example") as console:
-        await console.tell(*story.fleet_events(console.clock.stop()))
+        await console.publish(*story.fleet_events(console.clock.stop()))
         yield console
 
 
@@ -63,7 +62,7 @@ async def test_the_way_out(at: ConsoleUnderTest, page: Page) -> None:
 
 async def test_where_no_key_is_set_nobody_is_asked(page: Page) -> None:
     async with serving() as console:
-        await console.tell(*story.fleet_events(console.clock.stop()))
+        await console.publish(*story.fleet_events(console.clock.stop()))
         await page.goto(console.url)
         await until(page, "document.querySelectorAll('.node').length > 1")
         await expect(page.get_by_role("button", name="Log out")).to_be_hidden()
@@ -76,15 +75,15 @@ async def test_a_page_whose_session_ends_shows_the_login_page(
     await page.goto(f"{at.url}/#/decisions")
     await log_in(page)
     await expect(page.get_by_text("live", exact=True)).to_be_visible()
-    await at.tell(*story.fleet_events(at.clock.forward(13 * 3600)))
+    await at.publish(*story.fleet_events(at.clock.forward(13 * 3600)))
     await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
     assert page.url.endswith("#/decisions")
     await expected(page, complaints)
 
 
 async def test_too_many_wrong_keys_are_told_to_wait(at: ConsoleUnderTest, page: Page, complaints: list[str]) -> None:
-    for k in range(access.MAX_WRONG):
-        with contextlib.suppress(access.WrongKey):
+    for k in range(login.MAX_WRONG):
+        with contextlib.suppress(login.WrongKey):
             at.console.access.check(f"guess {k}", "127.0.0.1")
     await page.goto(at.url)
     await log_in(page)

@@ -2,17 +2,14 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from glowplug.events.facts import ModelDeployed
 from tests import console_story as story
 from tests.browser import expected, until
-from tests.console_owner import ADMIN_TOKEN, FakeOwner, addresses, owning
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import ADMIN_TOKEN, ConsoleUnderTest, FakeOwner, addresses
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -20,18 +17,9 @@ LINES = "document.querySelectorAll('.models-grid .model-line[data-key]')"
 NAMES = f"[...{LINES}].map((line) => line.querySelector('a').textContent)"
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def owner() -> AsyncIterator[FakeOwner]:
-    async with owning() as far_side:
-        yield far_side
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def at(owner: FakeOwner) -> AsyncIterator[ConsoleUnderTest]:
-    async with serving(**addresses(owner)) as console:
-        await console.tell(*story.fleet_events(console.clock.stop()))
-        yield console
-        await console.console.upstream.close()
+@pytest.fixture
+def settings(owner: FakeOwner) -> dict[str, str]:
+    return addresses(owner)
 
 
 async def has_token(page: Page) -> None:
@@ -59,7 +47,7 @@ async def test_a_line_follows_the_fleet_and_keeps_its_element(at: ConsoleUnderTe
     await until(page, f"{LINES}.length === 6")
     await page.evaluate(f"window.kept = [...{LINES}]")
     pinned = dataclasses.replace(story.model("smol-poet", "smol-poet", 139), pinned=True, revision=9)
-    await at.tell(story.fact(ModelDeployed(model=pinned), at.clock(), 99))
+    await at.publish(story.fact(ModelDeployed(model=pinned), at.clock(), 99))
     await expect(page.get_by_role("button", name="Unpin smol-poet")).to_be_visible()
     assert await page.evaluate(f"[...{LINES}].every((line) => window.kept.includes(line))")
 
@@ -111,7 +99,7 @@ async def test_buttons_wait_while_an_action_is_under_way(at: ConsoleUnderTest, o
     await load.click()
     await expect(load).to_be_disabled()
     changed = dataclasses.replace(story.model("smol-tutor", "smol-tutor", 200), revision=9)
-    await at.tell(story.fact(ModelDeployed(model=changed), at.clock(), 99))
+    await at.publish(story.fact(ModelDeployed(model=changed), at.clock(), 99))
     await expect(page.locator("[data-key=smol-tutor]")).to_contain_text("264 MiB")
     await expect(load).to_be_disabled()
     owner.hold.set()
@@ -122,7 +110,7 @@ async def test_buttons_wait_while_an_action_is_under_way(at: ConsoleUnderTest, o
 async def test_a_failure_stays_until_it_is_dismissed(
     at: ConsoleUnderTest, owner: FakeOwner, page: Page, complaints: list[str]
 ) -> None:
-    at.console.upstream.addresses._told.pop("autoscaler")
+    at.console.upstream.addresses._given.pop("autoscaler")
     await page.goto(f"{at.url}/#/models")
     await has_token(page)
     await page.get_by_role("button", name="Load smol-tutor").click()
@@ -164,13 +152,13 @@ async def test_an_unknown_model_is_said_to_be_unknown(at: ConsoleUnderTest, page
 
 async def test_five_hundred_models_are_drawn_once_and_patched(at: ConsoleUnderTest, page: Page) -> None:
     many = [story.model(f"m-{i:03}", f"m-{i:03}", 100) for i in range(500)]
-    await at.tell(*(story.fact(ModelDeployed(model=m), at.clock(), 100 + i) for i, m in enumerate(many)))
+    await at.publish(*(story.fact(ModelDeployed(model=m), at.clock(), 100 + i) for i, m in enumerate(many)))
     await page.goto(f"{at.url}/#/models")
     await until(page, f"{LINES}.length === 506")
     await page.evaluate(f"window.kept = new Set({LINES})")
     for i in range(20):
         changed = dataclasses.replace(many[i], pinned=True, revision=9)
-        await at.tell(story.fact(ModelDeployed(model=changed), at.clock(), 1000 + i))
+        await at.publish(story.fact(ModelDeployed(model=changed), at.clock(), 1000 + i))
     await until(page, f"[...{LINES}].filter((line) => line.textContent.includes('pinned')).length === 21")
     assert await page.evaluate(f"[...{LINES}].every((line) => window.kept.has(line))")
     await page.get_by_label("Filter models").fill("m-49")

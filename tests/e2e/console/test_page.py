@@ -118,7 +118,7 @@ async def test_data_never_becomes_markup(at: ConsoleUnderTest, page: Page) -> No
         story.request_finished(5, now), request_id=EVIL, model_key=EVIL, instance_id=EVIL
     )
     running = dataclasses.replace(evil_instance, state=InstanceState.READY, instance_id=f"{EVIL}2")
-    await at.tell(
+    await at.publish(
         story.fact(ModelDeployed(model=evil_model), now),
         story.fact(InstanceReady(instance=evil_instance), now),
         story.fact(InstanceReady(instance=running), now),
@@ -149,7 +149,7 @@ async def test_stale_data_is_called_stale(at: ConsoleUnderTest, page: Page) -> N
 
 async def test_a_dead_console_is_noticed_and_found_again(page: Page, complaints: list[str]) -> None:
     async with serving() as first:
-        await first.tell(*story.fleet_events(time.time()))
+        await first.publish(*story.fleet_events(time.time()))
         await page.goto(first.url)
         await until(page, f"{NODES}.length === 3")
         port = int(first.url.rpartition(":")[2])
@@ -157,7 +157,7 @@ async def test_a_dead_console_is_noticed_and_found_again(page: Page, complaints:
     await until(page, f"{status}.includes('unreachable, stale since')")
     assert await page.evaluate(f"{NODES}.length") == 3, "what was known stays on the page"
     async with serving(port=port) as second:
-        await second.tell(story.beats(time.time())[1])
+        await second.publish(story.beats(time.time())[1])
         await until(page, f"{status} === 'live' && {NODES}.length === 1")
     assert all("ERR_" in complaint for complaint in complaints)  # the connection that broke, nothing else
     complaints.clear()

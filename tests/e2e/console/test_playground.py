@@ -1,18 +1,15 @@
 """The playground in a real browser: a model wakes, an answer streams and is stopped, errors stand as they are."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import InstanceLoading
 from tests import console_story as story
 from tests.browser import expected
-from tests.console_owner import API_KEY, DONE, FakeOwner, addresses, event, owning, piece
-from tests.console_server import ConsoleUnderTest, serving
+from tests.console_server import API_KEY, DONE, ConsoleUnderTest, FakeOwner, addresses, event, piece, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -20,18 +17,9 @@ ANSWER = ".turn.model .text:not(.thought)"
 FOOT = ".turn.model .foot"
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def owner() -> AsyncIterator[FakeOwner]:
-    async with owning() as far_side:
-        yield far_side
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def at(owner: FakeOwner) -> AsyncIterator[ConsoleUnderTest]:
-    async with serving(**addresses(owner)) as console:
-        await console.tell(*story.fleet_events(console.clock.stop()))
-        yield console
-        await console.console.upstream.close()
+@pytest.fixture
+def settings(owner: FakeOwner) -> dict[str, str]:
+    return addresses(owner)
 
 
 async def say(page: Page, text: str) -> None:
@@ -110,7 +98,7 @@ async def test_a_cold_model_is_seen_waking(at: ConsoleUnderTest, owner: FakeOwne
     wait = page.locator(".waking")
     await expect(wait).to_contain_text("about 4.20 s to go")
     loading = story.instance("i-new", "smol-tutor", "node-3", InstanceState.LOADING, at.clock() - 0.9)
-    await at.tell(story.fact(InstanceLoading(instance=loading), at.clock()))
+    await at.publish(story.fact(InstanceLoading(instance=loading), at.clock()))
     await expect(wait).to_contain_text("Starting on node-3")
     await expect(wait.locator("li.over").first).to_contain_text("fetch")
     waking.set()
@@ -189,7 +177,7 @@ async def test_the_request_as_curl(at: ConsoleUnderTest, owner: FakeOwner, page:
 
 async def test_no_router_address_is_said_at_once(page: Page, complaints: list[str]) -> None:
     async with serving() as at:
-        await at.tell(*story.fleet_events(at.clock.stop()))
+        await at.publish(*story.fleet_events(at.clock.stop()))
         await page.goto(f"{at.url}/#/playground")
         await expect(page.get_by_text("no router address known: set GLOWPLUG_ROUTER_URL")).to_be_visible()
         await expected(page, complaints)

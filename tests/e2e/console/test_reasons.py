@@ -74,13 +74,13 @@ async def test_decisions_are_filtered_by_what_stands_in_the_address(at: ConsoleU
     await page.fill("#decision-filter", "320 MiB")
     await expect(rows).to_have_count(1)
     await page.fill("#decision-filter", "")
-    await at.tell(*placed())
+    await at.publish(*placed())
     await expect(rows).to_have_count(7)
     assert await page.title() != "owned"
 
 
 async def test_a_decision_shows_rule_inputs_rivals_causes_and_outcome(at: ConsoleUnderTest, page: Page) -> None:
-    await at.tell(*placed())
+    await at.publish(*placed())
     await page.goto(f"{at.url}/#/decision/d-p-9")
     await expect(page.locator("h1")).to_contain_text("place smol-poet")
     await expect(page.locator(".because")).to_contain_text(EVIL)
@@ -155,7 +155,7 @@ async def test_a_cold_start_is_drawn_predicted_behind_actual(at: ConsoleUnderTes
 
 
 async def test_a_trace_names_its_decisions_and_goes_as_jaegers_json(at: ConsoleUnderTest, page: Page) -> None:
-    await at.tell(*placed())
+    await at.publish(*placed())
     await at.export(story.cold_trace(0, time.time() - 5, "smol-poet", "req-w"))
     await page.goto(f"{at.url}/#/trace/{story.trace_id(0)}")
     await expect(page.locator(".trace-decisions")).to_contain_text("first GPU with room")
@@ -173,12 +173,12 @@ async def test_events_are_filtered_paused_and_read_by_keys(at: ConsoleUnderTest,
     await page.fill("#event-type", "agent.stop")
     await expect(page.locator(".command-text")).to_have_text("glowplug tap --type agent.stop")
     await expect(page.locator(".event-row")).to_have_count(0)
-    await at.tell(stop(1), *placed())
+    await at.publish(stop(1), *placed())
     await expect(page.locator(".event-row")).to_have_count(1)
     await page.keyboard.press("Tab")
     await page.locator("h1").evaluate("(e) => document.activeElement.blur()")
     await page.keyboard.press("p")
-    await at.tell(*(stop(number) for number in range(2, 6)))
+    await at.publish(*(stop(number) for number in range(2, 6)))
     await expect(page.locator(".events-bar .note")).to_contain_text("paused: 4 events passed meanwhile")
     assert await page.evaluate(f"{ROWS}.length") == 1
     await page.keyboard.press("p")
@@ -194,7 +194,7 @@ async def test_events_are_filtered_paused_and_read_by_keys(at: ConsoleUnderTest,
 async def test_a_flood_of_events_is_bounded_and_counted(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(f"{at.url}/#/events/type=agent.stop")
     await until(page, "document.querySelector('.command-text').textContent.includes('agent.stop')")
-    await at.tell(*(stop(number) for number in range(1500)))
+    await at.publish(*(stop(number) for number in range(1500)))
     await until(page, f"{ROWS}[0]?.dataset.id === 'e-stop-1499'")
     shown = await page.evaluate(f"{ROWS}.length")
     text = await page.locator(".events-bar .note").text_content() or ""
@@ -258,7 +258,7 @@ async def test_without_a_predictor_the_forecasts_say_so(at: ConsoleUnderTest, pa
     "view", ["decisions", "decision/d-p-9", "events", "event/e-decision", "forecasts/model=smol-chat"]
 )
 async def test_views_need_no_mouse_and_no_sideways_scroll(at: ConsoleUnderTest, page: Page, view: str) -> None:
-    await at.tell(*placed())
+    await at.publish(*placed())
     await page.set_viewport_size({"width": 390, "height": 780})
     await page.goto(f"{at.url}/#/{view}")
     await until(page, "document.querySelector('h1') !== null")
@@ -272,7 +272,7 @@ async def test_views_need_no_mouse_and_no_sideways_scroll(at: ConsoleUnderTest, 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 async def test_axe_finds_nothing_where_there_is_something_to_see(at: ConsoleUnderTest, page: Page, scheme: str) -> None:
-    await at.tell(*placed())
+    await at.publish(*placed())
     await at.export(cold_trace(predicted_fetch_s=0.6))
     await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
     await forecast(page)

@@ -36,7 +36,7 @@ async def test_a_request_goes_from_held_to_finished_in_one_row(at: ConsoleUnderT
     now_s = at.clock.stop()
     await page.goto(f"{at.url}/#/requests")
     await until(page, f"{ROWS}.length === 13")
-    await at.tell(story.fact(report(held(1, 1, now_s), held(2, 2, now_s)), now_s))
+    await at.publish(story.fact(report(held(1, 1, now_s), held(2, 2, now_s)), now_s))
     row = page.locator("tr", has_text="held-1")
     await expect(row).to_contain_text("number 1 in the queue, goes on in about 3.50 s")
     await expect(page.get_by_role("button", name="held 2")).to_be_visible()
@@ -44,7 +44,7 @@ async def test_a_request_goes_from_held_to_finished_in_one_row(at: ConsoleUnderT
     done = dataclasses.replace(
         story.request_finished(1, now_s), request_id="held-1", stream=True, error_code="", response_tokens=11
     )
-    await at.tell(story.fact(done, at.clock()), story.fact(report(held(2, 1, now_s)), now_s, 1))
+    await at.publish(story.fact(done, at.clock()), story.fact(report(held(2, 1, now_s)), now_s, 1))
     await expect(row).to_contain_text("finished")
     await expect(row).to_contain_text("80 ms")  # 0.8 s over ten gaps
     assert (
@@ -64,7 +64,7 @@ async def test_filters_stand_in_the_address_and_come_back_from_it(at: ConsoleUnd
         code="queue_full",
         retry_after_s=9,
     )
-    await at.tell(story.fact(refused, at.clock()))
+    await at.publish(story.fact(refused, at.clock()))
     await page.goto(f"{at.url}/#/requests")
     await until(page, f"{ROWS}.length === 14")
     await page.get_by_label("Model").select_option("smol-chat")
@@ -87,7 +87,7 @@ async def test_pause_holds_the_list_still(at: ConsoleUnderTest, page: Page) -> N
     pause = page.get_by_role("button", name="Pause")
     await pause.click()
     more: RequestFinished = dataclasses.replace(story.request_finished(2, at.clock()), request_id="late")
-    await at.tell(story.fact(more, at.clock()))
+    await at.publish(story.fact(more, at.clock()))
     await page.wait_for_timeout(900)  # longer than the page waits between two readings
     assert await page.evaluate(f"{ROWS}.length") == 13
     await page.get_by_role("button", name="Go on").click()

@@ -48,16 +48,16 @@ async def test_two_hundred_nodes_and_five_hundred_models(page: Page) -> None:
 
 async def test_a_page_that_read_too_slowly_is_told_and_is_whole_again(page: Page) -> None:
     async with serving(stream_queue=4) as at, slow_link(int(at.url.rpartition(":")[2])) as link:
-        await at.tell(*story.fleet_events(at.clock.stop()))
+        await at.publish(*story.fleet_events(at.clock.stop()))
         await page.goto(link.url)
         await until(page, f"{CARDS} === 3")
         link.open.clear()
         revision = 2
         while not at.console.hub.num_dropped:
-            await at.tell(*(deployed(number, revision) for number in range(400)))
+            await at.publish(*(deployed(number, revision) for number in range(400)))
             revision += 1
             await asyncio.sleep(0.06)  # a beat, so that each wave is a message of its own
-        await at.tell(story.fact(ModelDeployed(model=story.model("last", "the-last-one", 1)), 1.0))
+        await at.publish(story.fact(ModelDeployed(model=story.model("last", "the-last-one", 1)), 1.0))
         link.open.set()
         await expect(page.locator("#status")).to_contain_text("dropped")
         whole = len(at.console.view.models)
@@ -83,7 +83,7 @@ async def test_what_comes_after_a_dropped_message_never_breaks_the_page(at: Cons
              changed: { nodes: [{ node_id: "unseen", draining: true }], models: [{ key: "unseen", num_waiting: 3 }] },
            }))"""
     )
-    await at.tell(story.fact(ModelDeployed(model=story.model("aaa", "a-new-model", 20)), 1.0))
+    await at.publish(story.fact(ModelDeployed(model=story.model("aaa", "a-new-model", 20)), 1.0))
     await expect(page.locator(".figures dd").nth(3)).to_have_text("3 of 7")
     assert await page.evaluate(CARDS) == 3
 

@@ -36,8 +36,9 @@ from services.agent.engine_room import EngineRoom
 from services.agent.orphans import kill_orphans
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
-from tests.agent_rig import until, write_weights
+from tests.agent_rig import write_weights
 from tests.fleet_builder import a_model
+from tests.waiting import until
 
 
 class FakeEngineDriver:

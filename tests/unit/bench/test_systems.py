@@ -31,7 +31,7 @@ SERVICES = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSetting
 
 def fleet(name: str) -> dict[str, Any]:
     """What the services of a fleet of that name do: rooms, and fields of their controllers' params."""
-    rooms = {
+    kinds = {
         field.removeprefix("policy_"): getattr(made, field)
         for made in (settings(policies=name) for settings in SERVICES)
         for field in type(made).model_fields
@@ -43,18 +43,18 @@ def fleet(name: str) -> dict[str, Any]:
         "autoscaler": AutoscalerParams(stop_becomes=autoscaler.stop_becomes, lead_s=autoscaler.forecast_lead_s),
         "placer": params_of(PlacerSettings(policies=name)),
     }
-    told = {
+    given = {
         f"{part}.{field}": getattr(controllers[part], field)
         for part, params in SYSTEMS[name].params.items()
         for field in params
     }
-    return rooms | told
+    return kinds | given
 
 
 def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a scenario."""
     params = tree.get("params", {})
-    told = {
+    given = {
         f"{part}.{field.name}": params[part][field.name]
         for part, default in (
             ("agent", Params().agent),
@@ -64,7 +64,7 @@ def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
         for field in fields(default)
         if field.name in params.get(part, {})
     }
-    return dict(tree["policies"]) | told
+    return dict(tree["policies"]) | given
 
 
 def cells() -> Iterator[tuple[str, str]]:
@@ -97,11 +97,11 @@ def test_the_scenario_of_a_paper_runs_that_paper(name: str) -> None:
 
 def test_a_plain_fleet_and_a_plain_scenario_are_the_same_baseline() -> None:
     """Rooms that a scenario leaves out, and params it does not name, are those of `serverless_vllm`."""
-    told = fleet("serverless_vllm")
+    given = fleet("serverless_vllm")
     defaults = {
-        name: getattr(getattr(Params(), name.split(".")[0]), name.split(".")[1]) for name in told if "." in name
+        name: getattr(getattr(Params(), name.split(".")[0]), name.split(".")[1]) for name in given if "." in name
     }
-    assert {name: told[name] for name in defaults} == defaults
+    assert {name: given[name] for name in defaults} == defaults
 
 
 SIMULATED_OTHERWISE = {
@@ -154,6 +154,6 @@ def test_the_other_rows_run_whole_systems_and_say_what_they_do_otherwise() -> No
         assert not apart(of("preserve", p_preserve.SYSTEMS[label]), ROWS[label])
     assert not apart(simulated(s_swap.tree("vLLM", "LLaMA-3.2 1B")), "swapserve")
     model: dict[str, object] = {"name": "model"}
-    rooms = SYSTEMS["hydraserve"].policies
-    assert h_pipeline.fleet("HydraServe", "a10", 1, 1, model)["policies"] == rooms
-    assert {**h_tensor.fleet(2, 1, 2)["policies"], "placement": rooms["placement"]} == rooms  # type: ignore[dict-item]
+    kinds = SYSTEMS["hydraserve"].policies
+    assert h_pipeline.fleet("HydraServe", "a10", 1, 1, model)["policies"] == kinds
+    assert {**h_tensor.fleet(2, 1, 2)["policies"], "placement": kinds["placement"]} == kinds  # type: ignore[dict-item]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from glowplug.bus.nats_storing import Storing
+from glowplug.bus.nats_bus import Storing
 
 FACTS, COMMANDS = "FACTS", "COMMANDS"
 

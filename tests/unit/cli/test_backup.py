@@ -15,19 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glowplug.cli.backup_archive import (
+from glowplug.cli.backup import (
     FORMAT_VERSION,
     MANIFEST,
     MAX_BYTES,
     MODELS,
     Backup,
     BadArchive,
+    body,
     pack,
+    plan,
     read,
     write,
 )
-from glowplug.cli.backup_plan import body, plan
-from glowplug.cli.options import CliError
+from glowplug.cli.terminal import CliError
 from glowplug.domain.model import Model
 from glowplug.runtime.model_files import ModelFile
 from tests.fleet_builder import a_model
@@ -245,7 +246,7 @@ def test_what_differs_is_a_conflict() -> None:
     rows = {"api": shown(replace(API, kv_bytes=5))}
     todo = plan(KEPT, rows, {"m.yaml": "name: other\n"}, frozenset())
     assert todo.conflicts == (
-        "model file m.yaml is there with other words",
+        "model file m.yaml is there with other content",
         "model api is there and declared otherwise",
     )
 

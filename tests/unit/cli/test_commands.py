@@ -1,4 +1,4 @@
-"""Filters of tap, the text of why, rows of the demo, new lines of a log, and the errors of a missing fleet."""
+"""What commands send, filter, print and refuse: tap, why, the demo, logs, a streamed chat, a fleet that is missing."""
 
 import json
 from pathlib import Path
@@ -9,16 +9,18 @@ import psutil
 import pytest
 
 from glowplug.cli import logs, tap, up, views, why
-from glowplug.cli.client import connect
+from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.demo import HEADERS, Row, idle, write_models
-from glowplug.cli.options import CliError, NoFleet
-from glowplug.cli.stream import Answer
+from glowplug.cli.talk import Answer, streamed
+from glowplug.cli.terminal import CliError, NoFleet
 from glowplug.events.filters import EventFilter
 from glowplug.runtime import model_files
 
 READY = "glowplug.v1.evt.instance.ready.qwen.i-1"
 PLACE = "glowplug.v1.cmd.placer.place.any"
 START = "glowplug.v1.cmd.agent.start.node-1"
+URLS = {"console": "http://127.0.0.1:1", "placer": "http://127.0.0.1:2"}
+ANSWER_HEADERS = {"content-type": "text/event-stream", "x-request-id": "r-1", "x-glowplug-instance": "i-1"}
 
 
 @pytest.mark.parametrize(
@@ -200,3 +202,85 @@ def test_a_fleet_that_is_not_where_others_look_says_how_to_find_it(tmp_path, mon
     assert up._where(tmp_path / "mine") == [f"  first: export GLOWPLUG_STATE_DIR={tmp_path}/mine"]
     monkeypatch.setenv("GLOWPLUG_STATE_DIR", str(tmp_path / "mine"))
     assert up._where(tmp_path / "mine") == []
+
+
+@pytest.mark.parametrize(
+    ("console_key", "sent"), [("", {"Authorization": "Bearer api"}), ("own", {"Authorization": "Bearer own"})]
+)
+def test_the_console_gets_its_key_and_the_others_the_admin_token(console_key: str, sent: dict[str, str]) -> None:
+    fleet = FleetClient(urls=URLS, admin_token="admin", api_key="api", console_key=console_key)
+    assert fleet.headers("console") == sent
+    assert fleet.headers("placer") == fleet.headers("router") == {"Authorization": "Bearer admin"}
+    assert fleet.data_headers() == {"Authorization": "Bearer api"}
+
+
+def test_where_nothing_is_asked_nothing_is_sent() -> None:
+    fleet = FleetClient(urls=URLS)
+    assert fleet.headers("console") == fleet.headers("placer") == fleet.data_headers() == {}
+
+
+def test_the_environment_names_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOWPLUG_CONSOLE_URL", "http://127.0.0.1:1/")
+    monkeypatch.setenv("GLOWPLUG_CONSOLE_KEY", "own")
+    assert connect(tmp_path).headers("console") == {"Authorization": "Bearer own"}
+
+
+def event(text: str) -> str:
+    return f'data: {{"choices": [{{"delta": {{"content": "{text}"}}}}]}}\n\n'
+
+
+async def ask(status: int, body: str, **headers: str) -> tuple[str, Answer]:
+    """Every piece joined, and the answer."""
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(
+            status, text=body, headers=ANSWER_HEADERS | {k.replace("_", "-"): v for k, v in headers.items()}
+        )
+
+    answer = Answer()
+    async with httpx.AsyncClient(base_url="http://fleet", transport=httpx.MockTransport(respond)) as client:
+        pieces = [piece async for piece in streamed(client, "m", [{"role": "user", "content": "x"}], answer)]
+    return "".join(pieces), answer
+
+
+async def test_text_ids_and_server_timing() -> None:
+    text, answer = await ask(
+        200, event("a") + event("b") + "data: [DONE]\n\n", server_timing="queue;dur=1500, router;dur=2"
+    )
+    assert text == answer.text == "ab"
+    assert (answer.request_id, answer.instance_id, answer.emulated) == ("r-1", "i-1", False)
+    assert answer.timings_s == {"queue": 1.5, "router": 0.002}
+    assert answer.ttft_s is not None and answer.total_s >= answer.ttft_s
+
+
+async def test_a_held_stream_tells_its_timings_in_a_comment() -> None:
+    body = ": glowplug waiting model=m eta_s=3.0\n\n: glowplug ready queue;dur=2000.0, load;dur=900\n\n" + event("a")
+    _, answer = await ask(200, body + "data: [DONE]\n\n", x_glowplug_emulated="true")
+    assert answer.timings_s == {"queue": 2.0, "load": 0.9}
+    assert answer.emulated
+
+
+async def test_events_without_text_are_no_first_token() -> None:
+    _, answer = await ask(200, 'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
+    assert answer.text == "" and answer.ttft_s is None
+
+
+async def test_an_answer_without_its_end_is_a_failure() -> None:
+    with pytest.raises(CliError, match="no \\[DONE\\]"):
+        await ask(200, event("a"))
+
+
+async def test_an_error_in_the_stream_is_a_failure_in_its_words() -> None:
+    with pytest.raises(CliError, match="the engine went away"):
+        await ask(200, event("a") + 'data: {"error": {"message": "the engine went away"}}\n\n')
+
+
+async def test_a_refusal_shows_message_code_and_when_to_come_back() -> None:
+    body = '{"error": {"message": "the queue is full", "type": "rate_limit_error", "code": "queue_full"}}'
+    with pytest.raises(CliError, match=r"the queue is full \(queue_full\); try again in 7 s"):
+        await ask(429, body, retry_after="7")
+
+
+async def test_an_error_of_another_shape_names_the_address() -> None:
+    with pytest.raises(CliError, match=r"http://fleet/v1/chat/completions answered 502"):
+        await ask(502, "<html>")

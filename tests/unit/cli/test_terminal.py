@@ -1,4 +1,5 @@
-"""What is printed is shown by the terminal and not obeyed, whatever it holds; JSON stays as it is."""
+"""What is printed is shown by the terminal and not obeyed, whatever it holds; tables, sizes and ages; JSON stays as it
+is."""
 
 import json
 import re
@@ -12,9 +13,7 @@ from hypothesis import strategies as st
 from glowplug.cli import tap, views, why
 from glowplug.cli.client import FleetClient
 from glowplug.cli.doctor.findings import Findings, lines
-from glowplug.cli.options import Format
-from glowplug.cli.show import clock, emit, pairs, table
-from glowplug.cli.terminal import in_line, safe, say
+from glowplug.cli.terminal import Format, age, clock, emit, in_line, pairs, safe, say, seconds, table
 from glowplug.domain.units import show_bytes
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egnp.exe\u2066\u200f\u2028\x00\x7f\udc80"
@@ -125,3 +124,29 @@ def test_nodes_that_are_away_and_cordoned_are_listed() -> None:
 
     assert views._cordoned_away(FakePlacer(urls={})) == ["n-2"]
     assert len(views.away_row("n-2")) == len(views.NODE_HEADERS)
+
+
+def test_columns_line_up_and_numbers_stand_right() -> None:
+    text = table(("name", "count"), [("a", 5), ("longer", 1234)])
+    assert text.splitlines() == ["NAME    COUNT", "a           5", "longer   1234"]
+
+
+def test_a_table_without_rows_is_its_header() -> None:
+    assert table(("name",), []) == "NAME"
+
+
+@pytest.mark.parametrize(("passed", "shown"), [(-3, "0s"), (59, "59s"), (150, "2m"), (7200, "2h"), (200_000, "2d")])
+def test_ages(passed: float, shown: str) -> None:
+    assert age(passed) == shown
+
+
+def test_no_time_is_a_dash_and_zero_is_not() -> None:
+    assert (seconds(None), seconds(0.0)) == ("-", "0.000 s")
+
+
+def test_json_is_the_value_and_an_empty_table_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    emit(Format.JSON, {"a": [1]}, (), ())
+    assert json.loads(capsys.readouterr().out) == {"a": [1]}
+    emit(Format.TABLE, [], ("a",), [], "no model is deployed")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "no model is deployed\n")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.console import access
-from services.console.access import Access, TooManyWrongKeys, WrongKey
+from services.console import login
+from services.console.login import Access, TooManyWrongKeys, WrongKey
 
 SOMEBODY, ANOTHER = "10.0.0.1", "10.0.0.2"
 
@@ -52,11 +52,11 @@ def test_another_key_opens_nothing(made: Access, key: str) -> None:
 
 
 def test_wrong_keys_are_bounded_by_address_and_time(made: Access, clock: Clock) -> None:
-    assert [guess(made) for _ in range(access.MAX_WRONG)] == [WrongKey] * access.MAX_WRONG
+    assert [guess(made) for _ in range(login.MAX_WRONG)] == [WrongKey] * login.MAX_WRONG
     assert guess(made) is TooManyWrongKeys
     assert guess(made, key="the key") is TooManyWrongKeys, "else a guess could still be told right from wrong"
     assert guess(made, ANOTHER, "the key") is None, "others still log in"
-    clock.now_s += access.WINDOW_S
+    clock.now_s += login.WINDOW_S
     assert guess(made, key="the key") is None
 
 
@@ -65,17 +65,17 @@ def test_right_keys_are_not_counted(made: Access) -> None:
 
 
 def test_many_addresses_guess_no_more_than_so_often(made: Access) -> None:
-    tried = [guess(made, f"10.0.{k // 256}.{k % 256}") for k in range(2 * access.MAX_WRONG_IN_ALL)]
-    assert tried.count(WrongKey) == access.MAX_WRONG_IN_ALL
+    tried = [guess(made, f"10.0.{k // 256}.{k % 256}") for k in range(2 * login.MAX_WRONG_IN_ALL)]
+    assert tried.count(WrongKey) == login.MAX_WRONG_IN_ALL
 
 
 def test_the_addresses_of_one_ipv6_network_are_one(made: Access) -> None:
     tried = [guess(made, f"2001:db8::{k:x}") for k in range(20)]
-    assert tried.count(WrongKey) == access.MAX_WRONG
+    assert tried.count(WrongKey) == login.MAX_WRONG
     assert guess(made, "2001:db8:0:1::1") is WrongKey
 
 
 def test_sessions_are_bounded_and_the_oldest_leaves(made: Access) -> None:
     first = made.log_in("the key", SOMEBODY)
-    tokens = [made.log_in("the key", SOMEBODY) for _ in range(access.MAX_SESSIONS)]
+    tokens = [made.log_in("the key", SOMEBODY) for _ in range(login.MAX_SESSIONS)]
     assert not made.is_open(first) and all(made.is_open(token) for token in tokens)

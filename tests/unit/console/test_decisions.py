@@ -23,7 +23,7 @@ def ids(log: DecisionLog, **wanted: str) -> list[str]:
     return [record.decision_id for record in log.newest(DecisionWanted(**wanted))]
 
 
-def told(*records: DecisionRecord, **bounds: int) -> DecisionLog:
+def log_of(*records: DecisionRecord, **bounds: int) -> DecisionLog:
     log = DecisionLog(**bounds)
     for record in records:
         log.take(fact(DecisionMade(decision=record), record.made_at, int(record.made_at)))
@@ -31,13 +31,13 @@ def told(*records: DecisionRecord, **bounds: int) -> DecisionLog:
 
 
 def test_the_newest_are_kept_and_each_once() -> None:
-    log = told(*(decision(n) for n in (1, 2, 2, 3, 4)), max_decisions=3)
+    log = log_of(*(decision(n) for n in (1, 2, 2, 3, 4)), max_decisions=3)
     assert ids(log) == ["d-4", "d-3", "d-2"]
     assert log.event_of("d-4") and log.event_of("d-1") == ""
 
 
 def test_what_the_store_has_is_put_in_its_place() -> None:
-    log = told(decision(5))
+    log = log_of(decision(5))
     log.restore([decision(6), decision(5), decision(4)])
     assert ids(log) == ["d-6", "d-5", "d-4"]
     log.restore([decision(7)])
@@ -58,7 +58,7 @@ def test_what_the_store_has_is_put_in_its_place() -> None:
     ],
 )
 def test_searches(wanted: dict[str, str], found: list[str]) -> None:
-    log = told(
+    log = log_of(
         decision(1, instance_id="i-1", node_id="node-1", gpu_id="node-1/0", traceparent=traceparent(7)),
         decision(2, kind="evict", policy="lru", instance_id="i-1", gpu_id="node-1/0", chosen="i-victim, i-other"),
     )
@@ -66,7 +66,7 @@ def test_searches(wanted: dict[str, str], found: list[str]) -> None:
 
 
 def test_what_came_of_it_is_the_start_with_its_predictions() -> None:
-    log = told(decision(1, instance_id="i-1"))
+    log = log_of(decision(1, instance_id="i-1"))
     ready = instance("i-1", "m", "node-1", InstanceState.READY, 100.0, emulated=True)
     log.take(fact(InstanceReady(instance=ready), 101.0))
     outcome = log.outcome("i-1")
@@ -89,7 +89,7 @@ def test_a_stage_that_goes_on_has_no_length_yet() -> None:
 
 
 def test_what_belongs_to_a_decision() -> None:
-    log = told(
+    log = log_of(
         decision(1, kind="scale", instance_id="i-1", request_id="r-1"),
         decision(2, kind="evict", instance_id="i-1", chosen="i-9"),
         decision(3, instance_id="i-1", rivals=(Rival(name="node-2/0", score=1.0, why="too small"),)),

@@ -117,8 +117,8 @@ def test_no_event_shows_a_system_prompt_or_a_secret_of_an_address() -> None:
         FetchWeights(target="node-1", model_key=model.key, weights=model.weights, instance_id="i-1"),
     )
     for data in carriers:
-        log = log_with(told := event(data))
-        entry = log.get(told.event_id)
+        log = log_with(seen := event(data))
+        entry = log.get(seen.event_id)
         assert entry is not None and b"https://models.example/a.gguf" in entry.raw
         assert not [secret for secret in (b"pass", b"Signature", b"Words") if secret in entry.raw], data.TYPE
         assert log.latest(EventFilter(text="words of a person"), 9) == []

@@ -108,3 +108,12 @@ def test_operations_and_dependencies(store: TraceStore) -> None:
     assert calls["glowplug-router", "glowplug-engine"] == 1
     assert calls["glowplug-placer", "glowplug-agent"] == 1
     assert jaeger.dependencies(store, 0, 1) == []
+
+
+def test_tags_are_asked_for_in_both_of_jaegers_ways(store: TraceStore) -> None:
+    def found(**query: str) -> list[object]:
+        return ids(jaeger.find(store, jaeger.parse_search({"service": "glowplug-router", **query}, NOW)))
+
+    assert found(tags='{"glowplug.request_id": "r-2"}') == found(tag="glowplug.request_id:r-2") == [story.trace_id(2)]
+    with pytest.raises(BadQuery, match="key:value"):
+        found(tag="no colon")

@@ -17,15 +17,15 @@ LOAD = Phase(name=PhaseName.LOAD, started_at=AT + 2.0, ended_at=AT + 3.0, predic
 
 def instance(number: int, state: InstanceState, **fields: object) -> Instance:
     made = story.instance(f"i-{number}", "chat", "node-1", state, AT)
-    told = {"created_at": AT + 1.0, "changed_at": AT + 2.0, "ready_at": 0.0, "phases": (DECIDE,), **fields}
-    return replace(made, **told)  # type: ignore[arg-type]
+    history_of = {"created_at": AT + 1.0, "changed_at": AT + 2.0, "ready_at": 0.0, "phases": (DECIDE,), **fields}
+    return replace(made, **history_of)  # type: ignore[arg-type]
 
 
 def ready(number: int, ready_at: float = AT + 4.0) -> Instance:
     return instance(number, InstanceState.READY, ready_at=ready_at, phases=(DECIDE, LOAD))
 
 
-def told(*facts: object) -> StartHistory:
+def history_of(*facts: object) -> StartHistory:
     history = StartHistory()
     for fact in facts:
         history.take(story.fact(fact, AT), AT)
@@ -34,7 +34,7 @@ def told(*facts: object) -> StartHistory:
 
 def test_a_start_is_remembered_once_with_its_phases_and_what_was_predicted() -> None:
     fact = InstanceReady(instance=ready(1))
-    history = told(fact, fact)
+    history = history_of(fact, fact)
     history.put(instance(1, InstanceState.DRAINING, ready_at=AT + 4.0))
     [start] = history.starts("chat")
     assert (start.seconds, start.reason) == (4.0, ""), "counted from the decision"
@@ -47,7 +47,7 @@ def test_a_start_is_remembered_once_with_its_phases_and_what_was_predicted() -> 
 def test_a_start_that_failed_says_why_and_an_engine_that_died_later_is_no_failed_start() -> None:
     failed = instance(1, InstanceState.FAILED, reason="no kernel image", changed_at=AT + 3.0)
     died = instance(2, InstanceState.FAILED, reason="killed", ready_at=AT + 4.0)
-    history = told(InstanceFailed(instance=failed), InstanceFailed(instance=died))
+    history = history_of(InstanceFailed(instance=failed), InstanceFailed(instance=died))
     assert [(s.instance_id, s.reason, s.seconds) for s in history.starts("chat")] == [
         ("i-2", "", 4.0),
         ("i-1", "no kernel image", 3.0),
@@ -55,7 +55,7 @@ def test_a_start_that_failed_says_why_and_an_engine_that_died_later_is_no_failed
 
 
 def test_only_the_latest_starts_are_kept() -> None:
-    history = told(*(InstanceReady(instance=ready(i, AT + i)) for i in range(2, 30)))
+    history = history_of(*(InstanceReady(instance=ready(i, AT + i)) for i in range(2, 30)))
     starts = history.starts("chat")
     assert len(starts) == STARTS_KEPT and starts[0].instance_id == "i-29"
 
@@ -63,7 +63,7 @@ def test_only_the_latest_starts_are_kept() -> None:
 def test_a_start_under_way_shows_its_fetch_and_what_is_over() -> None:
     starting = instance(1, InstanceState.STARTING)
     progress = WeightsProgressed(node_id="node-1", model_key="chat", digest="d", num_bytes_done=30, num_bytes=120)
-    history = told(progress)
+    history = history_of(progress)
     [coming] = history.coming([starting], AT)
     assert coming.fetch is not None and (coming.fetch.num_bytes_done, coming.fetch.num_bytes) == (30, 120)
     assert [p.name for p in coming.phases] == ["decide"] and coming.began_at == AT
@@ -94,8 +94,8 @@ def test_an_address_that_is_none_shows_nothing_and_stops_nobody() -> None:
 
 
 def decided(number: int, kind: str, reason: str, **fields: object) -> DecisionRecord:
-    told = {"policy": "p", "service": "placer", "model_key": "chat", "made_at": AT + number, **fields}
-    return DecisionRecord(decision_id=f"d-{number}", kind=kind, reason=reason, **told)  # type: ignore[arg-type]
+    history_of = {"policy": "p", "service": "placer", "model_key": "chat", "made_at": AT + number, **fields}
+    return DecisionRecord(decision_id=f"d-{number}", kind=kind, reason=reason, **history_of)  # type: ignore[arg-type]
 
 
 def test_a_model_says_why_it_is_where_it_is_and_why_it_is_cold() -> None:

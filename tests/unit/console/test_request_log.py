@@ -33,7 +33,7 @@ DONE = RequestFinished(
 )
 
 
-def told(*payloads: object, num_kept: int = 100, now_s: float = 100.0) -> RequestLog:
+def log_of(*payloads: object, num_kept: int = 100, now_s: float = 100.0) -> RequestLog:
     log = RequestLog(num_kept)
     for payload in payloads:
         log.take(story.fact(payload, now_s), now_s)
@@ -46,7 +46,7 @@ def report(*rows: LiveRequest, router: str = "router-1", num_live: int = 0) -> R
 
 def test_live_ones_stand_first_and_oldest_first_then_the_ended_newest_first() -> None:
     older = replace(DONE, request_id="r-older")
-    log = told(report(HELD, RUNNING), older, DONE)
+    log = log_of(report(HELD, RUNNING), older, DONE)
     page = log.page(100.0)
     assert [line.request_id for line in page.requests] == ["r-run", "r-held", "r-done", "r-older"]
     assert page.states == {"streaming": 1, "held": 1, "finished": 2}
@@ -56,12 +56,12 @@ def test_live_ones_stand_first_and_oldest_first_then_the_ended_newest_first() ->
 
 
 def test_time_per_token_counts_the_gaps_after_the_first_token() -> None:
-    [line] = told(DONE).page(100.0).requests
+    [line] = log_of(DONE).page(100.0).requests
     assert line.tpot_s == (4.0 - 1.0) / 30
     whole = replace(DONE, stream=False)
-    [line] = told(whole).page(100.0).requests
+    [line] = log_of(whole).page(100.0).requests
     assert line.tpot_s == 0.0, "an answer that came in one piece has no times between tokens"
-    [line] = told(replace(DONE, response_tokens=1)).page(100.0).requests
+    [line] = log_of(replace(DONE, response_tokens=1)).page(100.0).requests
     assert line.tpot_s == 0.0
 
 
@@ -71,36 +71,36 @@ def test_a_refusal_and_its_end_are_one_line_whichever_comes_first() -> None:
         model_key="chat", request_id="r-done", router_id="router-1", status=503, code="no_capacity", retry_after_s=7.0
     )
     for order in ((ended, refused), (refused, ended)):
-        [line] = told(*order).page(100.0).requests
+        [line] = log_of(*order).page(100.0).requests
         assert (line.state, line.code, line.status, line.retry_after_s) == ("refused", "no_capacity", 503, 7.0)
         assert line.e2e_s == 4.0
-    [alone] = told(refused).page(100.0).requests
+    [alone] = log_of(refused).page(100.0).requests
     assert (alone.state, alone.arrived_at) == ("refused", 100.0)
 
 
 def test_what_has_ended_is_no_longer_shown_as_live() -> None:
     stale = report(replace(HELD, request_id="r-done"), HELD)
-    page = told(DONE, stale).page(100.0)
+    page = log_of(DONE, stale).page(100.0)
     assert [(line.request_id, line.state) for line in page.requests] == [("r-held", "held"), ("r-done", "finished")]
 
 
 def test_two_routers_may_hold_the_same_client_id() -> None:
-    page = told(report(HELD), report(HELD, router="router-2")).page(100.0)
+    page = log_of(report(HELD), report(HELD, router="router-2")).page(100.0)
     assert [line.router_id for line in page.requests] == ["router-1", "router-2"] and page.num_live == 2
 
 
 def test_a_silent_router_holds_nothing() -> None:
-    log = told(report(HELD))
+    log = log_of(report(HELD))
     assert log.page(100.0 + REPORT_LEASE_S).num_live == 1
     assert log.page(100.1 + REPORT_LEASE_S).requests == []
-    log = told(report(HELD), report())
+    log = log_of(report(HELD), report())
     assert log.page(100.0).requests == []
 
 
 def test_filters_by_model_state_group_and_words() -> None:
     failed = replace(DONE, request_id="r-bad", status=502, error_code="engine_failed")
     left = replace(DONE, request_id="r-left", status=499, error_code="client_left")
-    log = told(report(HELD, RUNNING), DONE, failed, left)
+    log = log_of(report(HELD, RUNNING), DONE, failed, left)
 
     def ids(**asked: str) -> list[str]:
         return [line.request_id for line in log.page(100.0, **asked).requests]  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_filters_by_model_state_group_and_words() -> None:
 
 def test_it_is_bounded_and_says_how_many_there_are() -> None:
     many = [replace(DONE, request_id=f"r-{i}") for i in range(50)]
-    log = told(report(HELD, num_live=900), *many, num_kept=20)
+    log = log_of(report(HELD, num_live=900), *many, num_kept=20)
     page = log.page(100.0, limit=5)
     assert (len(page.requests), page.num_matching, page.num_kept, page.num_live) == (5, 21, 20, 900)
     assert page.requests[1].request_id == "r-49"

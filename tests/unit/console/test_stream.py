@@ -17,7 +17,7 @@ from tests import console_story as story
 NOW = 5_000.0
 
 
-def told() -> FleetView:
+def a_view() -> FleetView:
     view = FleetView()
     for event in story.fleet_events(NOW):
         view.take(event, NOW)
@@ -25,7 +25,7 @@ def told() -> FleetView:
 
 
 async def test_a_page_gets_the_fleet_then_only_what_changes() -> None:
-    view, hub = told(), Hub()
+    view, hub = a_view(), Hub()
     client = hub.join(view, NOW)
     hub.flush(view, NOW)
     gone = story.instance("i-0a9e", "smol-poet", "node-2", InstanceState.STOPPED, NOW, revision=9)
@@ -78,7 +78,7 @@ async def limited(client: Client, count: int):  # type: ignore[no-untyped-def]
 
 
 async def test_a_trace_that_grows_many_times_is_told_once_per_flush() -> None:
-    view, hub, store = told(), Hub(), TraceStore()
+    view, hub, store = a_view(), Hub(), TraceStore()
     client = hub.join(view, NOW)
     batch = otlp.decode(story.cold_trace(0, NOW, "m", "r").SerializeToString(), otlp.PROTOBUF)
     for pair in batch.spans:
@@ -92,7 +92,7 @@ async def test_a_trace_that_grows_many_times_is_told_once_per_flush() -> None:
 
 
 async def test_two_pages_are_kept_in_step() -> None:
-    view, hub = told(), Hub()
+    view, hub = a_view(), Hub()
     first = hub.join(view, NOW)
     view.take(story.fact(ModelUndeployed(model_key="smol-tutor"), NOW), NOW)
     second = hub.join(view, NOW)
@@ -102,7 +102,7 @@ async def test_two_pages_are_kept_in_step() -> None:
 
 
 async def test_places_are_bounded_and_freed() -> None:
-    view, hub = told(), Hub(max_clients=1)
+    view, hub = a_view(), Hub(max_clients=1)
     client = hub.join(view, NOW)
     with pytest.raises(TooManyClients):
         hub.join(view, NOW)
@@ -111,7 +111,7 @@ async def test_places_are_bounded_and_freed() -> None:
 
 
 async def test_closing_lets_every_page_go() -> None:
-    view, hub = told(), Hub()
+    view, hub = a_view(), Hub()
     client = hub.join(view, NOW)
     reading = asyncio.create_task(take(client, 99))
     await asyncio.sleep(0)

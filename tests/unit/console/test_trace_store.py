@@ -1,15 +1,21 @@
-"""The ring: what it keeps, what it lets go, and that its bytes are bounded whatever comes."""
+"""The ring of traces: what it keeps and lets go, that its bytes are bounded; and its file, there after a restart."""
 
+import sqlite3
 import tracemalloc
+from pathlib import Path
 
 import msgspec
+import pytest
 
+from glowplug.telemetry import semconv
 from services.console import otlp
-from services.console.spans import Resource, Span
-from services.console.trace_store import TraceStore
+from services.console.spans import Resource, Span, SpanEvent
+from services.console.trace_store import TraceDisk, TraceStore
 from tests import console_story as story
 
 RESOURCE = Resource("svc", (("service.instance.id", "svc-1"),))
+ROUTER = Resource("glowplug-router", (("host.name", "a"),))
+SECRET = "canary-of-a-prompt"
 
 
 def span(trace: int, span_id: int, *, parent: int = 0, start: int = 1, request_id: str = "", pad: int = 0) -> Span:
@@ -121,3 +127,161 @@ def test_summary_of_a_whole_story() -> None:
     assert cold.services[0] == "glowplug-agent" and len(cold.services) == 6
     assert failed.num_errors == 2 and failed.is_emulated and not failed.is_cold
     assert store.services() == list(cold.services)
+
+
+def request_span(trace: int, number: int = 1, **more: object) -> Span:
+    given = {"name": "router.request", "kind": 2, "start_ns": 10**18 + trace, "end_ns": 10**18 + trace + 5, **more}
+    return Span(trace_id=f"{trace:032x}", span_id=f"{number:016x}", parent_id="", **given)  # type: ignore[arg-type]
+
+
+class Rig:
+    """A ring with its file; `restart` is what a new process sees."""
+
+    def __init__(self, path: Path, *, keep_content: bool = False, **bounds: int) -> None:
+        self.path, self.failed = path, list[int]()
+        self.store = TraceStore(**bounds)
+        max_bytes = bounds.get("max_bytes", 1 << 22)
+        self.disk = TraceDisk(path, max_bytes=max_bytes, keep_content=keep_content, on_failure=self.failed.append)
+        self.store.restore(self.disk.open(), self.disk)
+
+    def restart(self, **changes: object) -> "Rig":
+        self.disk.close()
+        return Rig(self.path, **changes)  # type: ignore[arg-type]
+
+    @property
+    def ids(self) -> list[int]:
+        return [int(line.trace_id, 16) for line in self.store.newest()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "console-1" / "traces.sqlite"
+
+
+def test_traces_survive_a_restart_whole_and_in_order(path: Path) -> None:
+    first = Rig(path)
+    about = ((semconv.ATTR_REQUEST_ID, "req-7"), (semconv.ATTR_MODEL, "m"), ("n", 3), ("x", 1.5), ("b", True))
+    events = (SpanEvent(10**18, "first token", (("k", "v"),)),)
+    first.store.add([(request_span(1, 1, attributes=about, events=events), ROUTER), (request_span(2), ROUTER)])
+    first.store.add([(request_span(1, 2), ROUTER), (request_span(1, 2), ROUTER)])
+    second = first.restart()
+    assert second.ids == first.ids == [2, 1]
+    assert second.store.get(f"{1:032x}") == first.store.get(f"{1:032x}")
+    assert second.store.trace_of_request("req-7") == f"{1:032x}"
+    assert second.disk.num_bytes > 0 and path.stat().st_mode & 0o777 == 0o600
+    second.disk.close()
+
+
+def test_what_leaves_the_ring_leaves_the_disk(path: Path) -> None:
+    first = Rig(path, max_traces=2)
+    for number in range(1, 6):
+        first.store.add([(request_span(number), ROUTER)])
+    second = first.restart(max_traces=10)
+    assert second.ids == [5, 4]
+    third = second.restart(max_traces=1)
+    assert third.ids == [5] and third.store.num_evicted == 0
+    assert third.restart(max_traces=10).ids == [5], "a smaller bound holds on disk too"
+
+
+def test_a_broken_file_is_put_aside_and_a_new_one_begun(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"this is no database at all" * 1000)
+    rig = Rig(path)
+    rig.store.add([(request_span(1), ROUTER)])
+    assert rig.restart().ids == [1]
+    assert path.with_name("traces.sqlite.broken").read_bytes().startswith(b"this is no")
+
+
+def test_a_file_of_a_newer_version_is_not_touched(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as newer:
+        newer.execute("pragma user_version = 99")
+    newer.close()
+    rig = Rig(path)
+    rig.store.add([(request_span(1), ROUTER)])
+    assert rig.restart().ids == [1]
+    with sqlite3.connect(path.with_name("traces.sqlite.broken")) as kept:
+        assert kept.execute("pragma user_version").fetchone() == (99,)
+    kept.close()
+
+
+def test_a_place_that_cannot_be_written_costs_the_restart_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    rig = Rig(tmp_path / "file" / "traces.sqlite")
+    rig.store.add([(request_span(1), ROUTER)])
+    rig.disk.close()
+    assert rig.ids == [1] and rig.disk.problem
+    assert sum(rig.failed) == 1
+
+
+def test_a_full_disk_loses_the_oldest_and_goes_on(path: Path) -> None:
+    rig = Rig(path, max_bytes=1 << 16, max_traces=10_000)
+    bulky = (("text", "x" * 1000),)
+    rig.store.journal = None  # as if farewells were lost: the file knows its own bound
+    for number in range(1, 2000):
+        one = request_span(number, attributes=bulky)
+        rig.disk.keep(one.trace_id, one.span_id, *_encoded(one))
+        if number % 100 == 0:
+            rig.disk.write()
+    rig.disk.close()
+    assert sum(rig.failed) > 0, "it was full at least once"
+    assert path.stat().st_size <= 4 * (1 << 16) + 65 * 4096
+    after = Rig(path, max_bytes=1 << 22, max_traces=10_000)
+    assert 0 < len(after.ids) < 2000 and 1 not in after.ids
+    after.disk.close()
+
+
+def test_a_disk_that_is_full_from_the_start_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: TraceDisk) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as without_room:
+        without_room.setattr(TraceDisk, "_connect", full)
+        rig = Rig(path)
+        rig.store.add([(request_span(1), ROUTER)])
+        rig.disk.write()
+        assert "full" in rig.disk.problem and sum(rig.failed) == 1
+    rig.store.add([(request_span(2), ROUTER)])
+    rig.disk.write()
+    assert not rig.disk.problem
+    assert rig.restart().ids == [2]
+
+
+def _encoded(one: Span) -> tuple[bytes, bytes]:
+    store = TraceStore()
+    taken: list[tuple[bytes, bytes]] = []
+
+    class Kept:
+        def keep(self, trace_id: str, span_id: str, request_span: bytes, resource: bytes) -> None:
+            taken.append((request_span, resource))
+
+        def forget(self, trace_id: str) -> None:
+            return None
+
+    store.journal = Kept()
+    store.add([(one, ROUTER)])
+    return taken[0]
+
+
+@pytest.mark.parametrize("keep_content", [True, False])
+def test_prompts_leave_the_file_with_the_leave_to_keep_them(path: Path, keep_content: bool) -> None:
+    said = (("gen_ai.prompt", SECRET), (semconv.ATTR_MODEL, "m"))
+    first = Rig(path, keep_content=True)
+    events = (SpanEvent(10**18, "gen_ai.content", said),)
+    first.store.add([(request_span(1, attributes=said, events=events), Resource("r", said))])
+    second = first.restart(keep_content=keep_content)
+    (found,) = second.store.get(f"{1:032x}") or ()
+    assert (found[0].attribute("gen_ai.prompt") == SECRET) is keep_content
+    assert found[0].attribute(semconv.ATTR_MODEL) == "m"
+    second.disk.close()
+    on_disk = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    assert (SECRET.encode() in on_disk) is keep_content
+
+
+def test_more_than_the_disk_can_take_is_dropped_and_counted(path: Path) -> None:
+    failed: list[int] = []
+    disk = TraceDisk(path, max_bytes=1 << 20, keep_content=False, on_failure=failed.append, max_pending=3)
+    one = request_span(1)
+    for number in range(5):
+        disk.keep(one.trace_id, f"{number:016x}", *_encoded(one))
+    assert failed == [1, 1]

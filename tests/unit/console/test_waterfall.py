@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from services.console import otlp
 from services.console.spans import Resource, Span
+from services.console.trace_api import Waterfall, waterfall
 from services.console.trace_store import TraceStore
-from services.console.waterfall import Waterfall, waterfall
 from tests import console_story as story
 
 RESOURCE = Resource("svc")

@@ -1,16 +1,34 @@
-"""The registry, and what each driver refuses before it starts a process."""
+"""The registry, what each driver refuses before it starts a process, and what the process is started with."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from glowplug.controllers.router.failures import HOPELESS_CODES
 from glowplug.domain.errors import BadRequest, EngineFailed, EngineMisconfigured
 from glowplug.domain.model import Model, WeightsRef
+from glowplug.engines import rendezvous, vllm_args
 from glowplug.engines.drivers import NAMES, driver
-from glowplug.engines.port import EngineSettings, LaunchRequest
+from glowplug.engines.gguf import GgufFacts
+from glowplug.engines.llamacpp import LlamacppDriver
+from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest
+from glowplug.engines.samples import sample_weights_path
+
+REQUEST = LaunchRequest(
+    instance_id="i-1",
+    model=Model(key="m", name="m", engine="llamacpp", weights=WeightsRef(uri="/m.gguf"), weights_bytes=1, kv_bytes=1),
+    num_bytes=1,
+    run_dir=Path("run"),
+    log_path=Path("log"),
+)
+host = pytest.importorskip("glowplug.engines.llamacpp_host", exc_type=ImportError)
+
+FACTS = GgufFacts(architecture="llama", context_tokens=8192, kv_bytes_per_token=1000, chat_template="")
 
 
 def a_request(engine: str, run_dir: Path, **engine_args: Any) -> LaunchRequest:
@@ -96,3 +114,201 @@ async def test_a_modelled_network_overlaps_the_launch_and_ends_before_the_load(t
     assert phases["fetch"].actual_s >= 0.5
     assert phases["fetch"].started_at == phases["launch"].started_at
     assert phases["fetch"].ended_at <= phases["load"].started_at
+
+
+def test_waiting_threads_give_their_core_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert LlamacppDriver().environment(REQUEST)["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_what_the_operator_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert LlamacppDriver().environment(REQUEST)["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+async def load_that_fails(tmp_path: Path, log: str) -> EngineFailed:
+    """What the driver raises when its process has ended and left this log."""
+    log_path = tmp_path / "log"
+    log_path.write_text(log)
+    rendezvous.write(tmp_path, rendezvous.FAILED, {"message": "RuntimeError: Failed to init server"})
+    handle = EngineHandle(
+        engine="llamacpp", instance_id="i", pid=0, pid_started_at=0.0, run_dir=str(tmp_path), log_path=str(log_path)
+    )
+    with pytest.raises(EngineFailed) as found:
+        await LlamacppDriver().load(handle, tmp_path / "w.gguf")
+    return found.value
+
+
+async def test_weights_that_llamacpp_does_not_know_are_hopeless_with_its_reason(tmp_path: Path) -> None:
+    log = "I loading\nE llama_model_load: error loading model: unknown model architecture: 'foonet'\nE failed to load"
+    error = await load_that_fails(tmp_path, log)
+    assert error.message == "llama.cpp does not load these weights: unknown model architecture: 'foonet'"
+    assert error.code in HOPELESS_CODES
+
+
+@pytest.mark.parametrize("log", ["", "E llama_model_load: error loading model: unable to allocate CPU buffer"])
+async def test_what_may_pass_is_tried_again(tmp_path: Path, log: str) -> None:
+    error = await load_that_fails(tmp_path, log)
+    assert error.code not in HOPELESS_CODES and "Failed to init server" in error.message
+
+
+def a_spec(**changes: Any) -> dict[str, Any]:
+    return {"max_concurrency": 8, "context_tokens": 2048, "kv_bytes": 0, **changes}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (a_spec(), (8, 2048)),
+        (a_spec(kv_bytes=8 * 2048 * 1000), (8, 2048)),
+        (a_spec(kv_bytes=3 * 2048 * 1000), (3, 2048)),
+        (a_spec(kv_bytes=1024 * 1000), (1, 1024)),
+        (a_spec(kv_bytes=1), (1, 256)),
+        (a_spec(context_tokens=100_000), (8, 8192)),
+    ],
+)
+def test_fewer_slots_first_a_shorter_context_last(spec: dict[str, Any], expected: tuple[int, int]) -> None:
+    assert host.plan_context(spec, FACTS) == expected
+
+
+@pytest.mark.parametrize("prompt", ["Be brief.", 'You are "Ada".\n{{ not code }} {% nor %} \\this', "Fränzi 🦙"])
+def test_the_system_prompt_is_text_and_comes_only_without_one(prompt: str) -> None:
+    template = jinja2.Template(
+        host.template_with_system("{% for m in messages %}<{{ m.content }}>{% endfor %}", prompt)
+    )
+    user = {"role": "user", "content": "hi"}
+    assert template.render(messages=[user]) == f"<{prompt}><hi>"
+    assert template.render(messages=[{"role": "system", "content": "own"}, user]) == "<own><hi>"
+
+
+def failed_start(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """What the process of a model with the sample weights says when it cannot start."""
+    weights = sample_weights_path()
+    spec = {
+        "weights_bytes": weights.stat().st_size,
+        "system_prompt": "",
+        "model": "m",
+        "gpu_kind": "host",
+        "wait_s": 5.0,
+    }
+    rendezvous.write(tmp_path, rendezvous.SPEC, a_spec(**spec) | {"host": "127.0.0.1", "port": 0, **changes})
+    rendezvous.write(tmp_path, rendezvous.GO, {"path": str(weights)})
+    ran = subprocess.run([sys.executable, "-m", host.__name__, str(tmp_path)], check=False, timeout=60)
+    assert ran.returncode == 1
+    return rendezvous.read(tmp_path, rendezvous.FAILED) or {}
+
+
+@pytest.mark.llamacpp
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"engine_args": {"embeddings": True, "pooling": "foo"}}, "xllamacpp refuses the engine_args: KeyError"),
+        ({"engine_args": {"n_ctx": 1 << 40}}, "xllamacpp refuses the engine_args"),
+        (
+            {"engine_args": {"n_ctx": 50_000}, "kv_bytes": 1 << 20},
+            "engine_args.n_ctx cannot be 50000: the KV cache would",
+        ),
+        ({"engine_args": {}, "weights_bytes": 5}, "weights_bytes: 5 is less than"),
+    ],
+)
+def test_a_wrong_argument_that_only_the_process_sees_is_a_fault_of_the_model(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    failed = failed_start(tmp_path, **changes)
+    assert failed["code"] == "engine_misconfigured" and failed["message"].startswith(reason)
+
+
+def request(gpu_kind: str = "host", **changes: Any) -> LaunchRequest:
+    values: dict[str, Any] = {
+        "name": "Org/Model",
+        "key": "org-model",
+        "engine": "vllm",
+        "weights": WeightsRef(uri="file:/w"),
+        "weights_bytes": 1,
+        "kv_bytes": 256,
+        "context_tokens": 512,
+        "max_concurrency": 3,
+        "aliases": ("short",),
+        **changes,
+    }
+    return LaunchRequest(
+        instance_id="i-1",
+        model=Model(**values),
+        num_bytes=257,
+        run_dir=Path("/r"),
+        log_path=Path("/r/log"),
+        gpu_kind=gpu_kind,
+        gpu_index=2,
+    )
+
+
+def value_of(argv: list[str], flag: str) -> str:
+    return argv[argv.index(flag) + 1]
+
+
+def test_what_the_model_declares_becomes_flags() -> None:
+    argv = vllm_args.server_argv(request())
+    assert value_of(argv, "--max-model-len") == "512"
+    assert value_of(argv, "--max-num-seqs") == "3"
+    assert value_of(argv, "--kv-cache-memory-bytes") == "256"
+    at = argv.index("--served-model-name")
+    assert argv[at + 1 : at + 3] == ["Org/Model", "short"]
+    assert (value_of(argv, "--host"), value_of(argv, "--port")) == ("127.0.0.1", "0")
+    assert "--enforce-eager" in argv
+
+
+def test_one_cpu_engine_runs_in_one_process_and_a_parallel_one_does_not() -> None:
+    assert vllm_args.UNIPROC in vllm_args.server_argv(request())
+    for size in ("pipeline_parallel_size", "tensor-parallel-size"):
+        assert vllm_args.UNIPROC not in vllm_args.server_argv(request(engine_args={size: 2}))
+
+
+def test_on_a_gpu_neither_the_executor_nor_eager_mode_is_chosen() -> None:
+    argv = vllm_args.server_argv(request("cuda"))
+    assert "--enforce-eager" not in argv
+    assert "--distributed-executor-backend" not in argv
+    assert vllm_args.server_environment(request("cuda"))["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"dtype": "float32"}, ["--dtype", "float32"]),
+        ({"max-num-batched-tokens": 64}, ["--max-num-batched-tokens", "64"]),
+        ({"enable_prefix_caching": False}, ["--no-enable-prefix-caching"]),
+        ({"enable_prefix_caching": True}, ["--enable-prefix-caching"]),
+        ({"override_generation_config": {"top_k": 5}}, ["--override-generation-config", '{"top_k": 5}']),
+        ({"lora_modules": ["a=1", "b=2"]}, ["--lora-modules", "a=1", "b=2"]),
+        ({"quantization": None}, []),
+        ({"parked": False, "num_threads": 1}, []),
+    ],
+)
+def test_engine_args_pass_through(given: dict[str, Any], words: list[str]) -> None:
+    plain = vllm_args.server_argv(request())
+    assert vllm_args.server_argv(request(engine_args=given)) == plain + words
+
+
+def test_a_default_of_ours_can_be_overridden() -> None:
+    argv = vllm_args.server_argv(request(engine_args={"enforce_eager": False, "distributed_executor_backend": "mp"}))
+    assert "--no-enforce-eager" in argv
+    assert value_of(argv, "--distributed-executor-backend") == "mp"
+
+
+@pytest.mark.parametrize("name", ["port", "served-model-name", "max_model_len", "api_key", "kv-cache-memory-bytes"])
+def test_what_the_fleet_sets_is_refused_by_name(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"engine_args.{name} is set by"):
+        vllm_args.server_argv(request(engine_args={name: "x"}))
+
+
+@pytest.mark.parametrize("value", [0, -1, "2", True, 1.5])
+def test_a_number_of_threads_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(BadRequest, match="num_threads"):
+        vllm_args.server_argv(request(engine_args={"num_threads": value}))
+
+
+def test_parked_is_the_nodes_default_unless_the_model_says_otherwise() -> None:
+    assert vllm_args.wants_parked(request().model, True)
+    assert not vllm_args.wants_parked(request(engine_args={"parked": False}).model, True)
+    assert vllm_args.num_threads(request(engine_args={"num-threads": 3}).model) == 3, "a dash is an underscore"
+    with pytest.raises(BadRequest, match="parked"):
+        vllm_args.wants_parked(request(engine_args={"parked": "yes"}).model, True)

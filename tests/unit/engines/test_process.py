@@ -1,13 +1,16 @@
-"""Engine processes: started, found again, stopped for sure."""
+"""Engine processes: started, found again, stopped for sure; the small readers that a start depends on."""
 
+import asyncio
 import os
 import signal
+import struct
 import sys
 from pathlib import Path
 
 import pytest
 
-from glowplug.engines import process
+from glowplug.engines import probe, process, rendezvous
+from glowplug.engines.gguf import InvalidGguf, read_facts
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 STUBBORN = [
@@ -71,3 +74,110 @@ def test_log_tail_gives_the_last_lines_that_say_something(tmp_path: Path) -> Non
     assert process.log_tail(path) == ""
     path.write_text("".join(f"line {i}\n\n" for i in range(100)))
     assert process.log_tail(path, num_lines=2) == "line 98\nline 99"
+
+
+def test_a_message_is_read_as_written_and_absent_before(tmp_path: Path) -> None:
+    assert rendezvous.read(tmp_path, rendezvous.GO) is None
+    rendezvous.write(tmp_path, rendezvous.GO, {"path": "/x"})
+    assert rendezvous.wait(tmp_path, rendezvous.GO, timeout_s=0.0) == {"path": "/x"}
+    assert [path.name for path in tmp_path.iterdir()] == [rendezvous.GO]
+
+
+def test_waiting_ends_with_the_time_or_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"go\.json"):
+        rendezvous.wait(tmp_path, rendezvous.GO, timeout_s=0.0, poll_s=0.001)
+    with pytest.raises(FileNotFoundError, match="gone"):
+        rendezvous.wait(tmp_path / "none", rendezvous.GO, timeout_s=5.0)
+
+
+def test_samples_are_summed_over_labels() -> None:
+    text = b'# HELP a b\na{x="1 2"} 2.0\na{x="3"} 1\nab 5\nb 0.5\n'
+    assert probe.sample_sum(text, ("a", "b")) == 3.5
+    assert probe.sample_sum(text, ("c",)) == 0.0
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort", b"nonsense\r\n\r\n"])
+async def test_a_broken_answer_is_a_connection_error(answer: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(ConnectionError):
+            await probe.ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 2.0)
+
+
+async def test_no_answer_is_a_timeout() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(TimeoutError):
+            await probe.ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 0.1)
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def a_gguf(path: Path, version: int = 3) -> Path:
+    values = [
+        _text("general.architecture") + struct.pack("<I", 8) + _text("llama"),
+        _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + _text("a") + _text("bc"),
+        _text("tokenizer.ggml.scores") + struct.pack("<IIQ", 9, 6, 2) + bytes(8),
+        *(
+            _text(f"llama.{key}") + struct.pack("<II", 4, number)
+            for key, number in {
+                "block_count": 30,
+                "context_length": 8192,
+                "embedding_length": 576,
+                "attention.head_count": 9,
+                "attention.head_count_kv": 3,
+            }.items()
+        ),
+        _text("tokenizer.chat_template") + struct.pack("<I", 8) + _text("{{ x }}"),
+    ]
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", version, 0, len(values)) + b"".join(values))
+    return path
+
+
+def test_facts_of_a_gguf_file(tmp_path: Path) -> None:
+    facts = read_facts(a_gguf(tmp_path / "m.gguf"))
+    assert facts.context_tokens == 8192
+    assert facts.kv_bytes_per_token == 30 * 3 * (64 + 64) * 2
+    assert facts.chat_template == "{{ x }}"
+
+
+def test_a_gguf_file_cut_within_its_tensors_says_how_much_is_missing(tmp_path: Path) -> None:
+    q4_1_and_float32 = (
+        _text("a") + struct.pack("<IQQIQ", 2, 64, 2, 3, 0) + _text("b") + struct.pack("<IQIQ", 1, 8, 0, 96)
+    )
+    head = b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + q4_1_and_float32
+    whole = head + bytes(-len(head) % 32) + bytes(96 + 32)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(whole)
+    assert read_facts(path).architecture == ""
+    path.write_bytes(whole[:-1])
+    with pytest.raises(InvalidGguf, match=f"cut short: {len(whole) - 1} bytes of {len(whole)}"):
+        read_facts(path)
+    with pytest.raises(InvalidGguf, match="directory"):
+        read_facts(tmp_path)
+
+
+def test_every_cut_of_a_gguf_file_is_refused_or_read_and_never_crashes(tmp_path: Path) -> None:
+    whole = a_gguf(tmp_path / "m.gguf").read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in range(len(whole)):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(InvalidGguf, match=r"cut\.gguf"):
+            read_facts(cut)
+
+
+def test_another_version_is_refused_by_its_number(tmp_path: Path) -> None:
+    with pytest.raises(InvalidGguf, match="version 9"):
+        read_facts(a_gguf(tmp_path / "m.gguf", version=9))

@@ -1,12 +1,15 @@
-"""The watch on the engine core: one question at a time, silence measured from the oldest open one."""
+"""The watch on the engine core, and replacing a function in every module that imported it by name."""
 
 import asyncio
+import sys
 from argparse import Namespace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from glowplug_vllm import plugin, rundir
+from glowplug_vllm.parked import patches
 
 
 async def test_a_core_that_answers_is_not_silent() -> None:
@@ -59,3 +62,29 @@ def test_slots_and_the_kv_cache_are_those_of_vllms_configuration() -> None:
     client = Namespace(vllm_config=Namespace(cache_config=cache, scheduler_config=scheduler))
     assert plugin.holds(client) == {"num_slots": 4, "kv_tokens": 11_648}
     assert plugin.holds(None) == plugin.holds(Namespace()) == {"num_slots": 0, "kv_tokens": 0}
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType, ModuleType]:
+    home, user, other = (ModuleType(f"gp_fake_{name}") for name in ("home", "user", "other"))
+    home.__dict__["pick"] = lambda: "old"
+    user.__dict__["pick"] = home.__dict__["pick"]
+    other.__dict__["pick"] = lambda: "of its own"
+    for module in (home, user, other):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return home, user, other
+
+
+def test_holders_of_the_old_one_get_the_new_one_and_namesakes_keep_theirs(
+    modules: tuple[ModuleType, ModuleType, ModuleType],
+) -> None:
+    home, user, other = modules
+    assert patches.replace_everywhere("gp_fake_home", "pick", lambda: "new") == 2
+    assert [m.__dict__["pick"]() for m in (home, user, other)] == ["new", "new", "of its own"]
+
+
+def test_a_vllm_without_the_names_is_refused_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, _ in patches.NEEDED:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with pytest.raises(patches.Unpatchable, match=r"EngineCoreProc\.run_engine_core"):
+        patches.apply(is_cpu=True)

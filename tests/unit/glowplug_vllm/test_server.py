@@ -1,14 +1,20 @@
-"""How one server gets its arguments, and what it says when it cannot serve."""
+"""How one server gets its arguments and its chat template, and what it says when it cannot serve or its weights are
+broken."""
 
 import json
+import struct
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
-from glowplug_vllm import plugin, rundir, server
+from glowplug_vllm import chat_template, plugin, rundir, server, weights_check
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+USER = {"role": "user", "content": "hi"}
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -134,3 +140,80 @@ def test_a_refused_argument_and_broken_weights_have_their_codes(weights: Path, t
     (weights / "model.safetensors").write_bytes(b"x")
     assert server.run(tmp_path, serving([])) == 1
     assert rundir.read(tmp_path, rundir.FAILED)["code"] == "weights_corrupt"
+
+
+def render(template: str, messages: list[dict[str, str]]) -> str:
+    return jinja2.Environment().from_string(template).render(messages=messages)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["You are Ada.", 'Say "{{ x }}" and %} and {% if', "two\nlines\tand \\ back", "snow ☃ and 😀", "it's"],
+)
+def test_the_prompt_is_rendered_as_it_was_written(prompt: str) -> None:
+    assert render(chat_template.with_system_prompt(TEMPLATE, prompt), [USER]) == f"<system>{prompt}<user>hi"
+
+
+def test_a_system_message_of_the_client_wins() -> None:
+    own = {"role": "system", "content": "mine"}
+    assert render(chat_template.with_system_prompt(TEMPLATE, "default"), [own, USER]) == "<system>mine<user>hi"
+
+
+def test_no_prompt_leaves_the_template_untouched() -> None:
+    assert chat_template.with_system_prompt(TEMPLATE, "") == TEMPLATE
+
+
+def test_a_template_file_goes_before_the_one_in_the_tokenizer_config(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "from config"}))
+    assert chat_template.read_template(tmp_path) == "from config"
+    (tmp_path / "chat_template.jinja").write_text("from file")
+    assert chat_template.read_template(tmp_path) == "from file"
+
+
+def test_of_several_named_templates_the_default_is_taken(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert chat_template.read_template(tmp_path) == "plain"
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"chat_template": 5}'])
+def test_a_model_without_a_readable_template_has_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "tokenizer_config.json").write_text(text)
+    assert chat_template.read_template(tmp_path) == ""
+
+
+def test_a_model_that_sees_is_not_text_only(tmp_path: Path) -> None:
+    assert chat_template.is_text_only(tmp_path)
+    (tmp_path / "config.json").write_text('{"vision_config": {}}')
+    assert not chat_template.is_text_only(tmp_path)
+
+
+def image(num_bytes: int = 8) -> bytes:
+    tensor = {"dtype": "F32", "shape": [2], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, "w": tensor}).encode()
+    return struct.pack("<Q", len(header)) + header + b"\0" * num_bytes
+
+
+def test_whole_files_and_other_files_pass(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(image())
+    (tmp_path / "config.json").write_text("{")
+    assert weights_check.check(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (image()[:-1], "has .* bytes, its header promises"),
+        (image() + b"x", "has .* bytes, its header promises"),
+        (b"", "is not a safetensors file"),
+        (b"\x08" + b"\0" * 7 + b"not json", "is not a safetensors file"),
+        (b"\xff" * 16, "a header of"),
+        (struct.pack("<Q", 2) + b"[]", "is not a safetensors file"),
+        (struct.pack("<Q", 7) + b'{"w":5}', "is not a safetensors file"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, raw: bytes, why: str) -> None:
+    (tmp_path / "b.safetensors").write_bytes(raw)
+    with pytest.raises(weights_check.BrokenWeights, match=f"b.safetensors.*{why}|b.safetensors {why}"):
+        weights_check.check(tmp_path)

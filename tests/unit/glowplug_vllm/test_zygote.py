@@ -1,4 +1,5 @@
-"""The zygote's loop with a stand-in for vLLM: real forks, a real socket."""
+"""The zygote's loop with a stand-in for vLLM: real forks, a real socket, the messages on it, what a fork does to its
+own process."""
 
 import json
 import os
@@ -15,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from glowplug_vllm import process
 from glowplug_vllm.parked import protocol, zygote
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pidfd")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pidfd, /proc and prctl")
 
 # A server that writes its environment, then ends with the status it was told, or waits for a signal.
 SCRIPT = textwrap.dedent("""
@@ -64,7 +66,7 @@ class Parked:
         run_dir.mkdir()
         return int(self.ask(op="start", run_dir=str(run_dir), log=str(run_dir / "log"), env=env)["pid"])
 
-    def told(self, name: str) -> dict[str, Any]:
+    def received(self, name: str) -> dict[str, Any]:
         return dict(self._file(name, "told.json"))
 
     def exit_of(self, name: str) -> int:
@@ -88,9 +90,9 @@ class Parked:
 def parked(tmp_path: Path) -> Iterator[Parked]:
     zygote_process = Parked(tmp_path)
     yield zygote_process
-    for told in tmp_path.glob("*/told.json"):
-        pid = json.loads(told.read_text())["pgid"]
-        if (told.parent / "exit.json").exists():
+    for received in tmp_path.glob("*/told.json"):
+        pid = json.loads(received.read_text())["pgid"]
+        if (received.parent / "exit.json").exists():
             continue
         os.kill(pid, signal.SIGKILL)
     zygote_process.end()
@@ -98,17 +100,17 @@ def parked(tmp_path: Path) -> Iterator[Parked]:
 
 def test_a_server_leads_its_own_session_in_its_run_directory_with_its_environment(parked: Parked) -> None:
     pid = parked.start("a", COLOUR="red", HOME=None)
-    told = parked.told("a")
-    assert told["pgid"] == pid
-    assert told["cwd"] == str(parked.folder / "a")
-    assert told["env"]["COLOUR"] == "red"
-    assert "HOME" not in told["env"]
+    received = parked.received("a")
+    assert received["pgid"] == pid
+    assert received["cwd"] == str(parked.folder / "a")
+    assert received["env"]["COLOUR"] == "red"
+    assert "HOME" not in received["env"]
     assert (parked.folder / "a" / "log").read_text() == "serving\n"
 
 
 def test_a_server_holds_neither_the_socket_nor_the_lock_of_the_zygote(parked: Parked) -> None:
     parked.start("a")
-    held = parked.told("a")["fds"]
+    held = parked.received("a")["fds"]
     assert not [name for name in held if name.startswith("socket:") or name.endswith(".lock")]
 
 
@@ -116,7 +118,7 @@ def test_the_exit_status_is_reported_and_the_zygote_lives_on(parked: Parked) -> 
     parked.start("a", STATUS="7")
     assert parked.exit_of("a") == 7
     killed = parked.start("b")
-    parked.told("b")
+    parked.received("b")
     os.kill(killed, signal.SIGKILL)
     assert parked.exit_of("b") == -signal.SIGKILL
     assert parked.ask(op="hello")["num_servers"] == 0
@@ -150,7 +152,7 @@ def test_an_endless_line_is_cut_off(parked: Parked) -> None:
 
 def test_servers_live_on_when_the_zygote_is_stopped(parked: Parked) -> None:
     pid = parked.start("a")
-    parked.told("a")
+    parked.received("a")
     assert parked.ask(op="stop") == {"ok": True}
     assert parked.process.wait(20) == 0
     assert not parked.path.exists()
@@ -192,3 +194,107 @@ def test_a_broken_lease_leaves_it_a_while_and_a_new_one_keeps_it(tmp_path: Path)
 def test_two_cannot_park_at_one_socket(parked: Parked) -> None:
     with pytest.raises(zygote.AlreadyParked):
         zygote.lock(parked.path)
+
+
+@pytest.mark.parametrize(
+    ("env", "cpus"),
+    [
+        ({"GOMP_CPU_AFFINITY": "0 2"}, {0, 2}),
+        ({"OMP_PLACES": "{0,1}"}, {0, 1}),
+        ({"GOMP_CPU_AFFINITY": "3", "OMP_PLACES": "{0}"}, {3}),
+        ({}, set()),
+    ],
+)
+def test_cpus_are_read_as_vllm_writes_them(env: dict[str, str], cpus: set[int]) -> None:
+    assert process.cpus_of(env) == cpus
+
+
+def test_the_bound_port_is_the_one_that_does_not_listen_yet() -> None:
+    with socket.socket() as listening, socket.socket() as bound, socket.socket():
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        bound.bind(("127.0.0.1", 0))
+        mine = {bound.getsockname()[1], listening.getsockname()[1]}
+        found = {s.getsockname()[1] for _, s in process.tcp_sockets()}
+        assert mine <= found
+        assert process.bound_port() != listening.getsockname()[1]
+
+
+def test_a_child_that_drops_server_sockets_frees_the_port() -> None:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    address = listener.getsockname()
+    done, received = os.pipe()
+    child = os.fork()
+    if child == 0:
+        process.drop_server_sockets()
+        os.write(received, b"x")
+        signal.pause()
+        os._exit(0)
+    try:
+        assert os.read(done, 1) == b"x"
+        listener.close()
+        with socket.socket() as again, pytest.raises(ConnectionRefusedError):
+            again.connect(address)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(done)
+        os.close(received)
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "from glowplug_vllm import process\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    process.die_with_parent()\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(60)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[1])},
+    )
+    assert parent.stdout is not None
+    child = os.pidfd_open(int(parent.stdout.readline()))
+    try:
+        parent.kill()
+        parent.wait()
+        ended, _, _ = select.select([child], [], [], 20)
+        assert ended == [child]
+    finally:
+        os.close(child)
+        parent.stdout.close()
+
+
+def test_a_start_carries_its_directory_log_and_environment() -> None:
+    sent = {"op": "start", "run_dir": "/r", "log": "/r/log", "env": {"A": "1", "B": None}}
+    question = protocol.decode(protocol.encode(sent))
+    assert (question.run_dir, question.log, question.env) == ("/r", "/r/log", {"A": "1", "B": None})
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "op must be one of"),
+        (b'{"op": "dance"}', "op must be one of"),
+        (b'{"op": "hello", "colour": 1}', "unknown field 'colour'"),
+        (b'{"op": "start", "run_dir": "rel", "log": "/l"}', "absolute paths"),
+        (b'{"op": "start", "run_dir": "/r", "log": 5}', "are strings"),
+        (b'{"op": "start", "run_dir": "/r", "log": "/l", "env": {"A": 5}}', "every value is a string or null"),
+    ],
+)
+def test_a_bad_line_is_refused_with_the_reason(line: bytes, why: str) -> None:
+    with pytest.raises(protocol.BadQuestion, match=why):
+        protocol.decode(line)
+
+
+def test_a_message_is_one_line() -> None:
+    assert protocol.encode({"error": "two\nlines"}).count(b"\n") == 1
+    assert json.loads(protocol.encode({"ok": True})) == {"ok": True}

@@ -1,4 +1,4 @@
-"""One byte ledger per GPU with named owners (house section 6)."""
+"""One byte ledger per GPU with named owners."""
 
 import pytest
 

@@ -10,7 +10,7 @@ import pytest
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.engines.samples import sample_weights_path
 from glowplug.runtime import model_files
-from glowplug.weights.reference import local_path
+from glowplug.weights.source import local_path
 
 GOOD = """
 name: Tiny Chat

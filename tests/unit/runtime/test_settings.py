@@ -1,4 +1,4 @@
-"""A wrong setting is one line that names it, for a service and for the fleet."""
+"""A wrong setting is one line that names it, for a service and for the fleet; a server's name as a node id."""
 
 import subprocess
 import sys
@@ -9,8 +9,7 @@ from pydantic import ValidationError
 from glowplug.cli.up import settings_of
 from glowplug.policies.systems import DEFAULT, SYSTEMS
 from glowplug.runtime.settings import ServiceSettings, explain, settings_of_system
-from glowplug.runtime.supervisor.errors import WrongSetting
-from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.settings import FleetSettings, WrongSetting, check_services
 from services.agent.settings import AgentSettings
 from services.autoscaler.settings import AutoscalerSettings
 from services.console.settings import ConsoleSettings
@@ -120,6 +119,46 @@ def test_every_setting_of_a_system_is_one_of_some_service():
 
 
 def test_a_fleet_told_nothing_runs_the_default_system():
-    told = settings_of_system(SYSTEMS[DEFAULT])
-    defaults = [(n, f.default) for settings in DECIDING for n, f in settings.model_fields.items() if n in told]
-    assert dict(defaults) == told and len(defaults) == len(told)
+    said = settings_of_system(SYSTEMS[DEFAULT])
+    defaults = [(n, f.default) for settings in DECIDING for n, f in settings.model_fields.items() if n in said]
+    assert dict(defaults) == said and len(defaults) == len(said)
+
+
+@pytest.mark.parametrize("settings", [AgentSettings, PrefetcherSettings])
+def test_a_name_with_dots_is_one_word(
+    settings: type[AgentSettings] | type[PrefetcherSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOWPLUG_NODE_ID", "ip-10-0-0-1.internal")
+    assert settings().node_id == "ip-10-0-0-1-internal"
+    monkeypatch.setenv("GLOWPLUG_NODE_ID", "Node*")
+    with pytest.raises(ValidationError):
+        settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("GLOWPLUG_POLICY_ROUTING", "leest_loaded", "no routing policy named 'leest_loaded' (there are: first_room,"),
+        ("GLOWPLUG_POLICY_SCALING", "union:speed=2", "scaling policy 'union'"),
+        ("GLOWPLUG_POLICY_CACHING", "none", "no caching policy named 'none' (there are:"),
+        ("GLOWPLUG_GPU_BUDGETS", "1GiB,much", "not a size in bytes: 'much'"),
+        ("GLOWPLUG_LOG_LEVEL", "LOUD", "no level of that name (there are: CRITICAL,"),
+        ("GLOWPLUG_DRAIN_S", "soon", "valid number"),
+    ],
+)
+def test_the_wrong_one_is_named_with_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(WrongSetting) as caught:
+        check_services()
+    line = str(caught.value)
+    assert line.startswith(f"{variable}: ") and says in line and "\n" not in line
+
+
+@pytest.mark.parametrize("variable", ["GLOWPLUG_PORT", "GLOWPLUG_NODE_ID", "GLOWPLUG_ENGINE_PORTS"])
+def test_what_each_process_is_given_is_not_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "Not A Value")
+    check_services()

@@ -24,6 +24,7 @@ from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
+from tests.waiting import until
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 UNSAMPLED = PARENT[:-2] + "00"
@@ -126,12 +127,6 @@ async def test_an_effect_that_nothing_carries_out_is_refused_when_the_shell_is_m
 
 LEFT = NodeLeft(node_id="node-2", reason="told by the controller")
 STOP = StopInstance(target="node-2", instance_id="i-2", reason="told by the controller")
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 async def test_effects_are_performed_in_order(stage: Stage) -> None:

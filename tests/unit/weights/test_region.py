@@ -1,7 +1,11 @@
-"""The file contract between prefetcher and engines, from both sides."""
+"""The file contract between prefetcher and engines, from both sides; the link that bytes take; files that are no
+files."""
 
+import asyncio
 import hashlib
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,8 +13,11 @@ import pytest
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.domain.hardware import Link
 from glowplug.domain.model import WeightsRef
+from glowplug.weights.files import NoAnswer, PatientReader, read_regular
 from glowplug.weights.inventory import read_cached, read_inventory, read_links, write_links
+from glowplug.weights.link import LinkMeter, TokenBucket
 from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
+from tests.waiting import until
 
 SHA = "ab" * 32
 
@@ -184,3 +191,105 @@ def test_whatever_a_file_of_a_region_holds_the_others_are_read(tmp_path: Path, n
     assert all(0 <= first <= last for first, last in landed)
     odd.begin()
     assert odd.read_state().state is RegionState.FETCHING
+
+
+def test_a_large_chunk_passes_and_is_paid_afterwards() -> None:
+    bucket = TokenBucket(bytes_per_s=100, burst_bytes=10)
+    assert bucket.wait_s(0.0) == 0.0
+    bucket.spend(50)
+    assert bucket.wait_s(0.0) == 0.5
+    assert bucket.wait_s(0.25) == 0.25
+    assert bucket.wait_s(0.5) == 0.0
+
+
+def test_a_clock_that_goes_back_earns_nothing() -> None:
+    bucket = TokenBucket(bytes_per_s=100, burst_bytes=10, filled_at=5.0)
+    bucket.spend(100)
+    assert bucket.wait_s(1.0) == 1.0
+    assert bucket.wait_s(5.5) == 0.5
+
+
+async def test_the_urgent_go_first_when_the_rate_binds() -> None:
+    link = LinkMeter("n/nic", bytes_per_s=100_000, burst_s=0.0)
+    order: list[str] = []
+
+    async def transfer(name: str, priority: int) -> None:
+        await link.take(1000, priority)
+        order.append(name)
+
+    await link.take(1000)  # the first is free: it leaves the bucket in debt
+    names = [("later", 0), ("sooner", 0), ("urgent", 5)]
+    await asyncio.gather(*(transfer(name, priority) for name, priority in names))
+    assert order == ["urgent", "later", "sooner"]
+    assert link.num_bytes_total == 4000
+
+
+async def test_a_cancelled_transfer_pays_nothing_and_blocks_nobody() -> None:
+    link = LinkMeter("n/nic", bytes_per_s=100_000, burst_s=0.0)
+    await link.take(1000)
+    waiting = asyncio.create_task(link.take(10**12, 9))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await link.take(1000)
+    assert waiting.cancelled()
+
+
+async def test_bytes_in_flight_are_what_has_not_landed() -> None:
+    link = LinkMeter("n/nic")
+    link.begin(100)
+    await link.take(40)
+    assert (link.bytes_in_flight, link.num_transfers) == (60, 1)
+    link.end(60)
+    assert (link.bytes_in_flight, link.num_transfers) == (0, 0)
+
+
+def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    assert read_regular(path, 5) == b"12345"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "too large", "link to a pipe", "missing"])
+def test_anything_else_is_refused_at_once_with_its_reason(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "link to a pipe":
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    elif kind == "too large":
+        path.write_bytes(b"123456")
+    with pytest.raises(OSError) as caught:
+        read_regular(path, 5)
+    assert caught.value.strerror
+
+
+async def test_what_does_not_answer_is_given_up_and_holds_one_thread() -> None:
+    reader, answer, calls = PatientReader(0.05), threading.Event(), []
+
+    def work() -> str:
+        calls.append(1)
+        answer.wait()
+        return "late"
+
+    with pytest.raises(NoAnswer, match=r"not answered within 0\.05 s"):
+        await reader.run("mount", work)
+    with pytest.raises(NoAnswer, match="still does not answer"):
+        await reader.run("mount", work)
+    assert calls == [1] and reader.is_waiting("mount")
+    assert await reader.run("another", lambda: "at once") == "at once"
+    answer.set()
+    await until(lambda: not reader.is_waiting("mount"))
+    assert await reader.run("mount", lambda: "again") == "again"
+
+
+async def test_errors_come_out_where_they_are_waited_for() -> None:
+    def work() -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with pytest.raises(FileNotFoundError):
+        await PatientReader(10.0).run("a", work)

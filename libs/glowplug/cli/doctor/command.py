@@ -14,8 +14,16 @@ from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.doctor import cluster, fleet_facts, machine, machine_facts, rows, servers, services
 from glowplug.cli.doctor.cluster_facts import Kubectl
 from glowplug.cli.doctor.findings import Finding, Findings, document, lines, redacted
-from glowplug.cli.options import DEFAULT_STATE_DIR, FAILED, CliError, Format, NoFleet, OutputOption, StateDirOption
-from glowplug.cli.terminal import say
+from glowplug.cli.terminal import (
+    DEFAULT_STATE_DIR,
+    FAILED,
+    CliError,
+    Format,
+    NoFleet,
+    OutputOption,
+    StateDirOption,
+    say,
+)
 
 WRONG_USAGE = 2
 ANSWER_S = 4.0

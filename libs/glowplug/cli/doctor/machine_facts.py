@@ -23,9 +23,7 @@ from glowplug.cli.doctor.machine import GpuFacts, MachineFacts, Program, TakenPo
 from glowplug.engines import vllm_env
 from glowplug.runtime.settings import explain
 from glowplug.runtime.supervisor import embedded, plan, probe
-from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
-from glowplug.runtime.supervisor.service_settings import check_services
-from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.settings import FleetSettings, NotInstalled, WrongSetting, check_services
 
 PROGRAM_S, VLLM_S = 20.0, 90.0  # importing vLLM takes 15 s on two idle cores
 _TIME_ERROR = 5

@@ -36,7 +36,7 @@ from glowplug.state.rows import read_rows, shown
 
 T = TypeVar("T")
 ANSWER_S = 4.0
-EPOCH_DIGITS = 16  # below 2^53, see state/redis_scripts.py
+EPOCH_DIGITS = 16  # below 2^53, see state/redis_store.py
 LOST = (OSError, TimeoutError, NatsError, asyncio.IncompleteReadError)
 
 

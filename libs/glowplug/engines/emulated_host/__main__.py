@@ -99,7 +99,7 @@ def main() -> int:
         config = configuration(spec)
         faults = changed(Faults(), spec["engine_args"].get("faults", {}))
         phases = cold_start(run_dir, spec, config, faults)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told the reason and the process ends
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver reads the reason and the process ends
         rendezvous.write(run_dir, rendezvous.FAILED, {"message": f"{type(error).__name__}: {error}"})
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -25,9 +25,9 @@ class Answer:
         self._due: asyncio.Queue[bool | None] = asyncio.Queue()  # one entry per token: is it the last; None: aborted
         self._num_tokens = 0
         self._reason = "stop"
-        room = engine.config.context_tokens - wanted.num_prompt
+        num_free = engine.config.context_tokens - wanted.num_prompt
         natural = max(natural_length(wanted.prompt, wanted.seed or engine.config.seed), wanted.min_tokens)
-        limit = min(wanted.max_tokens or room, room)
+        limit = min(wanted.max_tokens or num_free, num_free)
         self._length = limit if wanted.ignore_eos else min(natural, limit)
         self._end_reason = "length" if self._length >= limit else "stop"
         kind = "chat.completion" if chat else "text_completion"

@@ -1,4 +1,4 @@
-"""The routes: vLLM's HTTP subset and the doors for fault injection, over one engine."""
+"""The routes: vLLM's HTTP subset and the routes for fault injection, over one engine."""
 
 import asyncio
 import base64
@@ -138,8 +138,8 @@ class Api:
 
     def _admitted(self, request: Request) -> dict[str, Any]:
         """The body, unless this request is one that must fail (X-Return-Error, failure_rate)."""
-        if told := request.headers.get("x-return-error"):
-            status = int(told) if told.isdecimal() and 400 <= int(told) <= 599 else 500
+        if asked_status := request.headers.get("x-return-error"):
+            status = int(asked_status) if asked_status.isdecimal() and 400 <= int(asked_status) <= 599 else 500
             raise ApiError(status, f"injected error {status}", type="injected_error", code="injected")
         faults = self._engine.faults
         if faults.failure_rate and self._engine.chance.random() < faults.failure_rate:

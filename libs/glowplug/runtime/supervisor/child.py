@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from glowplug.runtime.supervisor.logfile import LogFile
-from glowplug.runtime.supervisor.output import Output
+from glowplug.runtime.supervisor.output import LogFile, Output
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ CRASH_LOOP_STARTS, CRASH_LOOP_WINDOW_S = 4, 60.0
 READY_POLL_S = 0.05
 LIVE_POLL_S = 2.0
 FOLLOW_S = 0.1  # how often what the process has written is read for the terminal
-FAILING_POLLS = 2  # in a row that a process which answers says it cannot work, before it is told and started again
+FAILING_POLLS = 2  # in a row in which a process says that it cannot work, before it is reported and started again
 RESTART_GRACE_S = 5.0  # SIGTERM to SIGKILL, for a process that is started again though it answers
 TAIL_LINES = 12
 _PR_SET_PDEATHSIG = 1
@@ -80,7 +79,7 @@ def _die_with_parent(parent_pid: int) -> Callable[[], None]:
 
 @dataclass(eq=False)
 class Child:
-    """Runs one ChildSpec until `stop`. `on_change` hears of every new state; `tail` holds the last lines it wrote."""
+    """Runs one ChildSpec until `stop`. `on_change` gets every new state; `tail` holds the last lines it wrote."""
 
     spec: ChildSpec
     output: Output
@@ -265,7 +264,7 @@ class Child:
     def _report_crash_loop(self) -> None:
         self.crash_looping.set()
         if not self.ready_at:
-            return  # it never ran: whoever waits for it tells
+            return  # it never ran: whoever waits for it reports that
         self.output.notice(
             f"{self.spec.name} keeps ending ({self.exit_reason}); its last lines:\n"
             + "\n".join(f"    {line}" for line in self.tail)

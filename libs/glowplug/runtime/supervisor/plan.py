@@ -1,4 +1,4 @@
-"""Who is started with what: ports from one base, one environment per process, everything told by `GLOWPLUG_*`."""
+"""Who is started with what: ports from one base, one environment per process, every setting passed as `GLOWPLUG_*`."""
 
 import os
 import sys

@@ -9,7 +9,7 @@ import glowplug
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import vllm_env, vllm_sample
 from glowplug.engines.samples import sample_weights_path
-from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
+from glowplug.runtime.supervisor.settings import NotInstalled, WrongSetting
 from glowplug.runtime.supervisor.statedir import disk_errors
 
 
@@ -33,7 +33,7 @@ def sample_files(engine: str) -> list[Path]:
 def prepare(engine: str) -> None:
     """Make sure that the sample models of `engine` can run. Raises NotInstalled saying what to install.
 
-    For vllm the first time converts the sample weights (about 20 s, told on stderr).
+    For vllm the first time converts the sample weights (about 20 s, announced on stderr).
     """
     try:
         if engine == "llamacpp":

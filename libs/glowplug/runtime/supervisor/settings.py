@@ -1,13 +1,50 @@
-"""What the local fleet can be told. Precedence: command line, then environment `GLOWPLUG_*`, then default."""
+"""The settings of the local fleet, and the settings of every service, checked before the first process starts.
 
+Precedence: command line, then environment `GLOWPLUG_*`, then default. What keeps a fleet from starting is a
+`FleetError`: one line that names what to change."""
+
+import importlib
 import ipaddress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from glowplug.runtime.settings import ServiceSettings, explain
+
 SHM_NEEDED_BYTES = 1 << 30  # where less of /dev/shm is free, weights go to the state directory
+SERVICES = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
+# What each process is given by the plan, so that the environment of `glowplug up` has no say in it.
+_GIVEN = {"port": 0, "data_port": 0, "service_id": "", "node_id": "node-1", "advertise_host": "", "engine_ports": ""}
+
+
+class FleetError(RuntimeError):
+    """The fleet cannot start or run. `exit_code` is what the command ends with."""
+
+    exit_code = 1
+
+
+class AlreadyRunning(FleetError):
+    """Another fleet holds the state directory."""
+
+    exit_code = 4
+
+
+class PortInUse(FleetError):
+    """A port the fleet needs is taken."""
+
+    exit_code = 4
+
+
+class NotInstalled(FleetError):
+    """A program the fleet needs is missing or too old."""
+
+
+class WrongSetting(FleetError):
+    """A setting is out of its range."""
+
+    exit_code = 2
 
 
 class FleetSettings(BaseSettings):
@@ -27,14 +64,14 @@ class FleetSettings(BaseSettings):
     admin_token: str = ""  # empty: generated
     engine_secret: str = ""  # keys of engines are made from it, by routers and agents; empty: generated
     models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, filled with the samples at first start
-    shm_dir: Path | None = None  # empty: /dev/shm when it has room, else <state_dir>/shm
+    shm_dir: Path | None = None  # empty: /dev/shm when it has enough free, else <state_dir>/shm
     gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"  # what the nodes' agents read
     ready_timeout_s: float = Field(60.0, gt=0)
     stop_grace_s: float = Field(12.0, ge=0)  # SIGTERM to SIGKILL, per tier
     restart_max_s: float = Field(10.0, gt=0)  # longest wait between two restarts of one process
     start_timeout_s: float = Field(60.0, ge=0)  # a process that has not answered so long is killed; 0: never
     hang_misses: int = Field(8, ge=0)  # unanswered liveness probes, 2 s apart, before a process is killed; 0: never
-    min_free_bytes: int = Field(200 * 1024 * 1024, ge=0)  # refuse to start with less room in the state directory
+    min_free_bytes: int = Field(200 * 1024 * 1024, ge=0)  # refuse to start with less free in the state directory
     log_max_bytes: int = Field(10 * 1024 * 1024, ge=4096)  # per process; one older file is kept
     otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")  # empty: the console
 
@@ -64,3 +101,16 @@ class FleetSettings(BaseSettings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+
+def check_services() -> None:
+    """Raises WrongSetting naming the variable, what is wrong with it and what there is."""
+    for service in SERVICES:
+        # By name: the supervisor starts services and imports none of them.
+        module = importlib.import_module(f"services.{service}.settings")
+        made = getattr(module, f"{service.capitalize()}Settings")
+        assert issubclass(made, ServiceSettings)
+        try:
+            made(**{name: value for name, value in _GIVEN.items() if name in made.model_fields})
+        except ValidationError as error:
+            raise WrongSetting(explain(error)) from error

@@ -1,4 +1,4 @@
-"""The state directory: who holds it, the secrets in it, and fleet.json, which tells commands where the fleet is."""
+"""The state directory: who holds it, the secrets in it, and fleet.json, where commands find the addresses."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from glowplug.runtime.privileges import USERS
-from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
+from glowplug.runtime.supervisor.settings import AlreadyRunning, FleetError
 
 FLEET_FILE, LOCK_FILE, SECRETS_FILE = "fleet.json", "lock", "secrets.json"
 _TOKEN_BYTES = 24

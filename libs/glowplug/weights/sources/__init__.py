@@ -1,7 +1,6 @@
 """Sources by scheme. `open_source` is the one place that reads a weights URI."""
 
-from glowplug.weights.reference import check_reference, scheme_of
-from glowplug.weights.source import Source, SourceOptions
+from glowplug.weights.source import Source, SourceOptions, check_reference, scheme_of
 from glowplug.weights.sources.file import FileSource
 from glowplug.weights.sources.http import HttpSource
 from glowplug.weights.sources.s3 import S3Source

@@ -7,8 +7,15 @@ from pathlib import Path
 
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.files import NoAnswer, PatientReader
-from glowplug.weights.reference import check_reference, local_path
-from glowplug.weights.source import SourceFile, SourceInfo, SourceInterrupted, SourceOptions, checked_relative
+from glowplug.weights.source import (
+    SourceFile,
+    SourceInfo,
+    SourceInterrupted,
+    SourceOptions,
+    check_reference,
+    checked_relative,
+    local_path,
+)
 
 _READER = PatientReader(SourceOptions().stall_timeout_s)  # of all sources: a dead mount holds one thread per path
 

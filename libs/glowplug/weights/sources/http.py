@@ -7,14 +7,16 @@ from contextlib import asynccontextmanager
 import httpx
 
 from glowplug.domain.errors import WeightsUnavailable
-from glowplug.weights.redirects import MAX_REDIRECTS, STATUSES, next_url
 from glowplug.weights.source import (
+    MAX_REDIRECTS,
+    STATUSES,
     UNKNOWN_BYTES,
     SourceChanged,
     SourceFile,
     SourceInfo,
     SourceInterrupted,
     SourceOptions,
+    next_url,
     redacted,
 )
 
@@ -38,7 +40,7 @@ class HttpSource:
         )
 
     async def probe(self) -> SourceInfo:
-        """One byte by range tells size, validator and whether ranges work; a HEAD is refused by too many servers."""
+        """One byte by range gives size, validator and whether ranges work; a HEAD is refused by too many servers."""
         async with _translated(self._shown), self._get(_range(0, 1)) as response:
             headers = response.headers
             if response.status_code == 206:
@@ -88,9 +90,9 @@ class HttpSource:
         if response.status_code in (200, 416):
             raise SourceChanged(f"{self._shown} changed, or its server stopped serving ranges")
         self._check(response)
-        told = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
-        if not told or int(told[1]) != first_byte or told[3] not in ("*", str(file.num_bytes)):
-            raise SourceChanged(f"{self._shown}: asked for bytes from {first_byte}, got {told and told[0]}")
+        stated = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+        if not stated or int(stated[1]) != first_byte or stated[3] not in ("*", str(file.num_bytes)):
+            raise SourceChanged(f"{self._shown}: asked for bytes from {first_byte}, got {stated and stated[0]}")
 
     def _check(self, response: httpx.Response) -> None:
         status = response.status_code

@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from glowplug.domain.errors import WeightsUnavailable
-from glowplug.weights.reference import check_reference
 from glowplug.weights.source import (
     SourceChanged,
     SourceFile,
     SourceInfo,
     SourceInterrupted,
     SourceOptions,
+    check_reference,
     checked_relative,
 )
 

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from glowplug.engines.emulated_host.engine import Engine, EngineConfig
 from glowplug.engines.emulated_host.faults import Faults
 from glowplug.engines.emulated_host.http import Connection
 from glowplug.engines.emulated_host.profiles import PROFILES
+from tests.waiting import until
 
 USER: list[Any] = [{"role": "user", "content": "hello"}]
 
@@ -46,12 +47,6 @@ async def serving(*, time_scale: float = 1000.0, **changes: Any) -> AsyncIterato
 
 def chat(**fields: Any) -> dict[str, Any]:
     return {"model": "big", "messages": USER, **fields}
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_every_answer_says_that_it_is_emulated() -> None:

@@ -1,10 +1,17 @@
-"""Continuous batching: order, step budget, KV blocks, preemption."""
+"""The emulated engine below its routes: continuous batching, step costs, faults, text that depends on its input
+alone."""
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glowplug.engines.emulated_host.answer import StopCutter
 from glowplug.engines.emulated_host.batch import BLOCK_TOKENS, Batch, Sequence
-from glowplug.engines.emulated_host.profiles import PROFILES
+from glowplug.engines.emulated_host.faults import Faults, as_json, changed
+from glowplug.engines.emulated_host.profiles import DEFAULT_PROFILE, PROFILES
+from glowplug.engines.emulated_host.text import LABEL, answer_tokens, count_tokens, embedding, token_ids
 
 
 def a_batch(num_blocks: int = 100, max_running: int = 4, max_step_tokens: int = 2048) -> Batch:
@@ -121,3 +128,103 @@ def test_everyone_ends_blocks_never_overflow_and_all_come_back(
     assert not batch.running
     assert not batch.waiting
     assert batch.num_used_blocks == 0
+
+
+def cut(pieces: list[str], stops: tuple[str, ...]) -> tuple[str, bool]:
+    cutter, shown = StopCutter(stops), ""
+    for piece in pieces:
+        shown += cutter.feed(piece)
+        if cutter.found:
+            break
+    return shown + cutter.rest(), cutter.found
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "shown", "found"),
+    [
+        (["one", " two", " three"], (), "one two three", False),
+        (["one", " two", " three"], ("two",), "one ", True),
+        (["a<", "e", "nd>b"], ("<end>",), "a", True),
+        (["a<", "e", "lse"], ("<end>",), "a<else", False),
+        (["xx yy"], ("yy", "xx"), "", True),
+    ],
+)
+def test_text_ends_before_the_first_stop_string(
+    pieces: list[str], stops: tuple[str, ...], shown: str, found: bool
+) -> None:
+    assert cut(pieces, stops) == (shown, found)
+
+
+@given(st.lists(st.text("ab<", max_size=4), max_size=12), st.lists(st.text("ab<", min_size=1, max_size=3), max_size=3))
+def test_cutting_piecewise_is_cutting_whole(pieces: list[str], stops: list[str]) -> None:
+    text = "".join(pieces)
+    shown, found = cut(pieces, tuple(stops))
+    assert found == any(stop in text for stop in stops)
+    assert text.startswith(shown)
+    assert not any(stop in shown for stop in stops)
+    assert found or shown == text
+
+
+def test_answers_are_labelled_and_depend_on_prompt_and_seed_alone() -> None:
+    def first(prompt: str, seed: int) -> str:
+        return "".join(itertools.islice(answer_tokens(prompt, seed), 30))
+
+    assert first("x", 1) == first("x", 1)
+    assert first("x", 1) != first("x", 2)
+    assert first("x", 1) != first("y", 1)
+    assert first("x", 1).startswith(LABEL)
+
+
+def test_vectors_are_unit_length_and_tokens_count_what_they_are() -> None:
+    assert sum(value * value for value in embedding("a", 64)) == pytest.approx(1.0)
+    assert len(token_ids("hello world")) == count_tokens("hello world") == 3
+
+
+def test_changes_keep_what_they_do_not_name() -> None:
+    faults = changed(Faults(hang=True), {"ttft_s": 1, "failure_types": ["rate_limit"]})
+    assert faults == Faults(hang=True, ttft_s=1.0, failure_types=("rate_limit",))
+    assert as_json(faults)["emulated"] is True
+
+
+def test_names_of_the_llm_d_simulator_mean_the_same_in_its_units() -> None:
+    faults = changed(Faults(), {"time-to-first-token": 250, "inter-token-latency": 20, "failure-injection-rate": 5})
+    assert (faults.ttft_s, faults.itl_s, faults.failure_rate) == (0.25, 0.02, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"nope": 1}, "nope"),
+        ({"hang": 1}, "hang"),
+        ({"ttft_s": "fast"}, "ttft_s"),
+        ({"ttft_s": True}, "ttft_s"),
+        ({"failure_types": ["odd"]}, "failure_types"),
+        ({"failure_rate": 2.0}, "failure_rate"),
+        ({"mode": "song"}, "mode"),
+        ({"crash_at_token": 1.5}, "crash_at_token"),
+        ([], "object"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        changed(Faults(), changes)
+
+
+def test_hydraserve_table_2_llama_7b_on_a10_with_8_requests_of_1024_tokens() -> None:
+    profile = PROFILES["llama-2-7b/a10"]
+    tpot_s = profile.step_s(tok=0, sq=0, num_decoding=8, ctx=8 * 1024)
+    ttft_s = profile.step_s(tok=8 * 1024, sq=8 * 1024**2, num_decoding=0, ctx=0)
+    assert tpot_s == pytest.approx(0.042, rel=0.05)
+    assert ttft_s == pytest.approx(1.5, rel=0.15)
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_more_work_never_costs_less(name: str) -> None:
+    profile = PROFILES[name]
+    small = profile.step_s(tok=100, sq=10_000, num_decoding=1, ctx=100)
+    assert profile.step_s(tok=200, sq=40_000, num_decoding=1, ctx=100) > small
+    assert profile.step_s(tok=100, sq=10_000, num_decoding=9, ctx=900) > small
+
+
+def test_the_default_profile_exists() -> None:
+    assert DEFAULT_PROFILE in PROFILES

@@ -1,11 +1,20 @@
-"""Who is started with what."""
+"""Who is started with what: processes, their ports (taken ones are named with who needs and who has them), the
+samples."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from glowplug.domain.units import parse_bytes
+from glowplug.runtime import model_files
 from glowplug.runtime.supervisor import plan
-from glowplug.runtime.supervisor.settings import FleetSettings
+from glowplug.runtime.supervisor.child import backoff_s
+from glowplug.runtime.supervisor.plan import GPU_BUDGETS
+from glowplug.runtime.supervisor.probe import check_ports, free_block, http_status, is_free
+from glowplug.runtime.supervisor.samples import place_samples, sample_files
+from glowplug.runtime.supervisor.settings import FleetError, FleetSettings, PortInUse
 from glowplug.runtime.supervisor.statedir import Secrets
 
 SECRETS = Secrets("admin", "key", {})
@@ -124,3 +133,73 @@ def test_traces_go_to_the_console_unless_sent_elsewhere(tmp_path: Path, monkeypa
     assert environment(make(tmp_path))["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:8001"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://elsewhere:4318")
     assert environment(make(tmp_path))["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://elsewhere:4318"
+
+
+def test_a_taken_port_names_port_owner_holder_and_setting() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=rf"port {port} .*needed by the placer.*--port-base") as refused:
+            check_ports("127.0.0.1", [(port, "the placer")])
+        assert f"pid {os.getpid()}" in str(refused.value)
+        assert "\n" not in str(refused.value)
+    check_ports("127.0.0.1", [(port, "the placer")])
+
+
+def test_a_free_block_has_no_taken_port_in_it() -> None:
+    base = free_block("127.0.0.1", 8, start_at=11)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", base + 3))
+        taken.listen()
+        other = free_block("127.0.0.1", 8, start_at=11)
+        assert other != base
+        assert all(is_free("127.0.0.1", other + k) for k in range(8))
+
+
+async def test_nobody_there_is_status_zero() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        assert await http_status(f"http://127.0.0.1:{sock.getsockname()[1]}/ready", timeout_s=1) == 0
+
+
+def test_backoff_grows_to_its_cap_and_starts_almost_at_once() -> None:
+    waits = [backoff_s(n, longest_s=10) for n in range(1, 50)]
+    assert waits[0] <= 0.1
+    assert waits == sorted(waits)
+    assert waits[-1] == 10
+
+
+@pytest.mark.llamacpp
+def test_llamacpp_samples_compete_for_the_memory_of_three_nodes() -> None:
+    models = [model for file in sample_files("llamacpp") for model in model_files.load(file)]
+    budget = parse_bytes(GPU_BUDGETS["llamacpp"])
+    assert len(models) >= 5
+    assert all(model.memory_bytes <= budget for model in models)
+    assert sum(model.memory_bytes for model in models) > budget * FleetSettings().nodes
+    assert len({model.memory_bytes for model in models}) >= 4
+    assert len({model.system_prompt for model in models}) == len(models)
+
+
+def test_emulated_samples_fit_one_gpu_each_and_not_all_at_once() -> None:
+    models = [model for file in sample_files("emulated") for model in model_files.load(file)]
+    budgets = [parse_bytes(text) for text in GPU_BUDGETS["emulated"].split(",")]
+    assert all(model.engine == "emulated" for model in models)
+    assert all(model.memory_bytes <= min(budgets) for model in models)
+    assert len({model.key for model in models}) == len(models) >= 6
+
+
+def test_samples_are_copied_once_and_what_a_person_did_stays(tmp_path: Path) -> None:
+    target = tmp_path / "models" / "emulated"
+    place_samples(target, "emulated")
+    first = sorted(target.iterdir())
+    first[0].unlink()
+    first[1].write_text("mine")
+    place_samples(target, "emulated")
+    assert sorted(target.iterdir()) == first[1:]
+    assert first[1].read_text() == "mine"
+
+
+def test_an_unknown_engine_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"'cuda9'.*emulated.*llamacpp"):
+        place_samples(tmp_path / "models", "cuda9")

@@ -1,7 +1,8 @@
-"""What the declaration of rights forbids on the bus is refused by NATS itself, and what it allows works: every user and
-every subject of the contract, under the configuration that containers are given."""
+"""What the declaration of rights forbids is refused by NATS and Valkey themselves, and what it allows works: every
+user."""
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import nats
 import pytest
 from nats.aio.client import Client
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from glowplug.bus.memory_bus import matches
 from glowplug.bus.nats_bus import NatsBus
@@ -17,23 +20,30 @@ from glowplug.events import encode
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.subjects import COMMANDS_STREAM, FACTS_STREAM, ROOT, commands_to, facts_of, is_telemetry
 from glowplug.runtime.privileges import (
+    LOGS,
     READER,
     RIGHTS,
     STREAMS_OWNER,
     USERS,
     inbox_of,
     makes_streams,
+    nats_document,
+    valkey_document,
     variable,
 )
-from tests.contract.bus_rig import Ear, name, stop
-from tests.contract.engine_rig import eventually
+from glowplug.state.port import Fenced, StoreUnavailable
+from glowplug.state.redis_store import PREFIX, RedisStore
+from tests.contract.bus_rig import Listener, name, stop
 from tests.house.tree import ROOT as TREE
-from tests.servers import NatsProcess
+from tests.servers import NatsProcess, ValkeyProcess
+from tests.waiting import until
 
 LAST = f"{ROOT}.the.last"
 PASSWORDS = {variable(user): f"the-secret-of-{user}" for user in USERS}
 SUBJECTS = {kind: f"{ROOT}.cmd.{kind}.t" if kind in COMMANDS else facts_of(kind, "m")[:-1] + "t" for kind in PAYLOADS}
 users = pytest.mark.parametrize("user", USERS)
+TABLES = sorted({table for rights in RIGHTS.values() for table in (*rights.reads, *rights.writes)})
+EPOCHS = [user for user, rights in RIGHTS.items() if rights.has_epoch]
 
 
 def nats_users() -> str:
@@ -96,7 +106,7 @@ async def let_through(server: NatsProcess, user: str, subjects: Iterable[str]) -
             await client.publish(subject, b"{}")
         await client.flush()
         await witness.publish(LAST, b"")  # what came before it has been seen when this has
-        await eventually(lambda: LAST in seen, "the last message is seen")
+        await until(lambda: LAST in seen, "the last message is seen")
         return seen & subjects
 
 
@@ -135,7 +145,7 @@ async def _publish(witness: Client, subjects: Iterable[str]) -> None:
 @users
 async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server: NatsProcess, user: str) -> None:
     others = [f"{inbox_of(f'nats://{other}@h')}.x" for other in USERS if other != user]
-    heard: set[tuple[str, str]] = set()
+    received: set[tuple[str, str]] = set()
     filters = {f"{ROOT}.cmd.{kind}.*" if kind in COMMANDS else facts_of(kind): SUBJECTS[kind] for kind in PAYLOADS}
     wide = [*others, ">", "*.>", "_INBOX.>", "$JS.>", "$JS.API.>", "$JS.ACK.>", f"{ROOT}.>", f"{ROOT}.*.>"]
     declared = {
@@ -146,17 +156,17 @@ async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server
     async with watching(bus_server) as (witness, _), guest(bus_server, user) as client:
         for filter_ in [*filters, *wide]:
 
-            async def hear(msg: Any, filter_: str = filter_) -> None:
-                heard.add((filter_, msg.subject))
+            async def listen(msg: Any, filter_: str = filter_) -> None:
+                received.add((filter_, msg.subject))
 
-            await client.subscribe(filter_, cb=hear)
+            await client.subscribe(filter_, cb=listen)
         await client.flush()
         async with asyncio.timeout(20):  # the server may take a moment to know of a subscription: so more than once
             for _ in range(2):
                 await _publish(witness, [*SUBJECTS.values(), *others, "_INBOX.x", "$JS.API.x", "$JS.ACK.x"])
-            while not heard >= declared:
+            while not received >= declared:
                 await _publish(witness, SUBJECTS.values())
-    assert heard == declared
+    assert received == declared
 
 
 @users
@@ -215,15 +225,15 @@ async def test_a_user_asks_of_jetstream_what_it_needs_and_no_more(bus_server: Na
 @pytest.mark.parametrize("user", [user for user in USERS if user != READER])
 async def test_every_service_reads_what_it_follows(bus_server: NatsProcess, user: str) -> None:
     """Its readers bind, under names of its own, and get what is theirs."""
-    rights, ear = RIGHTS[user], Ear()
+    rights, listener = RIGHTS[user], Listener()
     async with bus_of(bus_server, STREAMS_OWNER), bus_of(bus_server, user) as bus:
         if rights.watches:
-            await bus.subscribe(rights.watches, ear)
+            await bus.subscribe(rights.watches, listener)
         if rights.follows:
-            await bus.subscribe(rights.follows, ear, durable=f"{user}-{name()}-facts")
+            await bus.subscribe(rights.follows, listener, durable=f"{user}-{name()}-facts")
         if rights.obeys:
             reader = f"{user}-commands" if rights.leads else name()
-            await bus.subscribe([commands_to(user, "node-1")], ear, durable=reader)
+            await bus.subscribe([commands_to(user, "node-1")], listener, durable=reader)
         assert bus.connected
 
 
@@ -244,7 +254,7 @@ async def test_streams_are_made_by_one_user_and_waited_for_by_the_others(tmp_pat
 async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) -> None:
     """A reader of facts may name any subject for its answers, and the server does not ask whether it may publish there:
     a fact whose content is a command, delivered onto an agent's subject, keeps its own subject and reaches no agent."""
-    node, ear = name(), Ear()
+    node, listener = name(), Listener()
     evil = stop(node)
     onto = f"{ROOT}.cmd.agent.stop.{node}"
     async with (
@@ -252,7 +262,7 @@ async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) ->
         bus_of(bus_server, "agent") as agent,
         guest(bus_server, "router") as taken,
     ):
-        await agent.subscribe([commands_to("agent", node)], ear, durable=name())
+        await agent.subscribe([commands_to("agent", node)], listener, durable=name())
         js, mine = taken.jetstream(timeout=5), name()
         await js.add_consumer(FACTS_STREAM, name=mine, durable_name=mine, deliver_policy="new")
         await js.publish(SUBJECTS["request.waiting"], encode(evil))
@@ -271,5 +281,139 @@ async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) ->
         assert kept.state.subjects, "it went where the answer was asked for"
         last = stop(node, "i-after")
         await placer.publish(last)
-        assert await ear.hear(1) == [last]
+        assert await listener.listen(1) == [last]
         assert agent.counts.num_malformed == 0, "the server itself keeps it from the agent"
+
+
+@pytest.fixture(scope="module")
+def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
+    """Valkey with the users that the script of deploy/docker writes."""
+    folder = tmp_path_factory.mktemp("valkey")
+    script = TREE / "deploy/docker/valkey-users.sh"
+    subprocess.run(["sh", str(script), str(folder / "users.acl")], env=PASSWORDS, check=True)
+    assert (folder / "users.acl").stat().st_mode & 0o777 == 0o600
+    server = ValkeyProcess(folder, acl=str(folder / "users.acl"))
+    try:
+        yield server.start()
+    finally:
+        server.kill()
+
+
+def store_url(server: ValkeyProcess, user: str) -> str:
+    return server.url.replace("//", f"//{user}:{PASSWORDS[variable(user)]}@")
+
+
+@users
+async def test_a_user_writes_its_tables_and_reads_what_is_declared(store_server: ValkeyProcess, user: str) -> None:
+    rights = RIGHTS[user]
+    client = Redis.from_url(store_url(store_server, user))
+
+    async def may(*words: str) -> bool:
+        try:
+            await client.execute_command(*words)
+        except NoPermissionError:
+            return False
+        except ResponseError as error:  # it may, and the words make no sense
+            assert "WRONGTYPE" in str(error), error
+        return True
+
+    try:
+        for table in [*TABLES, "another"]:
+            key, is_log = f"{PREFIX}:{table}", table in LOGS
+            writes = (
+                [("LPUSH", key, "{}"), ("LTRIM", key, "0", "9")]
+                if is_log
+                else [("HSET", key, "k", "{}"), ("HDEL", key, "k")]
+            )
+            reads = [("LRANGE", key, "0", "9")] if is_log else [("HGET", key, "k"), ("HGETALL", key)]
+            assert [await may(*words) for words in writes] == [table in rights.writes] * 2, table
+            assert {await may(*words) for words in reads} == {table in (*rights.reads, *rights.writes)}, table
+            if table not in rights.writes:
+                for words in (("SET", key, "x"), ("DEL", key), ("PEXPIRE", key, "1"), ("HSET", key, "k", "{}")):
+                    assert not await may(*words), words
+        for other in USERS:
+            mine = user == other and rights.has_epoch
+            assert await may("SET", f"{PREFIX}:epoch:{other}", "1") == mine, other
+            assert await may("HSET", f"{PREFIX}:lease:{other}", "holder", "x") == (mine and rights.leads), other
+            if mine:
+                await client.delete(f"{PREFIX}:lease:{other}") if rights.leads else None
+        script = "return redis.call('hset', KEYS[1], 'k', '{}')"
+        for table in (t for t in TABLES if t not in rights.writes):
+            try:
+                await client.eval(script, 1, f"{PREFIX}:{table}")
+            except RedisError as error:
+                assert "permission" in str(error).lower(), error
+            else:
+                pytest.fail(f"{user} wrote {table} by a script")
+    finally:
+        await client.aclose()
+
+
+@pytest.mark.parametrize("user", [*USERS, ""])
+async def test_nobody_commands_the_server(store_server: ValkeyProcess, user: str) -> None:
+    """Nor does who gives no password, who may ask whether it lives and nothing else."""
+    url = store_url(store_server, user) if user else store_server.url
+    client = Redis.from_url(url)
+    refused = """CONFIG GET *|CONFIG SET dir /|KEYS *|SCAN 0|FLUSHALL|FLUSHDB|ACL LIST|ACL SETUSER x|
+        SHUTDOWN|SAVE|BGREWRITEAOF|MONITOR|CLIENT LIST|CLIENT KILL ID 1|RANDOMKEY|SWAPDB 0 1|REPLICAOF NO ONE|
+        MODULE LIST|FUNCTION LIST|SCRIPT FLUSH|SUBSCRIBE x|PUBLISH x y|OBJECT ENCODING x|DUMP x|MIGRATE h 1 k 0 1|
+        SLOWLOG GET|LATENCY LATEST|DBSIZE|COMMAND|RENAME a b|COPY a b|CLUSTER INFO|FAILOVER|WAIT 0 0"""
+    try:
+        assert await client.ping()
+        for words in [
+            *refused.split("|"),
+            *([] if user == READER else ["INFO"]),
+            *([] if user else ["GET x", "HGETALL x"]),
+        ]:
+            with pytest.raises(NoPermissionError):
+                await client.execute_command(*words.split())
+        with pytest.raises(ResponseError):  # refused to everybody, before anybody's rights are looked at
+            await client.execute_command("DEBUG", "SLEEP", "0")
+    finally:
+        await client.aclose()
+
+
+async def test_a_wrong_password_opens_nothing(store_server: ValkeyProcess) -> None:
+    for url in (
+        store_url(store_server, "placer").replace("of-placer", "of-agent"),
+        store_server.url.replace("//", "//root:x@"),
+    ):
+        client = Redis.from_url(url)
+        with pytest.raises(RedisError, match="password"):
+            await client.hgetall(f"{PREFIX}:models")
+        await client.aclose()
+
+
+@pytest.mark.parametrize("user", EPOCHS)
+async def test_epochs_leases_and_fences_work_under_the_rules(store_server: ValkeyProcess, user: str) -> None:
+    rights = RIGHTS[user]
+    store, second = (RedisStore(store_url(store_server, user)) for _ in range(2))
+    table = next(t for t in rights.writes if t not in LOGS)
+    try:
+        epoch = await store.next_epoch(user)
+        store.fence(user, epoch)
+        await store.put(table, "k", b"{}")
+        await store.delete(table, "k")
+        for log in set(rights.writes) & set(LOGS):
+            await store.append(log, b"{}", keep=5)
+        if rights.leads:
+            held = await store.take_lease(user, "a", "http://a", 5.0)
+            assert held.holder == "a" and (await store.keep_lease(user, "a", held.epoch, "http://a", 5.0)).left_s > 0
+            assert (await store.see_lease(user)).holder == "a"
+            await store.drop_lease(user, "a")
+        await second.next_epoch(user)
+        with pytest.raises(Fenced):
+            await store.put(table, "k", b"{}")
+        other = next(o for o in EPOCHS if o != user)
+        with pytest.raises(StoreUnavailable):
+            await store.next_epoch(other)
+    finally:
+        await store.close()
+        await second.close()
+
+
+def test_the_files_of_containers_are_those_the_declaration_makes() -> None:
+    for folder in ("deploy/docker", "deploy/k8s/base"):
+        for name_, made in (("nats-users.conf", nats_document()), ("valkey-users.sh", valkey_document())):
+            text = (TREE / folder / name_).read_text(encoding="utf-8")
+            assert text == made, f"python -m glowplug.runtime.privileges {name_.split('-')[0]} > {folder}/{name_}"

@@ -1,15 +1,17 @@
-"""Chat through the console: the router's own answer, byte for byte, on the page's own origin. Nothing of it is kept.
+"""What the console passes on: operator actions to their owners, chats to the router. It keeps nothing of either.
 
-Only `/v1/models` and `/v1/chat/completions` are passed on. The answer streams with backpressure, and a reader who
-leaves ends the generation.
-"""
+Actions on models go to the autoscaler, those on nodes to the placer; the console looks at neither the token nor the
+answer. Of the router only `/v1/models` and `/v1/chat/completions` are reached; an answer streams with backpressure, and
+a reader who leaves ends the generation."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from enum import StrEnum
+from typing import Annotated, Final
+from urllib.parse import quote
 
 import httpx
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -20,6 +22,10 @@ from glowplug.runtime.web import UnsupportedMediaType
 from services.console.login import BY_SESSION
 from services.console.upstream import ClientGone, Upstream, read_answer, read_body, unless_gone
 
+ANSWER_LIMIT_BYTES: Final = 256 << 10
+_ACTION_PASSED: Final = ("authorization", "traceparent", "tracestate", "x-request-id")
+_ACTION_RETURNED: Final = ("content-type", "retry-after", "www-authenticate", "x-request-id")
+Id = Annotated[str, Path(min_length=1, max_length=256)]
 CHAT: Final = "/v1/chat/completions"
 MODELS_LIMIT_BYTES: Final = 8 << 20
 MODELS_SILENCE_S: Final = 10.0
@@ -28,6 +34,52 @@ _RETURNED: Final = ("content-type", "retry-after", "server-timing", "traceparent
 _OWN_PREFIX: Final = "x-glowplug-"
 _NOT_KEPT: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
 CLIENT_LEFT: Final = 499
+
+
+class ModelVerb(StrEnum):
+    LOAD = "load"
+    UNLOAD = "unload"
+    DRAIN = "drain"
+    PIN = "pin"
+    UNPIN = "unpin"
+
+
+class NodeVerb(StrEnum):
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+
+
+def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
+    """`timeout_s` is how long the owner may think about one action."""
+    router = APIRouter(prefix="/api/v1", tags=["actions"])
+    said: dict[int | str, dict[str, object]] = {
+        202: {"description": "taken by the owner"},
+        401: {"description": "the admin token is missing or wrong"},
+        403: {"description": "asked for by a page of another origin"},
+        404: {"description": "no such model or node"},
+        502: {"description": "the owner does not answer"},
+        503: {"description": "the owner's address is not known, or it is still connecting"},
+        504: {"description": "the owner took it and was silent; look before asking again"},
+    }
+
+    async def pass_to(request: Request, service: str, path: str) -> Response:
+        headers = {name: request.headers[name] for name in _ACTION_PASSED if name in request.headers}
+        answer = await upstream.open(service, "POST", path, headers=headers, silence_s=timeout_s)
+        body = await read_answer(answer, ANSWER_LIMIT_BYTES)
+        returned = {name: answer.headers[name] for name in _ACTION_RETURNED if name in answer.headers}
+        return Response(body, answer.status_code, returned | {"Cache-Control": "no-store"})
+
+    @router.post("/models/{key}/{verb}", response_class=Response, responses=said, status_code=202)
+    async def on_model(request: Request, key: Id, verb: ModelVerb) -> Response:
+        """load, unload, drain (unload and stay so until load), pin, unpin: asked of the autoscaler."""
+        return await pass_to(request, "autoscaler", f"/v1/models/{quote(key, safe='')}/{verb.value}")
+
+    @router.post("/nodes/{node_id}/{verb}", response_class=Response, responses=said, status_code=202)
+    async def on_node(request: Request, node_id: Id, verb: NodeVerb) -> Response:
+        """drain (place nothing there, drain what runs there) or undrain: asked of the placer."""
+        return await pass_to(request, "placer", f"/v1/nodes/{quote(node_id, safe='')}/{verb.value}")
+
+    return router
 
 
 class Passing(StreamingResponse):
@@ -45,7 +97,7 @@ class Passing(StreamingResponse):
             await self._answer.aclose()
 
 
-def routes(
+def chat_routes(
     upstream: Upstream, *, max_body_bytes: int, max_chats: int, silence_s: float, router_key: str = ""
 ) -> APIRouter:
     """`silence_s`: how long the router may send nothing at all, held streams get comments meanwhile. `router_key` is

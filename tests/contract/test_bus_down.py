@@ -1,0 +1,238 @@
+"""A real NATS that dies and comes back, with its store or without, and one whose disk is full: known, told, over in
+time."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+from redis.asyncio import Redis
+
+from glowplug.bus.nats_bus import PUBLISH_TIMEOUT_S, NatsBus
+from glowplug.bus.port import BusUnavailable
+from glowplug.events.subjects import COMMANDS_ALL, facts_of
+from tests.contract.bus_rig import AnyBus, Listener, Rig, commands_of, evicted, evictions_of, load, name, retried, stop
+from tests.servers import Infra, NatsProcess
+from tests.small_disk import SmallDisk, small_disk
+from tests.waiting import until
+
+WAIT_S = 30.0
+
+
+async def test_both_servers_answer(infra: Infra) -> None:
+    client = await nats.connect(infra.nats.url)
+    account = await client.jetstream().account_info()
+    await client.close()
+    redis = Redis.from_url(infra.valkey.url)
+    assert account.limits is not None
+    assert await redis.ping()
+    assert (await redis.config_get("appendonly"))["appendonly"] == "yes"
+    await redis.aclose()
+
+
+def test_a_restarted_nats_keeps_its_port(own_nats: NatsProcess) -> None:
+    before = own_nats.url
+    own_nats.kill()
+    assert own_nats.start().url == before
+
+
+@pytest.fixture
+async def rig(own_nats: NatsProcess) -> AsyncIterator[Rig]:
+    made = Rig(own_nats.url)
+    yield made
+    await made.close()
+
+
+async def lost(bus: AnyBus) -> None:
+    """Until the client has noticed that its server is gone."""
+    await until(lambda: not bus.connected, "the client has noticed")
+
+
+@pytest.mark.parametrize("emptied", [False, True], ids=["store kept", "store emptied"])
+async def test_everything_goes_on_after_the_server_is_killed(own_nats: NatsProcess, rig: Rig, emptied: bool) -> None:
+    bus = await rig.client()
+    facts, commands, telemetry, node = Listener(), Listener(), Listener(), name()
+    await bus.subscribe([evictions_of(node)], facts, durable=name())
+    await bus.subscribe([commands_of(node)], commands, durable=name())
+    await bus.subscribe([facts_of("router.load_reported")], telemetry)
+    for event in (evicted(node, 1), stop(node, "i-1"), load("r-1")):
+        await bus.publish(event)
+    await asyncio.gather(facts.listen(1), commands.listen(1), telemetry.listen(1))
+
+    own_nats.kill()
+    await lost(bus)
+    own_nats.start(emptied=emptied)
+
+    command = stop(node, "i-2")
+    await retried(lambda: bus.publish(command), BusUnavailable)
+    await commands.until(lambda: command.event_id in commands.ids)
+    await retried(lambda: bus.publish(load("r-2")), BusUnavailable)
+    await telemetry.until(lambda: "r-2" in [e.data.router_id for e in telemetry.received])
+    for num in range(2, 200):  # facts are hints: with an emptied store, those before the reader is back are gone
+        await retried(lambda num=num: bus.publish(evicted(node, num)), BusUnavailable)  # type: ignore[misc]
+        await asyncio.sleep(0.02)
+        if len(facts.received) > 1:
+            break
+    assert len(facts.received) > 1
+
+
+async def test_facts_published_by_others_while_a_reader_is_away_are_not_lost(own_nats: NatsProcess, rig: Rig) -> None:
+    reader, writer, listener, node = await rig.client(), await rig.client(), Listener(), name()
+    await reader.subscribe([evictions_of(node)], listener, durable=name())
+    await writer.publish(evicted(node, 0))
+    await listener.listen(1)
+    own_nats.kill()
+    await lost(reader)
+    own_nats.start()
+    sent = [evicted(node, num) for num in range(1, 21)]
+    for event in sent:
+        await retried(lambda event=event: writer.publish(event), BusUnavailable)  # type: ignore[misc]
+    await listener.until(lambda: {e.event_id for e in sent} <= set(listener.ids))
+    assert [e.data.num_bytes for e in listener.received if e in sent] == list(range(1, 21))
+
+
+async def test_a_stored_command_survives_the_server(own_nats: NatsProcess, rig: Rig) -> None:
+    bus, listener, node = await rig.client(), Listener(), name()
+    sent = stop(node)
+    await bus.publish(sent)
+    own_nats.kill()
+    own_nats.start()
+    late = await rig.client()
+    await late.subscribe([commands_of(node)], listener, durable=name())
+    assert await listener.listen(1) == [sent]
+
+
+async def test_what_a_handler_had_not_finished_is_delivered_again(own_nats: NatsProcess, rig: Rig) -> None:
+    node, durable, reached = name(), name(), asyncio.Event()
+
+    async def never_ends(_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    first = await rig.client()
+    await first.subscribe([commands_of(node)], never_ends, durable=durable)
+    sent = stop(node)
+    await first.publish(sent)
+    await reached.wait()
+    await first.close()
+    second, listener = await rig.client(), Listener()
+    await second.subscribe([commands_of(node)], listener, durable=durable)
+    assert await listener.listen(1) == [sent]
+
+
+async def test_a_refusal_is_prompt(own_nats: NatsProcess, rig: Rig) -> None:
+    """Neither a publish that was waiting for its answer nor a later one takes as long as the timeout."""
+    bus = await rig.client()
+    assert own_nats.process is not None
+    own_nats.process.send_signal(signal.SIGSTOP)  # the server takes the bytes and never answers
+    waiting = asyncio.create_task(bus.publish(evicted("n")))
+    await asyncio.sleep(0.1)
+    started = time.monotonic()
+    own_nats.kill()
+    with pytest.raises(BusUnavailable):
+        await waiting
+    with pytest.raises(BusUnavailable):
+        await bus.publish(evicted("n"))
+    assert time.monotonic() - started < PUBLISH_TIMEOUT_S / 2
+
+
+async def test_a_client_may_come_before_its_server(own_nats: NatsProcess, rig: Rig) -> None:
+    own_nats.kill()
+    opening = asyncio.create_task(rig.client())
+    await asyncio.sleep(0.2)
+    assert not opening.done()
+    own_nats.start()
+    bus, listener, node = await opening, Listener(), name()
+    await bus.subscribe([commands_of(node)], listener, durable=name())
+    await bus.publish(stop(node))
+    assert len(await listener.listen(1)) == 1
+
+
+async def test_a_stream_that_vanishes_under_a_living_server_is_made_again(rig: Rig) -> None:
+    bus, listener, node = await rig.client(), Listener(), name()
+    await bus.subscribe([commands_of(node)], listener, durable=name())
+    operator = await nats.connect(rig.url)
+    await operator.jetstream().delete_stream("GLOWPLUG_COMMANDS")
+    await operator.close()
+    command = stop(node)
+    await retried(lambda: bus.publish(command), BusUnavailable)
+    assert await listener.listen(1) == [command]
+
+
+async def test_a_frozen_server_is_refused_within_the_timeout_and_used_again(own_nats: NatsProcess, rig: Rig) -> None:
+    bus, listener, node = await rig.client(), Listener(), name()
+    await bus.subscribe([commands_of(node)], listener, durable=name())
+    assert own_nats.process is not None
+    own_nats.process.send_signal(signal.SIGSTOP)
+    lost_to_the_caller, after = stop(node, "i-1"), stop(node, "i-2")
+    with pytest.raises(BusUnavailable):
+        await bus.publish(lost_to_the_caller)
+    own_nats.process.send_signal(signal.SIGCONT)
+    await retried(lambda: bus.publish(lost_to_the_caller), BusUnavailable)  # taken twice by the server, heard once
+    await bus.publish(after)
+    await listener.until(lambda: after.event_id in listener.ids)
+    assert listener.ids == [lost_to_the_caller.event_id, after.event_id]
+
+
+@pytest.fixture
+def disk(tmp_path: Path):
+    with small_disk(tmp_path / "disk", 16) as made:
+        yield made
+
+
+@pytest.fixture
+def server(disk: SmallDisk):
+    made = NatsProcess(disk.path / "nats").start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+async def bus(server: NatsProcess) -> AsyncIterator[NatsBus]:
+    made = NatsBus(server.url, "test")
+    await made.connect()
+    yield made
+    await made.close()
+
+
+async def until_refused(bus: NatsBus) -> int:
+    """Publish commands until one is not stored (the last page of a file takes some more); how many were."""
+    for num in range(1000):
+        try:
+            await bus.publish(stop("node", f"i-{num:04d}"))
+        except BusUnavailable:
+            if bus.refusal:
+                return num
+    raise AssertionError("a full disk took a thousand commands")
+
+
+async def test_what_cannot_be_stored_is_refused_at_once_until_it_can(
+    disk: SmallDisk, server: NatsProcess, bus: NatsBus
+) -> None:
+    listener, everything = Listener(), Listener()
+    await bus.subscribe([facts_of("router.load_reported")], listener)
+    await bus.subscribe([COMMANDS_ALL], everything)
+    await bus.publish(stop("node", "i-1"))
+    assert bus.refusal == ""
+    disk.fill()
+    num_stored = await until_refused(bus)
+    assert "stores no events" in bus.refusal
+    began = time.monotonic()
+    with pytest.raises(BusUnavailable, match="stores no events"):
+        await bus.publish(stop("node", "i-2"))
+    assert time.monotonic() - began < PUBLISH_TIMEOUT_S / 2, "a bound: the server is not waited for again"
+    await bus.publish(load("r-1"))
+    await listener.until(lambda: bool(listener.received))  # telemetry is not stored, and flows
+    assert bus.connected
+
+    disk.free()
+    server.kill()
+    server.start()
+    await until(lambda: bus.connected and not bus.refusal)
+    await bus.publish(stop("node", "i-3"))
+    await everything.until(lambda: "i-3" in [e.data.instance_id for e in everything.received])
+    assert len(everything.received) >= num_stored + 2
+    assert bus.counts.num_malformed == 0, "what only asks is no event"

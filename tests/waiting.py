@@ -1,0 +1,38 @@
+"""Waiting for what must come, within a bound that only a broken thing exceeds."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+WAIT_S = 30.0
+
+
+async def until(look: Callable[[], Any], what: str = "what was waited for", within_s: float = WAIT_S) -> Any:
+    """The first true answer of `look`, a function or a coroutine function. AssertionError names `what`."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        found = look()
+        if found := await found if inspect.isawaitable(found) else found:
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within {within_s:g} s: {what}")
+
+
+def wait_until(what: str, look: Callable[[], Any], within_s: float = 60.0, every_s: float = 0.1) -> Any:
+    """The same without an event loop. Errors of a connection count as no; AssertionError has the last answer, too."""
+    deadline = time.monotonic() + within_s
+    last: Any = None
+    while time.monotonic() < deadline:
+        try:
+            last = look()
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            last = error
+        else:
+            if last:
+                return last
+        time.sleep(every_s)
+    raise AssertionError(f"{what}: not within {within_s:g} s; last saw {last!r}")
