@@ -42,6 +42,7 @@ class Checker:
         assert holds, f"{self.world.label}, at {self.world.kernel.now_s - self.world.began_s:.6f} s: {what}"
 
     def _node(self, node: "SimNode", now_s: float) -> None:
+        self._demand(not (wrong := node.agent.violations()), f"{node.node_id}: {'; '.join(wrong)}")
         held = node.agent.ledger.holders
         known_as = {h.engine for i, h in node.agent.holdings.items() if i in held}  # its source's name, at first
         for gpu in node.agent.ledger.gpus:

@@ -29,6 +29,7 @@ The life of one instance is a table (table.py; docs/instance-states.md is drawn 
 listed in EFFECTS, with an executor in services/agent/executor.py and one in the simulator's node.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,7 @@ from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInst
 from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
+MOVES_KEPT = 500  # where nobody checks them
 OUTCOMES = (
     EngineLaunched,
     WeightsComplete,
@@ -129,7 +131,7 @@ class AgentController:
         self._surroundings = Surroundings()
         self._beat_at, self._node_revision = 0.0, 0
         self._ticked_at = 0.0
-        self.moves: list[Move] = []  # what the latest stimulus has done to which record
+        self.moves: deque[Move] = deque(maxlen=MOVES_KEPT)  # not checked yet, the latest of them
         self._is_checked = True
 
     def _dispatch(self) -> dict[type[Any], Handler]:
@@ -223,7 +225,7 @@ class AgentController:
 
     def _run(self, now_s: float, do: Callable[[Transaction], None], event: Event | None = None) -> list[Effect]:
         transaction = Transaction(now_s, self.holdings, self.actions, event)
-        self.moves, self._is_checked = transaction.moves, False
+        self._is_checked = False
         grants_before = self.ledger.gpus
         do(transaction)
         if self.ledger.gpus != grants_before or not 0 <= now_s - self._beat_at < self.params.beat_s:
@@ -231,6 +233,7 @@ class AgentController:
         return self._effects(transaction)
 
     def _effects(self, transaction: Transaction) -> list[Effect]:
+        self.moves += transaction.moves
         remember = [Remember(self.memory())] if transaction.is_dirty else []
         return [*remember, *transaction.in_order()]
 
@@ -342,7 +345,7 @@ class AgentController:
         for instance_id, row in rows.items():
             if instance_id not in self.holdings and row.workers and row.node_id == self.node_id:
                 self._disown(transaction, row)
-        self.moves, self._is_checked = transaction.moves, False
+        self._is_checked = False
         return self._effects(transaction)
 
     def _compare(self, transaction: Transaction, holding: Holding, row: Instance | None) -> None:
@@ -388,6 +391,7 @@ class AgentController:
             return ()
         self._is_checked = True
         found = [what for move in self.moves for what in wrong(move)]
+        self.moves.clear()
         found += [what for holding in self.holdings.values() for what in faults(holding)]
         return (*found, *self._wrong_bytes(), *self._wrong_owners())
 

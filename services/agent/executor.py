@@ -1,11 +1,13 @@
-"""Executes what the agent's controller asks of engines. Nothing here waits in the shell's loop: each wish becomes a
+"""Executes what the agent's controller asks of engines. Nothing here waits in the shell's loop: each effect becomes a
 task, whose outcome goes back to the controller as a stimulus."""
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
@@ -15,11 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.controllers.agent.messages import (
+    AbandonConsolidation,
     ActivateEngine,
     AwaitWeights,
     CheckHealth,
+    ConsolidateEngine,
+    ConsolidationFailed,
     CountInFlight,
     EngineAsleep,
+    EngineConsolidated,
     EngineExited,
     EngineGone,
     EngineLaunched,
@@ -33,6 +39,7 @@ from glowplug.controllers.agent.messages import (
     LimitKv,
     LoadEngine,
     Remember,
+    ServeStages,
     SleepEngine,
     StopEngine,
     WeightsComplete,
@@ -40,29 +47,30 @@ from glowplug.controllers.agent.messages import (
 )
 from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
-from glowplug.domain.errors import ChecksumMismatch, EngineFailed, GlowplugError
+from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, Sleeper
+from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, NoStages, Sleeper, Stager
 from glowplug.engines.process import log_tail
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import redacted
-from services.agent.file_names import file_name
-from services.agent.memory_watch import LIMIT, MemoryWatch, limit_bytes
 from services.agent.ports import EnginePorts
+from services.agent.processes import LIMIT, MemoryWatch, limit_bytes, until_exit
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
-from services.agent.watch import until_exit
 
 log = logging.getLogger(__name__)
+NO_STAGES = NoStages()
 REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
 SLOW_POLLS = 10
 KEY_ID = "key_id"  # in a handle's data, beside the key itself
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
+# The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 HOLDS = "holds"  # in a handle's data: what its load has reported of slots, KV cache and features, as JSON
 
 
-class EngineRoom:
+class EngineExecutor:
     """The engine processes of one node: their handles, their logs, and the work under way on each."""
 
     def __init__(
@@ -112,6 +120,9 @@ class EngineRoom:
             AwaitWeights: as_task("weights", self._await_weights),
             LoadEngine: load,
             ActivateEngine: as_task("load", self._activate),
+            ServeStages: as_task("serve", self._serve_stages),
+            ConsolidateEngine: as_task("consolidate", self._consolidate),
+            AbandonConsolidation: as_task("abandon", self._abandon),
             SleepEngine: as_task("sleep", self._sleep),
             LimitKv: limit,
             StopEngine: as_task("stop", self._stop),
@@ -165,8 +176,10 @@ class EngineRoom:
             await body
         except Exception as error:
             log.exception("%s of %s failed", kind, instance_id)
-            if kind in ("launch", "weights", "load"):
+            if kind in ("launch", "weights", "load", "serve"):
                 await self._tell(EngineStartFailed(instance_id, "internal_error", f"{kind}: {error!r}"))
+            elif kind == "consolidate":
+                await self._tell(ConsolidationFailed(instance_id, f"{kind}: {error!r}"))
             elif kind == "stop":
                 await self._tell(EngineGone(instance_id, clean=False))
 
@@ -315,6 +328,58 @@ class EngineRoom:
             lacks=tuple(holds.get("lacks", ())),
         )
 
+    def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
+        """Raises EngineFailed where no engine is known for it. A driver without stages raises EngineUnable itself."""
+        handle = self._state.handles.get(instance_id)
+        if handle is None:
+            raise EngineFailed("no engine is known for it")
+        driver = self._driver(handle)
+        return handle, driver if isinstance(driver, Stager) else NO_STAGES
+
+    async def _serve_stages(self, effect: ServeStages) -> None:
+        try:
+            handle, driver = self._staged(effect.instance_id)
+            loaded = _with_holds(await driver.serve_stages(handle))
+        except EngineFailed as error:
+            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            return
+        self._state.put_handle(loaded.handle)
+        await self._tell(self._ready(effect.instance_id, loaded.handle, loaded.phases))
+
+    async def _consolidate(self, effect: ConsolidateEngine) -> None:
+        try:
+            handle, driver = self._staged(effect.instance_id)
+            kv_tokens = await driver.consolidate(handle, effect.model)
+        except EngineFailed as error:
+            await self._tell(ConsolidationFailed(effect.instance_id, error.message))
+            return
+        await self._whole(effect.instance_id, kv_tokens)
+
+    async def _abandon(self, effect: AbandonConsolidation) -> None:
+        """The engine says what has become of it. One that does not answer is asked again by the controller; one that
+        cannot become whole is the stage that it was."""
+        await self._cancel(effect.instance_id, "consolidate")
+        try:
+            handle, driver = self._staged(effect.instance_id)
+            kv_tokens = await driver.abandon_consolidation(handle)
+        except EngineUnable as error:
+            await self._tell(ConsolidationFailed(effect.instance_id, error.message))
+        except EngineFailed as error:
+            log.warning("%s does not say what became of its consolidation: %s", effect.instance_id, error.message)
+        else:
+            if kv_tokens is None:
+                await self._tell(ConsolidationFailed(effect.instance_id, "given up"))
+            else:
+                await self._whole(effect.instance_id, kv_tokens)
+
+    async def _whole(self, instance_id: str, kv_tokens: int) -> None:
+        """Take what it holds now into its handle."""
+        handle = self._state.handles.get(instance_id)
+        if handle is not None:
+            holds = json.loads(handle.data.get(HOLDS, "{}")) | {"kv_tokens": kv_tokens}
+            self._state.put_handle(replace(handle, data={**handle.data, HOLDS: json.dumps(holds)}))
+        await self._tell(EngineConsolidated(instance_id, kv_tokens))
+
     async def _sleep(self, effect: SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
         driver = self._driver(handle) if handle is not None else None
@@ -333,7 +398,18 @@ class EngineRoom:
         launching = self._tasks.get((effect.instance_id, "launch"))
         if launching is not None:  # a launch cut in half would leave a process nobody knows
             await asyncio.wait([launching])
-        for kind in ("weights", "load", "sleep", "limit", "watch", "health", "count"):
+        for kind in (
+            "weights",
+            "load",
+            "serve",
+            "consolidate",
+            "abandon",
+            "sleep",
+            "limit",
+            "watch",
+            "health",
+            "count",
+        ):
             await self._cancel(effect.instance_id, kind)
         self._weights.pop(effect.instance_id, None)
         self._kv_limits.pop(effect.instance_id, None)
@@ -405,6 +481,13 @@ class EngineRoom:
                 except EngineFailed as error:
                     log.warning("the KV cache of %s stays as it is: %s", instance_id, error.message)
         self._tasks.pop((instance_id, "limit"), None)  # the next one begins anew, whenever it comes
+
+
+def file_name(given: str) -> str:
+    """An id of a command or row as one name in a folder: `given` where that is safe, else a digest of it."""
+    if _SAFE_NAME.fullmatch(given):
+        return given
+    return f"id-{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def _with_holds(report: LoadReport) -> LoadReport:
