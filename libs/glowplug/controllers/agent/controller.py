@@ -295,6 +295,7 @@ class AgentController:
             transaction.step(instance_id, recalled)
 
     def _recall_one(self, transaction: Transaction, holding: Holding, recalled: Recalled) -> None:
+        """Take it up after a restart of the agent, from what is left of its engine. A start has its time anew."""
         is_living = holding.instance.instance_id in recalled.living
         if holding.start is not None:
             deadline_at = transaction.now_s + self.params.start_deadline_s

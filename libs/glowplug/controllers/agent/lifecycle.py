@@ -425,7 +425,8 @@ class Lifecycle:
         elif holding.stop is not None:
             self.stop(transaction, holding, 0.0, state)
         elif state in OVER:
-            if is_living:
+            name = holding.instance.instance_id
+            if is_living and not any(h.engine_id == name for h in transaction.holdings.values()):  # else it is theirs
                 self.stop(transaction, holding, 0.0, _HAS_REST[state])
         elif state in COMING:
             why = "its agent restarted during the start, and its engine starts again"
