@@ -34,31 +34,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.drains import Drains
 from glowplug.controllers.agent.lifecycle import INSTANCES, Action, Lifecycle, Transaction, fact_of
-from glowplug.controllers.agent.messages import (
-    AgentMemory,
-    ConsolidationFailed,
-    EngineAsleep,
-    EngineConsolidated,
-    EngineExited,
-    EngineGone,
-    EngineLaunched,
-    EngineOverLimit,
-    EnginePrewarmed,
-    EngineReady,
-    EngineStartFailed,
-    HealthSeen,
-    InFlight,
-    NodeStopping,
-    Recalled,
-    Remember,
-    RunsElsewhere,
-    StopAsked,
-    Surroundings,
-    WeightsComplete,
-    WeightsFailed,
-)
 from glowplug.controllers.agent.params import AgentParams, EngineKind
 from glowplug.controllers.agent.record import ELSEWHERE, OVER, RULES, Holding, Ledger, State, Stop, faults, shares_of
 from glowplug.controllers.agent.stages import Stages, pipeline_of
@@ -76,21 +54,21 @@ from glowplug.events.facts import NodeBeat
 NODES = "nodes"
 MOVES_KEPT = 500  # where nobody checks them
 OUTCOMES = (
-    EngineLaunched,
-    WeightsComplete,
-    WeightsFailed,
-    EngineReady,
-    EngineStartFailed,
-    EngineExited,
-    EngineOverLimit,
-    EngineGone,
-    HealthSeen,
-    InFlight,
-    EnginePrewarmed,
-    EngineAsleep,
-    EngineConsolidated,
-    ConsolidationFailed,
-    StopAsked,
+    msg.EngineLaunched,
+    msg.WeightsComplete,
+    msg.WeightsFailed,
+    msg.EngineReady,
+    msg.EngineStartFailed,
+    msg.EngineExited,
+    msg.EngineOverLimit,
+    msg.EngineGone,
+    msg.HealthSeen,
+    msg.InFlight,
+    msg.EnginePrewarmed,
+    msg.EngineAsleep,
+    msg.EngineConsolidated,
+    msg.ConsolidationFailed,
+    msg.StopAsked,
 )
 
 
@@ -105,9 +83,9 @@ class AgentController:
         *,
         agent_url: str = "",
         params: AgentParams | None = None,
-        memory: AgentMemory | None = None,
+        memory: msg.AgentMemory | None = None,
     ) -> None:
-        memory = memory or AgentMemory()
+        memory = memory or msg.AgentMemory()
         self.node_id, self.ledger, self.engines, self.agent_url = node_id, ledger, engines, agent_url
         self.params = params or AgentParams()
         there = sorted(name for name, kind in engines.items() if not kind.unavailable)
@@ -128,7 +106,7 @@ class AgentController:
         self._fence = Fence(dict(memory.fence))
         self._doubts: dict[str, str] = {}  # remembered records that contradict themselves: id -> why
         self.holdings: dict[str, Holding] = self._life.regrant(map(self._sound, memory.holdings))
-        self._surroundings = Surroundings()
+        self._surroundings = msg.Surroundings()
         self._beat_at, self._node_revision = 0.0, 0
         self._ticked_at = 0.0
         self.moves: deque[Move] = deque(maxlen=MOVES_KEPT)  # not checked yet, the latest of them
@@ -145,9 +123,9 @@ class AgentController:
         }
         others: dict[type[Any], Callable[[Transaction, Any], None]] = {
             Tick: self._tick,
-            Recalled: self._recall,
-            Surroundings: self._look,
-            NodeStopping: self._node_stops,
+            msg.Recalled: self._recall,
+            msg.Surroundings: self._look,
+            msg.NodeStopping: self._node_stops,
         }
         return {
             **{kind: self._on_command(do) for kind, do in commands.items()},
@@ -174,9 +152,9 @@ class AgentController:
         """The node has been asked to end."""
         return bool(self._starts.node_stops)
 
-    def memory(self) -> AgentMemory:
+    def memory(self) -> msg.AgentMemory:
         """What a successor needs to take up what runs here."""
-        return AgentMemory(holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen))
+        return msg.AgentMemory(holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen))
 
     def node(self, now_s: float) -> Node:
         """This node as the fleet sees it."""
@@ -234,7 +212,7 @@ class AgentController:
 
     def _effects(self, transaction: Transaction) -> list[Effect]:
         self.moves += transaction.moves
-        remember = [Remember(self.memory())] if transaction.is_dirty else []
+        remember = [msg.Remember(self.memory())] if transaction.is_dirty else []
         return [*remember, *transaction.in_order()]
 
     # commands
@@ -270,10 +248,10 @@ class AgentController:
             instance_id = taker or instance_id
         transaction.step(instance_id, stimulus)
 
-    def _look(self, _: Transaction, around: Surroundings) -> None:
+    def _look(self, _: Transaction, around: msg.Surroundings) -> None:
         self._surroundings = around
 
-    def _node_stops(self, transaction: Transaction, asked: NodeStopping) -> None:
+    def _node_stops(self, transaction: Transaction, asked: msg.NodeStopping) -> None:
         self._starts.node_stops = asked.reason
         for instance_id in list(self.holdings):
             transaction.step(instance_id, asked)
@@ -288,13 +266,13 @@ class AgentController:
             transaction.step(instance_id, tick)
         self._starts.forget(now_s)
 
-    def _recall(self, transaction: Transaction, recalled: Recalled) -> None:
+    def _recall(self, transaction: Transaction, recalled: msg.Recalled) -> None:
         for instance_id in list(self.holdings):
             if (why := self._doubts.pop(instance_id, None)) is not None:
                 transaction.publish(self.holdings[instance_id], reason=why)
             transaction.step(instance_id, recalled)
 
-    def _recall_one(self, transaction: Transaction, holding: Holding, recalled: Recalled) -> None:
+    def _recall_one(self, transaction: Transaction, holding: Holding, recalled: msg.Recalled) -> None:
         """Take it up after a restart of the agent, from what is left of its engine. A start has its time anew."""
         is_living = holding.instance.instance_id in recalled.living
         if holding.start is not None:
@@ -357,7 +335,7 @@ class AgentController:
             return
         is_theirs = row.node_id != self.node_id
         if is_theirs and row.created_at > mine.created_at:
-            transaction.step(mine.instance_id, RunsElsewhere())
+            transaction.step(mine.instance_id, msg.RunsElsewhere())
         elif is_theirs or row.revision > mine.revision or (row.revision == mine.revision and row.state != mine.state):
             ahead = replace(mine, revision=max(row.revision, mine.revision))
             transaction.publish(replace(holding, instance=ahead), reason=f"the store knows it as {row.state}")

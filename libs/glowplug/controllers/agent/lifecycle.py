@@ -9,27 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from glowplug.controllers.agent.messages import (
-    ActivateEngine,
-    AgentParams,
-    AwaitWeights,
-    CheckHealth,
-    EngineExited,
-    EngineGone,
-    EngineLaunched,
-    EngineOverLimit,
-    EngineReady,
-    EngineStartFailed,
-    ForgetEngine,
-    GivesWay,
-    HealthSeen,
-    LaunchEngine,
-    LoadEngine,
-    ReportStart,
-    StopEngine,
-    WeightsComplete,
-    WeightsFailed,
-)
+from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import (
     COMING,
     OVER,
@@ -172,7 +152,7 @@ def _consolidation(holding: Holding | None) -> Any:
 class Lifecycle:
     """The actions of every instance. It keeps nothing but the ledger."""
 
-    def __init__(self, node_id: str, ledger: Ledger, params: AgentParams) -> None:
+    def __init__(self, node_id: str, ledger: Ledger, params: msg.AgentParams) -> None:
         self.node_id, self.ledger, self.params = node_id, ledger, params
         self.actions: dict[str, Action] = {
             "launched": self.launched,
@@ -215,7 +195,7 @@ class Lifecycle:
         index = next(i for i, gpu in enumerate(gpus) if gpu.gpu_id == workers[0].gpu_id)
         stage, name = holding.pipeline.stage if holding.pipeline else 0, instance.instance_id
         transaction.ask(
-            LaunchEngine(
+            msg.LaunchEngine(
                 name,
                 holding.model,
                 workers[0],
@@ -227,14 +207,14 @@ class Lifecycle:
                 stage,
                 instance.num_stages,
             ),
-            AwaitWeights(name, holding.model.weights, start.deadline_at, stage, instance.num_stages),
+            msg.AwaitWeights(name, holding.model.weights, start.deadline_at, stage, instance.num_stages),
         )
 
     def workers_here(self, instance: Instance) -> tuple[Any, ...]:
         """Its own GPU processes on this node."""
         return tuple(w for w in own_workers(instance) if w.node_id == self.node_id)
 
-    def launched(self, transaction: Transaction, holding: Holding, _: EngineLaunched) -> None:
+    def launched(self, transaction: Transaction, holding: Holding, _: msg.EngineLaunched) -> None:
         """Its process is up: load, once the weights are there."""
         start = holding.start
         if start is not None and start.weights_path is not None:
@@ -242,7 +222,7 @@ class Lifecycle:
         else:
             transaction.keep(enter(holding, State.LAUNCHED))
 
-    def fetched(self, transaction: Transaction, holding: Holding, report: WeightsComplete) -> None:
+    def fetched(self, transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> None:
         """Its weights are in host memory: load, once its process is up."""
         assert holding.start is not None
         fetch = Phase(name=PhaseName.FETCH, started_at=holding.instance.created_at, ended_at=transaction.now_s)
@@ -254,7 +234,7 @@ class Lifecycle:
             transaction.keep(enter(holding, State.FETCHED))
 
     def _load(self, transaction: Transaction, holding: Holding, path: str) -> None:
-        transaction.ask(LoadEngine(holding.engine, path))
+        transaction.ask(msg.LoadEngine(holding.engine, path))
         if holding.engine_id:
             holding = self.activate(transaction, holding, holding.engine_id)
         else:
@@ -265,10 +245,10 @@ class Lifecycle:
         """Let the engine of `source` go on as this one's, from now on under its own id. The caller publishes it."""
         instance = holding.instance
         workers = self.workers_here(instance)
-        transaction.ask(ActivateEngine(instance.instance_id, source, holding.model, workers))
+        transaction.ask(msg.ActivateEngine(instance.instance_id, source, holding.model, workers))
         return enter(holding, State.ACTIVATING, engine_id="")
 
-    def ready(self, transaction: Transaction, holding: Holding, report: EngineReady) -> None:
+    def ready(self, transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
         """The engine answers. Its phases and the fetch are published with what was expected of them, and what the start
         had found: whoever learns from starts learns from this."""
         start, instance = holding.start, holding.instance
@@ -292,7 +272,7 @@ class Lifecycle:
             start_kind=kind,
             reason=f"it is ready after {transaction.now_s - instance.created_at:.2f} s",
         )
-        transaction.ask(ReportStart(holding.instance, holding.cause.traceparent, holding.was_cached))
+        transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent, holding.was_cached))
 
     def tick_start(self, transaction: Transaction, holding: Holding, _: Tick) -> None:
         """A start past its deadline has failed."""
@@ -309,17 +289,19 @@ class Lifecycle:
     # failures
 
     def start_failed(
-        self, transaction: Transaction, holding: Holding, report: WeightsFailed | EngineStartFailed
+        self, transaction: Transaction, holding: Holding, report: msg.WeightsFailed | msg.EngineStartFailed
     ) -> None:
         """Its start is over."""
-        reason = report.message if isinstance(report, WeightsFailed) else report.reason
+        reason = report.message if isinstance(report, msg.WeightsFailed) else report.reason
         self.fail(transaction, holding, report.code, reason)
 
-    def exited(self, transaction: Transaction, holding: Holding, report: EngineExited | EngineOverLimit) -> None:
+    def exited(
+        self, transaction: Transaction, holding: Holding, report: msg.EngineExited | msg.EngineOverLimit
+    ) -> None:
         """Its process has ended by itself, or has to."""
         self.fail(transaction, holding, "engine_failed", report.reason)
 
-    def health(self, transaction: Transaction, holding: Holding, seen: HealthSeen) -> None:
+    def health(self, transaction: Transaction, holding: Holding, seen: msg.HealthSeen) -> None:
         """A process that is gone has failed, and so has one that hangs. What sleeps need not answer."""
         if not seen.alive:
             self.fail(transaction, holding, "engine_failed", seen.reason or "its engine process is gone")
@@ -334,7 +316,7 @@ class Lifecycle:
         """Ask for its health once a period."""
         if transaction.now_s - holding.health_asked_at < self.params.health_every_s:
             return holding
-        transaction.ask(CheckHealth(holding.instance.instance_id))
+        transaction.ask(msg.CheckHealth(holding.instance.instance_id))
         return transaction.note(replace(holding, health_asked_at=transaction.now_s))
 
     def fail(self, transaction: Transaction, holding: Holding, code: str, reason: str) -> None:
@@ -344,7 +326,7 @@ class Lifecycle:
         state = State.FAILING if stops or holding.stop is not None else State.FAILED
         holding = transaction.publish(enter(holding, state), code, reason=reason)
         if was.is_coming:
-            transaction.ask(ReportStart(holding.instance, holding.cause.traceparent))
+            transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent))
         if stops:
             self.stop(transaction, holding, 0.0, state)
 
@@ -352,7 +334,7 @@ class Lifecycle:
 
     def stop(self, transaction: Transaction, holding: Holding, grace_s: float, state: State) -> Holding:
         """Ask for the end of its process; it is in `state` meanwhile."""
-        transaction.ask(StopEngine(holding.engine, grace_s))
+        transaction.ask(msg.StopEngine(holding.engine, grace_s))
         return transaction.keep(enter(holding, state, stop=Stop(transaction.now_s + grace_s)))
 
     def tick_stop(self, transaction: Transaction, holding: Holding, _: Tick) -> None:
@@ -368,11 +350,11 @@ class Lifecycle:
         if holding.stop is None:
             self.stop(transaction, holding, 0.0, State.DROPPING)
 
-    def give_way(self, transaction: Transaction, holding: Holding, asked: GivesWay) -> None:
+    def give_way(self, transaction: Transaction, holding: Holding, asked: msg.GivesWay) -> None:
         """Another instance needs its bytes."""
         self.drop(transaction, holding, asked.reason)
 
-    def gone(self, transaction: Transaction, holding: Holding, report: EngineGone) -> None:
+    def gone(self, transaction: Transaction, holding: Holding, report: msg.EngineGone) -> None:
         """The process is gone: its bytes are free, or its start begins again. When it is not, it is stopped again
         later."""
         state = holding.state
@@ -410,7 +392,7 @@ class Lifecycle:
         del transaction.holdings[instance_id]
         transaction.is_dirty = True
         if not any(instance_id in h.past_ids for h in transaction.holdings.values()):  # else its engine lives on
-            transaction.ask(*(ForgetEngine(past_id) for past_id in (instance_id, *holding.past_ids)))
+            transaction.ask(*(msg.ForgetEngine(past_id) for past_id in (instance_id, *holding.past_ids)))
         if holding.state is not State.LOST:
             transaction.remove(instance_id)
 

@@ -57,7 +57,7 @@ def test_a_record_that_contradicts_itself_is_found(said: str, changes: dict[str,
     assert any(said in fault for fault in faults(replace(holding, **changes)))
 
 
-def broken(agent: AgentController, what: str) -> None:
+def expect_broken(agent: AgentController, what: str) -> None:
     with pytest.raises(AssertionError, match=what):
         agent.handle(Tick(), 30.0)
     assert agent.violations() == (), "it is said once"
@@ -66,13 +66,13 @@ def broken(agent: AgentController, what: str) -> None:
 def test_bytes_that_no_record_names_are_found() -> None:
     agent = ready(make())
     agent.ledger.grant(f"{NODE}/0", "nobody", {GrantOwner.KV: 7})
-    broken(agent, "nobody has 7 bytes of node-1/0 for kv, its record 0")
+    expect_broken(agent, "nobody has 7 bytes of node-1/0 for kv, its record 0")
 
 
 def test_bytes_that_the_ledger_does_not_hold_are_found() -> None:
     agent = ready(make())
     agent.ledger.release("i-1")
-    broken(agent, "i-1 has 0 bytes of node-1/0 for weights, its record 104857600")
+    expect_broken(agent, "i-1 has 0 bytes of node-1/0 for weights, its record 104857600")
 
 
 def test_a_gpu_that_holds_more_than_it_has_is_found() -> None:
@@ -80,7 +80,7 @@ def test_a_gpu_that_holds_more_than_it_has_is_found() -> None:
     assert isinstance(agent.ledger, ByteLedger)
     (gpu,) = agent.ledger.gpus
     agent.ledger._gpus = {gpu.gpu_id: replace(gpu, total_bytes=5)}
-    broken(agent, "node-1/0 holds 104857600 of 5 bytes")
+    expect_broken(agent, "node-1/0 holds 104857600 of 5 bytes")
 
 
 def test_a_process_of_two_owners_is_found() -> None:
@@ -88,13 +88,13 @@ def test_a_process_of_two_owners_is_found() -> None:
     holding = agent.holdings["i-1"]
     other = replace(holding.instance, instance_id="i-2", state=InstanceState.DRAINING)
     agent.holdings["i-2"] = replace(holding, state=State.STOPPING, instance=other, stop=STOP, engine_id="i-1")
-    broken(agent, "the process of i-1 belongs to i-1 and i-2")
+    expect_broken(agent, "the process of i-1 belongs to i-1 and i-2")
 
 
 def test_a_record_under_another_id_is_found() -> None:
     agent = ready(make())
     agent.holdings["i-2"] = replace(agent.holdings["i-1"], state=State.STOPPED)
-    broken(agent, "the record of i-1 stands under i-2")
+    expect_broken(agent, "the record of i-1 stands under i-2")
 
 
 def test_host_memory_promised_twice_is_found() -> None:
@@ -102,7 +102,7 @@ def test_host_memory_promised_twice_is_found() -> None:
     drained(agent, "swapped_out")
     agent.handle(aw.EngineAsleep("i-1"), 22.0)
     agent.holdings["i-1"] = replace(agent.holdings["i-1"], snapshot_bytes=200 << 20)
-    broken(agent, "209715200 bytes of host memory are promised to engines asleep, of 104857600")
+    expect_broken(agent, "209715200 bytes of host memory are promised to engines asleep, of 104857600")
 
 
 @pytest.mark.parametrize(
