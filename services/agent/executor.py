@@ -83,8 +83,8 @@ class EngineExecutor:
         self._settings, self._drivers, self._state, self._clock = settings, drivers, state, clock
         self._put: Callable[[Any], Awaitable[None]] | None = None
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._weights: dict[str, str] = {}  # instance_id -> path its engine was last told to load
-        self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has been told
+        self._weights: dict[str, str] = {}  # instance_id -> path its engine was last asked to load
+        self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has them
         self._ports = EnginePorts(settings.host, settings.port_range)
 
     def connect(self, put: Callable[[Any], Awaitable[None]]) -> None:
@@ -153,8 +153,8 @@ class EngineExecutor:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def end_all(self) -> None:
-        """Kill whatever outlived the drain (the store was away, a stop took too long). Their ends are told by the
-        next agent of this node."""
+        """Kill whatever outlived the drain (the store was away, a stop took too long). The next agent of this node
+        reports their ends."""
         for handle in self._state.handles.values():
             if handle.engine in self._drivers and self._is_alive(handle):
                 log.warning("engine %s is killed: it outlived its drain", handle.instance_id)
@@ -177,13 +177,13 @@ class EngineExecutor:
         except Exception as error:
             log.exception("%s of %s failed", kind, instance_id)
             if kind in ("launch", "weights", "load", "serve"):
-                await self._tell(EngineStartFailed(instance_id, "internal_error", f"{kind}: {error!r}"))
+                await self._report(EngineStartFailed(instance_id, "internal_error", f"{kind}: {error!r}"))
             elif kind == "consolidate":
-                await self._tell(ConsolidationFailed(instance_id, f"{kind}: {error!r}"))
+                await self._report(ConsolidationFailed(instance_id, f"{kind}: {error!r}"))
             elif kind == "stop":
-                await self._tell(EngineGone(instance_id, clean=False))
+                await self._report(EngineGone(instance_id, clean=False))
 
-    async def _tell(self, stimulus: Any) -> None:
+    async def _report(self, stimulus: Any) -> None:
         assert self._put is not None, "connect() first"
         await self._put(stimulus)
 
@@ -197,7 +197,7 @@ class EngineExecutor:
         driver = self._drivers[effect.model.engine]
         if len(effect.workers) > 1 and not driver.capabilities.groups:
             reason = f"{effect.model.engine} runs on one GPU, not on {len(effect.workers)}"
-            await self._tell(EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
+            await self._report(EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
             return
         num_bytes = sum(w.num_bytes for w in effect.workers or (effect.worker,))
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
@@ -224,33 +224,33 @@ class EngineExecutor:
             log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = await driver.launch(request)
         except GlowplugError as error:
-            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
         except OSError as error:
-            await self._tell(EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}"))
+            await self._report(EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}"))
         else:
             limit = limit_bytes(request, self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes)
             data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id}
             handle = replace(handle, data=data | ({REPLICA: "1"} if effect.replica else {}))
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
-            await self._tell(EngineLaunched(effect.instance_id))
+            await self._report(EngineLaunched(effect.instance_id))
         finally:
             self._ports.settled(effect.instance_id)  # the handle, if there is one, holds the port from now on
 
     async def watch_memory(self) -> None:
         """For ever: report engines that take more host memory than they may."""
-        watch = MemoryWatch(lambda: self._state.handles, self._is_alive, self._tell)
+        watch = MemoryWatch(lambda: self._state.handles, self._is_alive, self._report)
         await watch.run(self._settings.engine_memory_s)
 
     async def _await_weights(self, effect: AwaitWeights) -> None:
         """Look until the region says complete or failed; past the deadline the controller has given up by itself."""
         if not effect.weights.uri:
-            await self._tell(WeightsComplete(effect.instance_id, "", cached=True))
+            await self._report(WeightsComplete(effect.instance_id, "", cached=True))
             return
         try:
             digest = region_digest(effect.weights)
         except GlowplugError as error:
-            await self._tell(WeightsFailed(effect.instance_id, error.code, error.message))
+            await self._report(WeightsFailed(effect.instance_id, error.code, error.message))
             return
         region = Region.at(self._settings.shm_dir.absolute(), self._settings.node, digest)
         began = self._clock()
@@ -261,13 +261,13 @@ class EngineExecutor:
                 declared, found = effect.weights.num_bytes, status.info.num_bytes
                 if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
                     wrong = f"{redacted(effect.weights.uri)}: {found} bytes, expected {declared}"
-                    await self._tell(WeightsFailed(effect.instance_id, ChecksumMismatch.code, wrong))
+                    await self._report(WeightsFailed(effect.instance_id, ChecksumMismatch.code, wrong))
                     return
                 region.touch(self._clock())
-                await self._tell(WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
+                await self._report(WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
                 return
             if status.state is RegionState.FAILED and status.failure is not None:
-                await self._tell(WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
+                await self._report(WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
                 return
             is_first = False
             is_slow = self._clock() - began > REGION_GRACE_S
@@ -282,12 +282,12 @@ class EngineExecutor:
             if REPLICA in handle.data and isinstance(driver, Sleeper):
                 await driver.sleep(loaded.handle, "prewarmed")
         except GlowplugError as error:
-            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
             return
         if REPLICA in handle.data:
-            await self._tell(EnginePrewarmed(effect.instance_id))
+            await self._report(EnginePrewarmed(effect.instance_id))
             return
-        await self._tell(self._ready(effect.instance_id, loaded.handle, loaded.phases))
+        await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
     async def _activate(self, effect: ActivateEngine) -> None:
         """The process of `source` goes on under a new id, from wherever it is: a load under way is waited for."""
@@ -297,7 +297,7 @@ class EngineExecutor:
         path = self._weights.pop(effect.source, "")
         if handle is None or not self._is_alive(handle):
             reason = f"the engine of {effect.source} is gone"
-            await self._tell(EngineStartFailed(effect.instance_id, "engine_failed", reason))
+            await self._report(EngineStartFailed(effect.instance_id, "engine_failed", reason))
             return
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(handle.log_path, self.log_path(effect.instance_id))  # one log, under both names
@@ -311,10 +311,10 @@ class EngineExecutor:
             if isinstance(driver, Sleeper):
                 await driver.wake(handle)
         except GlowplugError as error:
-            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
             return
         load = Phase(name=PhaseName.LOAD, started_at=began, ended_at=self._clock())
-        await self._tell(self._ready(effect.instance_id, handle, (load,)))
+        await self._report(self._ready(effect.instance_id, handle, (load,)))
 
     def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> EngineReady:
         holds = json.loads(handle.data.get(HOLDS, "{}"))
@@ -341,17 +341,17 @@ class EngineExecutor:
             handle, driver = self._staged(effect.instance_id)
             loaded = _with_holds(await driver.serve_stages(handle))
         except EngineFailed as error:
-            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
             return
         self._state.put_handle(loaded.handle)
-        await self._tell(self._ready(effect.instance_id, loaded.handle, loaded.phases))
+        await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
     async def _consolidate(self, effect: ConsolidateEngine) -> None:
         try:
             handle, driver = self._staged(effect.instance_id)
             kv_tokens = await driver.consolidate(handle, effect.model)
         except EngineFailed as error:
-            await self._tell(ConsolidationFailed(effect.instance_id, error.message))
+            await self._report(ConsolidationFailed(effect.instance_id, error.message))
             return
         await self._whole(effect.instance_id, kv_tokens)
 
@@ -363,12 +363,12 @@ class EngineExecutor:
             handle, driver = self._staged(effect.instance_id)
             kv_tokens = await driver.abandon_consolidation(handle)
         except EngineUnable as error:
-            await self._tell(ConsolidationFailed(effect.instance_id, error.message))
+            await self._report(ConsolidationFailed(effect.instance_id, error.message))
         except EngineFailed as error:
             log.warning("%s does not say what became of its consolidation: %s", effect.instance_id, error.message)
         else:
             if kv_tokens is None:
-                await self._tell(ConsolidationFailed(effect.instance_id, "given up"))
+                await self._report(ConsolidationFailed(effect.instance_id, "given up"))
             else:
                 await self._whole(effect.instance_id, kv_tokens)
 
@@ -378,7 +378,7 @@ class EngineExecutor:
         if handle is not None:
             holds = json.loads(handle.data.get(HOLDS, "{}")) | {"kv_tokens": kv_tokens}
             self._state.put_handle(replace(handle, data={**handle.data, HOLDS: json.dumps(holds)}))
-        await self._tell(EngineConsolidated(instance_id, kv_tokens))
+        await self._report(EngineConsolidated(instance_id, kv_tokens))
 
     async def _sleep(self, effect: SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
@@ -391,7 +391,7 @@ class EngineExecutor:
             log.warning("%s is stopped: %s", effect.instance_id, error.message)
             self._begin(effect.instance_id, "stop", self._stop(StopEngine(effect.instance_id, 0.0)))
             return
-        await self._tell(EngineAsleep(effect.instance_id))
+        await self._report(EngineAsleep(effect.instance_id))
 
     async def _stop(self, effect: StopEngine) -> None:
         """End the work under way, then the process; gone only when the kernel says so."""
@@ -418,13 +418,13 @@ class EngineExecutor:
             await self._driver(handle).stop(handle, effect.grace_s)
             if self._is_alive(handle):
                 log.error("engine %s (pid %s) outlived its stop", effect.instance_id, handle.pid)
-                await self._tell(EngineGone(effect.instance_id, clean=False))
+                await self._report(EngineGone(effect.instance_id, clean=False))
                 return
         self._state.drop_handle(effect.instance_id)
         shutil.rmtree(self.run_dir(effect.instance_id), ignore_errors=True)
-        # The stop is over before it is told, so that a retry or a relaunch finds the place free.
+        # The stop is over before it is reported, so that a retry or a relaunch finds the place free.
         self._tasks.pop((effect.instance_id, "stop"), None)
-        await self._tell(EngineGone(effect.instance_id))
+        await self._report(EngineGone(effect.instance_id))
 
     async def _cancel(self, instance_id: str, kind: str) -> None:
         task = self._tasks.get((instance_id, kind))
@@ -438,22 +438,24 @@ class EngineExecutor:
         loading = self._tasks.get((handle.instance_id, "load"))
         if loading is not None:  # it sees the same end and knows more about it
             await asyncio.wait([loading], timeout=2.0)
-        await self._tell_exit(handle)
+        await self._report_exit(handle)
 
-    async def _tell_exit(self, handle: EngineHandle) -> None:
+    async def _report_exit(self, handle: EngineHandle) -> None:
         tail = log_tail(Path(handle.log_path))
-        await self._tell(EngineExited(handle.instance_id, f"the engine process ended by itself\n{tail}".strip()))
+        await self._report(EngineExited(handle.instance_id, f"the engine process ended by itself\n{tail}".strip()))
 
     async def _check_health(self, effect: CheckHealth) -> None:
         handle = self._state.handles.get(effect.instance_id)
         if handle is None:
-            await self._tell(HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it"))
+            await self._report(
+                HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it")
+            )
             return
         seen = await self._driver(handle).health(handle)
         if not seen.alive:
-            await self._tell_exit(handle)
+            await self._report_exit(handle)
             return
-        await self._tell(HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
+        await self._report(HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
 
     async def _count(self, effect: CountInFlight) -> None:
         handle = self._state.handles.get(effect.instance_id)
@@ -468,7 +470,7 @@ class EngineExecutor:
         except EngineFailed as error:
             log.warning("draining %s: %s", effect.instance_id, error.message)
             return
-        await self._tell(InFlight(effect.instance_id, num_in_flight, kv_bytes_used))
+        await self._report(InFlight(effect.instance_id, num_in_flight, kv_bytes_used))
 
     async def _limit_kv(self, instance_id: str) -> None:
         """Pass on the newest limit, until there is none that is newer."""

@@ -68,7 +68,7 @@ class Drain:
     """A drain under way. `deadline_at` bounds it, and then the engine's falling asleep."""
 
     deadline_at: float
-    quiet_until: float  # routers have heard of the drain by then
+    quiet_until: float  # routers know of the drain by then
     becomes: str = ""  # what its engine does at the end: prewarmed | swapped_out, or "" to stop
 
 
