@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from glowplug.controllers.agent.controller import AgentController
-from glowplug.controllers.agent.messages import AgentMemory, EngineKind, ReportStart
+from glowplug.controllers.agent.messages import AgentMemory, ReportStart
+from glowplug.controllers.agent.params import EngineKind
 from glowplug.controllers.fencing import LEADERS
 from glowplug.domain.errors import GlowplugError
 from glowplug.domain.hardware import Node
