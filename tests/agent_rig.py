@@ -123,7 +123,7 @@ class AgentRig:
         for task in service._tasks:
             task.cancel()
         await service.shell.stop()
-        await service.room.close()
+        await service.engines.close()
         await service._bus.close()
         service._lock.release()
 

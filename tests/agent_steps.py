@@ -1,7 +1,7 @@
 """One agent's controller, what it is sent and what it answers, in short words."""
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.agent.messages import (
@@ -13,6 +13,7 @@ from glowplug.controllers.agent.messages import (
     Recalled,
     WeightsComplete,
 )
+from glowplug.controllers.agent.record import State
 from glowplug.controllers.effects import Effect, Publish
 from glowplug.domain.hardware import Gpu
 from glowplug.domain.instance import Instance, Phase, PhaseName, Worker
@@ -35,6 +36,27 @@ PARAMS = AgentParams(
 T = TypeVar("T")
 
 
+class CheckedAgent(AgentController):
+    """An agent's controller whose records, moves and bytes are checked after every stimulus and table. `seen` is every
+    pair of state and stimulus that it has come across, over all of them."""
+
+    seen: ClassVar[set[tuple[State | None, type]]] = set()
+
+    def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
+        effects = super().handle(stimulus, now_s)
+        self._check()
+        return effects
+
+    def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
+        effects = super().restore(table, rows, now_s)
+        self._check()
+        return effects
+
+    def _check(self) -> None:
+        self.seen.update((move.before, move.stimulus) for move in self.moves)
+        self.validate()
+
+
 def make(
     memory: AgentMemory | None = None,
     *,
@@ -49,7 +71,7 @@ def make(
         "emulated": EngineKind(name="emulated", emulated=True, abilities=frozenset(abilities)),
         "vllm": EngineKind(name="vllm", unavailable="no vLLM here"),
     }
-    return AgentController(NODE, ledger, engines, params=params, memory=memory, agent_url="http://a")
+    return CheckedAgent(NODE, ledger, engines, params=params, memory=memory, agent_url="http://a")
 
 
 def workers(instance_id: str, *gpus: int, mib: int = 0) -> tuple[Worker, ...]:

@@ -64,7 +64,7 @@ def _instances(app: FastAPI, service: AgentService) -> None:
     async def logs(instance_id: str, tail: int = Query(100, ge=1, le=10_000)) -> PlainTextResponse:
         """The last lines of the engine's log, kept until the instance is forgotten."""
         _known(controller, instance_id)
-        text = await asyncio.to_thread(_tail, service.room.log_path(instance_id), tail)
+        text = await asyncio.to_thread(_tail, service.engines.log_path(instance_id), tail)
         return PlainTextResponse(text)
 
     @app.post(

@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from glowplug.controllers.agent.controller import AgentController
-from glowplug.controllers.agent.messages import AgentMemory, EngineKind, ReportStart
+from glowplug.controllers.agent.messages import AgentMemory, ReportStart
+from glowplug.controllers.agent.params import EngineKind
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import drivers
-from glowplug.engines.port import EngineDriver, Sleeper
+from glowplug.engines.port import EngineDriver, Sleeper, Stager
 from glowplug.memory.discovery import EMULATED, HOST, Discovery
 from glowplug.memory.ledger import ByteLedger
 from glowplug.runtime.shell import Executor
-from services.agent.engine_room import EngineRoom
+from services.agent.executor import EngineExecutor
 from services.agent.settings import AgentSettings
 from services.agent.telemetry import StartReporter
 
@@ -48,10 +49,9 @@ def kinds_of(available: Mapping[str, EngineDriver]) -> dict[str, EngineKind]:
 
 
 def abilities_of(driver: EngineDriver) -> frozenset[str]:
-    """What its engines can do besides serving, in the words of Node.can. None of them serves as a stage yet."""
-    if not isinstance(driver, Sleeper):
-        return frozenset()
-    can = {"prewarm": driver.capabilities.prewarm, "swap": driver.capabilities.sleep}
+    """What its engines can do besides serving, by the names of Node.can. No driver of a real engine is a Stager yet."""
+    sleeps, known = isinstance(driver, Sleeper), driver.capabilities
+    can = {"prewarm": sleeps and known.prewarm, "swap": sleeps and known.sleep, "stages": isinstance(driver, Stager)}
     return frozenset(ability for ability, is_there in can.items() if is_there)
 
 
@@ -74,5 +74,5 @@ def make_controller(
     )
 
 
-def executors(room: EngineRoom, reporter: StartReporter) -> dict[type[Any], Executor]:
-    return {**room.executors(), ReportStart: reporter.execute}
+def executors(engines: EngineExecutor, reporter: StartReporter) -> dict[type[Any], Executor]:
+    return {**engines.executors(), ReportStart: reporter.execute}

@@ -9,7 +9,7 @@ from glowplug.domain.errors import EngineFailed
 
 
 class EnginePorts:
-    """Hands out free ports in turn: after a start that failed over a taken port the next one gets another.
+    """Gives out free ports one after another: after a start that failed over a taken port the next one gets another.
 
     A range belongs to one agent of an address: an engine binds its port seconds after it was handed out.
     """

@@ -25,9 +25,8 @@ from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.inventory import read_cached, read_links
 from services.agent import handlers
-from services.agent.engine_room import EngineRoom
-from services.agent.orphans import kill_orphans
-from services.agent.reaper import reap_strays
+from services.agent.executor import EngineExecutor
+from services.agent.processes import kill_orphans, reap_strays
 from services.agent.settings import AgentSettings
 from services.agent.state_file import NodeLock, StateFile
 from services.agent.telemetry import NodeCollector, StartReporter
@@ -70,7 +69,7 @@ class AgentService:
         if is_wildcard(settings.host) and not settings.advertise_host:
             log.warning("GLOWPLUG_ADVERTISE_HOST is empty: other machines cannot reach this agent and its engines")
         self._state = StateFile(settings.node_dir / "agent.json")
-        self.room = EngineRoom(settings, self._drivers, self._state)
+        self.engines = EngineExecutor(settings, self._drivers, self._state)
         self.controller = handlers.make_controller(settings, found, kinds, self._state.memory)
         self.shell = Shell(
             "agent",
@@ -81,11 +80,11 @@ class AgentService:
             tracing,
             metrics,
             reads=READS,
-            executors=handlers.executors(self.room, StartReporter(tracing, engine_tracing, registry)),
+            executors=handlers.executors(self.engines, StartReporter(tracing, engine_tracing, registry)),
             tick_s=settings.tick_s,
             resync_s=settings.resync_s,
         )
-        self.room.connect(self.shell.put)
+        self.engines.connect(self.shell.put)
         registry.register(NodeCollector(self.controller))
         self._tasks: list[asyncio.Task[None]] = []
         self._is_joined = False
@@ -101,7 +100,7 @@ class AgentService:
     async def start(self, url: str = "") -> None:
         """Take back what lives, then serve. Returns at once; store and bus are waited for in the background."""
         self.controller.agent_url = self.settings.agent_url or url
-        living = self.room.living()
+        living = self.engines.living()
         handles = self._state.handles
         unknown = handles.keys() - self.controller.holdings.keys()
         for instance_id in unknown:
@@ -112,7 +111,7 @@ class AgentService:
             log.info("engines still running: %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))
         warmed = [driver for driver in self._drivers.values() if self.settings.warms(driver.name)]
-        lasting = (self._join(), self._look_around(), self.room.watch_memory(), reap_strays())
+        lasting = (self._join(), self._look_around(), self.engines.watch_memory(), reap_strays())
         bodies = (*lasting, *(self._warm(driver) for driver in warmed))
         self._tasks = [asyncio.create_task(body) for body in bodies]
         for task in self._tasks:
@@ -170,9 +169,9 @@ class AgentService:
         if is_final:
             left = NodeLeft(node_id=settings.node, reason="the agent was asked to stop")
             await self.shell.execute([Publish(left), Remove(NODES, settings.node)])
-        await self.room.close()
+        await self.engines.close()
         if is_final:
-            await self.room.end_all()
+            await self.engines.end_all()
         for driver in self._drivers.values():
             with contextlib.suppress(OSError):
                 await driver.close()

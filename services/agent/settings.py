@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from glowplug.controllers.agent.messages import AgentParams
+from glowplug.controllers.agent.params import AgentParams
 from glowplug.domain.address import PortRange
 from glowplug.domain.units import parse_bytes
 from glowplug.engines.port import EngineSettings

@@ -13,6 +13,7 @@ from glowplug.engines.port import EngineHandle
 from glowplug.events.envelope import MalformedEvent, from_json
 
 log = logging.getLogger(__name__)
+SCHEMA = 2  # of the file: 1 knew an instance by flags, 2 by its state
 MAX_STATE_BYTES = 64 << 20  # the instances of one node, each with its model: a few KiB apiece
 
 
@@ -40,13 +41,20 @@ class NodeLock:
         os.close(self._fd)
 
 
+class _Schema(msgspec.Struct):
+    schema: int = 1  # of a file that does not say
+
+
 class _Contents(msgspec.Struct):
+    schema: int = SCHEMA
     memory: AgentMemory = AgentMemory()
     handles: dict[str, EngineHandle] = {}
 
 
 class StateFile:
-    """Whole contents in memory, written atomically at each change. A file that cannot be read counts as none."""
+    """Whole contents in memory, written atomically at each change. A file that cannot be read, or that another version
+    has written in another schema, counts as none: what runs here then is nobody's, and the agent ends it at its start.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,7 +72,18 @@ class StateFile:
 
     def _read(self) -> _Contents:
         try:
-            return from_json(self._path.read_bytes(), _Contents, max_bytes=MAX_STATE_BYTES)
+            raw = self._path.read_bytes()
+            schema = from_json(raw, _Schema, max_bytes=MAX_STATE_BYTES).schema
+            if schema == SCHEMA:
+                return from_json(raw, _Contents, max_bytes=MAX_STATE_BYTES)
+            log.error(
+                "the agent's memory in %s is of schema %s, and this version reads %s: it starts without, and ends the "
+                "engines that the version before has left running",
+                self._path,
+                schema,
+                SCHEMA,
+            )
+            return _Contents()
         except FileNotFoundError:
             return _Contents()
         except (OSError, MalformedEvent) as error:

@@ -51,7 +51,7 @@ class NodeCollector(Collector):
 class StartReporter:
     """Executes ReportStart: one span per start with its phases below, and the histogram of phase seconds.
 
-    The engine's own phases are recorded under the service name of the engine, told by the agent on its behalf.
+    The engine's own phases are recorded under the service name of the engine, reported by the agent on its behalf.
     """
 
     def __init__(self, tracing: Tracing, engine_tracing: Tracing, registry: CollectorRegistry = REGISTRY) -> None:
@@ -106,7 +106,7 @@ class StartReporter:
             error="" if is_ready else instance.reason,
         )
         for phase in instance.phases:
-            if phase.name in BEFORE_START:  # over before the agent heard of it: a sibling of its start
+            if phase.name in BEFORE_START:  # over before the agent knew of it: a sibling of its start
                 self._phase(phase, effect.traceparent, attributes)
             else:
                 self._phase(phase, whole, attributes)

@@ -54,6 +54,11 @@ def test_the_page_of_metrics_is_current() -> None:
     assert text("docs/metrics.md") == metrics_document.document(), metrics_document.__doc__
 
 
+def test_the_page_of_instance_states_is_the_agents_table() -> None:
+    states = _of_docs("instance_states")
+    assert text("docs/instance-states.md") == states.document(), states.__doc__
+
+
 def test_the_page_of_settings_is_current(configuration: ModuleType) -> None:
     assert text("docs/configuration.md") == configuration.document(), configuration.__doc__
 

@@ -1,6 +1,7 @@
 """One agent with real (emulated) engine processes: start, serve, drain, die, come back."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -245,11 +246,17 @@ async def test_a_start_goes_on_after_kill_9(rig: AgentRig) -> None:
     assert rig.handle("i-1")["pid"] != first["pid"] and started_at(first["pid"]) is None
 
 
-async def test_engines_nobody_knows_are_killed(rig: AgentRig) -> None:
+@pytest.mark.parametrize("schema", [None, 1])
+async def test_engines_nobody_knows_are_killed(rig: AgentRig, schema: int | None) -> None:
+    """Their agent's memory was lost, or was written by a version with another schema."""
     await started(rig)
     pid = rig.handle("i-1")["pid"]
     await rig.crash()
-    (rig.settings.node_dir / "agent.json").unlink()
+    memory = rig.settings.node_dir / "agent.json"
+    if schema is None:
+        memory.unlink()
+    else:
+        memory.write_text(json.dumps(json.loads(memory.read_bytes()) | {"schema": schema}))
     await rig.start()
     await until(lambda: started_at(pid) is None, "the orphan is killed")
     await until(lambda: (row := rig.row("i-1")) and row.state is InstanceState.FAILED, "its row ends")

@@ -91,7 +91,7 @@ async def test_a_replica_becomes_an_instance_in_the_same_process(live: Live) -> 
     assert await live.ask(ready) and live.pid("i-1") == pid and live.granted() == {"weights": 60, "kv": 100}
     assert (live.instance("r-1") or row).state is InstanceState.STOPPED and ready.source == "r-1"
     assert [p.name.value for p in ready.phases] == ["decide", "load"]
-    assert "ready" in live.service.room.log_path("i-1").read_text()
+    assert "ready" in live.service.engines.log_path("i-1").read_text()
     await live.sender.publish(stop_command("i-1", grace_s=0))
     await live.reaches("i-1", InstanceState.STOPPED)
     assert not live.granted() and not live.processes
@@ -104,7 +104,7 @@ async def test_a_replica_of_the_first_layers_holds_their_bytes_and_serves_with_a
     await live.sender.publish(given(event, workers=workers))
     await live.reaches("r-1", InstanceState.PREWARMED)
     assert live.granted() == {"prewarm": 20}
-    spec = json.loads((live.service.room.run_dir("r-1") / "spec.json").read_bytes())
+    spec = json.loads((live.service.engines.run_dir("r-1") / "spec.json").read_bytes())
     assert spec["first_bytes"] == 20 * MIB < spec["weights_bytes"]
     await live.sender.publish(given(start_command(live.model, "i-1"), source="r-1"))
     assert await live.ask(await live.reaches("i-1", InstanceState.READY))

@@ -32,12 +32,14 @@ from glowplug.controllers.agent.messages import (
     WeightsComplete,
     WeightsFailed,
 )
+from glowplug.controllers.agent.table import InvalidTransition
 from glowplug.controllers.effects import Save, Tick
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import Gpu
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
 from glowplug.memory.ledger import ByteLedger
+from tests.agent_steps import CheckedAgent
 from tests.fleet_builder import MIB, a_model, an_event
 
 NODE = "node-1"
@@ -71,13 +73,15 @@ class AgentMachine(RuleBasedStateMachine):
 
     def new_agent(self) -> AgentController:
         ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{i}", total_bytes=300 * MIB) for i in range(2)])
-        return AgentController(NODE, ledger, ENGINES, params=PARAMS, memory=self.memory)
+        return CheckedAgent(NODE, ledger, ENGINES, params=PARAMS, memory=self.memory)
 
     def tell(self, stimulus: Any, after_s: float = 0.1) -> None:
         self.now_s += after_s
+        before = dict(self.agent.holdings), self.agent.ledger.gpus
         try:
             effects = self.agent.handle(stimulus, self.now_s)
-        except StaleEpoch:
+        except (StaleEpoch, InvalidTransition):
+            assert before == (self.agent.holdings, self.agent.ledger.gpus), "a refused stimulus has changed something"
             return
         for effect in effects:
             self.perform(effect)
@@ -189,7 +193,7 @@ class AgentMachine(RuleBasedStateMachine):
 
     @invariant()
     def grants_are_those_of_the_living(self) -> None:
-        living = {i for i, h in self.agent.holdings.items() if not h.instance.state.is_gone or h.is_stopping}
+        living = {i for i, h in self.agent.holdings.items() if not h.instance.state.is_gone or h.stop is not None}
         assert self.agent.ledger.holders == living
 
     def teardown(self) -> None:

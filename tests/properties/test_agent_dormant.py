@@ -21,6 +21,7 @@ from glowplug.domain.hardware import Gpu, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInstance, StartInstance, StopInstance
 from glowplug.memory.ledger import ByteLedger
+from tests.agent_steps import CheckedAgent
 from tests.fleet_builder import MIB, a_model, an_event
 
 NODE, NUM_GPUS, GPU_BYTES, NUM_STEPS = "node-1", 2, 400 * MIB, 250
@@ -67,7 +68,7 @@ class Walk:
 
     def new_agent(self) -> AgentController:
         ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=GPU_BYTES) for n in range(NUM_GPUS)])
-        return AgentController(NODE, ledger, ENGINES, params=PARAMS, memory=self.memory)
+        return CheckedAgent(NODE, ledger, ENGINES, params=PARAMS, memory=self.memory)
 
     def tell(self, stimulus: Any, after_s: float = 0.1) -> None:
         self.now_s += after_s
@@ -281,7 +282,7 @@ class Walk:
         for i, holding in self.agent.holdings.items():
             state = holding.instance.state
             assert state is InstanceState.READY or state.is_gone or state.is_dormant, f"{i} is left {state}"
-            assert not holding.is_stopping and not holding.is_sleeping and not holding.engine_id
+            assert holding.stop is None and not holding.engine_id
         dormant = {i for i, h in self.agent.holdings.items() if not h.instance.state.is_gone}
         assert self.processes == dormant, "engines nobody knows, or instances without an engine"
 
@@ -291,25 +292,17 @@ def check(walk: Walk) -> None:
     agent, holdings = walk.agent, walk.agent.holdings
     for gpu in agent.ledger.gpus:
         assert 0 <= gpu.used_bytes <= gpu.total_bytes
-        held = {(g.holder, g.owner): g.num_bytes for g in gpu.grants}
-        said = {
-            (i, owner): num_bytes
-            for i, holding in holdings.items()
-            if holding.is_granted
-            for owner, num_bytes in holding.shares.get(gpu.gpu_id, {}).items()
-            if num_bytes
-        }
-        assert held == said, "what the ledger holds is not what the holdings say"
+        held = {(g.holder, g.owner) for g in gpu.grants}
         for holder, owner in held:
             state = holdings[holder].instance.state
-            assert not state.is_gone or (state is InstanceState.FAILED and holdings[holder].is_stopping)
+            assert not state.is_gone or (state is InstanceState.FAILED and holdings[holder].stop is not None)
             assert state is not InstanceState.SWAPPED_OUT
             assert (owner is GrantOwner.PREWARM) == holdings[holder].instance.replica
     for (kind, i), effect in walk.pending.items():
         if kind == "ConsolidateEngine" and i in walk.processes and i in holdings:
             held_bytes = sum(g.num_bytes for gpu in agent.ledger.gpus for g in gpu.grants if g.holder == i)
             assert held_bytes >= effect.model.memory_bytes, "an engine that may become whole has not got the bytes"
-    known = {h.engine for h in holdings.values() if h.is_granted or h.is_stopping}
+    known = {h.engine for h in holdings.values() if h.shares or h.stop is not None}
     known |= {i for i, h in holdings.items() if h.instance.state is InstanceState.SWAPPED_OUT}
     assert walk.processes <= known, "an engine has neither bytes nor an end"
     assert sum(h.snapshot_bytes for h in holdings.values()) <= PARAMS.swap_host_bytes

@@ -88,6 +88,12 @@ class EngineFailed(GlowplugError):
     status, type, code = 502, "server_error", "engine_failed"
 
 
+class EngineUnable(EngineFailed):
+    """This kind of engine cannot do what was asked of it (502)."""
+
+    code = "engine_unable"
+
+
 class WeightsUnavailable(GlowplugError):
     """A weight file is missing, corrupt or unreadable; it is never served."""
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from glowplug.domain.errors import EngineUnable
 from glowplug.domain.instance import Phase
 from glowplug.domain.model import Model
 from glowplug.engines.declaration import EngineArguments, EngineWeights
@@ -189,3 +190,28 @@ class Sleeper(Protocol):
     async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
         """From now on its KV cache is `num_bytes`, or what one whole context needs. Raises EngineFailed."""
         ...
+
+
+@runtime_checkable
+class Stager(Protocol):
+    """What drivers of engines that run as the stages of a pipeline can do besides (HydraServe sections 4 and 6). One
+    that derives from it and leaves a method out raises EngineUnable there."""
+
+    async def serve_stages(self, handle: EngineHandle) -> LoadReport:
+        """Connect the first stage to the later ones, and return when it answers for all. Raises EngineFailed."""
+        raise EngineUnable(f"{handle.engine} does not run in stages")
+
+    async def consolidate(self, handle: EngineHandle, model: Model) -> int:
+        """Bring the rest of the model in while the pipeline serves on, take over the other stages' KV cache, and serve
+        alone. Returns the tokens that its KV cache holds then, 0 when it does not say. Raises EngineFailed; it is the
+        stage that it was then. Cancelled, the engine goes on: call it again, or `abandon_consolidation`."""
+        raise EngineUnable(f"{handle.engine} does not become whole")
+
+    async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
+        """Give up a `consolidate` under way and drop what has come: None; or, where the engine was whole sooner, the
+        tokens that its KV cache holds. Raises EngineFailed when it does not answer: what it holds is not known then."""
+        raise EngineUnable(f"{handle.engine} does not become whole")
+
+
+class NoStages(Stager):
+    """What a driver answers that does not run its engines in stages: EngineUnable to each question."""

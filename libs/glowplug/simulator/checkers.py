@@ -45,6 +45,7 @@ class Checker:
 
     def look_at(self, node: SimNode, now_s: float) -> None:
         """One node. Raises AssertionError."""
+        self.demand(not (wrong := node.agent.violations()), f"{node.node_id}: {'; '.join(wrong)}")
         held = node.agent.ledger.holders
         known_as = {h.engine for i, h in node.agent.holdings.items() if i in held}  # its source's name, at first
         for gpu in node.agent.ledger.gpus:

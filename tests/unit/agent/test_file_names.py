@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.engine_room import EngineRoom
-from services.agent.file_names import file_name
+from services.agent.executor import EngineExecutor, file_name
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 
@@ -30,6 +29,6 @@ def test_names_that_the_control_plane_gives_stay_and_others_differ() -> None:
 @pytest.mark.parametrize("instance_id", ODD)
 def test_engines_keep_to_their_node(tmp_path: Path, instance_id: str) -> None:
     settings = AgentSettings(node_id="n", state_dir=tmp_path, shm_dir=tmp_path / "shm")
-    room = EngineRoom(settings, {}, StateFile(tmp_path / "agent.json"))
-    assert room.run_dir(instance_id).resolve().parent == (settings.node_dir / "run").resolve()
-    assert room.log_path(instance_id).resolve().parent == (settings.node_dir / "logs").resolve()
+    engines = EngineExecutor(settings, {}, StateFile(tmp_path / "agent.json"))
+    assert engines.run_dir(instance_id).resolve().parent == (settings.node_dir / "run").resolve()
+    assert engines.log_path(instance_id).resolve().parent == (settings.node_dir / "logs").resolve()

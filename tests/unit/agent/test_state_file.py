@@ -19,15 +19,16 @@ ODD = [
     b"",
     b"{",
     b"[]",
-    b'{"memory": 7}',
-    b'{"handles": {"i": {}}}',
+    b'{"schema": 2, "memory": 7}',
+    b'{"schema": 2, "handles": {"i": {}}}',
     b"\xff\x00",
-    b'{"handles": {"\xff": {}}}',
-    b'{"memory": {"fence": {"placer": "\xff"}}}',
-    b'{"x": ' + b"[" * 100_000,
-    b'{"memory": {"fence": {"placer": 1e400}}}',
-    b'{"memory": {"fence": {"placer": ' + b"9" * 5000 + b"}}}",
-    b'{"memory": {"fence": {"placer": "nan"}}}',
+    b'{"schema": 2, "handles": {"\xff": {}}}',
+    b'{"schema": 2, "memory": {"fence": {"placer": "\xff"}}}',
+    b'{"schema": 2, "x": ' + b"[" * 100_000,
+    b'{"schema": 2, "memory": {"fence": {"placer": 1e400}}}',
+    b'{"schema": 2, "memory": {"fence": {"placer": ' + b"9" * 5000 + b"}}}",
+    b'{"schema": 2, "memory": {"fence": {"placer": "nan"}}}',
+    b'{"schema": "two"}',
 ]
 
 
@@ -52,6 +53,16 @@ def test_unreadable_memory_counts_as_none(tmp_path: Path, raw: bytes, caplog: py
     (tmp_path / "agent.json").write_bytes(raw)
     assert StateFile(tmp_path / "agent.json").memory == AgentMemory()
     assert "not readable" in caplog.text
+
+
+@pytest.mark.parametrize("said", ["", '"schema": 1, ', '"schema": 3, '])
+def test_memory_of_another_version_is_refused_by_name(
+    tmp_path: Path, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "agent.json").write_text(f'{{{said}"memory": {{"holdings": [], "fence": {{"placer": 3}}}}}}')
+    assert StateFile(tmp_path / "agent.json").memory == AgentMemory()
+    number = 3 if "3" in said else 1
+    assert f"of schema {number}, and this version reads 2" in caplog.text and "ends the engines" in caplog.text
 
 
 def test_a_lock_whose_owner_cannot_be_read_is_taken_all_the_same(tmp_path: Path) -> None:

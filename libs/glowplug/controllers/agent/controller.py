@@ -1,58 +1,75 @@
-"""The agent's controller: the single writer of a node's GPUs, its instances and its row among the nodes.
+"""The agent's controller: the single writer of a node's GPUs, its instances, and its row among the nodes.
 
-Commands arrive at least once, late and in any order: a start is idempotent by instance_id, a start that a stop has
-overtaken ends STOPPED, and a command of a replaced controller is refused (StaleEpoch). See agent_lifecycle.py for the
-life of one instance, agent_words.py for the stimuli and effects.
+It receives
+- commands of the placer and the autoscaler: StartInstance, StopInstance, JoinStages, ConsolidateInstance and
+  ResumeInstance; they arrive at least once, late and in any order;
+- outcomes of what it has asked for, one instance each (messages.py), and StopAsked of an operator;
+- Recalled, once, first after a restart; Surroundings; NodeStopping; Tick;
+- the tables instances, nodes and leaders (`restore`).
+
+It asks for (messages.py, EFFECTS) engines to be launched, loaded, joined, consolidated, put to sleep, activated,
+checked and stopped; that its memory be written down (Remember, before anything else is done); and facts and rows of its
+instances and its node.
+
+It promises
+- bytes are granted before a process starts, and are free only when the process is known to be gone; a GPU is never
+  overbooked, and the ledger holds what the records say;
+- every start ends READY, PREWARMED, STOPPED or FAILED within its deadline, and every process it launched is stopped or
+  belongs to an instance, over a restart too;
+- a start is idempotent by instance_id; one that a stop has overtaken ends STOPPED; a command of a replaced controller
+  is refused (StaleEpoch); an outcome that comes late changes nothing;
+- an outcome that makes no sense is refused (InvalidTransition), with nothing changed.
+
+It never decides what runs where, never touches a clock, a process or a socket, and never takes an engine's silence for
+an answer.
+
+The life of one instance is a table (table.py; docs/instance-states.md is drawn from it). A new state is a line in
+`State` and one in `RULES` (record.py), and its rows in table.py; a new action is a method of the part it belongs to
+(lifecycle.py, starts.py, drains.py, stages.py), named in that part's `actions`; a new effect is a class in messages.py,
+listed in EFFECTS, with an executor in services/agent/executor.py and one in the simulator's node.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from glowplug.controllers.agent.dormant import Dormancy
-from glowplug.controllers.agent.grants import Ledger
-from glowplug.controllers.agent.lifecycle import Lifecycle
-from glowplug.controllers.agent.messages import (
-    AgentMemory,
-    AgentParams,
-    CheckHealth,
-    ConsolidationFailed,
-    CountInFlight,
-    EngineAsleep,
-    EngineConsolidated,
-    EngineExited,
-    EngineGone,
-    EngineKind,
-    EngineLaunched,
-    EngineOverLimit,
-    EnginePrewarmed,
-    EngineReady,
-    EngineStartFailed,
-    ForgetEngine,
-    HealthSeen,
-    Holding,
-    InFlight,
-    NodeStopping,
-    Recalled,
-    Remember,
-    StopAsked,
-    Surroundings,
-    WeightsComplete,
-    WeightsFailed,
-)
-from glowplug.controllers.agent.reservation import Reservation
-from glowplug.controllers.agent.stages import Stages
+from glowplug.controllers.agent import messages as msg
+from glowplug.controllers.agent.drains import Drains
+from glowplug.controllers.agent.lifecycle import INSTANCES, Action, Lifecycle, Transaction, fact_of
+from glowplug.controllers.agent.params import AgentParams, EngineKind
+from glowplug.controllers.agent.record import ELSEWHERE, OVER, RULES, Holding, Ledger, State, Stop, faults, shares_of
+from glowplug.controllers.agent.stages import Stages, pipeline_of
 from glowplug.controllers.agent.starts import Starts
-from glowplug.controllers.agent.transaction import INSTANCES, Turn, fact_of
-from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
+from glowplug.controllers.agent.table import Move, wrong
+from glowplug.controllers.effects import Effect, Publish, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
-from glowplug.domain.hardware import Node
+from glowplug.controllers.port import Handler
+from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events import Event
 from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInstance, StartInstance, StopInstance
 from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
+MOVES_KEPT = 500  # where nobody checks them
+OUTCOMES = (
+    msg.EngineLaunched,
+    msg.WeightsComplete,
+    msg.WeightsFailed,
+    msg.EngineReady,
+    msg.EngineStartFailed,
+    msg.EngineExited,
+    msg.EngineOverLimit,
+    msg.EngineGone,
+    msg.HealthSeen,
+    msg.InFlight,
+    msg.EnginePrewarmed,
+    msg.EngineAsleep,
+    msg.EngineConsolidated,
+    msg.ConsolidationFailed,
+    msg.StopAsked,
+)
 
 
 class AgentController:
@@ -66,25 +83,59 @@ class AgentController:
         *,
         agent_url: str = "",
         params: AgentParams | None = None,
-        memory: AgentMemory | None = None,
+        memory: msg.AgentMemory | None = None,
     ) -> None:
-        memory = memory or AgentMemory()
+        memory = memory or msg.AgentMemory()
         self.node_id, self.ledger, self.engines, self.agent_url = node_id, ledger, engines, agent_url
         self.params = params or AgentParams()
         there = sorted(name for name, kind in engines.items() if not kind.unavailable)
         self._available = tuple(there)
         self._abilities = tuple(f"{name}:{ability}" for name in there for ability in sorted(engines[name].abilities))
         self._life = Lifecycle(node_id, ledger, self.params)
-        self._dormant = Dormancy(self._life, engines, self.params)
-        self._reservation = Reservation(self._life, self.params)
         self._stages = Stages(self._life)
-        self._starts = Starts(self._life, self._dormant, engines, self.params)
+        self._drains = Drains(self._life, self._stages, engines, self.params)
+        self._starts = Starts(self._life, self._drains, engines, self.params)
+        self.actions: Mapping[str, Action] = {
+            "recall": self._recall_one,
+            **self._life.actions,
+            **self._stages.actions,
+            **self._drains.actions,
+            **self._starts.actions,
+        }
+        self._handlers = self._dispatch()
         self._fence = Fence(dict(memory.fence))
-        self.holdings: dict[str, Holding] = self._life.regrant(memory.holdings)
-        self._surroundings = Surroundings()
-        self._stopping = ""
+        self._doubts: dict[str, str] = {}  # remembered records that contradict themselves: id -> why
+        self.holdings: dict[str, Holding] = self._life.regrant(map(self._sound, memory.holdings))
+        self._surroundings = msg.Surroundings()
         self._beat_at, self._node_revision = 0.0, 0
         self._ticked_at = 0.0
+        self.moves: deque[Move] = deque(maxlen=MOVES_KEPT)  # not checked yet, the latest of them
+        self._is_checked = True
+
+    def _dispatch(self) -> dict[type[Any], Handler]:
+        outcomes = dict.fromkeys(OUTCOMES, self._outcome)
+        commands: dict[type[Any], Callable[[Transaction, Any], None]] = {
+            StartInstance: self._start,
+            StopInstance: self._stop,
+            JoinStages: self._command,
+            ConsolidateInstance: self._command,
+            ResumeInstance: self._resume,
+        }
+        others: dict[type[Any], Callable[[Transaction, Any], None]] = {
+            Tick: self._tick,
+            msg.Recalled: self._recall,
+            msg.Surroundings: self._look,
+            msg.NodeStopping: self._node_stops,
+        }
+        return {
+            **{kind: self._on_command(do) for kind, do in commands.items()},
+            **{kind: self._on_stimulus(do) for kind, do in (outcomes | others).items()},
+        }
+
+    @property
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        """By the class of a command, or of a stimulus of the agent's own."""
+        return self._handlers
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -94,15 +145,16 @@ class AgentController:
     @property
     def num_living(self) -> int:
         """Instances that are not over, or whose process is not yet known to be gone."""
-        return sum(not h.instance.state.is_gone or h.is_stopping for h in self.holdings.values())
+        return sum(holding.state not in OVER for holding in self.holdings.values())
 
     @property
     def is_stopping(self) -> bool:
         """The node has been asked to end."""
-        return bool(self._stopping)
+        return bool(self._starts.node_stops)
 
-    def memory(self) -> AgentMemory:
-        return AgentMemory(holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen))
+    def memory(self) -> msg.AgentMemory:
+        """What a successor needs to take up what runs here."""
+        return msg.AgentMemory(holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen))
 
     def node(self, now_s: float) -> Node:
         """This node as the fleet sees it."""
@@ -117,179 +169,144 @@ class AgentController:
             host_cache_bytes=around.host_cache_bytes,
             links=around.links,
             cached=around.cached,
-            draining=bool(self._stopping),
+            draining=self.is_stopping,
             heartbeat_at=now_s,
             revision=self._node_revision,
         )
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """One stimulus; raises StaleEpoch for a command of a controller that has been replaced."""
-        turn = Turn(now_s, self.holdings, stimulus if isinstance(stimulus, Event) else None)
+        """One stimulus; raises StaleEpoch for a command of a controller that has been replaced, InvalidTransition for
+        an outcome that makes no sense, TypeError for what is no stimulus of an agent."""
+        is_event = isinstance(stimulus, Event)
+        handler = self._handlers.get(type(stimulus.data if is_event else stimulus))
+        if handler is not None:
+            return handler(stimulus, now_s)
+        if not is_event:
+            raise TypeError(f"not a stimulus of an agent: {stimulus!r}")
+        return self._run(now_s, lambda _: None)
+
+    def _on_stimulus(self, do: Callable[[Transaction, Any], None]) -> Handler:
+        return lambda stimulus, now_s: self._run(now_s, lambda transaction: do(transaction, stimulus))
+
+    def _on_command(self, do: Callable[[Transaction, Any], None]) -> Handler:
+        """A command for this node, of a controller that still leads."""
+
+        def admitted(transaction: Transaction, event: Event) -> None:
+            if event.data.target != self.node_id:
+                return
+            seen = dict(self._fence.seen)
+            self._fence.admit(event)
+            transaction.is_dirty = seen != self._fence.seen
+            do(transaction, event.data)
+
+        return lambda event, now_s: self._run(now_s, lambda transaction: admitted(transaction, event), event)
+
+    def _run(self, now_s: float, do: Callable[[Transaction], None], event: Event | None = None) -> list[Effect]:
+        transaction = Transaction(now_s, self.holdings, self.actions, event)
+        self._is_checked = False
         grants_before = self.ledger.gpus
-        match stimulus:
-            case Event():
-                self._command(turn, stimulus)
-            case Tick():
-                self._tick(turn)
-            case Recalled(living):
-                self._recall(turn, living)
-            case Surroundings():
-                self._surroundings = stimulus
-            case NodeStopping(reason, grace_s):
-                self._stopping = reason
-                for holding in list(self.holdings.values()):
-                    self._life.drain(turn, holding, reason, grace_s)
-            case _:
-                if (known := self._addressee(stimulus.instance_id)) is not None:
-                    self._outcome(turn, known, stimulus)
-        if self.ledger.gpus != grants_before or now_s - self._beat_at >= self.params.beat_s or now_s < self._beat_at:
-            self._beat(turn)
-        remember = [Remember(self.memory())] if turn.is_dirty else []
-        return [*remember, *turn.in_order()]
+        do(transaction)
+        if self.ledger.gpus != grants_before or not 0 <= now_s - self._beat_at < self.params.beat_s:
+            self._beat(transaction)
+        return self._effects(transaction)
 
-    def _command(self, turn: Turn, event: Event) -> None:
-        if getattr(event.data, "target", self.node_id) != self.node_id:
-            return
-        seen = dict(self._fence.seen)
-        self._fence.admit(event)
-        turn.is_dirty = seen != self._fence.seen
-        match event.data:
-            case StartInstance():
-                self._starts.start(turn, event, event.data, self._stopping)
-            case StopInstance(instance_id=instance_id, reason=reason, grace_s=grace_s, becomes=becomes):
-                holding = self.holdings.get(instance_id)
-                if holding is None:
-                    self._starts.overtaken[instance_id] = (turn.now_s, reason)
-                else:
-                    self._dormant.stop(turn, holding, reason, grace_s, becomes)
-            case JoinStages(instance_id=instance_id) if instance_id in self.holdings:
-                self._stages.join(turn, self.holdings[instance_id])
-            case ConsolidateInstance(instance_id=instance_id, reason=reason) if instance_id in self.holdings:
-                self._stages.consolidate(turn, self.holdings[instance_id], reason)
-            case ResumeInstance(instance_id=instance_id, reason=reason) if instance_id in self.holdings:
-                if not self._stopping:
-                    self._life.resume(turn, self.holdings[instance_id], reason)
+    def _effects(self, transaction: Transaction) -> list[Effect]:
+        self.moves += transaction.moves
+        remember = [msg.Remember(self.memory())] if transaction.is_dirty else []
+        return [*remember, *transaction.in_order()]
 
-    def _addressee(self, instance_id: str) -> Holding | None:
-        """Whose outcome it is: of the instance itself, or of the one that has taken over its start."""
+    # commands
+
+    def _start(self, transaction: Transaction, command: StartInstance) -> None:
+        transaction.step(command.instance_id, command)
+
+    def _stop(self, transaction: Transaction, command: StopInstance) -> None:
+        if command.instance_id in self.holdings:
+            transaction.step(command.instance_id, command)
+        else:
+            self._starts.overtaken[command.instance_id] = (transaction.now_s, command.reason)
+
+    def _resume(self, transaction: Transaction, command: ResumeInstance) -> None:
+        if not self.is_stopping:
+            self._command(transaction, command)
+
+    def _command(self, transaction: Transaction, command: Any) -> None:
+        if command.instance_id in self.holdings:
+            transaction.step(command.instance_id, command)
+
+    # stimuli of the agent's own
+
+    def _outcome(self, transaction: Transaction, stimulus: Any) -> None:
+        """What became of something this controller has asked for: of the instance itself, or of the one that has taken
+        over its start."""
+        instance_id = stimulus.instance_id
         holding = self.holdings.get(instance_id)
         if holding is None or holding.instance.state.is_gone:
-            return next((h for h in self.holdings.values() if h.engine_id == instance_id), holding)
-        return holding
+            taker = next((i for i, h in self.holdings.items() if h.engine_id == instance_id), None)
+            if holding is None and taker is None:
+                return
+            instance_id = taker or instance_id
+        transaction.step(instance_id, stimulus)
 
-    def _outcome(self, turn: Turn, holding: Holding, stimulus: Any) -> None:
-        """What became of something this controller had asked for. Outcomes that come too late change nothing."""
-        match stimulus:
-            case EngineLaunched():
-                self._life.launched(turn, holding)
-            case WeightsComplete(path=path, cached=cached):
-                self._life.fetched(turn, holding, path, cached=cached)
-            case WeightsFailed(code=code, message=message):
-                if holding.instance.state.is_coming and not holding.is_stopping:
-                    self._life.fail(turn, holding, code, message)
-            case EngineReady():
-                self._stages.ready(turn, holding, stimulus)
-            case EnginePrewarmed():
-                self._dormant.prewarmed(turn, holding)
-            case EngineAsleep():
-                self._dormant.asleep(turn, holding)
-            case EngineConsolidated():
-                self._stages.consolidated(turn, holding, stimulus)
-            case ConsolidationFailed():
-                self._stages.unconsolidated(turn, holding, stimulus)
-            case EngineStartFailed(code=code, reason=reason):
-                if holding.instance.state.is_coming and not holding.is_stopping:
-                    self._life.fail(turn, holding, code, reason)
-            case EngineExited(reason=reason) | EngineOverLimit(reason=reason):
-                if not holding.is_stopping:
-                    self._life.fail(turn, holding, "engine_failed", reason)
-            case EngineGone(clean=clean):
-                self._life.gone(turn, holding, clean=clean)
-            case HealthSeen():
-                self._health(turn, holding, stimulus)
-            case InFlight(num_in_flight=num_in_flight):
-                self._life.counted(turn, holding, num_in_flight)
-                if self._dormant.can(holding.instance.engine, "prewarm"):
-                    self._reservation.reserve(turn, self.holdings[holding.instance.instance_id], stimulus)
-            case StopAsked(reason=reason, grace_s=grace_s):
-                self._life.drain(turn, holding, reason, grace_s)
-            case _:
-                raise TypeError(f"not a stimulus of an agent: {stimulus!r}")
+    def _look(self, _: Transaction, around: msg.Surroundings) -> None:
+        self._surroundings = around
 
-    def _health(self, turn: Turn, holding: Holding, seen: HealthSeen) -> None:
-        if holding.is_stopping or holding.instance.state.is_gone:
-            return
-        if seen.alive and (holding.is_sleeping or holding.instance.state.is_dormant):
-            return
-        if not seen.alive:
-            self._life.fail(turn, holding, "engine_failed", seen.reason or "its engine process is gone")
-            return
-        num_misses = 0 if seen.ok else holding.num_misses + 1
-        self.holdings[seen.instance_id] = replace(holding, num_misses=num_misses)
-        if num_misses >= self.params.health_misses:
-            self._life.fail(
-                turn, holding, "engine_failed", f"its engine hangs ({num_misses} health checks failed): {seen.reason}"
-            )
+    def _node_stops(self, transaction: Transaction, asked: msg.NodeStopping) -> None:
+        self._starts.node_stops = asked.reason
+        for instance_id in list(self.holdings):
+            transaction.step(instance_id, asked)
 
-    def _recall(self, turn: Turn, living: frozenset[str]) -> None:
-        for instance_id, holding in list(self.holdings.items()):
-            if holding.instance.state.is_coming:
-                holding = replace(holding, deadline_at=turn.now_s + self.params.start_deadline_s)
-            if instance_id in living:
-                holding = self._stages.recall(turn, holding)
-            self._life.recall(turn, holding, is_living=instance_id in living)
-
-    def _tick(self, turn: Turn) -> None:
-        gap_s, self._ticked_at = turn.now_s - (self._ticked_at or turn.now_s), turn.now_s
+    def _tick(self, transaction: Transaction, tick: Tick) -> None:
+        now_s = transaction.now_s
+        gap_s, self._ticked_at = now_s - (self._ticked_at or now_s), now_s
         if not 0 <= gap_s <= self.params.max_tick_gap_s:
             for holding in list(self.holdings.values()):
-                self._life.shift(turn, holding, gap_s)
-        for instance_id, holding in list(self.holdings.items()):
-            state = holding.instance.state
-            if holding.is_stopping:
-                self._life.stop_again(turn, holding)
-            elif state.is_gone:
-                self._forget(turn, holding)
-            elif state.is_coming and turn.now_s >= holding.deadline_at:
-                self._life.fail(turn, holding, *self._overdue(holding))
-            elif state in (InstanceState.READY, InstanceState.DRAINING):
-                is_due = not holding.is_sleeping
-                if is_due and turn.now_s - holding.health_asked_at >= self.params.health_every_s:
-                    self.holdings[instance_id] = holding = replace(holding, health_asked_at=turn.now_s)
-                    turn.ask(CheckHealth(instance_id))
-                self._stages.overdue(turn, holding)
-                if state is InstanceState.DRAINING:
-                    self._drain_on(turn, self.holdings[instance_id])
-        for instance_id, (when, _) in list(self._starts.overtaken.items()):
-            if turn.now_s - when >= self.params.keep_gone_s:
-                del self._starts.overtaken[instance_id]
+                self._life.shift(transaction, holding, gap_s)
+        for instance_id in list(self.holdings):
+            transaction.step(instance_id, tick)
+        self._starts.forget(now_s)
 
-    def _drain_on(self, turn: Turn, holding: Holding) -> None:
-        if turn.now_s >= holding.deadline_at:
-            self._life.expire_drain(turn, holding)
-        elif turn.now_s >= holding.quiet_until and not holding.is_sleeping:
-            turn.ask(CountInFlight(holding.instance.instance_id))
+    def _recall(self, transaction: Transaction, recalled: msg.Recalled) -> None:
+        for instance_id in list(self.holdings):
+            if (why := self._doubts.pop(instance_id, None)) is not None:
+                transaction.publish(self.holdings[instance_id], reason=why)
+            transaction.step(instance_id, recalled)
 
-    def _overdue(self, holding: Holding) -> tuple[str, str]:
-        seconds = self.params.start_deadline_s
-        if holding.weights_path is None:
-            return "weights_unavailable", f"its weights were not in host memory after {seconds:g} s"
-        return "start_timeout", f"its engine was not ready after {seconds:g} s"
+    def _recall_one(self, transaction: Transaction, holding: Holding, recalled: msg.Recalled) -> None:
+        """Take it up after a restart of the agent, from what is left of its engine. A start has its time anew."""
+        is_living = holding.instance.instance_id in recalled.living
+        if holding.start is not None:
+            deadline_at = transaction.now_s + self.params.start_deadline_s
+            holding = replace(holding, start=replace(holding.start, deadline_at=deadline_at))
+        if is_living:
+            holding = self._stages.recall(transaction, holding)
+        self._life.recall(transaction, holding, is_living=is_living)
 
-    def _forget(self, turn: Turn, holding: Holding) -> None:
-        if turn.now_s - holding.instance.changed_at >= self.params.keep_gone_s and not holding.is_granted:
-            instance_id = holding.instance.instance_id
-            del self.holdings[instance_id]
-            turn.is_dirty = True
-            if not any(instance_id in h.past_ids for h in self.holdings.values()):  # else its engine lives on
-                turn.ask(*(ForgetEngine(past_id) for past_id in (instance_id, *holding.past_ids)))
-            if not holding.is_lost:
-                turn.ask(Remove(INSTANCES, instance_id))
+    def _sound(self, holding: Holding) -> Holding:
+        """A remembered record; one that contradicts itself is FAILED, and its process is stopped."""
+        if not holding.shares and "shares" in RULES[holding.state].needs:
+            holding = replace(holding, shares=shares_of(holding.instance, holding.model, self.node_id))
+        doubts = tuple(faults(holding))
+        if not doubts:
+            return holding
+        name = holding.instance.instance_id
+        self._doubts[name] = f"what its agent remembered of it contradicts itself: {doubts[0]}"
+        return Holding(
+            state=State.FAILING,
+            instance=replace(holding.instance, state=InstanceState.FAILED),
+            model=holding.model,
+            cause=holding.cause,
+            pipeline=pipeline_of(holding.instance, 0),
+            stop=Stop(0.0),
+            engine_id=holding.engine_id,
+            past_ids=holding.past_ids,
+        )
 
-    def _beat(self, turn: Turn) -> None:
-        self._beat_at, self._node_revision = turn.now_s, max(self._node_revision + 1, int(turn.now_s * 1000))
-        node = self.node(turn.now_s)
-        turn.ask(Publish(NodeBeat(node=node)), Save(NODES, self.node_id, node))
+    def _beat(self, transaction: Transaction) -> None:
+        now_s = transaction.now_s
+        self._beat_at, self._node_revision = now_s, max(self._node_revision + 1, int(now_s * 1000))
+        node = self.node(now_s)
+        transaction.effects += (Publish(NodeBeat(node=node)), Save(NODES, self.node_id, node))
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Hold the store's tables against the truth, which is here: heal rows that are missing or behind."""
@@ -300,41 +317,95 @@ class AgentController:
             own = rows.get(self.node_id)
             self._node_revision = max(self._node_revision, own.revision if own is not None else 0)
             return []
-        turn = Turn(now_s, self.holdings)
+        transaction = Transaction(now_s, self.holdings, self.actions)
         for instance_id, holding in list(self.holdings.items()):
-            if not holding.is_lost:
-                self._compare(turn, holding, rows.get(instance_id))
+            if holding.state not in ELSEWHERE:
+                self._compare(transaction, holding, rows.get(instance_id))
         for instance_id, row in rows.items():
             if instance_id not in self.holdings and row.workers and row.node_id == self.node_id:
-                self._disown(turn, row)
-        remember = [Remember(self.memory())] if turn.is_dirty else []
-        return [*remember, *turn.in_order()]
+                self._disown(transaction, row)
+        self._is_checked = False
+        return self._effects(transaction)
 
-    def _compare(self, turn: Turn, holding: Holding, row: Instance | None) -> None:
+    def _compare(self, transaction: Transaction, holding: Holding, row: Instance | None) -> None:
         """Heal one row. A row that says otherwise at our revision or above (a placer gave us up) is overtaken."""
         mine = holding.instance
         if row is None:
-            turn.ask(Save(INSTANCES, mine.instance_id, mine))
+            transaction.effects.append(Save(INSTANCES, mine.instance_id, mine))
             return
         is_theirs = row.node_id != self.node_id
         if is_theirs and row.created_at > mine.created_at:
-            self._life.lose(turn, holding)
+            transaction.step(mine.instance_id, msg.RunsElsewhere())
         elif is_theirs or row.revision > mine.revision or (row.revision == mine.revision and row.state != mine.state):
             ahead = replace(mine, revision=max(row.revision, mine.revision))
-            turn.tell(replace(holding, instance=ahead), reason=f"the store knows it as {row.state}")
+            transaction.publish(replace(holding, instance=ahead), reason=f"the store knows it as {row.state}")
         elif row.revision < mine.revision:
-            turn.ask(Save(INSTANCES, mine.instance_id, mine))
+            transaction.effects.append(Save(INSTANCES, mine.instance_id, mine))
 
-    def _disown(self, turn: Turn, row: Instance) -> None:
+    def _disown(self, transaction: Transaction, row: Instance) -> None:
         """End a row of this node that its agent knows nothing of (its memory was lost); remove it in time."""
         if not row.state.is_gone:
             row = replace(
                 row,
                 state=InstanceState.FAILED,
                 reason=f"the agent of {self.node_id} does not know this instance",
-                changed_at=turn.now_s,
+                changed_at=transaction.now_s,
                 revision=row.revision + 1,
             )
-            turn.ask(Publish(fact_of(row)), Save(INSTANCES, row.instance_id, row))
-        elif turn.now_s - row.changed_at >= self.params.keep_gone_s:
-            turn.ask(Remove(INSTANCES, row.instance_id))
+            transaction.effects += (Publish(fact_of(row)), Save(INSTANCES, row.instance_id, row))
+        elif transaction.now_s - row.changed_at >= self.params.keep_gone_s:
+            transaction.remove(row.instance_id)
+
+    # what must hold
+
+    def validate(self) -> None:
+        """Raises AssertionError naming what contradicts itself. Tests and the simulator ask after each stimulus."""
+        found = self.violations()
+        assert not found, f"agent of {self.node_id}: {'; '.join(found)}"
+
+    def violations(self) -> tuple[str, ...]:
+        """What contradicts itself: a record and its state, a move and the table, the ledger and the records, one
+        process and two of its owners. Nothing, at once, where no stimulus has come since it was last asked."""
+        if self._is_checked:
+            return ()
+        self._is_checked = True
+        found = [what for move in self.moves for what in wrong(move)]
+        self.moves.clear()
+        found += [what for holding in self.holdings.values() for what in faults(holding)]
+        return (*found, *self._wrong_bytes(), *self._wrong_owners())
+
+    def _wrong_bytes(self) -> Iterator[str]:
+        """Every byte of a GPU has one owner among the records, and no GPU holds more than it has."""
+        said = {
+            (gpu_id, name, owner): num_bytes
+            for name, holding in self.holdings.items()
+            for gpu_id, of_gpu in holding.shares.items()
+            for owner, num_bytes in of_gpu.items()
+            if num_bytes
+        }
+        held: dict[tuple[str, str, GrantOwner], int] = {}
+        for gpu in self.ledger.gpus:
+            if not 0 <= gpu.used_bytes <= gpu.total_bytes:
+                yield f"{gpu.gpu_id} holds {gpu.used_bytes} of {gpu.total_bytes} bytes"
+            for grant in gpu.grants:
+                key = gpu.gpu_id, grant.holder, grant.owner
+                held[key] = held.get(key, 0) + grant.num_bytes
+        for gpu_id, name, owner in sorted(said.keys() | held.keys()):
+            key = gpu_id, name, owner
+            if said.get(key, 0) != held.get(key, 0):
+                yield f"{name} has {held.get(key, 0)} bytes of {gpu_id} for {owner}, its record {said.get(key, 0)}"
+
+    def _wrong_owners(self) -> Iterator[str]:
+        """Each process belongs to one record, each record stands under its own id, and host memory is not oversold."""
+        owners: dict[str, str] = {}
+        for name, holding in self.holdings.items():
+            if name != holding.instance.instance_id:
+                yield f"the record of {holding.instance.instance_id} stands under {name}"
+            if holding.state in OVER:
+                continue
+            if holding.engine in owners:
+                yield f"the process of {holding.engine} belongs to {owners[holding.engine]} and {name}"
+            owners[holding.engine] = name
+        snapshots, budget = sum(h.snapshot_bytes for h in self.holdings.values()), self.params.swap_host_bytes
+        if budget and snapshots > budget:
+            yield f"{snapshots} bytes of host memory are promised to engines asleep, of {budget}"

@@ -1,53 +1,17 @@
-"""What an agent is told (stimuli), what it asks of its shell (effects), and what it remembers over a restart.
+"""What an agent receives (stimuli), what it asks of its shell (effects), and what it remembers over a restart.
 
 Times are epoch seconds, sizes bytes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from glowplug.domain.bounds import check_bounds
-from glowplug.domain.hardware import CachedWeights, GrantOwner, Link
+from glowplug.controllers.agent.params import AgentParams as AgentParams
+from glowplug.controllers.agent.params import EngineKind as EngineKind
+from glowplug.controllers.agent.record import Holding
+from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import Instance, Phase, Worker
 from glowplug.domain.model import Model, WeightsRef
-from glowplug.events.envelope import Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineKind:
-    """An engine this node knows. `unavailable` is why it cannot start here, or ""."""
-
-    name: str
-    emulated: bool = False
-    unavailable: str = ""
-    abilities: frozenset[str] = frozenset()  # of "prewarm", "swap", "stages": see Node.can
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentParams:
-    """Bounds of the agent's waits, seconds, and how many misses make a hang."""
-
-    beat_s: float = 1.0
-    start_deadline_s: float = 180.0  # command -> READY
-    drain_quiet_s: float = 0.3  # routers hear of the drain before the first count
-    stop_grace_s: float = 5.0  # SIGTERM -> SIGKILL
-    stop_retry_s: float = 5.0  # a process that would not die is killed again
-    health_every_s: float = 1.0
-    health_misses: int = 3
-    keep_gone_s: float = 180.0  # longer than a command lives on the bus
-    max_tick_gap_s: float = 5.0  # a longer time between two ticks is a jump of the clock, or a machine that slept
-    consolidate_deadline_s: float = 600.0  # told to become whole -> whole, or given up
-    consolidate_retry_s: float = 10.0  # a stage that failed to become whole tries no sooner; twice as long each time
-    consolidate_retry_max_s: float = 300.0
-    reservation: Literal["", "paper", "literal_code"] = ""  # how a draining KV cache shrinks (WarmServe Eq. 1)
-    reservation_step_bytes: int = 64 << 20  # less than this is not worth a beat
-    swap_host_bytes: int = 0  # host memory for engines that sleep outside the GPUs; 0: unlimited
-    snapshot_ratio: float = 1.4  # host bytes of a sleeping engine per byte of its weights (papers.md section 7)
-
-    def __post_init__(self) -> None:
-        check_bounds(self, health_misses=1)
-
 
 # Stimuli
 
@@ -107,7 +71,7 @@ class EngineStartFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineExited:
-    """The process ended and nobody had asked it to."""
+    """The process has ended, and nobody had asked it to."""
 
     instance_id: str
     reason: str
@@ -203,6 +167,28 @@ class Surroundings:
     prefetcher_url: str = ""
 
 
+# Stimuli that the controller itself makes for one record, when it handles what concerns another
+
+
+@dataclass(frozen=True, slots=True)
+class GivesWay:
+    """A replica's bytes are needed by another instance."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """Its engine, and what it has of a start, go on as `instance_id`."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunsElsewhere:
+    """The store's row says that another node was given the instance later."""
+
+
 # Effects
 
 
@@ -281,8 +267,8 @@ class ConsolidateEngine:
 
 @dataclass(frozen=True, slots=True)
 class AbandonConsolidation:
-    """A ConsolidateEngine has taken too long: stop it and drop what has come. Asked again until its outcome comes:
-    ConsolidationFailed, or EngineConsolidated where that was sooner."""
+    """A ConsolidateEngine has taken too long: stop it and drop what has come. It is asked again until there is an
+    outcome: ConsolidationFailed, or EngineConsolidated where that was sooner."""
 
     instance_id: str
 
@@ -333,51 +319,6 @@ class ForgetEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """One instance as the agent keeps it. `deadline_at` bounds the start, then the drain."""
-
-    instance: Instance
-    model: Model
-    cause: Event  # the command that asked for it, without its payload
-    deadline_at: float
-    is_granted: bool = False
-    is_launched: bool = False
-    weights_path: str | None = None
-    fetch: Phase | None = None
-    is_cached: bool = False
-    quiet_until: float = 0.0
-    is_stopping: bool = False  # a StopEngine is out
-    stop_asked_at: float = 0.0
-    is_lost: bool = False  # another node was given this instance later: it is theirs
-    is_restarting: bool = False  # its engine goes, then the same start begins again
-    num_misses: int = 0
-    health_asked_at: float = 0.0
-    shares: Mapping[str, Mapping[GrantOwner, int]] = field(default_factory=dict)  # gpu_id -> owner -> bytes it holds
-    stage: int = 0
-    engine_id: str = ""  # by which the shell knows its process, while that is not its own id (see agent_starts.py)
-    past_ids: tuple[str, ...] = ()  # instances whose engine it has taken over, oldest first
-    warmth: str = ""  # state of the dormant instance that it grew from
-    becomes: str = ""  # at the end of its drain: prewarmed | swapped_out, else ""
-    is_sleeping: bool = False  # a SleepEngine is out
-    snapshot_bytes: int = 0  # of host memory, promised or taken, that it sleeps in
-    is_joined: bool = False  # of a pipeline's first stage: the later ones are READY
-    is_loaded: bool = False  # of a pipeline's first stage: its own part is in
-    is_serving: bool = False  # of a pipeline's first stage: a ServeStages is out
-    is_consolidating: bool = False  # a ConsolidateEngine is out
-    num_unconsolidated: int = 0  # times that it failed
-    consolidates_at: float = 0.0  # not before, after a failure
-    consolidate_by: float = 0.0  # when a ConsolidateEngine that is out has taken too long
-    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as its command expects
-    has_restarted: bool = False  # its start was broken off and begun again: its seconds are no measure
-    is_abandoning: bool = False  # an AbandonConsolidation is out: it may hold the bytes of the whole until it answers
-
-    @property
-    def engine(self) -> str:
-        """The id its engine effects carry."""
-        return self.engine_id or self.instance.instance_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMemory:
     """All that the agent must know again after a kill -9."""
 
@@ -397,11 +338,11 @@ EFFECTS: tuple[type, ...] = (
     AwaitWeights,
     LoadEngine,
     ActivateEngine,
-    SleepEngine,
-    LimitKv,
+    ServeStages,
     ConsolidateEngine,
     AbandonConsolidation,
-    ServeStages,
+    SleepEngine,
+    LimitKv,
     StopEngine,
     CheckHealth,
     CountInFlight,

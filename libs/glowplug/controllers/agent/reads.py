@@ -2,15 +2,13 @@
 
 from typing import Final
 
-from glowplug.controllers.agent.messages import EFFECTS, AbandonConsolidation, ConsolidateEngine, ServeStages
+from glowplug.controllers.agent.messages import EFFECTS
 from glowplug.controllers.fencing import LEADERS
 from glowplug.controllers.reads import Reads
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.events import commands
-
-PENDING: Final = (ServeStages, ConsolidateEngine, AbandonConsolidation)  # nothing in services/agent carries them out
 
 READS: Final = Reads(
     service="agent",
@@ -22,5 +20,5 @@ READS: Final = Reads(
         commands.ConsolidateInstance,
         commands.ResumeInstance,
     ),
-    effects=tuple(effect for effect in EFFECTS if effect not in PENDING),
+    effects=EFFECTS,
 )

@@ -42,7 +42,7 @@ def test_start_grants_first_then_launches_while_weights_come() -> None:
     effects = agent.handle(start(), 10.0)
     assert used(agent) == 100
     assert [type(e) for e in effects[:3]] == [Remember, LaunchEngine, AwaitWeights]
-    assert effects[0].memory.holdings[0].is_granted
+    assert effects[0].memory.holdings[0].shares
     (launch,) = of(LaunchEngine, effects)
     assert launch.gpu_kind == "host" and launch.gpu_index == 0 and launch.traceparent == "tp"
     assert of(AwaitWeights, effects)[0].deadline_at == 70.0

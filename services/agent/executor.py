@@ -1,11 +1,13 @@
-"""Executes what the agent's controller asks of engines. Nothing here waits in the shell's loop: each wish becomes a
+"""Executes what the agent's controller asks of engines. Nothing here waits in the shell's loop: each effect becomes a
 task, whose outcome goes back to the controller as a stimulus."""
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
@@ -15,11 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.controllers.agent.messages import (
+    AbandonConsolidation,
     ActivateEngine,
     AwaitWeights,
     CheckHealth,
+    ConsolidateEngine,
+    ConsolidationFailed,
     CountInFlight,
     EngineAsleep,
+    EngineConsolidated,
     EngineExited,
     EngineGone,
     EngineLaunched,
@@ -33,6 +39,7 @@ from glowplug.controllers.agent.messages import (
     LimitKv,
     LoadEngine,
     Remember,
+    ServeStages,
     SleepEngine,
     StopEngine,
     WeightsComplete,
@@ -40,29 +47,30 @@ from glowplug.controllers.agent.messages import (
 )
 from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
-from glowplug.domain.errors import ChecksumMismatch, EngineFailed, GlowplugError
+from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, Sleeper
+from glowplug.engines.port import EngineDriver, EngineHandle, LaunchRequest, LoadReport, NoStages, Sleeper, Stager
 from glowplug.engines.process import log_tail
 from glowplug.runtime.shell import Executor
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import redacted
-from services.agent.file_names import file_name
-from services.agent.memory_watch import LIMIT, MemoryWatch, limit_bytes
 from services.agent.ports import EnginePorts
+from services.agent.processes import LIMIT, MemoryWatch, limit_bytes, until_exit
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
-from services.agent.watch import until_exit
 
 log = logging.getLogger(__name__)
+NO_STAGES = NoStages()
 REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
 SLOW_POLLS = 10
 KEY_ID = "key_id"  # in a handle's data, beside the key itself
 REPLICA = "replica"  # in a handle's data: it was launched to hold weights, not to serve
+# The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 HOLDS = "holds"  # in a handle's data: what its load has reported of slots, KV cache and features, as JSON
 
 
-class EngineRoom:
+class EngineExecutor:
     """The engine processes of one node: their handles, their logs, and the work under way on each."""
 
     def __init__(
@@ -75,8 +83,8 @@ class EngineRoom:
         self._settings, self._drivers, self._state, self._clock = settings, drivers, state, clock
         self._put: Callable[[Any], Awaitable[None]] | None = None
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._weights: dict[str, str] = {}  # instance_id -> path its engine was last told to load
-        self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has been told
+        self._weights: dict[str, str] = {}  # instance_id -> path its engine was last asked to load
+        self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has them
         self._ports = EnginePorts(settings.host, settings.port_range)
 
     def connect(self, put: Callable[[Any], Awaitable[None]]) -> None:
@@ -112,6 +120,9 @@ class EngineRoom:
             AwaitWeights: as_task("weights", self._await_weights),
             LoadEngine: load,
             ActivateEngine: as_task("load", self._activate),
+            ServeStages: as_task("serve", self._serve_stages),
+            ConsolidateEngine: as_task("consolidate", self._consolidate),
+            AbandonConsolidation: as_task("abandon", self._abandon),
             SleepEngine: as_task("sleep", self._sleep),
             LimitKv: limit,
             StopEngine: as_task("stop", self._stop),
@@ -142,8 +153,8 @@ class EngineRoom:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def end_all(self) -> None:
-        """Kill whatever outlived the drain (the store was away, a stop took too long). Their ends are told by the
-        next agent of this node."""
+        """Kill whatever outlived the drain (the store was away, a stop took too long). The next agent of this node
+        reports their ends."""
         for handle in self._state.handles.values():
             if handle.engine in self._drivers and self._is_alive(handle):
                 log.warning("engine %s is killed: it outlived its drain", handle.instance_id)
@@ -165,12 +176,14 @@ class EngineRoom:
             await body
         except Exception as error:
             log.exception("%s of %s failed", kind, instance_id)
-            if kind in ("launch", "weights", "load"):
-                await self._tell(EngineStartFailed(instance_id, "internal_error", f"{kind}: {error!r}"))
+            if kind in ("launch", "weights", "load", "serve"):
+                await self._report(EngineStartFailed(instance_id, "internal_error", f"{kind}: {error!r}"))
+            elif kind == "consolidate":
+                await self._report(ConsolidationFailed(instance_id, f"{kind}: {error!r}"))
             elif kind == "stop":
-                await self._tell(EngineGone(instance_id, clean=False))
+                await self._report(EngineGone(instance_id, clean=False))
 
-    async def _tell(self, stimulus: Any) -> None:
+    async def _report(self, stimulus: Any) -> None:
         assert self._put is not None, "connect() first"
         await self._put(stimulus)
 
@@ -184,7 +197,7 @@ class EngineRoom:
         driver = self._drivers[effect.model.engine]
         if len(effect.workers) > 1 and not driver.capabilities.groups:
             reason = f"{effect.model.engine} runs on one GPU, not on {len(effect.workers)}"
-            await self._tell(EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
+            await self._report(EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
             return
         num_bytes = sum(w.num_bytes for w in effect.workers or (effect.worker,))
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
@@ -211,33 +224,33 @@ class EngineRoom:
             log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = await driver.launch(request)
         except GlowplugError as error:
-            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
         except OSError as error:
-            await self._tell(EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}"))
+            await self._report(EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}"))
         else:
             limit = limit_bytes(request, self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes)
             data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id}
             handle = replace(handle, data=data | ({REPLICA: "1"} if effect.replica else {}))
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
-            await self._tell(EngineLaunched(effect.instance_id))
+            await self._report(EngineLaunched(effect.instance_id))
         finally:
             self._ports.settled(effect.instance_id)  # the handle, if there is one, holds the port from now on
 
     async def watch_memory(self) -> None:
         """For ever: report engines that take more host memory than they may."""
-        watch = MemoryWatch(lambda: self._state.handles, self._is_alive, self._tell)
+        watch = MemoryWatch(lambda: self._state.handles, self._is_alive, self._report)
         await watch.run(self._settings.engine_memory_s)
 
     async def _await_weights(self, effect: AwaitWeights) -> None:
         """Look until the region says complete or failed; past the deadline the controller has given up by itself."""
         if not effect.weights.uri:
-            await self._tell(WeightsComplete(effect.instance_id, "", cached=True))
+            await self._report(WeightsComplete(effect.instance_id, "", cached=True))
             return
         try:
             digest = region_digest(effect.weights)
         except GlowplugError as error:
-            await self._tell(WeightsFailed(effect.instance_id, error.code, error.message))
+            await self._report(WeightsFailed(effect.instance_id, error.code, error.message))
             return
         region = Region.at(self._settings.shm_dir.absolute(), self._settings.node, digest)
         began = self._clock()
@@ -248,13 +261,13 @@ class EngineRoom:
                 declared, found = effect.weights.num_bytes, status.info.num_bytes
                 if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
                     wrong = f"{redacted(effect.weights.uri)}: {found} bytes, expected {declared}"
-                    await self._tell(WeightsFailed(effect.instance_id, ChecksumMismatch.code, wrong))
+                    await self._report(WeightsFailed(effect.instance_id, ChecksumMismatch.code, wrong))
                     return
                 region.touch(self._clock())
-                await self._tell(WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
+                await self._report(WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
                 return
             if status.state is RegionState.FAILED and status.failure is not None:
-                await self._tell(WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
+                await self._report(WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
                 return
             is_first = False
             is_slow = self._clock() - began > REGION_GRACE_S
@@ -269,12 +282,12 @@ class EngineRoom:
             if REPLICA in handle.data and isinstance(driver, Sleeper):
                 await driver.sleep(loaded.handle, "prewarmed")
         except GlowplugError as error:
-            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
             return
         if REPLICA in handle.data:
-            await self._tell(EnginePrewarmed(effect.instance_id))
+            await self._report(EnginePrewarmed(effect.instance_id))
             return
-        await self._tell(self._ready(effect.instance_id, loaded.handle, loaded.phases))
+        await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
     async def _activate(self, effect: ActivateEngine) -> None:
         """The process of `source` goes on under a new id, from wherever it is: a load under way is waited for."""
@@ -284,7 +297,7 @@ class EngineRoom:
         path = self._weights.pop(effect.source, "")
         if handle is None or not self._is_alive(handle):
             reason = f"the engine of {effect.source} is gone"
-            await self._tell(EngineStartFailed(effect.instance_id, "engine_failed", reason))
+            await self._report(EngineStartFailed(effect.instance_id, "engine_failed", reason))
             return
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(handle.log_path, self.log_path(effect.instance_id))  # one log, under both names
@@ -298,10 +311,10 @@ class EngineRoom:
             if isinstance(driver, Sleeper):
                 await driver.wake(handle)
         except GlowplugError as error:
-            await self._tell(EngineStartFailed(effect.instance_id, error.code, error.message))
+            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
             return
         load = Phase(name=PhaseName.LOAD, started_at=began, ended_at=self._clock())
-        await self._tell(self._ready(effect.instance_id, handle, (load,)))
+        await self._report(self._ready(effect.instance_id, handle, (load,)))
 
     def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> EngineReady:
         holds = json.loads(handle.data.get(HOLDS, "{}"))
@@ -315,6 +328,58 @@ class EngineRoom:
             lacks=tuple(holds.get("lacks", ())),
         )
 
+    def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
+        """Raises EngineFailed where no engine is known for it. A driver without stages raises EngineUnable itself."""
+        handle = self._state.handles.get(instance_id)
+        if handle is None:
+            raise EngineFailed("no engine is known for it")
+        driver = self._driver(handle)
+        return handle, driver if isinstance(driver, Stager) else NO_STAGES
+
+    async def _serve_stages(self, effect: ServeStages) -> None:
+        try:
+            handle, driver = self._staged(effect.instance_id)
+            loaded = _with_holds(await driver.serve_stages(handle))
+        except EngineFailed as error:
+            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
+            return
+        self._state.put_handle(loaded.handle)
+        await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
+
+    async def _consolidate(self, effect: ConsolidateEngine) -> None:
+        try:
+            handle, driver = self._staged(effect.instance_id)
+            kv_tokens = await driver.consolidate(handle, effect.model)
+        except EngineFailed as error:
+            await self._report(ConsolidationFailed(effect.instance_id, error.message))
+            return
+        await self._whole(effect.instance_id, kv_tokens)
+
+    async def _abandon(self, effect: AbandonConsolidation) -> None:
+        """The engine says what has become of it. One that does not answer is asked again by the controller; one that
+        cannot become whole is the stage that it was."""
+        await self._cancel(effect.instance_id, "consolidate")
+        try:
+            handle, driver = self._staged(effect.instance_id)
+            kv_tokens = await driver.abandon_consolidation(handle)
+        except EngineUnable as error:
+            await self._report(ConsolidationFailed(effect.instance_id, error.message))
+        except EngineFailed as error:
+            log.warning("%s does not say what became of its consolidation: %s", effect.instance_id, error.message)
+        else:
+            if kv_tokens is None:
+                await self._report(ConsolidationFailed(effect.instance_id, "given up"))
+            else:
+                await self._whole(effect.instance_id, kv_tokens)
+
+    async def _whole(self, instance_id: str, kv_tokens: int) -> None:
+        """Take what it holds now into its handle."""
+        handle = self._state.handles.get(instance_id)
+        if handle is not None:
+            holds = json.loads(handle.data.get(HOLDS, "{}")) | {"kv_tokens": kv_tokens}
+            self._state.put_handle(replace(handle, data={**handle.data, HOLDS: json.dumps(holds)}))
+        await self._report(EngineConsolidated(instance_id, kv_tokens))
+
     async def _sleep(self, effect: SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
         driver = self._driver(handle) if handle is not None else None
@@ -326,14 +391,25 @@ class EngineRoom:
             log.warning("%s is stopped: %s", effect.instance_id, error.message)
             self._begin(effect.instance_id, "stop", self._stop(StopEngine(effect.instance_id, 0.0)))
             return
-        await self._tell(EngineAsleep(effect.instance_id))
+        await self._report(EngineAsleep(effect.instance_id))
 
     async def _stop(self, effect: StopEngine) -> None:
         """End the work under way, then the process; gone only when the kernel says so."""
         launching = self._tasks.get((effect.instance_id, "launch"))
         if launching is not None:  # a launch cut in half would leave a process nobody knows
             await asyncio.wait([launching])
-        for kind in ("weights", "load", "sleep", "limit", "watch", "health", "count"):
+        for kind in (
+            "weights",
+            "load",
+            "serve",
+            "consolidate",
+            "abandon",
+            "sleep",
+            "limit",
+            "watch",
+            "health",
+            "count",
+        ):
             await self._cancel(effect.instance_id, kind)
         self._weights.pop(effect.instance_id, None)
         self._kv_limits.pop(effect.instance_id, None)
@@ -342,13 +418,13 @@ class EngineRoom:
             await self._driver(handle).stop(handle, effect.grace_s)
             if self._is_alive(handle):
                 log.error("engine %s (pid %s) outlived its stop", effect.instance_id, handle.pid)
-                await self._tell(EngineGone(effect.instance_id, clean=False))
+                await self._report(EngineGone(effect.instance_id, clean=False))
                 return
         self._state.drop_handle(effect.instance_id)
         shutil.rmtree(self.run_dir(effect.instance_id), ignore_errors=True)
-        # The stop is over before it is told, so that a retry or a relaunch finds the place free.
+        # The stop is over before it is reported, so that a retry or a relaunch finds the place free.
         self._tasks.pop((effect.instance_id, "stop"), None)
-        await self._tell(EngineGone(effect.instance_id))
+        await self._report(EngineGone(effect.instance_id))
 
     async def _cancel(self, instance_id: str, kind: str) -> None:
         task = self._tasks.get((instance_id, kind))
@@ -362,22 +438,24 @@ class EngineRoom:
         loading = self._tasks.get((handle.instance_id, "load"))
         if loading is not None:  # it sees the same end and knows more about it
             await asyncio.wait([loading], timeout=2.0)
-        await self._tell_exit(handle)
+        await self._report_exit(handle)
 
-    async def _tell_exit(self, handle: EngineHandle) -> None:
+    async def _report_exit(self, handle: EngineHandle) -> None:
         tail = log_tail(Path(handle.log_path))
-        await self._tell(EngineExited(handle.instance_id, f"the engine process ended by itself\n{tail}".strip()))
+        await self._report(EngineExited(handle.instance_id, f"the engine process ended by itself\n{tail}".strip()))
 
     async def _check_health(self, effect: CheckHealth) -> None:
         handle = self._state.handles.get(effect.instance_id)
         if handle is None:
-            await self._tell(HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it"))
+            await self._report(
+                HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it")
+            )
             return
         seen = await self._driver(handle).health(handle)
         if not seen.alive:
-            await self._tell_exit(handle)
+            await self._report_exit(handle)
             return
-        await self._tell(HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
+        await self._report(HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
 
     async def _count(self, effect: CountInFlight) -> None:
         handle = self._state.handles.get(effect.instance_id)
@@ -392,7 +470,7 @@ class EngineRoom:
         except EngineFailed as error:
             log.warning("draining %s: %s", effect.instance_id, error.message)
             return
-        await self._tell(InFlight(effect.instance_id, num_in_flight, kv_bytes_used))
+        await self._report(InFlight(effect.instance_id, num_in_flight, kv_bytes_used))
 
     async def _limit_kv(self, instance_id: str) -> None:
         """Pass on the newest limit, until there is none that is newer."""
@@ -405,6 +483,13 @@ class EngineRoom:
                 except EngineFailed as error:
                     log.warning("the KV cache of %s stays as it is: %s", instance_id, error.message)
         self._tasks.pop((instance_id, "limit"), None)  # the next one begins anew, whenever it comes
+
+
+def file_name(given: str) -> str:
+    """An id of a command or row as one name in a folder: `given` where that is safe, else a digest of it."""
+    if _SAFE_NAME.fullmatch(given):
+        return given
+    return f"id-{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def _with_holds(report: LoadReport) -> LoadReport:

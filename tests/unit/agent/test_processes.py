@@ -8,7 +8,7 @@ from typing import Any
 
 from glowplug.controllers.agent.messages import EngineOverLimit
 from glowplug.engines.port import EngineHandle
-from services.agent.memory_watch import LIMIT, MIB, MemoryWatch, private_bytes
+from services.agent.processes import LIMIT, MIB, MemoryWatch, private_bytes
 
 
 def a_handle(instance_id: str, pid: int, limit: int | None = 100 * MIB) -> EngineHandle:

@@ -1,4 +1,4 @@
-"""The engine room with a driver that misbehaves: every wish ends in an outcome, whatever the engine does."""
+"""The executor with a driver that misbehaves: every effect ends in an outcome, whatever the engine does."""
 
 import asyncio
 import os
@@ -32,8 +32,8 @@ from glowplug.domain.instance import Worker
 from glowplug.domain.model import WeightsRef
 from glowplug.engines import process
 from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
-from services.agent.engine_room import EngineRoom
-from services.agent.orphans import kill_orphans
+from services.agent.executor import EngineExecutor
+from services.agent.processes import kill_orphans
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 from tests.agent_rig import write_weights
@@ -100,18 +100,18 @@ class FakeEngineDriver:
         return process.is_alive(handle.pid, handle.pid_started_at)
 
 
-class Room:
-    """An engine room whose outcomes are kept in a list."""
+class Rig:
+    """An executor whose outcomes are kept in a list."""
 
     def __init__(self, folder: Path, driver: FakeEngineDriver | None = None) -> None:
         self.settings = AgentSettings(node_id="node-1", state_dir=folder / "state", shm_dir=folder / "shm")
         self.settings.node_dir.mkdir(parents=True)
         self.driver = driver or FakeEngineDriver()
         self.state = StateFile(self.settings.node_dir / "agent.json")
-        self.room = EngineRoom(self.settings, {"fake": self.driver}, self.state)
+        self.engines = EngineExecutor(self.settings, {"fake": self.driver}, self.state)
         self.outcomes: list[Any] = []
-        self.room.connect(self.keep)
-        self.executors = self.room.executors()
+        self.engines.connect(self.keep)
+        self.executors = self.engines.executors()
 
     async def keep(self, stimulus: Any) -> None:
         self.outcomes.append(stimulus)
@@ -130,142 +130,142 @@ class Room:
 
 
 @pytest.fixture
-async def room(tmp_path: Path) -> AsyncIterator[Room]:
-    room = Room(tmp_path)
-    yield room
-    await room.room.close()
-    for handle in room.state.handles.values():
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    await rig.engines.close()
+    for handle in rig.state.handles.values():
         process.kill_group(handle.pid, handle.pid_started_at)
 
 
-async def test_whole_life(room: Room) -> None:
-    handle = await room.launch()
-    await room.do(LoadEngine("i-1", "/weights"))
-    await room.outcome(EngineReady)
-    assert room.room.living() == {"i-1"}
-    await until(lambda: "hello" in room.room.log_path("i-1").read_text(), "the engine writes its log")
-    await room.do(StopEngine("i-1", 0.0))
-    assert (await room.outcome(EngineGone)).clean
-    assert not process.is_alive(handle.pid, handle.pid_started_at) and not room.state.handles
-    assert not any(isinstance(o, EngineExited) for o in room.outcomes)
-    assert not room.room.run_dir("i-1").exists() and "hello" in room.room.log_path("i-1").read_text()
-    await room.do(ForgetEngine("i-1"))
-    assert not room.room.log_path("i-1").exists()
+async def test_whole_life(rig: Rig) -> None:
+    handle = await rig.launch()
+    await rig.do(LoadEngine("i-1", "/weights"))
+    await rig.outcome(EngineReady)
+    assert rig.engines.living() == {"i-1"}
+    await until(lambda: "hello" in rig.engines.log_path("i-1").read_text(), "the engine writes its log")
+    await rig.do(StopEngine("i-1", 0.0))
+    assert (await rig.outcome(EngineGone)).clean
+    assert not process.is_alive(handle.pid, handle.pid_started_at) and not rig.state.handles
+    assert not any(isinstance(o, EngineExited) for o in rig.outcomes)
+    assert not rig.engines.run_dir("i-1").exists() and "hello" in rig.engines.log_path("i-1").read_text()
+    await rig.do(ForgetEngine("i-1"))
+    assert not rig.engines.log_path("i-1").exists()
 
 
-async def test_exit_is_told_at_once_with_the_end_of_the_log(room: Room) -> None:
-    handle = await room.launch()
-    await until(lambda: "hello" in room.room.log_path("i-1").read_text(), "the engine writes its log")
+async def test_exit_is_told_at_once_with_the_end_of_the_log(rig: Rig) -> None:
+    handle = await rig.launch()
+    await until(lambda: "hello" in rig.engines.log_path("i-1").read_text(), "the engine writes its log")
     os.kill(handle.pid, signal.SIGKILL)
-    exited = await room.outcome(EngineExited)
+    exited = await rig.outcome(EngineExited)
     assert exited.reason.splitlines() == ["the engine process ended by itself", "hello from the engine"]
 
 
 @pytest.mark.parametrize(
     ("error", "code"), [(EngineFailed("no such binary"), "engine_failed"), (RuntimeError("bug"), "internal_error")]
 )
-async def test_launch_that_fails_is_told(room: Room, error: Exception, code: str) -> None:
-    room.driver.launch_error = error
+async def test_launch_that_fails_is_told(rig: Rig, error: Exception, code: str) -> None:
+    rig.driver.launch_error = error
     worker = Worker(worker_id="i-1-0", node_id="node-1", gpu_id="node-1/0", num_bytes=1)
-    await room.do(LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
-    failed = await room.outcome(EngineStartFailed)
+    await rig.do(LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
+    failed = await rig.outcome(EngineStartFailed)
     assert failed.code == code and str(error) in failed.reason
 
 
-async def test_load_that_fails_is_told(room: Room) -> None:
-    await room.launch()
-    room.driver.load_error = EngineFailed("not a model\nlast line of the log")
-    await room.do(LoadEngine("i-1", "/weights"))
-    assert "last line" in (await room.outcome(EngineStartFailed)).reason
+async def test_load_that_fails_is_told(rig: Rig) -> None:
+    await rig.launch()
+    rig.driver.load_error = EngineFailed("not a model\nlast line of the log")
+    await rig.do(LoadEngine("i-1", "/weights"))
+    assert "last line" in (await rig.outcome(EngineStartFailed)).reason
 
 
-async def test_stop_during_a_launch_leaves_no_process(room: Room) -> None:
-    room.driver.launch_s = 0.1
+async def test_stop_during_a_launch_leaves_no_process(rig: Rig) -> None:
+    rig.driver.launch_s = 0.1
     worker = Worker(worker_id="i-1-0", node_id="node-1", gpu_id="node-1/0", num_bytes=1)
-    await room.do(LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
-    await room.do(StopEngine("i-1", 0.0))
-    assert (await room.outcome(EngineGone)).clean and not room.state.handles
-    assert not kill_orphans(room.settings.node_dir / "run", ())
+    await rig.do(LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
+    await rig.do(StopEngine("i-1", 0.0))
+    assert (await rig.outcome(EngineGone)).clean and not rig.state.handles
+    assert not kill_orphans(rig.settings.node_dir / "run", ())
 
 
-async def test_stop_during_a_load_gives_it_up(room: Room) -> None:
-    await room.launch()
-    room.driver.may_load.clear()
-    await room.do(LoadEngine("i-1", "/weights"))
-    await room.do(StopEngine("i-1", 0.0))
-    assert (await room.outcome(EngineGone)).clean
-    assert not any(isinstance(o, EngineReady | EngineStartFailed) for o in room.outcomes)
+async def test_stop_during_a_load_gives_it_up(rig: Rig) -> None:
+    await rig.launch()
+    rig.driver.may_load.clear()
+    await rig.do(LoadEngine("i-1", "/weights"))
+    await rig.do(StopEngine("i-1", 0.0))
+    assert (await rig.outcome(EngineGone)).clean
+    assert not any(isinstance(o, EngineReady | EngineStartFailed) for o in rig.outcomes)
 
 
-async def test_process_that_outlives_its_stop_is_not_called_gone(room: Room) -> None:
-    await room.launch()
-    room.driver.is_immortal = True
-    await room.do(StopEngine("i-1", 0.0))
-    assert not (await room.outcome(EngineGone)).clean and "i-1" in room.state.handles
-    room.driver.is_immortal = False
+async def test_process_that_outlives_its_stop_is_not_called_gone(rig: Rig) -> None:
+    await rig.launch()
+    rig.driver.is_immortal = True
+    await rig.do(StopEngine("i-1", 0.0))
+    assert not (await rig.outcome(EngineGone)).clean and "i-1" in rig.state.handles
+    rig.driver.is_immortal = False
     await asyncio.sleep(0.05)
-    room.outcomes.clear()
-    await room.do(StopEngine("i-1", 0.0))
-    assert (await room.outcome(EngineGone)).clean and not room.state.handles
+    rig.outcomes.clear()
+    await rig.do(StopEngine("i-1", 0.0))
+    assert (await rig.outcome(EngineGone)).clean and not rig.state.handles
 
 
-async def test_stop_that_breaks_is_not_called_gone(room: Room) -> None:
-    await room.launch()
-    room.driver.stop_error = RuntimeError("bug")
-    await room.do(StopEngine("i-1", 0.0))
-    assert not (await room.outcome(EngineGone)).clean and "i-1" in room.state.handles
+async def test_stop_that_breaks_is_not_called_gone(rig: Rig) -> None:
+    await rig.launch()
+    rig.driver.stop_error = RuntimeError("bug")
+    await rig.do(StopEngine("i-1", 0.0))
+    assert not (await rig.outcome(EngineGone)).clean and "i-1" in rig.state.handles
 
 
-async def test_stop_of_nothing_is_over_at_once(room: Room) -> None:
-    await room.do(StopEngine("i-404", 0.0))
-    assert (await room.outcome(EngineGone)).clean
+async def test_stop_of_nothing_is_over_at_once(rig: Rig) -> None:
+    await rig.do(StopEngine("i-404", 0.0))
+    assert (await rig.outcome(EngineGone)).clean
 
 
-async def test_weights_are_waited_for(room: Room) -> None:
+async def test_weights_are_waited_for(rig: Rig) -> None:
     model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
-    await room.do(AwaitWeights("i-1", model.weights, 9e9))
+    await rig.do(AwaitWeights("i-1", model.weights, 9e9))
     await asyncio.sleep(0.05)
-    assert not room.outcomes
-    region = write_weights(room.settings.shm_dir.absolute(), model)
-    complete = await room.outcome(WeightsComplete)
+    assert not rig.outcomes
+    region = write_weights(rig.settings.shm_dir.absolute(), model)
+    complete = await rig.outcome(WeightsComplete)
     assert complete.path == str(region.blob) and not complete.cached
 
 
-async def test_weights_in_memory_already_are_cached(room: Room) -> None:
+async def test_weights_in_memory_already_are_cached(rig: Rig) -> None:
     model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
-    write_weights(room.settings.shm_dir.absolute(), model)
-    await room.do(AwaitWeights("i-1", model.weights, 9e9))
-    assert (await room.outcome(WeightsComplete)).cached
+    write_weights(rig.settings.shm_dir.absolute(), model)
+    await rig.do(AwaitWeights("i-1", model.weights, 9e9))
+    assert (await rig.outcome(WeightsComplete)).cached
 
 
-async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_this_one_declares(room: Room) -> None:
+async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_this_one_declares(rig: Rig) -> None:
     sha256 = "ab" * 32
-    write_weights(room.settings.shm_dir, a_model("m", weights=WeightsRef(uri="file:///w/m", sha256=sha256)))
-    await room.do(AwaitWeights("i-1", WeightsRef(uri="file:///w/m", sha256=sha256, num_bytes=5), deadline_at=9e9))
-    failed = await room.outcome(WeightsFailed)
+    write_weights(rig.settings.shm_dir, a_model("m", weights=WeightsRef(uri="file:///w/m", sha256=sha256)))
+    await rig.do(AwaitWeights("i-1", WeightsRef(uri="file:///w/m", sha256=sha256, num_bytes=5), deadline_at=9e9))
+    failed = await rig.outcome(WeightsFailed)
     assert (failed.code, failed.message) == ("weights_corrupt", "file:///w/m: 4 bytes, expected 5")
 
 
-async def test_weights_that_fail_are_told_to_those_who_wait(room: Room) -> None:
+async def test_weights_that_fail_are_told_to_those_who_wait(rig: Rig) -> None:
     model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
-    region = write_weights(room.settings.shm_dir.absolute(), model)
+    region = write_weights(rig.settings.shm_dir.absolute(), model)
     region.fail("weights_corrupt", "checksum differs", failed_at=1.0, instance_ids=("i-2",))
-    await room.do(AwaitWeights("i-1", model.weights, 9e9))
-    await room.do(AwaitWeights("i-2", model.weights, 9e9))
-    failed = await room.outcome(WeightsFailed)
+    await rig.do(AwaitWeights("i-1", model.weights, 9e9))
+    await rig.do(AwaitWeights("i-2", model.weights, 9e9))
+    failed = await rig.outcome(WeightsFailed)
     assert failed == WeightsFailed("i-2", "weights_corrupt", "checksum differs")
     await asyncio.sleep(0.05)
-    assert len(room.outcomes) == 1
+    assert len(rig.outcomes) == 1
 
 
-async def test_checksum_that_is_none_is_refused(room: Room) -> None:
-    await room.do(AwaitWeights("i-1", WeightsRef(uri="file:///w", sha256="../../etc"), 9e9))
-    assert (await room.outcome(WeightsFailed)).code == "invalid_model_file"
+async def test_checksum_that_is_none_is_refused(rig: Rig) -> None:
+    await rig.do(AwaitWeights("i-1", WeightsRef(uri="file:///w", sha256="../../etc"), 9e9))
+    assert (await rig.outcome(WeightsFailed)).code == "invalid_model_file"
 
 
-async def test_health_of_an_engine_nobody_knows(room: Room) -> None:
-    await room.do(CheckHealth("i-404"))
-    assert not (await room.outcome(HealthSeen)).alive
+async def test_health_of_an_engine_nobody_knows(rig: Rig) -> None:
+    await rig.do(CheckHealth("i-404"))
+    assert not (await rig.outcome(HealthSeen)).alive
 
 
 def test_orphans_are_found_by_where_they_work_and_the_known_are_spared(tmp_path: Path) -> None:

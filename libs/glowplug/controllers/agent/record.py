@@ -1,0 +1,311 @@
+"""One instance as its agent keeps it: its state, the parts that exist in that state alone, and the bytes it holds.
+
+`State` is finer than the public InstanceState. `RULES` says of each state what it is to the fleet, what it means, and
+which parts a record has there; `faults` holds a record against that. Times are epoch seconds, sizes bytes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from glowplug.domain.hardware import Gpu, GrantOwner
+from glowplug.domain.instance import Instance, InstanceState, Phase, Worker
+from glowplug.domain.model import Model
+from glowplug.events.envelope import Event
+from glowplug.policies.placement.shape import bytes_per_gpu, weights_per_gpu
+
+Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
+
+
+class State(StrEnum):
+    """Where one instance is on its node. What each means stands in RULES."""
+
+    LAUNCHING = "launching"
+    LAUNCHED = "launched"
+    FETCHED = "fetched"
+    RESTARTING = "restarting"
+    LOADING = "loading"
+    STAGE_LOADED = "stage_loaded"
+    JOINING = "joining"
+    ACTIVATING = "activating"
+    READY = "ready"
+    DRAINING = "draining"
+    FALLING_ASLEEP = "falling_asleep"
+    PREWARMED = "prewarmed"
+    SWAPPED_OUT = "swapped_out"
+    STOPPING = "stopping"
+    DROPPING = "dropping"
+    FAILING = "failing"
+    LOSING = "losing"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+class ConsolidationState(StrEnum):
+    """How far a stage is that becomes whole, beside READY or DRAINING."""
+
+    RUNNING = "running"  # a ConsolidateEngine is out
+    ABANDONED = "abandoned"  # an AbandonConsolidation is out: until its outcome the engine may hold the whole's bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A start under way, up to READY or PREWARMED."""
+
+    deadline_at: float
+    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as its command expects
+    weights_path: str | None = None  # once they are in host memory
+    fetch: Phase | None = None
+    grew_from: InstanceState | None = None  # what the instance was that it took over
+    has_restarted: bool = False  # it was broken off and begun again: its seconds are no measure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """A drain under way. `deadline_at` bounds it, and then the engine's falling asleep."""
+
+    deadline_at: float
+    quiet_until: float  # routers know of the drain by then
+    becomes: str = ""  # what its engine does at the end: prewarmed | swapped_out, or "" to stop
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A StopEngine is out. One whose process still lives is asked again `stop_retry_s` after `asked_at`."""
+
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consolidation:
+    """A stage becomes whole, or is to give that up."""
+
+    state: ConsolidationState = ConsolidationState.RUNNING
+    deadline_at: float  # of one that is running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """What an instance of several stages knows of being one."""
+
+    stage: int
+    is_joined: bool = False  # of the first stage: the later ones are READY
+    num_failed: int = 0  # consolidations
+    retry_at: float = 0.0  # no consolidation begins sooner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One instance on its node. Its state changes through `enter`, which drops the parts that end with the old one."""
+
+    state: State
+    instance: Instance  # as the fleet sees it
+    model: Model
+    cause: Event  # the command that asked for it, without its payload
+    start: Start | None = None
+    drain: Drain | None = None
+    stop: Stop | None = None
+    consolidation: Consolidation | None = None
+    pipeline: Pipeline | None = None
+    shares: Shares = field(default_factory=dict)  # what it is granted; empty: nothing
+    snapshot_bytes: int = 0  # of host memory, promised or taken, that its engine sleeps in
+    engine_id: str = ""  # by which the shell knows its process, while that is not its own id (see starts.py)
+    past_ids: tuple[str, ...] = ()  # instances whose engine it has taken over, oldest first
+    was_cached: bool = False  # its weights were in host memory when its start began
+    health_asked_at: float = 0.0
+    num_misses: int = 0  # health checks that failed in a row
+
+    @property
+    def engine(self) -> str:
+        """The id its engine effects carry."""
+        return self.engine_id or self.instance.instance_id
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether it is the stage of a pipeline that answers for all of them."""
+        return not self.instance.is_whole and not self.instance.part_of
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One state: what the fleet sees of it, what it means, which parts a record needs there and which it may have."""
+
+    public: InstanceState
+    means: str
+    needs: frozenset[str]
+    may: frozenset[str]
+
+
+PARTS = ("start", "drain", "stop", "consolidation", "shares", "snapshot_bytes", "engine_id")
+_ENDING_WITH_STATE: Mapping[str, None] = MappingProxyType(dict.fromkeys(("start", "drain", "stop", "consolidation")))
+
+
+def _rule(public: InstanceState, means: str, needs: str = "", may: str = "") -> Rule:
+    return Rule(public, means, frozenset(needs.split()), frozenset(may.split()))
+
+
+RULES: Mapping[State, Rule] = {
+    State.LAUNCHING: _rule(
+        InstanceState.STARTING, "its process starts, and its weights are on their way", "start shares", "engine_id"
+    ),
+    State.LAUNCHED: _rule(
+        InstanceState.STARTING, "its process is up and waits for its weights", "start shares", "engine_id"
+    ),
+    State.FETCHED: _rule(
+        InstanceState.STARTING, "its weights are in host memory and wait for its process", "start shares", "engine_id"
+    ),
+    State.RESTARTING: _rule(
+        InstanceState.STARTING,
+        "its agent restarted during the start: its process ends, then the start begins again",
+        "start stop shares",
+        "engine_id",
+    ),
+    State.LOADING: _rule(InstanceState.LOADING, "its engine takes the weights", "start shares"),
+    State.STAGE_LOADED: _rule(
+        InstanceState.LOADING, "the first stage of a pipeline is loaded and waits for the others", "start shares"
+    ),
+    State.JOINING: _rule(InstanceState.LOADING, "the first stage connects to the others", "start shares"),
+    State.ACTIVATING: _rule(
+        InstanceState.LOADING, "the engine of a replica or of a sleeping instance becomes its own", "start shares"
+    ),
+    State.READY: _rule(InstanceState.READY, "its engine serves", "shares", "consolidation"),
+    State.DRAINING: _rule(
+        InstanceState.DRAINING,
+        "its engine finishes what it has and accepts nothing",
+        "drain shares",
+        "consolidation snapshot_bytes",
+    ),
+    State.FALLING_ASLEEP: _rule(
+        InstanceState.DRAINING,
+        "it has drained, and its engine leaves its GPUs (but for its weights, where they stay)",
+        "drain shares",
+        "snapshot_bytes",
+    ),
+    State.PREWARMED: _rule(InstanceState.PREWARMED, "its weights lie on its GPUs, without a KV cache", "shares"),
+    State.SWAPPED_OUT: _rule(InstanceState.SWAPPED_OUT, "its engine sleeps in host memory", "", "snapshot_bytes"),
+    State.STOPPING: _rule(
+        InstanceState.DRAINING, "it has drained, and its process ends", "stop shares", "snapshot_bytes engine_id"
+    ),
+    State.DROPPING: _rule(
+        InstanceState.STOPPED, "its bytes are free already, and its process ends", "stop", "snapshot_bytes engine_id"
+    ),
+    State.FAILING: _rule(
+        InstanceState.FAILED, "it has failed, and its process ends", "stop", "shares snapshot_bytes engine_id"
+    ),
+    State.LOSING: _rule(
+        InstanceState.STOPPED,
+        "another node runs the instance by now, and its process here ends",
+        "stop",
+        "shares snapshot_bytes engine_id",
+    ),
+    State.STOPPED: _rule(InstanceState.STOPPED, "it has stopped, and no process is left"),
+    State.FAILED: _rule(InstanceState.FAILED, "it has failed, and no process is left"),
+    State.LOST: _rule(InstanceState.STOPPED, "another node runs the instance, and nothing of it is left here"),
+}
+
+STARTING = frozenset({State.LAUNCHING, State.LAUNCHED, State.FETCHED})
+COMING = STARTING | {State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING}
+DORMANT = frozenset({State.PREWARMED, State.SWAPPED_OUT})
+ENDING = frozenset({State.STOPPING, State.DROPPING, State.FAILING, State.LOSING})
+OVER = frozenset({State.STOPPED, State.FAILED, State.LOST})
+ELSEWHERE = frozenset({State.LOSING, State.LOST})  # another node's by now: its row is theirs
+
+
+def enter(holding: Holding, state: State, **changes: Any) -> Holding:
+    """The record in `state`, without the parts that it may not have there."""
+    rule = RULES[state]
+    kept = rule.needs | rule.may
+    dropped = {part: None for part in _ENDING_WITH_STATE if part not in kept}
+    return replace(holding, state=state, **(dropped | changes))
+
+
+def faults(holding: Holding) -> Iterator[str]:
+    """What of one record contradicts its state."""
+    name, rule, instance = holding.instance.instance_id, RULES[holding.state], holding.instance
+    for part in PARTS:
+        is_there = bool(getattr(holding, part))
+        if part in rule.needs and not is_there:
+            yield f"{name} is {holding.state} without {part}"
+        elif is_there and part not in rule.needs and part not in rule.may:
+            yield f"{name} is {holding.state} and has {part}"
+    if instance.state is not rule.public:
+        yield f"{name} is {holding.state} and the fleet sees it {instance.state}"
+    if (holding.pipeline is None) is not instance.is_whole:
+        yield f"{name} has {instance.num_stages} stages and pipeline={holding.pipeline}"
+    if holding.consolidation is not None and instance.is_whole:
+        yield f"{name} is whole and consolidates"
+    if holding.state in (State.READY, State.DRAINING):
+        is_running = holding.consolidation is not None and holding.consolidation.state is ConsolidationState.RUNNING
+        if instance.consolidating is not is_running:
+            yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
+    path = holding.start.weights_path if holding.start is not None else None
+    if holding.state in STARTING and (path is not None) is not (holding.state is State.FETCHED):
+        yield f"{name} is {holding.state} with weights at {path!r}"
+    if holding.state is State.FALLING_ASLEEP and holding.drain is not None and not holding.drain.becomes:
+        yield f"{name} falls asleep to become nothing"
+    for gpu_id, of_gpu in holding.shares.items():
+        if any((owner is GrantOwner.PREWARM) is not instance.replica for owner, n in of_gpu.items() if n):
+            yield f"{name} (replica: {instance.replica}) holds {dict(of_gpu)} of {gpu_id}"
+        if any(num_bytes < 0 for num_bytes in of_gpu.values()):
+            yield f"{name} holds less than nothing of {gpu_id}"
+
+
+class Ledger(Protocol):
+    """The byte ledger of the node's GPUs (memory/ledger.py)."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]: ...
+
+    @property
+    def holders(self) -> frozenset[str]: ...
+
+    def grant(self, gpu_id: str, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> None:
+        """All the bytes or, raising OutOfMemory, none."""
+        ...
+
+    def release(self, holder: str) -> int: ...
+
+    def exchange(
+        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
+    ) -> None:
+        """Free and grant in one step or, raising OutOfMemory, not at all."""
+        ...
+
+    def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
+        """Keep `num_bytes`; the bytes freed."""
+        ...
+
+
+def own_workers(instance: Instance) -> tuple[Worker, ...]:
+    """The GPU processes that are this row's own: all, but of a pipeline's first stage, which lists one (or one tensor
+    group) of each stage, the first."""
+    if instance.num_stages > 1 and not instance.part_of:
+        return instance.workers[: max(1, len(instance.workers) // instance.num_stages)]
+    return instance.workers
+
+
+def shares_of(instance: Instance, model: Model, node_id: str) -> dict[str, dict[GrantOwner, int]]:
+    """What it is to hold of that node's GPUs. Workers that name no bytes take an even part of the model's memory; a
+    replica holds weights alone, as prewarmed."""
+    shares: dict[str, dict[GrantOwner, int]] = {}
+    weights = weights_per_gpu(model, instance.num_stages)
+    for worker in own_workers(instance):
+        if worker.node_id != node_id:
+            continue
+        of_gpu = shares.setdefault(worker.gpu_id, {})
+        if instance.replica:
+            of_gpu[GrantOwner.PREWARM] = of_gpu.get(GrantOwner.PREWARM, 0) + (worker.num_bytes or weights)
+        else:
+            num_bytes = worker.num_bytes or bytes_per_gpu(model, instance.num_stages)
+            part = min(weights, num_bytes)
+            of_gpu[GrantOwner.WEIGHTS] = of_gpu.get(GrantOwner.WEIGHTS, 0) + part
+            of_gpu[GrantOwner.KV] = of_gpu.get(GrantOwner.KV, 0) + num_bytes - part
+    return shares
+
+
+def total_of(shares: Shares, owner: GrantOwner) -> int:
+    """Bytes of one owner over all GPUs."""
+    return sum(of_gpu.get(owner, 0) for of_gpu in shares.values())

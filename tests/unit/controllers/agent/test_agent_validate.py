@@ -1,0 +1,172 @@
+"""Each invariant of the agent's controller fires: records, bytes and moves that contradict themselves, made by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from glowplug.controllers.agent import messages as aw
+from glowplug.controllers.agent import table
+from glowplug.controllers.agent.controller import AgentController
+from glowplug.controllers.agent.record import Consolidation, Drain, Holding, Pipeline, Start, State, Stop, faults
+from glowplug.controllers.agent.table import C, InvalidTransition, Move, Transition, wrong
+from glowplug.controllers.effects import Tick
+from glowplug.domain.hardware import GrantOwner
+from glowplug.domain.instance import InstanceState
+from glowplug.events.commands import ConsolidateInstance, StopInstance
+from glowplug.memory.ledger import ByteLedger
+from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, recalled, start, told, used
+from tests.dormant_steps import ALL, drained, serving, state
+
+START, DRAIN, STOP = Start(deadline_at=1.0), Drain(deadline_at=1.0, quiet_until=0.0), Stop(1.0)
+
+
+def a_ready() -> Holding:
+    return ready(make()).holdings["i-1"]
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [
+        ("is ready without shares", {"shares": {}}),
+        ("is ready and has start", {"start": START}),
+        ("is ready and has drain", {"drain": DRAIN}),
+        ("is ready and has stop", {"stop": STOP}),
+        ("is ready and has snapshot_bytes", {"snapshot_bytes": 1}),
+        ("is ready and has engine_id", {"engine_id": "i-0"}),
+        ("is draining without drain", {"state": State.DRAINING}),
+        ("is stopping without stop", {"state": State.STOPPING}),
+        ("is loading without start", {"state": State.LOADING}),
+        ("is swapped_out and has shares", {"state": State.SWAPPED_OUT}),
+        ("is stopped and has consolidation", {"state": State.STOPPED, "consolidation": Consolidation(deadline_at=1.0)}),
+        ("is draining and the fleet sees it ready", {"state": State.DRAINING, "drain": DRAIN}),
+        ("has 1 stages and pipeline=Pipeline", {"pipeline": Pipeline(stage=0)}),
+        ("is whole and consolidates", {"consolidation": Consolidation(deadline_at=1.0)}),
+        ("consolidates: True, and the fleet sees False", {"consolidation": Consolidation(deadline_at=1.0)}),
+        ("is fetched with weights at None", {"state": State.FETCHED, "start": START}),
+        ("is launched with weights at '/w'", {"state": State.LAUNCHED, "start": replace(START, weights_path="/w")}),
+        ("falls asleep to become nothing", {"state": State.FALLING_ASLEEP, "drain": DRAIN}),
+        ("(replica: False) holds", {"shares": {f"{NODE}/0": {GrantOwner.PREWARM: 1}}}),
+        ("holds less than nothing", {"shares": {f"{NODE}/0": {GrantOwner.KV: -1}}}),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_found(said: str, changes: dict[str, Any]) -> None:
+    holding = a_ready()
+    assert not list(faults(holding))
+    assert any(said in fault for fault in faults(replace(holding, **changes)))
+
+
+def expect_broken(agent: AgentController, what: str) -> None:
+    with pytest.raises(AssertionError, match=what):
+        agent.handle(Tick(), 30.0)
+    assert agent.violations() == (), "it is said once"
+
+
+def test_bytes_that_no_record_names_are_found() -> None:
+    agent = ready(make())
+    agent.ledger.grant(f"{NODE}/0", "nobody", {GrantOwner.KV: 7})
+    expect_broken(agent, "nobody has 7 bytes of node-1/0 for kv, its record 0")
+
+
+def test_bytes_that_the_ledger_does_not_hold_are_found() -> None:
+    agent = ready(make())
+    agent.ledger.release("i-1")
+    expect_broken(agent, "i-1 has 0 bytes of node-1/0 for weights, its record 104857600")
+
+
+def test_a_gpu_that_holds_more_than_it_has_is_found() -> None:
+    agent = ready(make())
+    assert isinstance(agent.ledger, ByteLedger)
+    (gpu,) = agent.ledger.gpus
+    agent.ledger._gpus = {gpu.gpu_id: replace(gpu, total_bytes=5)}
+    expect_broken(agent, "node-1/0 holds 104857600 of 5 bytes")
+
+
+def test_a_process_of_two_owners_is_found() -> None:
+    agent = ready(make())
+    holding = agent.holdings["i-1"]
+    other = replace(holding.instance, instance_id="i-2", state=InstanceState.DRAINING)
+    agent.holdings["i-2"] = replace(holding, state=State.STOPPING, instance=other, stop=STOP, engine_id="i-1")
+    expect_broken(agent, "the process of i-1 belongs to i-1 and i-2")
+
+
+def test_a_record_under_another_id_is_found() -> None:
+    agent = ready(make())
+    agent.holdings["i-2"] = replace(agent.holdings["i-1"], state=State.STOPPED)
+    expect_broken(agent, "the record of i-1 stands under i-2")
+
+
+def test_host_memory_promised_twice_is_found() -> None:
+    agent = serving(make(abilities=ALL, params=replace(PARAMS, swap_host_bytes=100 << 20)))
+    drained(agent, "swapped_out")
+    agent.handle(aw.EngineAsleep("i-1"), 22.0)
+    agent.holdings["i-1"] = replace(agent.holdings["i-1"], snapshot_bytes=200 << 20)
+    expect_broken(agent, "209715200 bytes of host memory are promised to engines asleep, of 104857600")
+
+
+@pytest.mark.parametrize(
+    ("said", "move"),
+    [
+        ("is not in the table", Move("i-1", State.READY, aw.EngineLaunched, State.READY, ())),
+        ("is not in the table", Move("i-1", State.READY, aw.EngineGone, State.STOPPED, ())),
+        ("the table allows", Move("i-1", State.LAUNCHING, aw.EngineLaunched, State.READY, ())),
+        ("asks for ['StopEngine']", Move("i-1", State.LAUNCHING, aw.EngineLaunched, State.LAUNCHED, (aw.StopEngine,))),
+        ("waits for the outcome of ['LoadEngine']", Move("i-1", State.FETCHED, aw.EngineLaunched, State.LOADING, ())),
+        ("waits for the outcome of ['StopEngine']", Move("i-1", State.READY, aw.EngineExited, State.FAILING, ())),
+        ("waits for the outcome of ['SleepEngine']", Move("i-1", State.READY, StopInstance, State.FALLING_ASLEEP, ())),
+        (
+            "its consolidation goes from running to None",
+            Move("i-1", State.READY, Tick, State.READY, (), C.RUNNING, None),
+        ),
+        (
+            "its consolidation is running, which was not asked for",
+            Move("i-1", State.READY, ConsolidateInstance, State.READY, (), None, C.RUNNING),
+        ),
+    ],
+)
+def test_a_move_that_the_table_does_not_allow_is_found(said: str, move: Move) -> None:
+    assert any(said in fault for fault in wrong(move)), list(wrong(move))
+
+
+def test_a_stimulus_that_makes_no_sense_is_refused_by_name_and_changes_nothing() -> None:
+    agent = ready(make())
+    before = dict(agent.holdings), agent.ledger.gpus
+    with pytest.raises(InvalidTransition, match="i-1 is ready, and EnginePrewarmed makes no sense there") as refused:
+        agent.handle(aw.EnginePrewarmed("i-1"), 20.0)
+    error = refused.value
+    assert (error.instance_id, error.state, error.stimulus) == ("i-1", State.READY, aw.EnginePrewarmed)
+    assert (agent.holdings, agent.ledger.gpus) == before
+
+
+def test_every_action_of_the_table_is_there_and_every_effect_is_listed() -> None:
+    rows = [row for row in table.TABLE.values() if isinstance(row, Transition)]
+    assert {row.does for row in rows} == set(make().actions)
+    assert {effect for row in rows for effect in row.asks} | {aw.Remember} == set(aw.EFFECTS)
+    assert {stimulus for _, stimulus in table.TABLE} - {aw.GivesWay, aw.TakenOver, aw.RunsElsewhere} | {
+        aw.Surroundings
+    } == set(make().handlers)
+
+
+def test_a_remembered_record_that_contradicts_itself_is_failed_and_its_process_stopped() -> None:
+    memory = ready(make()).memory()
+    odd = replace(memory, holdings=tuple(replace(h, state=State.SWAPPED_OUT) for h in memory.holdings))
+    agent, effects = recalled(msgspec.json.decode(msgspec.json.encode(odd), type=aw.AgentMemory), {"i-1"})
+    assert (
+        code(effects) == "engine_failed"
+        and "contradicts itself: i-1 is swapped_out and has shares" in instance(agent).reason
+    )
+    assert of(aw.StopEngine, effects) == [aw.StopEngine("i-1", 0.0)] and used(agent) == 0
+    assert not told(agent.handle(aw.EngineGone("i-1"), 51.0)) and agent.num_living == 0
+
+
+def test_a_start_that_was_taken_over_belongs_to_its_taker_alone_after_a_restart() -> None:
+    """The shell knows the process by the id of the one that began: both were told that it lives."""
+    agent = make(abilities=ALL)
+    agent.handle(start("r-1", replica=True), 10.0)
+    agent.handle(aw.EngineLaunched("r-1"), 11.0)
+    agent.handle(start("i-1", source="r-1"), 12.0)
+    assert (state(agent, "r-1"), agent.holdings["i-1"].state) == ("stopped", State.LAUNCHED)
+    again, effects = recalled(agent.memory(), {"r-1"})
+    assert of(aw.StopEngine, effects) == [aw.StopEngine("r-1", 0.0)]
+    assert of(aw.LaunchEngine, again.handle(aw.EngineGone("r-1"), 51.0)) and again.holdings["i-1"].engine == "i-1"
