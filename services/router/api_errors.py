@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from services.router.http_text import encode_json
+from services.router.http1 import encode_json
 
 _MESSAGES = b"/v1/messages"
 _RESPONSES = b"/v1/responses"

@@ -17,11 +17,12 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, 
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events import Event, facts
 from glowplug.runtime.service import listen
-from services.router.desk import Desk
-from services.router.limits import Limits
+from services.router.exchange import Exchange
 from services.router.metrics import RouterMetrics
-from services.router.proxy import DataPort
-from services.router.proxy_exchange import Exchange
+from services.router.port import DataPort
+from services.router.reports import Reports
+from services.router.request_table import RequestTable
+from services.router.settings import Limits
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -228,13 +229,15 @@ def chat(model: str = "m", *, stream: bool = False, extra: bytes = b"", body: by
 
 @dataclass
 class Rig:
-    """A router without its control plane: facts are told by hand."""
+    """A router without its control plane: facts come by hand."""
 
     port: DataPort
-    desk: Desk
+    table: RequestTable[Exchange]
+    reports: Reports
     host_port: tuple[str, int]
-    published: list[Publish] = field(default_factory=list)
-    finished: list[Exchange] = field(default_factory=list)
+    published: list[Publish]  # by the controller
+    reported: list[Any]  # payloads of the reports
+    finished: list[Exchange]
     engines: list[FakeEngine] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     bus: MemoryBus = field(default_factory=MemoryBus)
@@ -270,10 +273,10 @@ class Rig:
             data: Any = facts.InstanceFailed(instance=instance, code=code or "engine_failed")
         else:
             data = kinds[instance.state](instance=instance)
-        self.desk.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
+        self.table.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
 
     def tick(self) -> None:
-        self.desk.take(Tick())
+        self.table.take(Tick())
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -282,11 +285,11 @@ class Rig:
 
     @property
     def num_held(self) -> int:
-        return sum(load.num_waiting for load in self.desk.controller.loads().values())
+        return sum(load.num_waiting for load in self.table.controller.loads().values())
 
     @property
     def num_in_flight(self) -> int:
-        return sum(load.num_in_flight for load in self.desk.controller.loads().values())
+        return sum(load.num_in_flight for load in self.table.controller.loads().values())
 
 
 @contextlib.asynccontextmanager
@@ -296,21 +299,28 @@ async def a_rig(
     """A data port that knows model `m` (cold until `engine`), closed at the end with nothing left in its counts."""
     controller = RouterController(RouterParams(**over.pop("params", {})))
     published: list[Publish] = []
+    reported: list[Any] = []
     finished: list[Exchange] = []
-    desk = Desk(controller, publish=published.append)
-    desk.restore("models", {m.key: m for m in (models or (a_model(),))})
+    table = RequestTable[Exchange](controller, published.append)
+    table.restore("models", {m.key: m for m in (models or (a_model(),))})
     metrics = RouterMetrics(CollectorRegistry())
-    port = DataPort(desk, metrics, limits, api_key=api_key, on_finished=finished.append, **over)
+    reports = Reports("router-1", table, metrics, lambda payload, *_: reported.append(payload), 10)
+
+    def report(exchange: Exchange) -> None:
+        finished.append(exchange)
+        reports.finished(exchange)
+
+    port = DataPort(table, metrics, report, limits, api_key=api_key, **over)
     sock = listen("127.0.0.1", 0)
     await port.serve(sock)
-    rig = Rig(port, desk, sock.getsockname(), published, finished)
+    rig = Rig(port, table, reports, sock.getsockname(), published, reported, finished)
     try:
         yield rig
         for client in rig.clients:
             client.close()
-        await rig.until(lambda: not desk.exchanges)
+        await rig.until(lambda: not table.exchanges)
         assert rig.num_held == 0 and rig.num_in_flight == 0, controller.loads()
-        assert port.buffered_bytes == 0
+        assert port.context.buffered_bytes == 0
     finally:
         await port.close()
         for engine in rig.engines:

@@ -207,7 +207,7 @@ async def test_health_live_and_ready() -> None:
     async with a_rig() as rig:
         for path in (b"/health", b"/live", b"/ready"):
             assert (await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)).status == 200
-        rig.desk.table_loaded = False
+        rig.table.table_loaded = False
         assert (await rig.ask(b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n")).status == 503
 
 

@@ -10,7 +10,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from glowplug.runtime.settings import ServiceSettings
 from services.router import api_errors
-from services.router.limits import Limits
+from services.router.settings import Limits
 from tests.contract.data_port_rig import DONE, TOKEN, Answer, FakeEngine, Served, a_model, a_rig, an_instance, chat
 
 CHAT, COMPLETION, EMBEDDING, RESPONSE, MESSAGE, COUNT, RERANK = (

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from glowplug.domain.model import OnCold
-from services.router.limits import Limits
+from services.router.settings import Limits
 from tests.contract.data_port_rig import (
     Answer,
     a_model,
@@ -303,4 +303,4 @@ async def test_thousands_of_pipelined_requests_that_are_refused_at_once() -> Non
         await client.send(chat() * 2000)
         answers = [await client.answer() for _ in range(2000)]
         assert {a.status for a in answers} == {503}
-        assert rig.port.buffered_bytes == 0 and rig.desk.exchanges == {}
+        assert rig.port.context.buffered_bytes == 0 and rig.table.exchanges == {}

@@ -11,9 +11,9 @@ import pytest
 
 from glowplug.controllers.effects import Tick
 from glowplug.domain.instance import InstanceState
-from services.router.limits import Limits
-from services.router.proxy_engine import EngineConnection
-from services.router.proxy_exchange import Exchange
+from services.router.engine import EngineConnection
+from services.router.exchange import Exchange
+from services.router.settings import Limits
 from tests.contract.data_port_rig import DONE, TOKEN, Reply, Rig, Served, a_model, a_rig, an_instance, chat
 
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
@@ -158,9 +158,9 @@ async def test_nobody_was_late_while_the_router_was_stopped() -> None:
         await streaming.head()
         assert await streaming.chunk() == TOKEN
         await half.send(chat()[:-5])
-        await rig.until(lambda: rig.port.buffered_bytes > 0)
-        rig.port._sweep(time.monotonic() + 1000.0)
-        assert len(rig.desk.exchanges) == 1
+        await rig.until(lambda: rig.port.context.buffered_bytes > 0)
+        rig.port.sweep(time.monotonic() + 1000.0)
+        assert len(rig.table.exchanges) == 1
         engine.reply = hang
         await half.send(chat()[-5:])
         await rig.until(lambda: len(engine.served) == 2)
@@ -171,7 +171,7 @@ async def test_a_pooled_connection_older_than_engines_keep_theirs_is_not_used_ag
     async with a_rig() as rig:
         engine = await rig.engine()
         assert (await rig.ask(chat())).status == 200
-        (pool,) = rig.port._pools.values()
+        (pool,) = rig.port.engines.pools.values()
         pool._idle[0].idle_since -= 100.0
         assert (await rig.ask(chat())).status == 200
         assert engine.num_connections == 2
@@ -187,10 +187,10 @@ async def test_a_connection_that_was_closed_before_its_first_request_is_a_failur
         await rig.engine(hang)
         client = await rig.client()
         await client.send(chat())
-        await rig.until(lambda: rig.num_in_flight == 1 and next(iter(rig.desk.exchanges.values())).engine is not None)
-        exchange: Exchange = next(iter(rig.desk.exchanges.values()))
+        await rig.until(lambda: rig.num_in_flight == 1 and next(iter(rig.table.exchanges.values())).engine is not None)
+        exchange: Exchange = next(iter(rig.table.exchanges.values()))
         server = await asyncio.start_server(close, "127.0.0.1", 0)
-        (pool,) = rig.port._pools.values()
+        (pool,) = rig.port.engines.pools.values()
         loop = asyncio.get_running_loop()
         _, dead = await loop.create_connection(lambda: EngineConnection(pool), *server.sockets[0].getsockname())
         await rig.until(dead.transport.is_closing)
@@ -255,10 +255,10 @@ async def test_every_exchange_ends_whenever_the_router_is_stopped(seed: int) -> 
             for _ in range(20):
                 await asyncio.sleep(chance.random() * 0.02)
                 time.sleep(0.01 + chance.random() * 0.05)  # noqa: ASYNC251 - the stop
-                rig.desk.take(Tick())
+                rig.table.take(Tick())
             while not all(task.done() for task in clients):
                 await asyncio.sleep(0.005)
-                rig.desk.take(Tick())
+                rig.table.take(Tick())
         await asyncio.gather(*clients)
     engine.close()
     assert len(answers) == 150 and set(answers) <= {200, 502}

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from services.router.limits import Limits
+from services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
@@ -145,7 +145,7 @@ async def test_a_pooled_connection_the_engine_has_closed_is_no_failure() -> None
         assert (await rig.ask(chat())).status == 200
         engine.reply = _close_if_used_before(engine.reply)
         assert (await rig.ask(chat(stream=True))).body == TOKEN * 3 + DONE
-        assert rig.port.metrics.retries._value.get() == 0
+        assert rig.port.context.metrics.retries._value.get() == 0
 
 
 def _close_if_used_before(reply):  # type: ignore[no-untyped-def]
@@ -228,9 +228,10 @@ async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
             before = sent
             await asyncio.sleep(0.1)
         assert 0 < sent < 1000, "130 MB went into buffers"
-        exchange = next(iter(rig.desk.exchanges.values()))
-        assert exchange.client.write_paused and exchange.engine is not None and exchange.engine.paused
-        assert exchange.client.transport.get_write_buffer_size() < 2_000_000
+        exchange = next(iter(rig.table.exchanges.values()))
+        (connection,) = rig.port.connections
+        assert connection.write_paused and exchange.engine is not None and exchange.engine.paused
+        assert connection.transport.get_write_buffer_size() < 2_000_000
         total = 0
         while part := await client.chunk():
             total += len(part)

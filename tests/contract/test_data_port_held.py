@@ -7,7 +7,7 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
-from services.router.limits import Limits
+from services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
@@ -200,7 +200,7 @@ async def test_undeploying_a_model_answers_its_waiters() -> None:
         await client.send(chat())
         await rig.until(lambda: rig.num_held == 1)
         data = facts.ModelUndeployed(model_key="m")
-        rig.desk.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
+        rig.table.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
         answer = await client.answer()
     assert (answer.status, answer.code) == (404, "model_not_found")
 
@@ -214,7 +214,7 @@ async def test_bodies_of_held_requests_count_against_what_the_process_may_hold()
         refused = await rig.ask(chat(body=big))
         assert (refused.status, refused.code) == (503, "overloaded")
         client.close()
-        await rig.until(lambda: rig.port.buffered_bytes == 0)
+        await rig.until(lambda: rig.port.context.buffered_bytes == 0)
         await rig.engine()
         assert (await rig.ask(chat(body=big))).status == 200
 
@@ -225,7 +225,7 @@ NARROW = a_model(max_concurrency=2, max_wait_s=10.0)  # cold: 5 s for a start, t
 def answers_take(rig: Rig, seconds: float) -> None:
     """What this router has measured of `m`."""
     for _ in range(100):
-        rig.desk.controller.estimates.learn_service("m", seconds)
+        rig.table.controller.estimates.learn_service("m", seconds)
 
 
 async def hold(rig: Rig, num: int, *, stream: bool = False) -> list[Client]:

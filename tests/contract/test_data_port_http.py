@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from glowplug.domain.model import OnCold
-from services.router.limits import Limits
+from services.router.request_table import Stage
+from services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
@@ -89,7 +90,7 @@ async def test_a_body_in_many_small_pieces_is_taken_and_weighs_its_bytes() -> No
         pieces = b"".join(chunk(text[i : i + 2]) for i in range(0, len(text), 2))
         client = await rig.client()
         await client.send(CHUNKED % b"" + pieces)
-        await rig.until(lambda: rig.port.buffered_bytes == len(text))
+        await rig.until(lambda: rig.port.context.buffered_bytes == len(text))
         assert isinstance(next(iter(rig.port.connections))._body, bytearray)
         await client.send(b"0\r\n\r\n")
         assert (await client.answer()).status == 200
@@ -236,7 +237,7 @@ async def test_a_held_request_of_a_half_closed_client_is_answered_once_there_is_
             await client.send(chat(stream=True))
             await rig.until(lambda: rig.num_held == 1)
             if not limits.keepalive_after_s:
-                await rig.until(lambda: next(iter(rig.desk.exchanges.values())).head_sent)
+                await rig.until(lambda: next(iter(rig.table.exchanges.values())).head_sent)
             client.half_close()
             await asyncio.sleep(0.02)
             await rig.engine()
@@ -323,7 +324,7 @@ async def test_an_expectation_behind_another_request_is_met_when_its_turn_comes(
 
 async def test_a_router_that_leaves_answers_and_closes_without_tearing() -> None:
     async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:
-        rig.port.leaving = True
+        rig.table.stage = Stage.LEAVING
         client = await rig.client()
         await client.send(chat() + b"x" * 100_000)
         answer = await client.answer()

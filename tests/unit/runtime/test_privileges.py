@@ -33,7 +33,7 @@ from services.placer import main as placer_main
 from services.placer.settings import PlacerSettings
 from services.predictor import main as predictor_main
 from services.prefetcher import main as prefetcher_main
-from services.router import handlers as router_handlers
+from services.router import main as router_main
 from tests.house.tree import ROOT, SERVICES
 
 RUN = ("services.", "glowplug.controllers.", "glowplug.fleet.", "glowplug.runtime.")
@@ -51,7 +51,7 @@ ONLY_WITH = {
 def wiring(service: str) -> tuple[set[str], set[str], set[str], set[str]]:
     """(facts, telemetry and whatever else is not durable, commands, tables read) of one service."""
     wired: dict[str, Wiring] = {
-        "router": Wiring(router_handlers.TABLES, router_handlers.FACTS, router_handlers.TELEMETRY),
+        "router": Wiring(router_main.TABLES, router_main.FACTS, router_main.TELEMETRY),
         "agent": Wiring(agent_handlers.TABLES, commands=agent_handlers.commands("n")),
         "console": Wiring(dict(fleet_view.TABLES), telemetry=console_handlers.WATCHED),
         "predictor": predictor_main.WIRING,
@@ -217,7 +217,7 @@ def test_subscriptions_are_made_where_this_file_looks() -> None:
         "libs/glowplug/runtime/control.py",
         "services/agent/service.py",
         "services/console/handlers.py",
-        "services/router/handlers.py",
+        "services/router/main.py",
     }
 
 

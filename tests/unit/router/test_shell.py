@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from glowplug.controllers.router.fleet import Fleet
-from services.router.tables_copy import TablesCopy
+from services.router.shell import TablesCopy
 from tests.contract.data_port_rig import a_model, an_instance
 
 

@@ -1,6 +1,8 @@
-"""Bytes of HTTP/1.1 answers the router writes itself: heads, JSON, chunks."""
+"""HTTP/1.1 on the wire: the bytes of answers that the router writes itself, and a way to write bytes at once."""
 
-from collections.abc import Sequence
+import asyncio
+import os
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -17,6 +19,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 EVENT_STREAM_HEADERS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 JSON_HEADERS = b"content-type: application/json\r\n"
 encode_json = msgspec.json.Encoder().encode
+Write = Callable[[bytes], None]
 
 
 def status_line(code: int) -> bytes:
@@ -40,3 +43,30 @@ def head(code: int, headers: bytes, *, length: int | None, keep_alive: bool) -> 
     """Status line and headers; `length` None means chunked."""
     framing = CHUNKED if length is None else b"content-length: %d\r\n" % length
     return status_line(code) + headers + framing + (b"" if keep_alive else CLOSE) + b"\r\n"
+
+
+def writer(transport: asyncio.Transport) -> Write:
+    """A function that sends bytes in order after what is buffered; nothing once the transport is closing. A broken
+    connection is left to the transport to notice.
+
+    uvloop keeps every write until the end of a loop iteration, which costs one more iteration (and its system calls)
+    for each chunk of a stream. Here what the kernel takes is gone when the call returns; only the rest goes to the
+    transport's own buffer, with its limits and its pause_writing.
+    """
+    fd = int(transport.get_extra_info("socket").fileno())  # valid while the transport is not closing
+    num_buffered, is_closing, send = transport.get_write_buffer_size, transport.is_closing, os.write
+
+    def write(data: bytes) -> None:
+        if is_closing():
+            return
+        if not num_buffered():
+            try:
+                sent = send(fd, data)
+            except OSError:  # EAGAIN, or broken: the transport's own write finds out
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+        transport.write(data)
+
+    return write

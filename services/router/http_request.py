@@ -6,7 +6,7 @@ transfer coding). Here stands what the parser leaves to us: fields that may come
 
 import re
 
-from services.router.limits import Limits
+from services.router.settings import Limits
 
 # Not passed to engines: hop-by-hop, the router's own, and the client's credentials.
 _NOT_PASSED = frozenset(
@@ -61,7 +61,7 @@ class Refused(Exception):
         self.status, self.message, self.code, self.retry_after_s = status, message, code, retry_after_s
 
 
-class Parsed:
+class HttpRequest:
     """One request as it came."""
 
     __slots__ = (
@@ -76,7 +76,6 @@ class Parsed:
         "path",
         "request_id",
         "target",
-        "ticket",
     )
 
     def __init__(self) -> None:
@@ -84,8 +83,7 @@ class Parsed:
         self.headers: dict[bytes, bytes] = {}
         self.num_repeated = 0  # header lines that had a name once more
         self.is_http11 = self.keep_alive = True
-        self.complete = self.complete_at = 0.0
-        self.ticket = 0
+        self.complete = self.complete_at = 0.0  # when its last byte came: monotonic, and epoch
         self.request_id = ""
 
     def repeat(self, name: bytes, value: bytes, limits: Limits) -> None:
