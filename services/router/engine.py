@@ -55,8 +55,6 @@ class EngineConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.heard_at = 0.0
         self.paused = False
-        self._in_chunk = False
-        self._between_chunks = False  # all that was read is parsed, and the next byte begins a chunk
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append  # called by the parser, once per chunk
         self._parser = httptools.HttpResponseParser(self)
@@ -70,8 +68,8 @@ class EngineConnection(asyncio.Protocol):
         self.is_framed = False  # the answer says where it ends; else it ends with the connection
         self.is_sse = False
         self.has_head = False
-        self._complete = False
-        self._keep = False
+        self._complete = self._keep = False
+        self._in_chunk = self._between_chunks = False  # between: all is parsed, and the next byte begins a chunk
 
     # -- asyncio ------------------------------------------------------------------------------------------------
 
@@ -95,9 +93,9 @@ class EngineConnection(asyncio.Protocol):
             self.transport.abort()
             return
         self.heard_at = _monotonic()
-        if self._between_chunks and exchange.is_flowing:
-            end = data.find(b"\r\n", 1, 9)
-            if data.endswith(_EVENT_CHUNK_ENDS) and data[:end] == b"%x" % max(len(data) - end - 4, 0):
+        if self._between_chunks and exchange.is_flowing and data.endswith(_EVENT_CHUNK_ENDS):
+            end = data.find(b"\r\n")
+            if data.startswith(b"%x\r\n" % (len(data) - end - 4)):
                 exchange.pass_on(data[end + 2 : -2], data)
                 return
         try:

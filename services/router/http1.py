@@ -33,10 +33,8 @@ def chunk(data: bytes) -> bytes:
 
 def server_timing(queue_s: float, phases: Sequence[Phase], router_s: float) -> bytes:
     """Server-Timing: milliseconds in the queue, of each phase of the start it waited for, and in the router."""
-    parts = [b"queue;dur=%.1f" % (queue_s * 1000)]
-    parts += [f"{p.name};dur={p.actual_s * 1000:.1f}".encode() for p in phases]
-    parts.append(b"router;dur=%.2f" % (router_s * 1000))
-    return b", ".join(parts)
+    started = b"".join([f"{p.name};dur={p.actual_s * 1000:.1f}, ".encode() for p in phases]) if phases else b""
+    return b"queue;dur=%.1f, %brouter;dur=%.2f" % (queue_s * 1000, started, router_s * 1000)
 
 
 def head(code: int, headers: bytes, *, length: int | None, keep_alive: bool) -> bytes:
