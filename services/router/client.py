@@ -18,7 +18,7 @@ from typing import cast
 
 import httptools
 
-from services.router import api_errors, http1, http_request, tracing
+from services.router import api_errors, http_request, tracing, wire
 from services.router.exchange import Exchange, PortContext
 from services.router.http_request import HttpRequest, Refused
 from services.router.request_table import Stage
@@ -65,7 +65,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        self.write: http1.Write = http1.writer(self.transport)
+        self.write: wire.Write = wire.writer(self.transport)
         self.transport.set_write_buffer_limits(high=self._context.limits.write_buffer_bytes)
         self._others.add(self)
         if len(self._others) > self._context.limits.num_connections:
@@ -165,7 +165,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()
         elif self._owes_continue and self.state == BODY and not self._body_bytes:
             self._owes_continue = False
-            self.write(http1.CONTINUE)
+            self.write(wire.CONTINUE)
 
     def eof_received(self) -> bool:
         """The client sends no more. Whether it still reads is asked by writing to it. True keeps the connection."""
@@ -186,11 +186,11 @@ class ClientConnection(asyncio.Protocol):
         write = self.write
 
         def write_rest(data: bytes) -> None:
-            assert data.startswith(http1.VERSION), data[:20]
+            assert data.startswith(wire.VERSION), data[:20]
             self.write = write
-            write(data[len(http1.VERSION) :])
+            write(data[len(wire.VERSION) :])
 
-        write(http1.VERSION)
+        write(wire.VERSION)
         self.write = write_rest
 
     def _is_reset(self) -> bool:
@@ -258,7 +258,7 @@ class ClientConnection(asyncio.Protocol):
             self._owes_continue = length not in (None, b"0") or b"transfer-encoding" in now.headers
             if self._owes_continue and self.exchange is None and not self._waiting:
                 self._owes_continue = False
-                self.write(http1.CONTINUE)
+                self.write(wire.CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -307,7 +307,7 @@ class ClientConnection(asyncio.Protocol):
         status: int,
         body: bytes,
         *,
-        headers: bytes = http1.JSON_HEADERS,
+        headers: bytes = wire.JSON_HEADERS,
         retry_after_s: float = 0.0,
         traceparent: str = "",
     ) -> bool:
@@ -318,7 +318,7 @@ class ClientConnection(asyncio.Protocol):
         if retry_after_s:
             headers += b"retry-after: %d\r\n" % round(retry_after_s)
         keep_alive = request.keep_alive and not self._context.table.stage
-        head = http1.head(status, headers, length=len(body), keep_alive=keep_alive)
+        head = wire.head(status, headers, length=len(body), keep_alive=keep_alive)
         self.write(head if request.method == b"HEAD" else head + body)
         if self.exchange is None and not keep_alive:
             self._finish()
@@ -332,14 +332,14 @@ class ClientConnection(asyncio.Protocol):
         if not request.request_id:
             request.request_id = tracing.request_id(request.headers.get(b"x-request-id"))
         kind = "server_error" if reason.status >= 500 else "invalid_request_error"
-        headers = http1.JSON_HEADERS + b"x-request-id: %b\r\n" % request.request_id.encode()
+        headers = wire.JSON_HEADERS + b"x-request-id: %b\r\n" % request.request_id.encode()
         headers += self._context.access.cors(request)
         if reason.retry_after_s:
             headers += b"retry-after: %d\r\n" % round(reason.retry_after_s)
         body = api_errors.body(request.path, reason.status, reason.message, kind, reason.code)
         self._refusal = (
             reason.status,
-            http1.head(reason.status, headers, length=len(body), keep_alive=False) + body,
+            wire.head(reason.status, headers, length=len(body), keep_alive=False) + body,
         )
         self._advance()
 

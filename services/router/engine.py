@@ -16,7 +16,7 @@ import httptools
 
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance
-from services.router import http1
+from services.router import wire
 from services.router.exchange import Exchange
 from services.router.settings import Limits
 
@@ -75,7 +75,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        self._write = http1.writer(self.transport)
+        self._write = wire.writer(self.transport)
 
     def send(self, exchange: Exchange) -> None:
         """Start one exchange on this idle connection."""

@@ -34,15 +34,14 @@ from glowplug.domain.errors import GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.telemetry.semconv import HEADER_EMULATED
-from services.router import api_errors, http1, sse
-from services.router.access import Access
-from services.router.http_request import HttpRequest
+from services.router import api_errors, wire
+from services.router.http_request import Access, HttpRequest
 from services.router.metrics import RouterMetrics
 from services.router.request_body import tool_choice_refused
 from services.router.request_table import RequestTable
 from services.router.settings import Limits
-from services.router.sse import EVENT_ENDS
 from services.router.tracing import RequestTrace
+from services.router.wire import EVENT_ENDS
 
 _EMULATED = HEADER_EMULATED.encode()
 _monotonic = time.monotonic
@@ -62,7 +61,7 @@ class ClientSink(Protocol):
         status: int,
         body: bytes,
         *,
-        headers: bytes = http1.JSON_HEADERS,
+        headers: bytes = wire.JSON_HEADERS,
         retry_after_s: float = 0.0,
         traceparent: str = "",
     ) -> bool:
@@ -232,7 +231,7 @@ class Exchange:
             return
         self.head_sent, self.status = True, 200
         self._keep_alive = self._keep_alive and self._chunked
-        headers = http1.EVENT_STREAM_HEADERS + self._own_headers()
+        headers = wire.EVENT_STREAM_HEADERS + self._own_headers()
         self._client.write(self._head(200, headers, None) + self._frame(comment))
 
     def probe(self) -> bool:
@@ -273,7 +272,7 @@ class Exchange:
         path = self.request.path
         body = api_errors.body(path, status, message, kind, code, param)
         if not self.head_sent:
-            headers = http1.JSON_HEADERS + self._instance_headers()
+            headers = wire.JSON_HEADERS + self._instance_headers()
             if self.started:
                 headers += b"server-timing: %b\r\n" % self._timings()
             if status == 501:
@@ -287,7 +286,7 @@ class Exchange:
                 self._kept = b""
                 self._write(api_errors.event(path, body))
                 if self._chunked:
-                    self._client.write(http1.LAST_CHUNK)
+                    self._client.write(wire.LAST_CHUNK)
         self._finish()
 
     # -- what the engine answers --------------------------------------------------------------------------------
@@ -334,10 +333,10 @@ class Exchange:
             self.started, self.first_byte = True, _monotonic()
             out = self._begin(engine, body)
             if self.is_sse and self._collected is None:
-                if api_errors.is_anthropic(self.request.path):
-                    if sse.begins_late(body):
-                        body = sse.message_start(self.request_id, self.model.name, self.prompt_tokens) + body
-                    self._opening = body[: sse.TAIL_BYTES]
+                if wire.is_anthropic(self.request.path):
+                    if wire.begins_late(body):
+                        body = wire.message_start(self.request_id, self.model.name, self.prompt_tokens) + body
+                    self._opening = body[: wire.TAIL_BYTES]
                 if self._context.table.controller.tracks_tokens:
                     self._context.table.take(FirstToken(self.ticket))
         self._continue(body, complete, out)
@@ -348,7 +347,7 @@ class Exchange:
                 self.num_events += body.count(b"data: {")
                 if self._kept or not body.endswith(EVENT_ENDS):
                     body = self._kept + body
-                    end = sse.whole_events(body, self._context.limits.event_bytes)
+                    end = wire.whole_events(body, self._context.limits.event_bytes)
                     body, self._kept = body[:end], body[end:]
             if body:
                 self._previous, self._last = self._last, body
@@ -364,7 +363,7 @@ class Exchange:
                 self._previous, self._last = self._last, self._kept
                 self._kept = b""
             if self._chunked:
-                out += http1.LAST_CHUNK
+                out += wire.LAST_CHUNK
         if out:
             self._client.write(out)
         self.is_flowing = self.is_sse and self._chunked and self._collected is None and not self._kept
@@ -372,7 +371,7 @@ class Exchange:
     def _begin(self, engine: EngineSource, first: bytes) -> bytes:
         """The head of the answer; b"" when the client has one since it was held, or when this is no answer."""
         self.is_sse = engine.is_sse
-        is_error = engine.status >= 400 or (self.is_sse and api_errors.starts_stream(first))
+        is_error = engine.status >= 400 or (self.is_sse and wire.starts_stream(first))
         if is_error or (self.head_sent and (engine.status != 200 or not engine.is_sse)):
             self._collected, self.status, self.is_sse = [], engine.status, False
             return b""
@@ -401,7 +400,7 @@ class Exchange:
             return
         if self._collected is not None:
             answer = b"".join(self._collected)
-            error = api_errors.read(self.status, api_errors.starts_stream(answer) or answer, self.request.path)
+            error = api_errors.read(self.status, wire.starts_stream(answer) or answer, self.request.path)
             retry_after_s = ENGINE_RETRY_S if error.status in (429, 503) else 0.0
             self._fail(error.status, error.message, error.type, error.code, error.param, retry_after_s)
         else:
@@ -432,7 +431,7 @@ class Exchange:
 
     def _is_whole(self) -> bool:
         """Whether the client has been handed all of a stream but its last chunk."""
-        return self.is_sse and self._collected is None and sse.is_over(self.request.path, self._last)
+        return self.is_sse and self._collected is None and wire.is_over(self.request.path, self._last)
 
     def _end_whole(self) -> None:
         self._leave_engine()
@@ -488,13 +487,13 @@ class Exchange:
         context.table.end(RequestEnded(self.ticket, took_s, num_tokens))
 
     def token_counts(self) -> tuple[int, int, bool]:
-        """(prompt, response, exact) of an answer that is over; see sse.count_tokens. Where the engine gives no usage
+        """(prompt, response, exact) of an answer that is over; see wire.count_tokens. Where the engine gives no usage
         (the client asked for none), the prompt is as long as its body is read to be, which is not exact."""
         if self._counted is None:
-            tail = self._last[-sse.TAIL_BYTES :]
-            if len(tail) < sse.TAIL_BYTES:
-                tail = self._previous[-sse.TAIL_BYTES :] + tail
-            prompt, response, exact = sse.count_tokens(self._opening + tail, self.num_events)
+            tail = self._last[-wire.TAIL_BYTES :]
+            if len(tail) < wire.TAIL_BYTES:
+                tail = self._previous[-wire.TAIL_BYTES :] + tail
+            prompt, response, exact = wire.count_tokens(self._opening + tail, self.num_events)
             self._counted = (prompt or (0 if exact else self.prompt_tokens), response, exact)
         return self._counted
 
@@ -506,7 +505,7 @@ class Exchange:
             (self.engine.pause if paused else self.engine.resume)()
 
     def _frame(self, data: bytes) -> bytes:
-        return http1.chunk(data) if self._chunked else data
+        return wire.chunk(data) if self._chunked else data
 
     def _write(self, data: bytes) -> None:
         self._client.write(self._frame(data))
@@ -516,10 +515,10 @@ class Exchange:
         if length is not None:
             framing = b"content-length: %d\r\n" % length
         elif self._chunked:
-            framing = http1.CHUNKED
+            framing = wire.CHUNKED
         self._keep_alive = self._keep_alive and not self._context.table.stage
-        closing = b"" if self._keep_alive else http1.CLOSE
-        return http1.status_line(status) + headers + framing + closing + b"\r\n"
+        closing = b"" if self._keep_alive else wire.CLOSE
+        return wire.status_line(status) + headers + framing + closing + b"\r\n"
 
     def _own_headers(self) -> bytes:
         own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (self.request_id.encode(), self.traceparent.encode())
@@ -534,4 +533,4 @@ class Exchange:
 
     def _timings(self) -> bytes:
         phases = self.instance.phases if self.cold and self.instance is not None else ()
-        return http1.server_timing(self.queue_s, phases, self.router_s)
+        return wire.server_timing(self.queue_s, phases, self.router_s)

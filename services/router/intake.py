@@ -14,11 +14,11 @@ from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
 from services.router import api_errors, local_answers, tracing
 from services.router.exchange import ClientSink, Exchange, PortContext
-from services.router.http1 import JSON_HEADERS
 from services.router.http_request import HttpRequest
 from services.router.request_body import OPERATIONS, READERS, check_model, read_body, readers, sizes
 from services.router.request_table import Stage
 from services.router.tracing import RequestTrace, Sampler
+from services.router.wire import JSON_HEADERS
 
 
 class Intake:

@@ -5,8 +5,8 @@ from urllib.parse import unquote_to_bytes
 
 from glowplug.domain.model import Model
 from services.router import api_errors
-from services.router.http1 import encode_json
 from services.router.request_table import RequestTable
+from services.router.wire import encode_json
 
 Answer = tuple[int, bytes]
 _PATHS = (b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 
 from glowplug.runtime.web import WebRules
 from glowplug.telemetry.tracing import Tracing
-from services.router.access import Access
 from services.router.client import ClientConnection
 from services.router.engine import Engines
 from services.router.exchange import Exchange, PortContext
+from services.router.http_request import Access
 from services.router.intake import Intake
 from services.router.metrics import RouterMetrics
 from services.router.request_table import RequestTable, Stage

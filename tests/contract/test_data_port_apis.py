@@ -9,7 +9,7 @@ import pytest
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from glowplug.runtime.settings import ServiceSettings
-from services.router import api_errors
+from services.router import wire
 from services.router.settings import Limits
 from tests.contract.data_port_rig import DONE, TOKEN, Answer, FakeEngine, Served, a_model, a_rig, an_instance, chat
 
@@ -503,4 +503,4 @@ def test_a_stream_that_begins_with_an_answer_begins_with_no_error() -> None:
         b'data: {"choices":[],"error":{}}\n\n',
         b"event: message_start\ndata: {}\n\n",
     ):
-        assert not api_errors.starts_stream(first)
+        assert not wire.starts_stream(first)

@@ -1,6 +1,6 @@
 """Token counts out of the last bytes of an answer."""
 
-from services.router.sse import count_tokens
+from services.router.wire import count_tokens
 
 
 def test_usage_wins_over_timings() -> None:
