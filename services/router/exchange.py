@@ -110,83 +110,61 @@ class PortContext:
     buffered_bytes: int = 0  # of request bodies
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """Made when a well-formed request for a known model is complete. `arrived_at` is epoch seconds, other times are
     monotonic."""
 
-    __slots__ = (
-        "_chunked",
-        "_client",
-        "_collected",
-        "_context",
-        "_counted",
-        "_keep_alive",
-        "_kept",
-        "_last",
-        "_needs",
-        "_num_attempts",
-        "_opening",
-        "_previous",
-        "_timer",
-        "arrived",
-        "arrived_at",
-        "cold",
-        "dispatched",
-        "done",
-        "ended",
-        "engine",
-        "error_code",
-        "first_byte",
-        "head_sent",
-        "instance",
-        "is_flowing",
-        "is_sse",
-        "model",
-        "num_events",
-        "prompt_tokens",
-        "queue_s",
-        "request",
-        "request_id",
-        "router_s",
-        "started",
-        "status",
-        "stream",
-        "ticket",
-        "trace",
-        "traceparent",
-    )
+    context: PortContext
+    client: ClientSink
+    request: HttpRequest
+    model: Model
+    stream: bool
+    needs: str  # a feature that an instance may lack
+    prompt_tokens: int  # as request_body.sizes reads them
+    trace: RequestTrace | None
+    traceparent: str
+    ticket: int = field(init=False)
+    arrived: float = field(init=False)
+    keep_alive: bool = field(init=False)
+    chunked: bool = field(init=False)  # the answer, as the client gets it
+    instance: Instance | None = None
+    engine: EngineSource | None = None
+    cold: bool = False
+    dispatched: float = 0.0
+    queue_s: float = 0.0
+    router_s: float = 0.0
+    head_sent: bool = False
+    started: bool = False  # the engine's answer has
+    first_byte: float = 0.0
+    is_sse: bool = False
+    is_flowing: bool = False  # a stream of which all whole events have been passed on, and nothing is kept
+    num_events: int = 0
+    status: int = 0
+    error_code: str = ""
+    done: bool = False
+    ended: float = 0.0
+    _num_attempts: int = 0
+    _timer: asyncio.TimerHandle | None = None
+    _collected: list[bytes] | None = None  # what an engine answers instead of an answer
+    _kept: bytes = b""  # an event that is not whole yet
+    _opening: bytes = b""  # of Anthropic's streams, whose prompt is counted there
+    _previous: bytes = b""
+    _last: bytes = b""  # passed on last, and before that: token counts stand there
+    _counted: tuple[int, int, bool] | None = None
 
-    def __init__(
-        self,
-        context: PortContext,
-        client: ClientSink,
-        request: HttpRequest,
-        model: Model,
-        *,
-        stream: bool,
-        needs: str,
-        prompt_tokens: int,
-        trace: RequestTrace | None,
-        traceparent: str,
-    ) -> None:
-        """`needs`: a feature that an instance may lack. `prompt_tokens`: as request_body.sizes reads them."""
-        self._context, self._client, self.request, self.model = context, client, request, model
-        self.stream, self._needs, self.prompt_tokens = stream, needs, prompt_tokens
-        self.trace, self.traceparent = trace, traceparent
-        self.ticket = next(context.table.tickets)
-        self.arrived, self.arrived_at, self.request_id = request.complete, request.complete_at, request.request_id
-        self._chunked = request.is_http11
-        self._keep_alive = request.keep_alive
-        self.engine: EngineSource | None = None
-        self.instance: Instance | None = None
-        self.done = self.cold = self.head_sent = self.started = self.is_sse = self.is_flowing = False
-        self.status = self._num_attempts = self.num_events = 0
-        self.error_code = ""
-        self.dispatched = self.first_byte = self.ended = self.queue_s = self.router_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._kept = self._last = self._previous = self._opening = b""
-        self._collected: list[bytes] | None = None
-        self._counted: tuple[int, int, bool] | None = None
+    def __post_init__(self) -> None:
+        request = self.request
+        self.ticket = next(self.context.table.tickets)
+        self.arrived, self.keep_alive, self.chunked = request.complete, request.keep_alive, request.is_http11
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def arrived_at(self) -> float:
+        return self.request.complete_at
 
     # -- what the controller decides ----------------------------------------------------------------------------
 
@@ -195,7 +173,7 @@ class Exchange:
         self._stop_timer()
         instance = self.instance = effect.instance
         self.queue_s, self.cold = effect.held_s, self.cold or effect.cold
-        if self._needs and self._needs in instance.lacks:
+        if self.needs and self.needs in instance.lacks:
             self._refuse(tool_choice_refused(self.model))
             return
         self._num_attempts += 1
@@ -205,20 +183,20 @@ class Exchange:
             self.traceparent = self.trace.engine_traceparent
         if self.head_sent:
             self._write(b": glowplug ready %b\n\n" % self._timings())
-        self._context.connect(self, instance, False)
+        self.context.connect(self, instance, False)
 
     def hold(self, effect: Hold) -> None:
         """Wait. A stream's client is kept alive by comments once it has waited a while."""
         if self.trace is not None:
             self.trace.held(self.model.key, effect.eta_s)
         if self.stream and self._timer is None:
-            delay_s = self._context.limits.keepalive_after_s - (_monotonic() - self.arrived)
-            self._timer = self._context.loop.call_later(max(delay_s, 0.0), self._keep_client)
+            delay_s = self.context.limits.keepalive_after_s - (_monotonic() - self.arrived)
+            self._timer = self.context.loop.call_later(max(delay_s, 0.0), self._keep_client)
 
     def _keep_client(self) -> None:
-        context = self._context
+        context = self.context
         self._timer = context.loop.call_later(context.limits.keepalive_every_s, self._keep_client)
-        if self._client.write_paused:
+        if self.client.write_paused:
             return
         if not self.head_sent:
             context.table.take(HeadDue(self.ticket))
@@ -230,14 +208,14 @@ class Exchange:
             self._write(comment)
             return
         self.head_sent, self.status = True, 200
-        self._keep_alive = self._keep_alive and self._chunked
+        self.keep_alive = self.keep_alive and self.chunked
         headers = wire.EVENT_STREAM_HEADERS + self._own_headers()
-        self._client.write(self._head(200, headers, None) + self._frame(comment))
+        self.client.write(self._head(200, headers, None) + self._frame(comment))
 
     def probe(self) -> bool:
         """Write a comment to the client where that harms no answer. False while its head is still to come."""
         between = self._last.endswith(EVENT_ENDS) if self.started else self.head_sent
-        if between and (self.is_sse or not self.started) and not self._client.write_paused:
+        if between and (self.is_sse or not self.started) and not self.client.write_paused:
             self._write(b":\n\n")
         return self.head_sent
 
@@ -277,16 +255,16 @@ class Exchange:
                 headers += b"server-timing: %b\r\n" % self._timings()
             if status == 501:
                 headers += api_errors.NO_RETRY
-            self._keep_alive = self._client.respond(
+            self.keep_alive = self.client.respond(
                 self.request, status, body, headers=headers, retry_after_s=retry_after_s, traceparent=self.traceparent
             )
         else:
-            self._keep_alive = False
+            self.keep_alive = False
             if self.is_sse or self._collected is not None or not self.started:
                 self._kept = b""
                 self._write(api_errors.event(path, body))
-                if self._chunked:
-                    self._client.write(wire.LAST_CHUNK)
+                if self.chunked:
+                    self.client.write(wire.LAST_CHUNK)
         self._finish()
 
     # -- what the engine answers --------------------------------------------------------------------------------
@@ -314,7 +292,7 @@ class Exchange:
     def attach(self, engine: EngineSource) -> None:
         """The request goes out on this connection."""
         self.engine = engine
-        if self._client.write_paused:
+        if self.client.write_paused:
             engine.pause()
 
     def pass_on(self, body: bytes, chunk: bytes) -> None:
@@ -322,7 +300,7 @@ class Exchange:
         HTTP's framing."""
         self._previous, self._last = self._last, body
         self.num_events += body.count(b"data: {")
-        self._client.write(chunk)
+        self.client.write(chunk)
 
     def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
         """Part of the answer: the head is complete. Written to the client in one go."""
@@ -337,8 +315,8 @@ class Exchange:
                     if wire.begins_late(body):
                         body = wire.message_start(self.request_id, self.model.name, self.prompt_tokens) + body
                     self._opening = body[: wire.TAIL_BYTES]
-                if self._context.table.controller.tracks_tokens:
-                    self._context.table.take(FirstToken(self.ticket))
+                if self.context.table.controller.tracks_tokens:
+                    self.context.table.take(FirstToken(self.ticket))
         self._continue(body, complete, out)
 
     def _continue(self, body: bytes, complete: bool, out: bytes = b"") -> None:
@@ -347,13 +325,13 @@ class Exchange:
                 self.num_events += body.count(b"data: {")
                 if self._kept or not body.endswith(EVENT_ENDS):
                     body = self._kept + body
-                    end = wire.whole_events(body, self._context.limits.event_bytes)
+                    end = wire.whole_events(body, self.context.limits.event_bytes)
                     body, self._kept = body[:end], body[end:]
             if body:
                 self._previous, self._last = self._last, body
             if self._collected is not None:
                 self._collect(body)
-            elif not self._chunked:
+            elif not self.chunked:
                 out += body
             elif body:
                 out += b"%x\r\n%b\r\n" % (len(body), body)
@@ -362,11 +340,11 @@ class Exchange:
                 out += self._frame(self._kept)
                 self._previous, self._last = self._last, self._kept
                 self._kept = b""
-            if self._chunked:
+            if self.chunked:
                 out += wire.LAST_CHUNK
         if out:
-            self._client.write(out)
-        self.is_flowing = self.is_sse and self._chunked and self._collected is None and not self._kept
+            self.client.write(out)
+        self.is_flowing = self.is_sse and self.chunked and self._collected is None and not self._kept
 
     def _begin(self, engine: EngineSource, first: bytes) -> bytes:
         """The head of the answer; b"" when the client has one since it was held, or when this is no answer."""
@@ -380,18 +358,18 @@ class Exchange:
         self.head_sent, self.status = True, engine.status
         length = None if engine.is_sse else engine.length
         if engine.status in (204, 304):
-            self._chunked = False
+            self.chunked = False
             length = 0
         elif length is not None:
-            self._chunked = False
-        elif not self._chunked:
-            self._keep_alive = False  # HTTP/1.0: the answer ends with the connection
+            self.chunked = False
+        elif not self.chunked:
+            self.keep_alive = False  # HTTP/1.0: the answer ends with the connection
         timings = b"server-timing: %b\r\n" % self._timings()
         return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
 
     def _collect(self, body: bytes) -> None:
         assert self._collected is not None
-        if sum(map(len, self._collected)) < self._context.limits.engine_error_bytes:
+        if sum(map(len, self._collected)) < self.context.limits.engine_error_bytes:
             self._collected.append(body)
 
     def engine_over(self) -> None:
@@ -407,7 +385,7 @@ class Exchange:
             self._finish()
 
     def engine_unreachable(self, reason: str) -> None:
-        self._context.table.change(DispatchFailed(self.ticket, False, reason))
+        self.context.table.change(DispatchFailed(self.ticket, False, reason))
 
     def engine_lost(self, reason: str, *, stale: bool) -> None:
         """The engine went away before its answer was complete. `stale`: it had been idle, and not one byte came."""
@@ -419,13 +397,13 @@ class Exchange:
             self._fail(502, reason, "server_error", "engine_failed")
         elif stale and self.instance is not None:
             self._num_attempts += 1
-            self._context.connect(self, self.instance, True)
+            self.context.connect(self, self.instance, True)
         else:
             self._fail_dispatch(reached=True, reason=reason)
 
     def _fail_dispatch(self, *, reached: bool, reason: str) -> None:
-        self._context.metrics.retries.inc()
-        self._context.table.change(DispatchFailed(self.ticket, reached, reason))
+        self.context.metrics.retries.inc()
+        self.context.table.change(DispatchFailed(self.ticket, reached, reason))
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -447,7 +425,7 @@ class Exchange:
         """The client closed its connection: nothing more is generated for it."""
         if self.done:
             return
-        whole = self._is_whole() and not self._client.write_paused  # else its end lies in our own buffer
+        whole = self._is_whole() and not self.client.write_paused  # else its end lies in our own buffer
         if not whole:
             self.status, self.error_code = 499, "client_left"
         self._close()
@@ -462,13 +440,13 @@ class Exchange:
             self._end_whole()
             return
         self._leave_engine()
-        self._keep_alive = False
+        self.keep_alive = False
         self._fail(status, message, "service_unavailable", code, retry_after_s=1.0)
 
     def _finish(self) -> None:
         self._close()
         self._report(left=False)
-        self._client.exchange_over(self._keep_alive)
+        self.client.exchange_over(self.keep_alive)
 
     def _close(self) -> None:
         self.done, self.ended = True, _monotonic()
@@ -476,7 +454,7 @@ class Exchange:
 
     def _report(self, *, left: bool) -> None:
         """Count it, report it, and let the controller give its place to the next."""
-        context = self._context
+        context = self.context
         context.buffered_bytes -= len(self.request.body)
         context.report(self)
         if left:
@@ -505,24 +483,24 @@ class Exchange:
             (self.engine.pause if paused else self.engine.resume)()
 
     def _frame(self, data: bytes) -> bytes:
-        return wire.chunk(data) if self._chunked else data
+        return wire.chunk(data) if self.chunked else data
 
     def _write(self, data: bytes) -> None:
-        self._client.write(self._frame(data))
+        self.client.write(self._frame(data))
 
     def _head(self, status: int, headers: bytes, length: int | None) -> bytes:
         framing = b""
         if length is not None:
             framing = b"content-length: %d\r\n" % length
-        elif self._chunked:
+        elif self.chunked:
             framing = wire.CHUNKED
-        self._keep_alive = self._keep_alive and not self._context.table.stage
-        closing = b"" if self._keep_alive else wire.CLOSE
+        self.keep_alive = self.keep_alive and not self.context.table.stage
+        closing = b"" if self.keep_alive else wire.CLOSE
         return wire.status_line(status) + headers + framing + closing + b"\r\n"
 
     def _own_headers(self) -> bytes:
         own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (self.request_id.encode(), self.traceparent.encode())
-        return own + self._context.access.cors(self.request) + self._instance_headers()
+        return own + self.context.access.cors(self.request) + self._instance_headers()
 
     def _instance_headers(self) -> bytes:
         instance = self.instance

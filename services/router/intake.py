@@ -71,11 +71,11 @@ class Intake:
             client,
             request,
             model,
-            stream=bool(asked.stream),
-            needs=needs,
-            prompt_tokens=prompt_tokens,
-            trace=trace,
-            traceparent=traceparent,
+            bool(asked.stream),
+            needs,
+            prompt_tokens,
+            trace,
+            traceparent,
         )
         traced = traceparent if trace is not None else ""
         counted = (prompt_tokens, max_tokens) if self._tracks_tokens else (0, 0)

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -232,23 +233,5 @@ def _live_request(exchange: Exchange, position: int, eta_s: float) -> LiveReques
 
 
 def _done(fact: RequestFinished, model: str, traceparent: str) -> dict[str, Any]:
-    return {
-        "request_id": fact.request_id,
-        "model": model,
-        "model_key": fact.model_key,
-        "state": "finished" if fact.status < 400 else "left" if fact.status == 499 else "failed",
-        "status": fact.status,
-        "error_code": fact.error_code,
-        "instance_id": fact.instance_id,
-        "arrived_at": fact.arrived_at,
-        "finished_at": fact.finished_at,
-        "queue_s": fact.queue_s,
-        "ttft_s": fact.ttft_s,
-        "e2e_s": fact.e2e_s,
-        "prompt_tokens": fact.prompt_tokens,
-        "response_tokens": fact.response_tokens,
-        "tokens_exact": fact.tokens_exact,
-        "cold": fact.cold,
-        "emulated": fact.emulated,
-        "trace_id": traceparent[3:35],
-    }
+    state = "finished" if fact.status < 400 else "left" if fact.status == 499 else "failed"
+    return asdict(fact) | {"model": model, "state": state, "trace_id": traceparent[3:35]}

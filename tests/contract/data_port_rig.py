@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
@@ -92,6 +92,27 @@ class Served:
 
     def die(self) -> None:
         self.writer.transport.abort()
+
+
+def streaming(*chunks: bytes, then: Literal["end", "die", "close", "hang"] = "end") -> Reply:
+    """A stream of `chunks`, a moment apart; then its last chunk, a torn connection, a closed one, or nothing more."""
+
+    async def reply(served: Served) -> None:
+        await served.sse_head()
+        for data in chunks:
+            await served.chunk(data)
+            await asyncio.sleep(0.01)
+        if then == "end":
+            await served.end()
+        elif then == "die":
+            await asyncio.sleep(0.01)
+            served.die()
+        elif then == "close":
+            served.writer.close()
+        else:
+            await served.left.wait()
+
+    return reply
 
 
 async def stream_three(served: Served) -> None:

@@ -2,17 +2,13 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
 from glowplug.domain.model import OnCold
 from services.router.settings import Limits
-from tests.contract.data_port_rig import (
-    Answer,
-    a_model,
-    a_rig,
-    chat,
-)
+from tests.contract.data_port_rig import Answer, a_model, a_rig, chat
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
 
@@ -24,72 +20,56 @@ def assert_error(answer: Answer, status: int, code: str) -> None:
     assert answer.headers["x-request-id"]
 
 
-async def test_malformed_json() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(body=b'{"model": "m", ')), 400, "bad_request")
-
-
-async def test_a_body_that_is_not_utf8() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(body=b'{"model": "\xff\xfe", "messages": []}')), 400, "bad_request")
-
-
-async def test_an_empty_body() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(body=b"")), 400, "bad_request")
-
-
-async def test_a_body_that_is_no_object() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(body=b"[1, 2]")), 400, "bad_request")
-
-
-async def test_json_nested_too_deeply() -> None:
-    async with a_rig() as rig:
-        bomb = b'{"model":"m","messages":[],"x":' + b"[" * 100_000
-        assert_error(await rig.ask(chat(body=bomb)), 400, "bad_request")
-
-
-async def test_nan_is_not_json() -> None:
-    async with a_rig() as rig:
-        body = b'{"model":"m","messages":[],"temperature":NaN}'
-        assert_error(await rig.ask(chat(body=body)), 400, "bad_request")
-
-
-async def test_a_missing_model_names_the_field() -> None:
-    async with a_rig() as rig:
-        answer = await rig.ask(chat(body=b'{"messages":[]}'))
-    assert_error(answer, 400, "bad_request")
-    assert answer.json()["error"]["param"] == "model"
-
-
-WRONG = {
-    "model": {"model": 7},
-    "messages": {"messages": "hi"},
-    "messages[0].role": {"messages": [{"role": 1}]},
-    "stream": {"stream": "yes"},
-    "max_tokens": {"max_tokens": "many"},
-    "temperature": {"temperature": []},
+BAD_BODIES = {
+    "malformed JSON": b'{"model": "m", ',
+    "not UTF-8": b'{"model": "\xff\xfe", "messages": []}',
+    "empty": b"",
+    "no object": b"[1, 2]",
+    "nested too deeply": b'{"model":"m","messages":[],"x":' + b"[" * 100_000,
+    "NaN is no JSON": b'{"model":"m","messages":[],"temperature":NaN}',
 }
 
 
-@pytest.mark.parametrize("param", WRONG)
-async def test_a_wrong_type_names_the_field(param: str) -> None:
-    fields = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | WRONG[param]
+@pytest.mark.parametrize("what", BAD_BODIES)
+async def test_a_body_that_cannot_be_read(what: str) -> None:
+    async with a_rig() as rig:
+        assert_error(await rig.ask(chat(body=BAD_BODIES[what])), 400, "bad_request")
+
+
+FINE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("model", {"messages": []}),
+    ("model", FINE | {"model": 7}),
+    ("messages", FINE | {"messages": "hi"}),
+    ("messages[0].role", FINE | {"messages": [{"role": 1}]}),
+    ("stream", FINE | {"stream": "yes"}),
+    ("max_tokens", FINE | {"max_tokens": "many"}),
+    ("temperature", FINE | {"temperature": []}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), WRONG)
+async def test_a_missing_field_or_a_wrong_type_names_the_field(param: str, fields: dict[str, Any]) -> None:
     async with a_rig() as rig:
         answer = await rig.ask(chat(body=json.dumps(fields).encode()))
     assert_error(answer, 400, "bad_request")
     assert answer.json()["error"]["param"] == param
 
 
-async def test_an_unknown_model() -> None:
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        (chat("nobody"), 404, "model_not_found"),
+        (b"GET /v2/x HTTP/1.1\r\nhost: t\r\n\r\n", 404, "not_found"),
+        (chat(extra=b"expect: miracles\r\n"), 417, "bad_request"),
+        (b"GET /health HTTP/1.1\r\nx-long: %b\r\n\r\n" % (b"a" * 40_000), 431, "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\nx-long: %b\r\n\r\n" % (b"a" * 400_000), 431, "headers_too_large"),
+    ],
+    ids=["unknown model", "unknown path", "unknown expectation", "large headers", "huge headers"],
+)
+async def test_what_nobody_can_answer(request_: bytes, status: int, code: str) -> None:
     async with a_rig() as rig:
-        assert_error(await rig.ask(chat("nobody")), 404, "model_not_found")
-
-
-async def test_an_unknown_path() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(b"GET /v2/x HTTP/1.1\r\nhost: t\r\n\r\n"), 404, "not_found")
+        assert_error(await rig.ask(request_), status, code)
 
 
 async def test_a_wrong_method_says_what_is_allowed() -> None:
@@ -168,18 +148,6 @@ async def test_expect_100_continue() -> None:
         assert_error(await client.answer(), 413, "request_too_large")
 
 
-async def test_an_expectation_nobody_knows() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(extra=b"expect: miracles\r\n")), 417, "bad_request")
-
-
-@pytest.mark.parametrize("size", [40_000, 400_000])
-async def test_headers_that_are_too_large(size: int) -> None:
-    async with a_rig() as rig:
-        answer = await rig.ask(b"GET /health HTTP/1.1\r\nx-long: %b\r\n\r\n" % (b"a" * size))
-    assert_error(answer, 431, "headers_too_large")
-
-
 async def test_headers_that_never_end() -> None:
     async with a_rig(Limits(header_bytes=2000)) as rig:
         client = await rig.client()
@@ -190,18 +158,11 @@ async def test_headers_that_never_end() -> None:
         assert_error(await client.answer(), 431, "headers_too_large")
 
 
-async def test_slowloris_headers() -> None:
-    async with a_rig(Limits(header_s=0.05)) as rig:
-        client = await rig.client()
-        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nho")
-        assert_error(await client.answer(), 408, "request_timeout")
-        assert await client.at_end()
-
-
-async def test_slowloris_body() -> None:
+@pytest.mark.parametrize("part", [b"POST /v1/chat/completions HTTP/1.1\r\nho", chat()[:-5]], ids=["head", "body"])
+async def test_slowloris(part: bytes) -> None:
     async with a_rig(Limits(header_s=0.05, body_s=0.05)) as rig:
         client = await rig.client()
-        await client.send(chat()[:-5])
+        await client.send(part)
         assert_error(await client.answer(), 408, "request_timeout")
         assert await client.at_end()
 

@@ -14,26 +14,10 @@ from glowplug.domain.instance import InstanceState
 from services.router.engine import EngineConnection
 from services.router.exchange import Exchange
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Reply, Rig, Served, a_model, a_rig, an_instance, chat
+from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_model, a_rig, an_instance, chat, streaming
 
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
 RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat/completions", b"responses")
-
-
-def sending(*chunks: bytes, die: bool = False) -> Reply:
-    """A stream of `chunks` whose last chunk never comes."""
-
-    async def reply(served: Served) -> None:
-        await served.sse_head()
-        for data in chunks:
-            await served.chunk(data)
-            await asyncio.sleep(0.01)
-        if die:
-            served.die()
-        else:
-            await served.left.wait()
-
-    return reply
 
 
 # -- an answer whose end has been handed over ----------------------------------------------------------------------
@@ -56,7 +40,7 @@ async def test_a_client_that_closes_when_it_has_read_the_end(
     request_: bytes, chunks: tuple[bytes, ...], status: int
 ) -> None:
     async with a_rig() as rig:
-        engine = await rig.engine(sending(*chunks))
+        engine = await rig.engine(streaming(*chunks, then="hang"))
         client = await rig.client()
         await client.send(request_)
         await client.head()
@@ -89,7 +73,7 @@ async def test_a_plain_answer_is_whole_with_its_last_byte(length: bytes) -> None
 
 async def test_an_engine_that_dies_behind_the_end_spoils_nothing() -> None:
     async with a_rig() as rig:
-        await rig.engine(sending(TOKEN, DONE, die=True))
+        await rig.engine(streaming(TOKEN, DONE, then="die"))
         answer = await rig.ask(chat(stream=True))
     assert answer.complete and answer.body == TOKEN + DONE
     assert rig.finished[0].status == 200
@@ -97,7 +81,7 @@ async def test_an_engine_that_dies_behind_the_end_spoils_nothing() -> None:
 
 async def test_a_drain_that_ends_behind_the_end_spoils_nothing() -> None:
     async with a_rig() as rig:
-        await rig.engine(sending(TOKEN, DONE))
+        await rig.engine(streaming(TOKEN, DONE, then="hang"))
         client = await rig.client()
         await client.send(chat(stream=True))
         await client.head()
@@ -136,7 +120,7 @@ async def test_a_request_sent_to_an_engine_that_sleeps_goes_to_another(stream: b
 
 async def test_an_answer_that_sleep_has_cut_off_is_told() -> None:
     async with a_rig() as rig:
-        engine = await rig.engine(sending(TOKEN))
+        engine = await rig.engine(streaming(TOKEN, then="hang"))
         client = await rig.client()
         await client.send(chat(stream=True))
         await client.head()
@@ -152,11 +136,11 @@ async def test_an_answer_that_sleep_has_cut_off_is_told() -> None:
 async def test_nobody_was_late_while_the_router_was_stopped() -> None:
     """What came meanwhile is not read yet when the first sweep comes."""
     async with a_rig() as rig:
-        engine = await rig.engine(sending(TOKEN))
-        streaming, half = await rig.client(), await rig.client()
-        await streaming.send(chat(stream=True))
-        await streaming.head()
-        assert await streaming.chunk() == TOKEN
+        engine = await rig.engine(streaming(TOKEN, then="hang"))
+        reader, half = await rig.client(), await rig.client()
+        await reader.send(chat(stream=True))
+        await reader.head()
+        assert await reader.chunk() == TOKEN
         await half.send(chat()[:-5])
         await rig.until(lambda: rig.port.context.buffered_bytes > 0)
         rig.port.sweep(time.monotonic() + 1000.0)

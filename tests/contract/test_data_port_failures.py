@@ -7,14 +7,7 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from services.router.settings import Limits
-from tests.contract.data_port_rig import (
-    DONE,
-    TOKEN,
-    Served,
-    a_rig,
-    an_instance,
-    chat,
-)
+from tests.contract.data_port_rig import DONE, TOKEN, Served, a_rig, an_instance, chat, streaming
 from tests.ports import free_port
 
 
@@ -23,14 +16,8 @@ def data_events(body: bytes) -> list[bytes]:
 
 
 async def test_an_engine_that_dies_mid_stream_is_one_error_event_then_a_close() -> None:
-    async def die(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await asyncio.sleep(0.02)
-        served.die()
-
     async with a_rig() as rig:
-        await rig.engine(die)
+        await rig.engine(streaming(TOKEN, then="die"))
         client = await rig.client()
         await client.send(chat(stream=True))
         answer = await client.answer()
@@ -42,26 +29,15 @@ async def test_an_engine_that_dies_mid_stream_is_one_error_event_then_a_close() 
 
 
 async def test_half_an_event_of_a_dying_engine_never_reaches_the_client() -> None:
-    async def die(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN + b'data: {"choices":[{"index"')
-        await asyncio.sleep(0.02)
-        served.die()
-
     async with a_rig() as rig:
-        await rig.engine(die)
+        await rig.engine(streaming(TOKEN + b'data: {"choices":[{"index"', then="die"))
         answer = await rig.ask(chat(stream=True))
     assert [json.loads(e[6:]) for e in data_events(answer.body)][1]["error"]["code"] == "engine_failed"
 
 
 async def test_a_graceful_end_without_its_last_chunk_is_a_failure_too() -> None:
-    async def stop_short(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        served.writer.close()
-
     async with a_rig() as rig:
-        await rig.engine(stop_short)
+        await rig.engine(streaming(TOKEN, then="close"))
         answer = await rig.ask(chat(stream=True))
     assert b"engine_failed" in answer.body and b"[DONE]" not in answer.body
 
@@ -91,13 +67,8 @@ async def test_an_engine_that_dies_before_its_first_byte_is_tried_once_elsewhere
 
 
 async def test_headers_alone_are_no_first_byte() -> None:
-    async def head_then_die(served: Served) -> None:
-        await served.sse_head()
-        await asyncio.sleep(0.02)
-        served.die()
-
     async with a_rig() as rig:
-        await rig.engine(head_then_die, instance_id="i-1")
+        await rig.engine(streaming(then="die"), instance_id="i-1")
         await rig.engine(instance_id="i-2")
         answer = await rig.ask(chat(stream=True))
     assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
@@ -173,13 +144,8 @@ async def test_an_answer_that_is_not_http() -> None:
 
 
 async def test_an_engine_that_hangs_is_given_up() -> None:
-    async def hang(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await served.left.wait()
-
     async with a_rig(Limits(engine_silence_s=0.05)) as rig:
-        await rig.engine(hang)
+        await rig.engine(streaming(TOKEN, then="hang"))
         answer = await rig.ask(chat(stream=True))
     assert b"silent" in answer.body and b"[DONE]" not in answer.body
 
@@ -204,6 +170,13 @@ async def test_when_the_client_leaves_the_engine_is_told(stream: bool, after_fir
         await asyncio.wait_for(engine.served[0].left.wait(), 5)
         await rig.until(lambda: rig.num_in_flight == 0)
         assert rig.finished[0].status == 499
+
+
+async def flood(served: Served) -> None:
+    """Events of 65 KB, as fast as they are taken."""
+    await served.sse_head()
+    while not served.left.is_set():
+        await served.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
 
 
 async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
@@ -239,11 +212,6 @@ async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
 
 
 async def test_a_client_that_never_reads_is_dropped() -> None:
-    async def flood(served: Served) -> None:
-        await served.sse_head()
-        while not served.left.is_set():
-            await served.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
-
     async with a_rig(Limits(stall_s=0.1, header_s=0.2)) as rig:
         engine = await rig.engine(flood)
         client = await rig.client()
@@ -254,11 +222,6 @@ async def test_a_client_that_never_reads_is_dropped() -> None:
 
 
 async def test_many_clients_that_do_not_read_cost_little_and_harm_nobody() -> None:
-    async def flood(served: Served) -> None:
-        await served.sse_head()
-        while not served.left.is_set():
-            await served.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
-
     async with a_rig() as rig:
         await rig.engine(flood, max_concurrency=100)
         slow = [await rig.client() for _ in range(40)]
@@ -298,13 +261,8 @@ async def test_draining_finishes_streams_and_refuses_what_comes() -> None:
 
 
 async def test_what_is_not_over_when_the_drain_ends_is_told() -> None:
-    async def endless(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await served.left.wait()
-
     async with a_rig() as rig:
-        await rig.engine(endless, max_concurrency=1)
+        await rig.engine(streaming(TOKEN, then="hang"), max_concurrency=1)
         client, held = await rig.client(), await rig.client()
         await client.send(chat(stream=True))
         await rig.until(lambda: rig.num_in_flight == 1)

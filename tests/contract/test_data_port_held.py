@@ -8,17 +8,7 @@ import pytest
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from services.router.settings import Limits
-from tests.contract.data_port_rig import (
-    DONE,
-    TOKEN,
-    Client,
-    Rig,
-    Served,
-    a_model,
-    a_rig,
-    an_instance,
-    chat,
-)
+from tests.contract.data_port_rig import DONE, TOKEN, Client, Rig, Served, a_model, a_rig, an_instance, chat
 
 QUICK = Limits(keepalive_after_s=0.02, keepalive_every_s=0.02)
 

@@ -10,16 +10,7 @@ import pytest
 from glowplug.domain.model import OnCold
 from services.router.request_table import Stage
 from services.router.settings import Limits
-from tests.contract.data_port_rig import (
-    DONE,
-    TOKEN,
-    Answer,
-    Served,
-    a_model,
-    a_rig,
-    chat,
-    stream_three,
-)
+from tests.contract.data_port_rig import DONE, TOKEN, Answer, Served, a_model, a_rig, chat, stream_three
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"
