@@ -67,8 +67,8 @@ def event(path: bytes, error: bytes) -> bytes:
         return b"event: error\ndata: " + error + b"\n\n"
     if path == _RESPONSES:  # its events have a type each; clients of OpenAI's raise what stands in `error`
         found = msgspec.json.decode(error)
-        told = {k: found["error"][k] for k in ("message", "code", "param")}
-        return b"event: error\ndata: " + encode_json({"type": "error", **told, **found}) + b"\n\n"
+        fields = {k: found["error"][k] for k in ("message", "code", "param")}
+        return b"event: error\ndata: " + encode_json({"type": "error", **fields, **found}) + b"\n\n"
     return b"data: " + error + b"\n\n"
 
 

@@ -1,8 +1,8 @@
 """The client side of the data port: HTTP/1.1 requests in, one at a time per connection, in order.
 
 Everything a client may do wrong ends here with an answer in OpenAI's shape: heads or bodies that are too large or too
-slow, text that is not HTTP, paths and methods that do not exist. Pipelined requests wait their turn, and so does the
-refusal of what stands behind them: answers leave in the order of the requests, and a refusal is the last of them.
+slow, text that is not HTTP, paths and methods that do not exist. Pipelined requests wait, and so does the refusal of
+what stands behind them: answers leave in the order of the requests, and a refusal is the last of them.
 
 A client may close its sending side behind its last request and still read. TCP shows no difference to one that has left
 until something is sent to it, so what is certain to come is sent at once: the first bytes of the answer's status line.
@@ -115,7 +115,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Take the next complete requests while none is being answered. One that is answered at once comes back here
-        from within: the loop goes on, not deeper. After as many as may wait, other connections have their turn."""
+        from within: the loop goes on, not deeper. After as many as may wait, other connections are served."""
         if self._advancing:
             return
         self._advancing = True

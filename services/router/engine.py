@@ -45,7 +45,7 @@ _EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with a w
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection to one instance. The httptools callbacks collect; `data_received` hands on."""
+    """One connection to one instance. The httptools callbacks collect; `data_received` passes on."""
 
     def __init__(self, pool: "Pool") -> None:
         self.pool = pool

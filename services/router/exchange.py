@@ -110,7 +110,7 @@ class PortContext:
     buffered_bytes: int = 0  # of request bodies
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
 class Exchange:
     """Made when a well-formed request for a known model is complete. `arrived_at` is epoch seconds, other times are
     monotonic."""

@@ -75,8 +75,8 @@ class DataPort:
         await asyncio.sleep(delay_s)
 
     async def drain(self, within_s: float, *, keep_listening: bool = True) -> None:
-        """Finish what is here, then close everything. Requests still here after `within_s` are told so. What comes is
-        refused (503); where others take what comes, on this port or behind a balancer, do not keep listening: then
+        """Finish what is here, then close everything. Requests still here after `within_s` end with 503. What comes
+        is refused (503); where others take what comes, on this port or behind a balancer, do not keep listening: then
         whatever is on its way on a connection of ours is served too."""
         self._table.stage = Stage.REFUSING if keep_listening else Stage.DRAINING
         if not keep_listening:

@@ -33,7 +33,7 @@ class Limits:
     num_pooled: int = 256  # idle connections per instance
     keepalive_after_s: float = 2.0  # held stream: headers and the first comment
     keepalive_every_s: float = 2.0
-    engine_error_bytes: int = 64 * 1024  # of an engine's error kept to be told inside a stream
+    engine_error_bytes: int = 64 * 1024  # of an engine's error kept for an error event inside a stream
     engine_head_bytes: int = 256 * 1024  # of an engine's answer before its body, interim answers included
     event_bytes: int = 256 * 1024  # an unfinished SSE event kept back, before it is passed on in parts
 

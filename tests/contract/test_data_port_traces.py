@@ -1,4 +1,4 @@
-"""The spans of a request, and its row in the books."""
+"""The spans of a request, and its row in /v1/requests."""
 
 from typing import Any
 

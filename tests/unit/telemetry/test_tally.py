@@ -54,6 +54,14 @@ def test_a_registry_reads_tallies_like_any_instrument() -> None:
     assert kinds == {"h": "histogram", "held": "gauge", "g": "gauge"}
 
 
+def test_a_histogram_without_labels_is_written_as_scrapers_read_it() -> None:
+    registry = CollectorRegistry()
+    TallyHistogram("h", "doc", [], BOUNDS, registry).labels().observe(0.7)
+    text = asyncio.run(exposition(registry)).decode()
+    assert 'h_bucket{le="0.5"} 0.0\n' in text and 'h_bucket{le="+Inf"} 1.0\n' in text
+    assert {("h_count", (), 1.0), ("h_sum", (), 0.7)} <= shown(registry)
+
+
 async def test_others_run_while_a_long_page_is_written() -> None:
     registry = CollectorRegistry()
     counts = TallyCounter("c_total", "doc", ["a"], registry)
