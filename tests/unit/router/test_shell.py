@@ -1,11 +1,25 @@
-"""The copy of the tables that a router starts from when the store is down."""
+"""The copy of the tables that a router starts from when the store is down, and what its shell makes of it."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from glowplug.bus.memory_bus import MemoryBus
+from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.fleet import Fleet
-from services.router.shell import TablesCopy
+from glowplug.events.envelope import to_json
+from glowplug.runtime.service import World
+from glowplug.state.memory_store import MemoryStore
+from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.telemetry.tracing import Tracing
+from services.router.exchange import Exchange
+from services.router.main import TABLES
+from services.router.request_table import RequestTable
+from services.router.settings import RouterSettings
+from services.router.shell import RouterShell, TablesCopy
 from tests.contract.data_port_rig import a_model, an_instance
 
 
@@ -56,3 +70,26 @@ def test_a_disk_that_takes_nothing_does_not_stop_the_router(tmp_path: Path) -> N
     copy = TablesCopy(tmp_path / "file" / "tables.json")
     copy.write(filled(), 100.0)
     assert copy.read(100.0) is None
+
+
+async def test_what_the_copy_has_and_the_store_has_not_is_dropped_at_its_first_reading_only(tmp_path: Path) -> None:
+    """An emptied store stops no warm model; a copy is of the past."""
+    store: Any = MemoryStore()
+    bus: Any = MemoryBus()
+    settings = RouterSettings(service_id="router-1", state_dir=tmp_path)
+    copied = filled()
+    copied.put_instance(an_instance("i-2", "http://x:2"))
+    TablesCopy(tmp_path / "router-1" / "tables.json").write(copied, time.time())
+    await store.put("models", "m", to_json(a_model()))
+    await store.put("instances", "i-1", to_json(an_instance("i-1", "http://x:1")))
+    table = RequestTable[Exchange](RouterController())
+    metrics = ShellMetrics("router", CollectorRegistry())
+    shell = RouterShell(
+        World(settings, "router", bus, store, Tracing("router", "router-1"), metrics), settings, table, TABLES
+    )
+    shell.take_copy()
+    assert table.table_loaded and set(table.controller.fleet.instances) == {"i-1", "i-2"}
+    assert await shell._resync() and set(table.controller.fleet.instances) == {"i-1"}
+    store.tables.clear()
+    assert await shell._resync()
+    assert set(table.controller.fleet.instances) == {"i-1"} and set(table.controller.fleet.models) == {"m"}
