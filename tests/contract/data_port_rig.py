@@ -26,6 +26,7 @@ from services.router.settings import Limits
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
 Reply = Callable[["Served"], Awaitable[None]]
 
 
@@ -185,6 +186,14 @@ class Answer:
         return str(self.json()["error"]["code"])
 
 
+def assert_error(answer: Answer, status: int, code: str) -> None:
+    """A whole answer that is an error, in OpenAI's shape."""
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (status, code) and answer.complete
+    assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
+    assert answer.headers["x-request-id"]
+
+
 class Client:
     """A client that writes bytes and reads answers strictly."""
 
@@ -268,10 +277,14 @@ class Rig:
         self.clients.append(made)
         return made
 
-    async def ask(self, request: bytes, method: str = "POST") -> Answer:
+    async def sent(self, request: bytes) -> Client:
+        """A new client that has sent this."""
         client = await self.client()
         await client.send(request)
-        return await client.answer(method=method)
+        return client
+
+    async def ask(self, request: bytes, method: str = "POST") -> Answer:
+        return await (await self.sent(request)).answer(method=method)
 
     async def engine(self, reply: Reply = stream_three, *, instance_id: str = "i-1", **over: Any) -> FakeEngine:
         """A ready instance of model m."""

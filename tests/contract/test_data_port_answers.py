@@ -98,8 +98,7 @@ async def test_server_timing_and_instance_are_told() -> None:
 
 async def test_server_timing_of_a_cold_request_has_the_phases() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         await rig.until(lambda: rig.num_held == 1)
         await rig.engine()
         answer = await client.answer()
@@ -204,8 +203,7 @@ async def test_connections_to_an_engine_are_kept_and_used_again() -> None:
 async def test_http_1_0_gets_a_plain_body_and_a_close() -> None:
     async with a_rig() as rig:
         await rig.engine()
-        client = await rig.client()
-        await client.send(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        client = await rig.sent(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
         answer = await client.answer()
     assert "transfer-encoding" not in answer.headers and answer.body == TOKEN * 3 + DONE
 

@@ -8,17 +8,7 @@ import pytest
 
 from glowplug.domain.model import OnCold
 from services.router.settings import Limits
-from tests.contract.data_port_rig import Answer, a_model, a_rig, chat
-
-GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
-
-
-def assert_error(answer: Answer, status: int, code: str) -> None:
-    error = answer.json()["error"]
-    assert (answer.status, error["code"]) == (status, code)
-    assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
-    assert answer.headers["x-request-id"]
-
+from tests.contract.data_port_rig import GET, a_model, a_rig, assert_error, chat
 
 BAD_BODIES = {
     "malformed JSON": b'{"model": "m", ',
@@ -83,8 +73,7 @@ async def test_a_wrong_method_says_what_is_allowed() -> None:
 
 async def test_head_has_the_length_and_no_body() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(GET.replace(b"GET", b"HEAD"))
+        client = await rig.sent(GET.replace(b"GET", b"HEAD"))
         head = await client.answer(method="HEAD")
         await client.send(GET)
         whole = await client.answer()
@@ -104,23 +93,20 @@ async def test_a_missing_or_wrong_api_key() -> None:
 
 async def test_a_body_of_100_mb_is_refused_before_it_is_read() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 100000000\r\n\r\n")
+        client = await rig.sent(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 100000000\r\n\r\n")
         assert_error(await client.answer(), 413, "request_too_large")
         assert await client.at_end()
 
 
 async def test_a_client_that_goes_on_sending_still_gets_its_413() -> None:
     async with a_rig(Limits(body_bytes=1000)) as rig:
-        client = await rig.client()
-        await client.send(chat(body=b"x" * 5_000_000))
+        client = await rig.sent(chat(body=b"x" * 5_000_000))
         assert_error(await client.answer(), 413, "request_too_large")
 
 
 async def test_a_chunked_body_that_grows_too_large() -> None:
     async with a_rig(Limits(body_bytes=1000)) as rig:
-        client = await rig.client()
-        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n")
+        client = await rig.sent(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range(3):
             await client.send(b"200\r\n%b\r\n" % (b"x" * 512))
         assert_error(await client.answer(), 413, "request_too_large")
@@ -138,20 +124,17 @@ async def test_expect_100_continue() -> None:
         await rig.engine()
         request = chat(extra=b"expect: 100-continue\r\n")
         head, _, body = request.partition(b"\r\n\r\n")
-        client = await rig.client()
-        await client.send(head + b"\r\n\r\n")
+        client = await rig.sent(head + b"\r\n\r\n")
         assert (await client.answer()).status == 100
         await client.send(body)
         assert (await client.answer()).status == 200
-        client = await rig.client()
-        await client.send(head.replace(b"length: ", b"length: 9999") + b"\r\n\r\n")
+        client = await rig.sent(head.replace(b"length: ", b"length: 9999") + b"\r\n\r\n")
         assert_error(await client.answer(), 413, "request_too_large")
 
 
 async def test_headers_that_never_end() -> None:
     async with a_rig(Limits(header_bytes=2000)) as rig:
-        client = await rig.client()
-        await client.send(b"GET /health HTTP/1.1\r\n")
+        client = await rig.sent(b"GET /health HTTP/1.1\r\n")
         for i in range(60):
             await client.send(b"x-%d: %b\r\n" % (i, b"a" * 50))
             await asyncio.sleep(0)
@@ -161,16 +144,14 @@ async def test_headers_that_never_end() -> None:
 @pytest.mark.parametrize("part", [b"POST /v1/chat/completions HTTP/1.1\r\nho", chat()[:-5]], ids=["head", "body"])
 async def test_slowloris(part: bytes) -> None:
     async with a_rig(Limits(header_s=0.05, body_s=0.05)) as rig:
-        client = await rig.client()
-        await client.send(part)
+        client = await rig.sent(part)
         assert_error(await client.answer(), 408, "request_timeout")
         assert await client.at_end()
 
 
 async def test_an_idle_connection_is_closed() -> None:
     async with a_rig(Limits(header_s=0.05, idle_s=0.05)) as rig:
-        client = await rig.client()
-        await client.send(GET)
+        client = await rig.sent(GET)
         assert (await client.answer()).status == 200
         assert await client.at_end()
 
@@ -199,8 +180,7 @@ BAD_HTTP = {
 @pytest.mark.parametrize("what", BAD_HTTP)
 async def test_what_is_not_http_1_1(what: str) -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(BAD_HTTP[what])
+        client = await rig.sent(BAD_HTTP[what])
         assert_error(await client.answer(), 400, "bad_request")
         assert await client.at_end()
 
@@ -231,8 +211,7 @@ async def test_a_chunked_request_body_reaches_the_engine_whole() -> None:
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with a_rig() as rig:
         await rig.engine()
-        client = await rig.client()
-        await client.send(chat(stream=True) + GET + chat("nobody") + chat(stream=True))
+        client = await rig.sent(chat(stream=True) + GET + chat("nobody") + chat(stream=True))
         answers = [await client.answer() for _ in range(4)]
     assert [a.status for a in answers] == [200, 200, 404, 200]
     assert answers[0].body == answers[3].body != answers[1].body
@@ -241,16 +220,14 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 async def test_more_pipelined_than_are_taken_at_once() -> None:
     async with a_rig(Limits(num_pipelined=4)) as rig:
         await rig.engine()
-        client = await rig.client()
-        await client.send(chat(stream=True) * 50)
+        client = await rig.sent(chat(stream=True) * 50)
         assert [(await client.answer()).status for _ in range(50)] == [200] * 50
 
 
 async def test_garbage_behind_a_good_request_does_not_spoil_its_answer() -> None:
     async with a_rig() as rig:
         await rig.engine()
-        client = await rig.client()
-        await client.send(chat(stream=True) + b"\x00\x01garbage\r\n\r\n")
+        client = await rig.sent(chat(stream=True) + b"\x00\x01garbage\r\n\r\n")
         answer = await client.answer()
         assert answer.status == 200 and answer.complete
         assert_error(await client.answer(), 400, "bad_request")
@@ -260,8 +237,7 @@ async def test_garbage_behind_a_good_request_does_not_spoil_its_answer() -> None
 async def test_thousands_of_pipelined_requests_that_are_refused_at_once() -> None:
     """Each refusal goes on with the next request: without a limit of depth, the last of them would be too deep."""
     async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:
-        client = await rig.client()
-        await client.send(chat() * 2000)
+        client = await rig.sent(chat() * 2000)
         answers = [await client.answer() for _ in range(2000)]
         assert {a.status for a in answers} == {503}
         assert rig.port.context.buffered_bytes == 0 and rig.table.exchanges == {}

@@ -41,8 +41,7 @@ async def test_a_client_that_closes_when_it_has_read_the_end(
 ) -> None:
     async with a_rig() as rig:
         engine = await rig.engine(streaming(*chunks, then="hang"))
-        client = await rig.client()
-        await client.send(request_)
+        client = await rig.sent(request_)
         await client.head()
         got = b""
         while got != b"".join(chunks):
@@ -63,8 +62,7 @@ async def test_a_plain_answer_is_whole_with_its_last_byte(length: bytes) -> None
 
     async with a_rig() as rig:
         await rig.engine(reply)
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         assert (await client.answer()).body == b"{}"
         client.close()
         await rig.until(lambda: bool(rig.finished))
@@ -82,8 +80,7 @@ async def test_an_engine_that_dies_behind_the_end_spoils_nothing() -> None:
 async def test_a_drain_that_ends_behind_the_end_spoils_nothing() -> None:
     async with a_rig() as rig:
         await rig.engine(streaming(TOKEN, DONE, then="hang"))
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         assert await client.chunk() == TOKEN and await client.chunk() == DONE
         await rig.port.drain(0.01)
@@ -109,8 +106,7 @@ async def asleep(rig: Rig, url: str) -> None:
 async def test_a_request_sent_to_an_engine_that_sleeps_goes_to_another(stream: bool) -> None:
     async with a_rig() as rig:
         engine = await rig.engine(hang)
-        client = await rig.client()
-        await client.send(chat(stream=stream))
+        client = await rig.sent(chat(stream=stream))
         await asleep(rig, engine.url)
         await rig.until(lambda: rig.num_held == 1)
         await rig.engine(instance_id="i-2")
@@ -121,8 +117,7 @@ async def test_a_request_sent_to_an_engine_that_sleeps_goes_to_another(stream: b
 async def test_an_answer_that_sleep_has_cut_off_is_told() -> None:
     async with a_rig() as rig:
         engine = await rig.engine(streaming(TOKEN, then="hang"))
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         assert await client.chunk() == TOKEN
         await asleep(rig, engine.url)
@@ -169,8 +164,7 @@ async def test_a_connection_that_was_closed_before_its_first_request_is_a_failur
 
     async with a_rig() as rig:
         await rig.engine(hang)
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         await rig.until(lambda: rig.num_in_flight == 1 and next(iter(rig.table.exchanges.values())).engine is not None)
         exchange: Exchange = next(iter(rig.table.exchanges.values()))
         server = await asyncio.start_server(close, "127.0.0.1", 0)

@@ -18,8 +18,7 @@ def data_events(body: bytes) -> list[bytes]:
 async def test_an_engine_that_dies_mid_stream_is_one_error_event_then_a_close() -> None:
     async with a_rig() as rig:
         await rig.engine(streaming(TOKEN, then="die"))
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         answer = await client.answer()
         assert await client.at_end()
         assert rig.finished[0].status == 502
@@ -87,8 +86,7 @@ async def test_a_request_that_brings_down_two_engines_is_502() -> None:
 async def test_with_no_other_engine_the_request_waits_for_the_reload() -> None:
     async with a_rig() as rig:
         bad = await rig.engine(die_at_once)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await rig.until(lambda: rig.num_held == 1)
         rig.tell(an_instance("i-1", bad.url, InstanceState.FAILED, revision=2, reason="killed"))
         await rig.engine(instance_id="i-2")
@@ -99,8 +97,7 @@ async def test_with_no_other_engine_the_request_waits_for_the_reload() -> None:
 async def test_an_engine_nobody_listens_at_does_not_blame_the_request() -> None:
     async with a_rig(params={"quarantine_s": 0.01}) as rig:
         rig.tell(an_instance("i-1", f"http://127.0.0.1:{free_port()}"))
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         for _ in range(4):
             await rig.until(lambda: rig.num_held == 1)
             await asyncio.sleep(0.02)
@@ -161,8 +158,7 @@ async def test_when_the_client_leaves_the_engine_is_told(stream: bool, after_fir
 
     async with a_rig() as rig:
         engine = await rig.engine(endless)
-        client = await rig.client()
-        await client.send(chat(stream=stream))
+        client = await rig.sent(chat(stream=stream))
         if after_first_byte:
             await client.head()
         await rig.until(lambda: len(engine.served) == 1)
@@ -193,8 +189,7 @@ async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
 
     async with a_rig() as rig:
         await rig.engine(flood)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         before = -1
         while before != sent:
@@ -214,8 +209,7 @@ async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
 async def test_a_client_that_never_reads_is_dropped() -> None:
     async with a_rig(Limits(stall_s=0.1, header_s=0.2)) as rig:
         engine = await rig.engine(flood)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        await rig.sent(chat(stream=True))
         await rig.until(lambda: len(rig.finished) == 1)
         assert rig.finished[0].status == 499
         await asyncio.wait_for(engine.served[0].left.wait(), 5)
@@ -246,8 +240,7 @@ async def test_draining_finishes_streams_and_refuses_what_comes() -> None:
 
     async with a_rig() as rig:
         await rig.engine(slow)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         draining = asyncio.create_task(rig.port.drain(5.0))
         await asyncio.sleep(0.01)
@@ -310,8 +303,7 @@ async def test_a_request_on_a_node_that_is_cut_off_is_answered_by_another() -> N
 
     async with a_rig() as rig:
         lost = await rig.engine(silence, instance_id="i-1")
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await asyncio.wait_for(asked.wait(), 10)
         await rig.engine(instance_id="i-2")
         rig.tell(
@@ -335,8 +327,7 @@ async def test_an_answer_that_has_begun_goes_on_whatever_is_said_of_its_node() -
 
     async with a_rig() as rig:
         engine = await rig.engine(slow)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         rig.tell(
             an_instance("i-1", engine.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left"

@@ -66,8 +66,7 @@ async def test_reports_come_while_there_are_requests_and_once_more() -> None:
         reporting = asyncio.create_task(rig.reports.report_requests(0.01, 10))
         await asyncio.sleep(0.05)
         assert told == [], "a quiet router says nothing"
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await rig.until(lambda: len(told) > 2)
         client.close()
         await rig.until(lambda: not rig.table.exchanges)
@@ -82,8 +81,7 @@ async def test_reports_come_while_there_are_requests_and_once_more() -> None:
 
 async def test_none_are_told_when_the_bound_is_none() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        await rig.sent(chat(stream=True))
         await rig.until(lambda: rig.num_held == 1)
         await rig.reports.report_requests(0.01, 0)
         assert rig.reported == []

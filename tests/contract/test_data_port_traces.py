@@ -57,8 +57,7 @@ async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace() -> 
     kept = KeptSpans()
     tracing = Tracing("router", "router-1", exporter=kept)
     async with a_rig(tracing=tracing) as rig:
-        client = await rig.client()
-        await client.send(chat(extra=SAMPLED))
+        client = await rig.sent(chat(extra=SAMPLED))
         await rig.until(lambda: rig.num_held == 1)
         await rig.engine()
         assert (await client.answer()).status == 200
@@ -90,8 +89,7 @@ async def test_rows_show_live_then_finished_requests_and_no_prompt() -> None:
         await rig.ask(chat(stream=True, extra=b"x-request-id: done-1\r\n"))
         await rig.until(lambda: not rig.table.exchanges)
         rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2))
-        held = await rig.client()
-        await held.send(chat("m", extra=b"x-request-id: held-1\r\n"))
+        await rig.sent(chat("m", extra=b"x-request-id: held-1\r\n"))
         await rig.until(lambda: len(rig.table.exchanges) == 1)
         rows = rig.reports.rows(10)
     assert [row["request_id"] for row in rows] == ["held-1", "done-1"]
