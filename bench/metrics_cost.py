@@ -3,35 +3,50 @@
 import argparse
 import asyncio
 import time
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.router.controller import RouterController
 from glowplug.domain.model import Model, Slo, WeightsRef
-from glowplug.telemetry.metrics import ShellMetrics
+from glowplug.events.facts import RequestFinished
 from glowplug.telemetry.tally import exposition
 from services.router.metrics import RouterMetrics
 
 
-def exchange(key: str) -> Any:
-    """An ended stream of 100 tokens, as much of it as metrics look at."""
-    base = Model(name="m", key="m", engine="emulated", weights=WeightsRef(uri="file:/w"), weights_bytes=1, kv_bytes=0)
-    return SimpleNamespace(
-        model=replace(base, key=key, slo=Slo(ttft_s=1.0, tpot_s=0.1)),
+@dataclass(frozen=True)
+class Ended:
+    """An ended stream of 100 tokens."""
+
+    model: Model
+    fact: RequestFinished
+
+    def count(self, metrics: RouterMetrics) -> None:
+        metrics.finished(self.model, self.fact, begun=True, queue_s=0.0, router_s=0.001, num_events=100)
+
+
+def ended_stream(key: str) -> Ended:
+    weights = WeightsRef(uri="file:/w")
+    slo = Slo(ttft_s=1.0, tpot_s=0.1)
+    model = Model(name=key, key=key, engine="emulated", weights=weights, weights_bytes=1, kv_bytes=0, slo=slo)
+    fact = RequestFinished(
+        model_key=key,
+        request_id="r",
+        router_id="router-1",
+        instance_id="i",
         status=200,
-        arrived=0.0,
-        first_byte=0.2,
-        ended=2.2,
-        started=True,
-        cold=False,
-        router_s=0.001,
+        arrived_at=0.0,
+        finished_at=2.2,
         queue_s=0.0,
-        num_events=100,
-        token_counts=lambda: (10, 100, True),
+        ttft_s=0.2,
+        e2e_s=2.2,
+        prompt_tokens=10,
+        response_tokens=100,
+        tokens_exact=True,
+        cold=False,
+        stream=True,
     )
+    return Ended(model, fact)
 
 
 async def scrape(registry: CollectorRegistry) -> tuple[int, float, float]:
@@ -62,14 +77,13 @@ def main() -> None:
     print(f"{'models':>7} {'us/request':>11} {'scrape kB':>10} {'scrape ms':>10} {'longest pause ms':>17}")
     for num in args.models:
         registry = CollectorRegistry()
-        metrics = RouterMetrics(registry)
-        metrics.join(ShellMetrics("router", CollectorRegistry()), RouterController())
-        ended = [exchange(f"model-{i}") for i in range(num)]
+        metrics = RouterMetrics(registry, controller=RouterController())
+        ended = [ended_stream(f"model-{i}") for i in range(num)]
         for one in ended:
-            metrics.finished(one)
+            one.count(metrics)
         started = time.process_time()
         for i in range(args.requests):
-            metrics.finished(ended[i % num])
+            ended[i % num].count(metrics)
         each_us = (time.process_time() - started) / args.requests * 1e6
         num_bytes, took_s, pause_s = asyncio.run(scrape(registry))
         print(f"{num:>7} {each_us:>11.1f} {num_bytes / 1e3:>10.0f} {took_s * 1e3:>10.1f} {pause_s * 1e3:>17.1f}")

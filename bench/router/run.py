@@ -1,12 +1,12 @@
 """CPU of the data port beside nginx: per request, per chunk, and with 2,000 open streams.
 
-    python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--only-router]
+    python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--only-router] [--against TREE]
 
 A run starts both anew; its ratios are of medians over its rounds, and what is reported of several runs is their range.
 Both stand in front of the same mock engine and under the same load generator, in turns, on the same machine: the proxy
 alone on core 0; mock, load generator and bus on core 1. The router is the service as it is
 (`python -m services.router`) with routing, metrics, request ids, request facts and load reports on, and with traces at
-their default rate.
+their default rate. `--against` measures the router of another checkout of this repository too, in the same turns.
 CPU is what the kernel counts for the process (/proc/PID/schedstat). Results: results/router.{md,csv,svg}.
 Wants cc and, for the comparison, nginx (Debian package `nginx`; installed through apt when run as root).
 """
@@ -43,6 +43,7 @@ ROOT = HERE.parents[1]
 PROXY_CORE, OTHER_CORE = 0, 1
 NUM_FILES = 20_000
 REQUEST_TARGET, CHUNK_TARGET = 6.0, 2.0
+NGINX, OURS, AGAINST = "nginx", "glowplug router", "glowplug router before"
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,18 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def running(argv: list[str], core: int, log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    argv: list[str], core: int, log: Path, cwd: Path | None = None, **env: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A child pinned to one core."""
     with log.open("wb") as out:
         process = subprocess.Popen(
-            argv, stdout=out, stderr=out, env=os.environ | env, preexec_fn=lambda: os.sched_setaffinity(0, {core})
+            argv,
+            cwd=cwd,
+            stdout=out,
+            stderr=out,
+            env=os.environ | env,
+            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
     try:
         yield process
@@ -171,7 +179,7 @@ def nginx(binary: str, engine: int, folder: Path) -> Iterator[Proxy]:
     with running([binary, "-c", str(conf), "-p", str(folder)], PROXY_CORE, folder / "nginx.log") as process:
         wait_for(f"http://127.0.0.1:{port}/health", process)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield Proxy("nginx", int(children[0]), port)
+        yield Proxy(NGINX, int(children[0]), port)
 
 
 def write_tables(folder: Path, engine: int) -> None:
@@ -204,8 +212,9 @@ def write_tables(folder: Path, engine: int) -> None:
 
 
 @contextlib.contextmanager
-def router(engine: int, folder: Path) -> Iterator[Proxy]:
-    """The service with a real bus; the store is left out, so that its tables are those of `write_tables`."""
+def router(engine: int, folder: Path, root: Path = ROOT, name: str = OURS) -> Iterator[Proxy]:
+    """The service of the tree `root`, with a bus and a store of its own that hold what `write_tables` writes."""
+    folder.mkdir(mode=0o755)
     port, nats_port = free_port(), free_port()
     write_tables(folder, engine)
     env = {
@@ -228,9 +237,10 @@ def router(engine: int, folder: Path) -> Iterator[Proxy]:
         except NotInstalled as error:
             print(f"without bus and store: {error}", file=sys.stderr)
         argv = [sys.executable, "-m", "services.router"]
-        process = stack.enter_context(running(argv, PROXY_CORE, folder / "router.log", PYTHONPATH=str(ROOT), **env))
+        path = f"{root / 'libs'}:{root}"
+        process = stack.enter_context(running(argv, PROXY_CORE, folder / "router.log", root, PYTHONPATH=path, **env))
         wait_for(f"http://127.0.0.1:{port}/ready", process)
-        yield Proxy("glowplug router", process.pid, port)
+        yield Proxy(name, process.pid, port)
 
 
 def fill_store(url: str, folder: Path) -> None:
@@ -308,6 +318,10 @@ def ratios(ours: Proxy, theirs: Proxy) -> tuple[Ratio, Ratio]:
     return compare(per_request(ours), per_request(theirs)), compare(per_chunk(ours), per_chunk(theirs))
 
 
+def named(proxies: list[Proxy], name: str) -> Proxy:
+    return next(proxy for proxy in proxies if proxy.name == name)
+
+
 def _span(found: list[Ratio], form: str) -> str:
     """The ratios of all runs as a range, or why a run has none."""
     if refused := [one for one in found if one.why_not]:
@@ -346,10 +360,10 @@ def report(runs: list[list[Proxy]], out: Path, args: argparse.Namespace) -> str:
             f"| {name} | {f.request_us:.0f} | {f.chunk_us:.1f} | {f.ttft_us_p50:.0f} / {f.ttft_us_p99:.0f} "
             f"| {f.most_open} | {f.open_errors} | {f.open_cores:.2f} |"
         )
-    ours = rows["glowplug router"]
+    ours = rows[OURS]
     lines.append("")
-    if "nginx" in rows:
-        found = [ratios(one[-1], one[0]) for one in runs]
+    if NGINX in rows:
+        found = [ratios(named(one, OURS), named(one, NGINX)) for one in runs]
         request, chunk = (_span([pair[which] for pair in found], form) for which, form in ((0, ".1f"), (1, ".2f")))
         lines.append(
             f"Over nginx, of {len(runs)} runs: per request {request} (target at most {REQUEST_TARGET:g}), "
@@ -359,6 +373,10 @@ def report(runs: list[list[Proxy]], out: Path, args: argparse.Namespace) -> str:
         lines += [f"- run {n}: request {a.show()}; chunk {b.show()}" for n, (a, b) in enumerate(found, start=1)]
     else:
         lines.append("nginx is not on this machine: no ratios.")
+    if AGAINST in rows:
+        lines += ["", "Over the router before:"]
+        changes = [ratios(named(one, OURS), named(one, AGAINST)) for one in runs]
+        lines += [f"- run {n}: request {a.show()}; chunk {b.show()}" for n, (a, b) in enumerate(changes, start=1)]
     out.mkdir(exist_ok=True)
     (out / "router.md").write_text("\n".join(lines) + "\n")
     with (out / "router.csv").open("w", newline="") as file:
@@ -378,7 +396,7 @@ def svg(rows: dict[str, Figures]) -> str:
         for name, f in rows.items():
             y += 26
             value = getattr(f, attribute)
-            fill = "#888" if name == "nginx" else "#c2410c"
+            fill = "#c2410c" if name == OURS else "#888"
             bars.append(f'<text x="10" y="{y}">{name}</text>')
             bars.append(f'<rect x="150" y="{y - 13}" width="{value / most * 340:.0f}" height="16" fill="{fill}"/>')
             bars.append(f'<text x="{158 + value / most * 340:.0f}" y="{y}">{value:.1f}</text>')
@@ -392,7 +410,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="with both proxies started anew")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--only-router", action="store_true", help="no nginx, no ratios: for profiling")
+    parser.add_argument("--only-router", action="store_true", help="no nginx, no ratios to it: for profiling")
+    parser.add_argument("--against", type=Path, help="another checkout, whose router is measured in the same turns")
     parser.add_argument("--no-open", action="store_true", help="leave the 2,000 streams out")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     args = parser.parse_args()
@@ -420,7 +439,9 @@ def one_run(run: int, binary: str, engine: int, into: Path, args: argparse.Names
     folder.mkdir(mode=0o755)
     with contextlib.ExitStack() as stack:
         proxies = [stack.enter_context(nginx(binary, engine, folder))] if binary else []
-        proxies.append(stack.enter_context(router(engine, folder)))
+        if args.against is not None:
+            proxies.append(stack.enter_context(router(engine, folder / "before", args.against.resolve(), AGAINST)))
+        proxies.append(stack.enter_context(router(engine, folder / "ours")))
         for proxy in proxies:
             proxy.run = run
         for case in [c for c in cases(args.seconds) if not (args.no_open and c.name == "open")]:

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from services.router.http_text import encode_json
+from services.router.wire import MESSAGES, encode_json, is_anthropic
 
-_MESSAGES = b"/v1/messages"
 _RESPONSES = b"/v1/responses"
 MESSAGE_CHARS = 2000  # of an engine's own words that a client gets
 # Clients ask again by themselves after a 5xx, which would help nobody here. The SDKs of both APIs read this header.
@@ -34,10 +33,9 @@ _TOO_LONG = re.compile(
     r"|max_model_len",
     re.IGNORECASE,
 )
-_FIRST_ERROR = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})')
 _PROMPT_FIELDS = {
     b"/v1/chat/completions": "messages",
-    _MESSAGES: "messages",
+    MESSAGES: "messages",
     b"/v1/messages/count_tokens": "messages",
     b"/v1/completions": "prompt",
     b"/v1/rerank": "documents",
@@ -55,10 +53,6 @@ _CODES = {
 }
 
 
-def is_anthropic(path: bytes) -> bool:
-    return path.startswith(_MESSAGES) and path[len(_MESSAGES) : len(_MESSAGES) + 1] in (b"", b"/")
-
-
 def body(path: bytes, status: int, message: str, kind: str, code: str | None, param: str | None = None) -> bytes:
     """The error object of an answer with this status to a request of `path`."""
     if is_anthropic(path):
@@ -73,8 +67,8 @@ def event(path: bytes, error: bytes) -> bytes:
         return b"event: error\ndata: " + error + b"\n\n"
     if path == _RESPONSES:  # its events have a type each; clients of OpenAI's raise what stands in `error`
         found = msgspec.json.decode(error)
-        told = {k: found["error"][k] for k in ("message", "code", "param")}
-        return b"event: error\ndata: " + encode_json({"type": "error", **told, **found}) + b"\n\n"
+        fields = {k: found["error"][k] for k in ("message", "code", "param")}
+        return b"event: error\ndata: " + encode_json({"type": "error", **fields, **found}) + b"\n\n"
     return b"data: " + error + b"\n\n"
 
 
@@ -114,12 +108,6 @@ def read(status: int, answer: bytes, path: bytes) -> EngineError:
     kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
     code = code or _CODES.get(status) or ("engine_error" if status >= 500 else "bad_request")
     return EngineError(status, message, kind, code, param if type(param) is str and param else None)
-
-
-def starts_stream(first: bytes) -> bytes:
-    """The error object with which an event stream begins, b"" when it begins with an answer."""
-    found = _FIRST_ERROR.match(first)
-    return found[1] if found else b""
 
 
 def _object(answer: bytes) -> dict[str, Any]:

@@ -1,20 +1,21 @@
-"""REST of the router: what is held, and the requests of now and just before."""
+"""REST of the router: its queues, and the requests of now and just before."""
 
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query
 
 from glowplug.runtime.rest import admin, make_app
-from services.router.desk import Desk
-from services.router.ledger import Ledger
+from services.router.exchange import Exchange
+from services.router.reports import Reports
+from services.router.request_table import RequestTable
 from services.router.settings import RouterSettings
 
 
-def make(settings: RouterSettings, desk: Desk, ledger: Ledger) -> FastAPI:
+def make(settings: RouterSettings, table: RequestTable[Exchange], reports: Reports) -> FastAPI:
     app = make_app(
         "router",
         settings.service_id,
-        ready=desk.not_ready,
+        ready=table.not_ready,
         policies=lambda: {"routing": settings.policy_routing},
         description="The queue and the requests of one router. The OpenAI API is on the data port.",
     )
@@ -23,19 +24,19 @@ def make(settings: RouterSettings, desk: Desk, ledger: Ledger) -> FastAPI:
     @routes.get("/queue")
     async def queue() -> dict[str, Any]:
         """Depth of each model's queue, with when its next request should go on."""
-        return {"object": "list", "data": [_queue_row(desk, key) for key in sorted(desk.controller.fleet.models)]}
+        return {"object": "list", "data": [_queue_row(table, key) for key in sorted(table.controller.fleet.models)]}
 
     @routes.get("/requests")
     async def requests(limit: int = Query(200, ge=1, le=10_000)) -> dict[str, Any]:
         """Live requests, oldest first, then finished ones, newest first. No prompts."""
-        return {"object": "list", "data": ledger.rows(limit)}
+        return {"object": "list", "data": reports.rows(limit)}
 
     app.include_router(routes)
     return app
 
 
-def _queue_row(desk: Desk, key: str) -> dict[str, Any]:
-    controller = desk.controller
+def _queue_row(table: RequestTable[Exchange], key: str) -> dict[str, Any]:
+    controller = table.controller
     model, load = controller.fleet.models[key], controller.load(key)
     queue = controller.queues.get(key)
     oldest = queue.oldest() if queue else None
@@ -47,7 +48,7 @@ def _queue_row(desk: Desk, key: str) -> dict[str, Any]:
         "num_in_flight": load.num_in_flight,
         "max_queue": model.max_queue,
         "max_wait_s": model.max_wait_s,
-        "oldest_waiting_s": desk.clock() - oldest.arrived_at if oldest else 0.0,
-        "eta_s": desk.eta_s(key),
+        "oldest_waiting_s": table.clock() - oldest.arrived_at if oldest else 0.0,
+        "eta_s": table.eta_s(key),
         "in_flight_by_instance": load.in_flight_by_instance,
     }

@@ -6,17 +6,18 @@ import logging
 import resource
 
 from glowplug.controllers.router.controller import RouterController
+from glowplug.controllers.router.reads import READS
 from glowplug.runtime.identity import Identity
 from glowplug.runtime.service import World, announce, listen, run, serve_rest
 from glowplug.runtime.tasks import essential
 from services.router.app import make
-from services.router.desk import Desk
-from services.router.handlers import RouterShell, listen_to_facts
-from services.router.ledger import Ledger
+from services.router.exchange import Exchange
 from services.router.metrics import RouterMetrics
-from services.router.outbox import Outbox
-from services.router.proxy import DataPort
+from services.router.port import DataPort
+from services.router.reports import Outbox, Reports
+from services.router.request_table import RequestTable
 from services.router.settings import RouterSettings
+from services.router.shell import RouterShell
 
 log = logging.getLogger(__name__)
 GC_EVERY_ALLOCATIONS = 20_000
@@ -28,30 +29,29 @@ async def serve(stopping: asyncio.Event) -> None:
     settings = RouterSettings()
     world = World.open("router", settings)
     raise_file_limit(settings.max_connections)
-    metrics = RouterMetrics()
-    desk = Desk(RouterController(settings.params()))
-    metrics.join(world.metrics, desk.controller)
-    shell = RouterShell(world, settings, desk)
-    outbox = Outbox(world.bus, shell.event, metrics, settings.outbox_limit)
-    desk.publish = outbox.put
-    ledger = Ledger(settings.service_id, desk, outbox.put, settings.requests_kept)
+    controller = RouterController(settings.params())
+    metrics = RouterMetrics(controller=controller, shell=world.metrics)
+    outbox = Outbox(world.bus, settings.service_id, metrics, settings.outbox_limit)
+    table = RequestTable[Exchange](controller, outbox.publish)
+    reports = Reports(settings.service_id, table, metrics, outbox.put, settings.requests_kept)
     port = DataPort(
-        desk,
+        table,
         metrics,
+        reports.finished,
         settings.limits(),
         api_key=settings.api_key,
         rules=settings.web_rules(),
         tracing=world.tracing,
         sampler=settings.sampler(),
-        on_finished=ledger.finished,
         passed_fields=settings.passed,
         engine_secret=settings.engine_secret,
     )
+    shell = RouterShell(world, settings, table)
     shell.take_copy()
-    if not desk.table_loaded:  # nothing can be warm yet: the first request needs the bus
-        desk.bus_awaited_until = desk.clock() + AWAIT_BUS_S
+    if not table.table_loaded:  # nothing can be warm yet: the first request needs the bus
+        table.await_bus(AWAIT_BUS_S)
     sock = listen(settings.host, settings.data_port, reuse_port=settings.reuse_port)
-    server, url = await serve_rest(make(settings, desk, ledger), settings)
+    server, url = await serve_rest(make(settings, table, reports), settings)
     await port.serve(sock)
     data_url = f"{url.rpartition(':')[0]}:{sock.getsockname()[1]}"
     await shell.start()
@@ -59,18 +59,18 @@ async def serve(stopping: asyncio.Event) -> None:
         essential(asyncio.create_task(job, name=name), stopping)
         for name, job in (
             ("the outbox", outbox.run()),
-            ("reporting loads", ledger.report_loads(settings.load_soonest_s, settings.load_every_s)),
+            ("reporting loads", reports.report_loads(settings.load_soonest_s, settings.load_every_s)),
             (
                 "reporting requests",
-                ledger.report_requests(settings.requests_every_s, settings.requests_reported),
+                reports.report_requests(settings.requests_every_s, settings.requests_reported),
             ),
-            ("following the fleet", _follow(world, shell, url, data_url)),
+            ("following the fleet", _follow(world, shell, table, url, data_url)),
         )
     ]
     settle_memory()
     log.info("data port at http://%s:%d, admin at %s", settings.host, sock.getsockname()[1], url)
     await stopping.wait()
-    log.info("leaving in %g s, %d requests here", settings.drain_delay_s, len(desk.exchanges))
+    log.info("leaving in %g s, %d requests here", settings.drain_delay_s, len(table.exchanges))
     await port.leave(settings.drain_delay_s)
     await port.drain(settings.drain_s, keep_listening=not (settings.reuse_port or settings.drain_delay_s))
     await shell.stop()
@@ -101,11 +101,14 @@ def settle_memory() -> None:
     gc.set_threshold(GC_EVERY_ALLOCATIONS, 10, 20)
 
 
-async def _follow(world: World, shell: RouterShell, url: str, data_url: str) -> None:
+async def _follow(world: World, shell: RouterShell, table: RequestTable[Exchange], url: str, data_url: str) -> None:
+    """Connect to the bus, however long that takes, and follow the fleet."""
     identity = Identity(world.store, world.settings.service_id, url)
     await identity.claim()
-    await listen_to_facts(world, shell)
-    shell.bus_reached()
+    await world.bus.connect()
+    await world.bus.subscribe(READS.telemetry_filters(), shell.on_event)
+    await world.bus.subscribe(READS.fact_filters(), shell.on_event, durable=f"{world.settings.service_id}-facts")
+    table.bus_reached()
     await announce(shell, url, data_url)
     await identity.watch()
 

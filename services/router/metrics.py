@@ -1,22 +1,69 @@
-"""Prometheus instruments of the data port, with the children of each model looked up once."""
+"""Prometheus instruments of the data port, with the children of each model looked up once, and its service levels.
+
+A service level counts each request that the fleet owed an answer: those that ended well and those that failed or were
+refused for lack of capacity (429, 5xx). What the client got wrong (other 4xx) is left out, and so is a client that
+left, unless it had waited past its TTFT already.
+"""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from glowplug.controllers.router.controller import RouterController
+from glowplug.domain.model import Model, Slo
+from glowplug.events.facts import RequestFinished
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap, ShellMetrics
 from glowplug.telemetry.tally import CountChild, TallyCounter, TallyHistogram, TallyRows
-from services.router.slo import Count, SloBook
-
-if TYPE_CHECKING:
-    from services.router.proxy_exchange import Exchange
 
 OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 1)
 TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 Rows = Iterable[tuple[tuple[str, ...], float]]
+TTFT, TPOT = "ttft", "tpot"
+CLIENT_LEFT = 499
+
+
+@dataclass(slots=True)
+class Count:
+    """Of one model and level."""
+
+    num: int = 0
+    num_missed: int = 0
+
+
+class SloCounts:
+    """(model_key, level) -> Count. Grows with the models that set a level, and forgets none: counters only grow."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], Count] = {}
+
+    def judge(self, model_key: str, slo: Slo, status: int, *, e2e_s: float, ttft_s: float, tpot_s: float) -> None:
+        """Take one ended request. `ttft_s` and `tpot_s` are below 0 where there was no such thing."""
+        if slo.ttft_s:
+            waited_s = e2e_s if ttft_s < 0 else ttft_s
+            if status < 400 or _is_ours(status) or (status == CLIENT_LEFT and waited_s > slo.ttft_s):
+                self._take(model_key, TTFT, _is_ours(status) or waited_s > slo.ttft_s)
+        if slo.tpot_s and (tpot_s >= 0 or _is_ours(status)) and status != CLIENT_LEFT:
+            self._take(model_key, TPOT, _is_ours(status) or tpot_s > slo.tpot_s)
+
+    def expect(self, model_key: str, slo: Slo) -> None:
+        """Count from 0, so that the first miss is seen as an increase."""
+        for level, is_set in ((TTFT, slo.ttft_s), (TPOT, slo.tpot_s)):
+            if is_set:
+                self.counts.setdefault((model_key, level), Count())
+
+    def _take(self, model_key: str, level: str, is_missed: bool) -> None:
+        count = self.counts.get((model_key, level))
+        if count is None:
+            count = self.counts[model_key, level] = Count()
+        count.num += 1
+        count.num_missed += is_missed
+
+
+def _is_ours(status: int) -> bool:
+    """Failed or refused by the fleet."""
+    return status == 429 or status >= 500
 
 
 class _OfModel:
@@ -39,7 +86,15 @@ class _OfModel:
 class RouterMetrics:
     """Label values are bounded: models by LabelCap, codes by the HTTP statuses there are."""
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry = REGISTRY,
+        *,
+        controller: RouterController | None = None,
+        shell: ShellMetrics | None = None,
+    ) -> None:
+        """`controller`: whose queues are shown; `shell`: where published events are counted, as every service does."""
+
         def histogram(
             name: str, doc: str, *labels: str, buckets: tuple[float, ...] = SECONDS_BUCKETS
         ) -> TallyHistogram:
@@ -58,12 +113,9 @@ class RouterMetrics:
         self.chunks = counter(semconv.RESPONSE_CHUNKS_TOTAL, "SSE events passed on", "model")
         self.prompt_tokens = counter(semconv.PROMPT_TOKENS_TOTAL, "Prompt tokens read", "model")
         self.response_tokens = counter(semconv.RESPONSE_TOKENS_TOTAL, "Tokens answered", "model")
-        self.overhead = Histogram(
-            semconv.ROUTER_OVERHEAD_SECONDS,
-            "Time in the router, queue excluded",
-            buckets=OVERHEAD_BUCKETS,
-            registry=registry,
-        )
+        self._overhead = histogram(
+            semconv.ROUTER_OVERHEAD_SECONDS, "Time in the router, queue excluded", buckets=OVERHEAD_BUCKETS
+        ).labels()
         self.retries = Counter(semconv.UPSTREAM_RETRIES_TOTAL, "Engines lost before a first byte", registry=registry)
         self.connections = Gauge(semconv.CONNECTIONS, "Client connections open", registry=registry)
         self.dropped = Counter(semconv.TELEMETRY_DROPPED_TOTAL, "Telemetry the bus did not take", registry=registry)
@@ -72,9 +124,10 @@ class RouterMetrics:
         )
         self.cap = LabelCap()
         self.models: dict[str, _OfModel] = {}
-        self.slo = SloBook()
-        self.controller: RouterController | None = None
-        self._events: Counter | None = None
+        self.slo = SloCounts()
+        self._controller = controller
+        self._events = shell.published if shell is not None else None
+        self._published: dict[str, Counter] = {}  # by event type
         self._read_at_each_scrape(registry)
 
     def _read_at_each_scrape(self, registry: CollectorRegistry) -> None:
@@ -89,49 +142,51 @@ class RouterMetrics:
         )
         TallyRows(semconv.REQUESTS_HELD, "Requests held", ["model"], self._held, kind="gauge", registry=registry)
 
-    def join(self, shell: ShellMetrics, controller: RouterController) -> None:
-        """Count published events as every service does, and show what is held and in flight."""
-        self._events, self.controller = shell.published, controller
-
     def published(self, event_type: str) -> None:
         """One event the bus has taken."""
-        if self._events is not None:
-            self._events.labels("router", event_type).inc()
+        if self._events is None:
+            return
+        child = self._published.get(event_type)
+        if child is None:
+            child = self._published[event_type] = self._events.labels("router", event_type)
+        child.inc()
 
     def refused(self, status: int) -> None:
         """One request answered before its model was known."""
         self._refused.labels(str(status)).inc()
 
-    def finished(self, exchange: "Exchange") -> None:
-        """One request's end."""
-        key = exchange.model.key
+    def finished(
+        self, model: Model, fact: RequestFinished, *, begun: bool, queue_s: float, router_s: float, num_events: int
+    ) -> None:
+        """One request's end. `begun`: its answer had; `queue_s`: 0 where it was never dispatched; `num_events`: of a
+        stream."""
+        key, status = model.key, fact.status
         mine = self.models.get(key)
         if mine is None:
             mine = self.models[key] = _OfModel(self, self.cap(key))
-        code = mine.codes.get(exchange.status)
+        code = mine.codes.get(status)
         if code is None:
-            code = mine.codes[exchange.status] = self.requests.labels(self.cap(key), str(exchange.status))
+            code = mine.codes[status] = self.requests.labels(self.cap(key), str(status))
         code.value += 1
-        e2e_s, ttft_s, tpot_s = exchange.ended - exchange.arrived, -1.0, -1.0
-        if exchange.started:
-            ttft_s = exchange.first_byte - exchange.arrived
-            ttft = mine.cold_ttft if exchange.cold else mine.hot_ttft
-            ttft.observe(ttft_s)
-            self.overhead.observe(exchange.router_s)
-            num_prompt, num_response, exact = exchange.token_counts()
-            mine.prompt_tokens.value += num_prompt if exact else 0
-            mine.response_tokens.value += num_response
-            if exchange.num_events:
-                mine.chunks.value += exchange.num_events
-                if num_response > 1:
-                    tpot_s = (e2e_s - ttft_s) / (num_response - 1)
+        e2e_s, ttft_s, tpot_s = fact.e2e_s, -1.0, -1.0
+        if begun:
+            ttft_s = fact.ttft_s
+            (mine.cold_ttft if fact.cold else mine.hot_ttft).observe(ttft_s)
+            self._overhead.observe(router_s)
+            mine.prompt_tokens.value += fact.prompt_tokens if fact.tokens_exact else 0
+            mine.response_tokens.value += fact.response_tokens
+            if num_events:
+                mine.chunks.value += num_events
+                if fact.response_tokens > 1:
+                    tpot_s = (e2e_s - ttft_s) / (fact.response_tokens - 1)
                     mine.tpot.observe(tpot_s)
-        mine.queue.observe(exchange.queue_s)
+        mine.queue.observe(queue_s)
         mine.e2e.observe(e2e_s)
-        self.slo.judge(key, exchange.model.slo, exchange.status, e2e_s=e2e_s, ttft_s=ttft_s, tpot_s=tpot_s)
+        if model.slo.ttft_s or model.slo.tpot_s:
+            self.slo.judge(key, model.slo, status, e2e_s=e2e_s, ttft_s=ttft_s, tpot_s=tpot_s)
 
     def _counts(self) -> list[tuple[tuple[str, str], Count]]:
-        for model in self.controller.fleet.models.values() if self.controller else ():
+        for model in self._controller.fleet.models.values() if self._controller else ():
             self.slo.expect(model.key, model.slo)
         return list(self.slo.counts.items())
 
@@ -142,11 +197,11 @@ class RouterMetrics:
         return self._summed((labels, count.num_missed) for labels, count in self._counts())
 
     def _running(self) -> Rows:
-        queues = self.controller.queues if self.controller else {}
+        queues = self._controller.queues if self._controller else {}
         return self._summed(((key,), queue.num_running) for key, queue in queues.items())
 
     def _held(self) -> Rows:
-        queues = self.controller.queues if self.controller else {}
+        queues = self._controller.queues if self._controller else {}
         return self._summed(((key,), len(queue.waiting)) for key, queue in queues.items())
 
     def _summed(self, rows: Iterator[tuple[tuple[str, ...], float]]) -> Rows:

@@ -13,21 +13,24 @@ from glowplug.domain.errors import BadRequest, GlowplugError
 from glowplug.domain.model import Model
 from glowplug.engines import apis
 from glowplug.engines.apis import EngineApi
-from services.router.anthropic_shapes import Block, CountAsked, MessagesAsked
 from services.router.request_shapes import (
     CHARS_PER_TOKEN_MAX,
+    NULL,
     NUM_CHOICES,
     NUM_INPUTS,
     SCHEMA_BYTES,
     TOOLS_BYTES,
     Asked,
+    Block,
     ChatAsked,
     CompletionAsked,
+    CountAsked,
     Document,
     EmbeddingAsked,
     Function,
     Item,
     Message,
+    MessagesAsked,
     Part,
     RerankAsked,
     ResponseAsked,
@@ -72,7 +75,7 @@ def _with(shape: type[Asked], passed: Iterable[str]) -> type[Asked]:
     if not names:
         return shape
     extra = {f"passed_{i}": name for i, name in enumerate(names)}
-    fields = [(field, msgspec.Raw, msgspec.Raw(b"null")) for field in extra]
+    fields = [(field, msgspec.Raw, NULL) for field in extra]
     made = msgspec.defstruct(
         shape.__name__, fields, bases=(shape,), kw_only=True, forbid_unknown_fields=True, rename=extra
     )
@@ -118,10 +121,10 @@ class ToolChoiceRefused(BadRequest):
     code = "unsupported_tool_choice"
 
 
-def check_model(asked: Any, model: Model, api: EngineApi, path: bytes) -> str:
-    """Hold a request against the model it is for, and against what its engine answers. Returns the feature that its
-    instance must not lack (apis.TOOL_CHOICE), else "". Raises BadRequest naming the field that this model cannot do,
-    and NotSupported."""
+def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes: int) -> str:
+    """Hold a request, with a body of `num_bytes`, against the model it is for, and against what its engine answers.
+    Returns the feature that its instance must not lack (apis.TOOL_CHOICE), else "". Raises BadRequest naming the field
+    that this model cannot do, and NotSupported."""
     if api.lacks and (why := api.lacks.get(path.decode())):
         raise NotSupported(f"`{model.name}` {why}.", param="model")
     for field in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
@@ -129,8 +132,9 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes) -> str:
         if most is not None and most > model.context_tokens:
             text = f"{field}: {most} is too large; `{model.name}` has a context of {model.context_tokens} tokens."
             raise BadRequest(text, param=field)
-    param, num_chars = _longest_text(asked)
-    if num_chars > model.context_tokens * CHARS_PER_TOKEN_MAX:
+    most = model.context_tokens * CHARS_PER_TOKEN_MAX
+    param, num_chars = _longest_text(asked) if num_bytes > most else ("", 0)  # no text is longer than its body
+    if num_chars > most:
         text = (
             f"{param}: {num_chars} characters do not fit the context of `{model.name}`, {model.context_tokens} tokens."
         )
@@ -266,10 +270,13 @@ def _num_texts(text: Text) -> int:
 def _check(asked: Any) -> None:
     """What types cannot say: fields that bound each other, and the sizes of schemas."""
     if isinstance(asked, ChatAsked):
-        _check_tools("tools[{}].function", [tool.function for tool in asked.tools or ()])
-        _check_choice(asked.tool_choice, [tool.function.name for tool in asked.tools or ()])
+        if asked.tools is not None or asked.tool_choice is not None:
+            tools = [tool.function for tool in asked.tools or ()]
+            _check_tools("tools[{}].function", tools)
+            _check_choice(asked.tool_choice, [tool.name for tool in tools])
         _check_format(asked)
-        _check_schema("chat_template_kwargs", asked.chat_template_kwargs)
+        if asked.chat_template_kwargs is not NULL:
+            _check_schema("chat_template_kwargs", asked.chat_template_kwargs)
         for param, part in _parts(asked):
             _check_part(param, part)
     elif isinstance(asked, CompletionAsked):
@@ -397,7 +404,9 @@ def _parts(asked: Any) -> Iterator[tuple[str, Part | Block]]:
             if isinstance(blocks, list):
                 contents += [(f"{where}[{i}].content", block.content) for i, block in enumerate(blocks)]
     elif isinstance(asked, ChatAsked):
-        contents = [(f"messages[{i}].content", m.content) for i, m in enumerate(asked.messages)]
+        contents = [
+            (f"messages[{i}].content", m.content) for i, m in enumerate(asked.messages) if type(m.content) is list
+        ]
     elif isinstance(asked, ResponseAsked) and isinstance(asked.input, list):
         contents = [(f"input[{i}].content", item.content) for i, item in enumerate(asked.input)]
         contents += [(f"input[{i}].output", item.output) for i, item in enumerate(asked.input)]

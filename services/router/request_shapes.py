@@ -1,4 +1,5 @@
-"""The fields that a request may have, with their bounds: OpenAI's own, and the few of engines that harm nobody.
+"""The fields that a request may have, with their bounds: OpenAI's and Anthropic's own, and the few of engines that
+harm nobody.
 
 Every other name is refused, as OpenAI does: engines read private names from the same object (llama.cpp has `n_probs`,
 `n_predict`, `id_slot`, `grammar`, ...), with which a client could pass by these bounds. Where a name comes twice, each
@@ -29,6 +30,7 @@ TokenKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Short = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[Short, Short], Meta(max_length=16)]
+NULL = Raw(b"null")  # a field that is not given
 Text = str | list[str | TokenId | list[TokenId]]
 
 
@@ -65,7 +67,7 @@ class Message(Struct):
 class Function(Struct):
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     description: str | None = None
-    parameters: Raw = Raw(b"null")
+    parameters: Raw = NULL
 
 
 class Tool(Struct):
@@ -75,8 +77,8 @@ class Tool(Struct):
 
 class ResponseFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Raw = Raw(b"null")
-    schema: Raw = Raw(b"null")  # llama.cpp reads a schema here too
+    json_schema: Raw = NULL
+    schema: Raw = NULL  # llama.cpp reads a schema here too
 
 
 class StreamOptions(Struct):
@@ -138,7 +140,7 @@ class ChatAsked(Generating, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: Short | None = None
     prompt_cache_retention: Short | None = None
     safety_identifier: Short | None = None
-    chat_template_kwargs: Raw = Raw(b"null")
+    chat_template_kwargs: Raw = NULL
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -169,12 +171,12 @@ class ResponseTool(Struct):
     type: str
     name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     description: str | None = None
-    parameters: Raw = Raw(b"null")
+    parameters: Raw = NULL
 
 
 class TextFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
-    schema: Raw = Raw(b"null")
+    schema: Raw = NULL
 
 
 class ResponseText(Struct):
@@ -219,3 +221,61 @@ class RerankAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
     return_documents: bool | None = None
     max_tokens_per_doc: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+
+
+# -- Anthropic's Messages API (/v1/messages and /v1/messages/count_tokens) -------------------------------------------
+
+
+class Block(Struct):
+    """A piece of a message: text, an image, a document, a call of a tool, its result, or thoughts."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    content: "str | list[Block] | None" = None  # of a tool's result
+    input: Raw = NULL  # of a tool's call
+
+
+class Turn(Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class AnthropicTool(Struct):
+    """`type` is "custom", or names a tool that Anthropic's own servers run."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    type: str | None = None
+    description: str | None = None
+    input_schema: Raw = NULL
+
+
+class ToolChoice(Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class CountAsked(Asked, kw_only=True, forbid_unknown_fields=True):
+    """What counts as input. `stream` is none of it, and null."""
+
+    messages: Annotated[list[Turn], Meta(min_length=1, max_length=NUM_MESSAGES)]
+    system: str | list[Block] | None = None
+    tools: Annotated[list[AnthropicTool], Meta(max_length=NUM_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class MessagesAsked(CountAsked, kw_only=True, forbid_unknown_fields=True):
+    max_tokens: Tokens
+    metadata: dict[str, Any] | None = None
+    stop_sequences: Annotated[list[Stop], Meta(max_length=16)] | None = None
+    temperature: Share | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    service_tier: Short | None = None
+    inference_geo: Short | None = None

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
@@ -18,14 +18,16 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, 
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events import Event, facts
 from glowplug.runtime.service import listen
-from services.router.desk import Desk
-from services.router.limits import Limits
+from services.router.exchange import Exchange
 from services.router.metrics import RouterMetrics
-from services.router.proxy import DataPort
-from services.router.proxy_exchange import Exchange
+from services.router.port import DataPort
+from services.router.reports import Reports
+from services.router.request_table import RequestTable
+from services.router.settings import Limits
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
 Reply = Callable[["Served"], Awaitable[None]]
 
 
@@ -92,6 +94,27 @@ class Served:
 
     def die(self) -> None:
         self.writer.transport.abort()
+
+
+def streaming(*chunks: bytes, then: Literal["end", "die", "close", "hang"] = "end") -> Reply:
+    """A stream of `chunks`, a moment apart; then its last chunk, a torn connection, a closed one, or nothing more."""
+
+    async def reply(served: Served) -> None:
+        await served.sse_head()
+        for data in chunks:
+            await served.chunk(data)
+            await asyncio.sleep(0.01)
+        if then == "end":
+            await served.end()
+        elif then == "die":
+            await asyncio.sleep(0.01)
+            served.die()
+        elif then == "close":
+            served.writer.close()
+        else:
+            await served.left.wait()
+
+    return reply
 
 
 async def stream_three(served: Served) -> None:
@@ -164,6 +187,14 @@ class Answer:
         return str(self.json()["error"]["code"])
 
 
+def assert_error(answer: Answer, status: int, code: str) -> None:
+    """A whole answer that is an error, in OpenAI's shape."""
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (status, code) and answer.complete
+    assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
+    assert answer.headers["x-request-id"]
+
+
 class Client:
     """A client that writes bytes and reads answers strictly."""
 
@@ -229,13 +260,15 @@ def chat(model: str = "m", *, stream: bool = False, extra: bytes = b"", body: by
 
 @dataclass
 class Rig:
-    """A router without its control plane: facts are told by hand."""
+    """A router without its control plane: facts come by hand."""
 
     port: DataPort
-    desk: Desk
+    table: RequestTable[Exchange]
+    reports: Reports
     host_port: tuple[str, int]
-    published: list[Publish] = field(default_factory=list)
-    finished: list[Exchange] = field(default_factory=list)
+    published: list[Publish]  # by the controller
+    reported: list[Any]  # payloads of the reports
+    finished: list[Exchange]
     engines: list[FakeEngine] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     bus: MemoryBus = field(default_factory=MemoryBus)
@@ -245,10 +278,14 @@ class Rig:
         self.clients.append(made)
         return made
 
-    async def ask(self, request: bytes, method: str = "POST") -> Answer:
+    async def sent(self, request: bytes) -> Client:
+        """A new client that has sent this."""
         client = await self.client()
         await client.send(request)
-        return await client.answer(method=method)
+        return client
+
+    async def ask(self, request: bytes, method: str = "POST") -> Answer:
+        return await (await self.sent(request)).answer(method=method)
 
     async def engine(self, reply: Reply = stream_three, *, instance_id: str = "i-1", **over: Any) -> FakeEngine:
         """A ready instance of model m."""
@@ -271,10 +308,10 @@ class Rig:
             data: Any = facts.InstanceFailed(instance=instance, code=code or "engine_failed")
         else:
             data = kinds[instance.state](instance=instance)
-        self.desk.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
+        self.table.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
 
     def tick(self) -> None:
-        self.desk.take(Tick())
+        self.table.take(Tick())
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -283,11 +320,11 @@ class Rig:
 
     @property
     def num_held(self) -> int:
-        return sum(load.num_waiting for load in self.desk.controller.loads().values())
+        return sum(load.num_waiting for load in self.table.controller.loads().values())
 
     @property
     def num_in_flight(self) -> int:
-        return sum(load.num_in_flight for load in self.desk.controller.loads().values())
+        return sum(load.num_in_flight for load in self.table.controller.loads().values())
 
 
 @contextlib.asynccontextmanager
@@ -297,21 +334,28 @@ async def a_rig(
     """A data port that knows model `m` (cold until `engine`), closed at the end with nothing left in its counts."""
     controller = RouterController(RouterParams(**over.pop("params", {})))
     published: list[Publish] = []
+    reported: list[Any] = []
     finished: list[Exchange] = []
-    desk = Desk(controller, publish=published.append)
-    desk.restore("models", {m.key: m for m in (models or (a_model(),))})
+    table = RequestTable[Exchange](controller, published.append)
+    table.restore("models", {m.key: m for m in (models or (a_model(),))})
     metrics = RouterMetrics(CollectorRegistry())
-    port = DataPort(desk, metrics, limits, api_key=api_key, on_finished=finished.append, **over)
+    reports = Reports("router-1", table, metrics, lambda payload, *_: reported.append(payload), 10)
+
+    def report(exchange: Exchange) -> None:
+        finished.append(exchange)
+        reports.finished(exchange)
+
+    port = DataPort(table, metrics, report, limits, api_key=api_key, **over)
     sock = listen("127.0.0.1", 0)
     await port.serve(sock)
-    rig = Rig(port, desk, sock.getsockname(), published, finished)
+    rig = Rig(port, table, reports, sock.getsockname(), published, reported, finished)
     try:
         yield rig
         for client in rig.clients:
             client.close()
-        await rig.until(lambda: not desk.exchanges)
+        await rig.until(lambda: not table.exchanges)
         assert rig.num_held == 0 and rig.num_in_flight == 0, controller.loads()
-        assert port.buffered_bytes == 0
+        assert port.context.buffered_bytes == 0
     finally:
         await port.close()
         for engine in rig.engines:

@@ -3,20 +3,12 @@
 import asyncio
 import json
 
+import pytest
 from openai import AsyncOpenAI
 
 from glowplug.domain.engine_key import engine_key
 from glowplug.telemetry.semconv import HEADER_EMULATED
-from tests.contract.data_port_rig import (
-    DONE,
-    TOKEN,
-    Served,
-    a_model,
-    a_rig,
-    an_instance,
-    chat,
-    stream_three,
-)
+from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, an_instance, chat, stream_three, streaming
 
 
 async def test_a_stream_passes_through_whole() -> None:
@@ -106,8 +98,7 @@ async def test_server_timing_and_instance_are_told() -> None:
 
 async def test_server_timing_of_a_cold_request_has_the_phases() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         await rig.until(lambda: rig.num_held == 1)
         await rig.engine()
         answer = await client.answer()
@@ -126,9 +117,45 @@ async def test_what_an_engine_refuses_keeps_its_status_its_reason_and_its_code()
     assert answer.headers["x-glowplug-instance"] == "i-1" and "server-timing" in answer.headers
 
 
+def framed(data: bytes, size: bytes = b"%x", extension: bytes = b"") -> bytes:
+    return size % len(data) + extension + b"\r\n" + data + b"\r\n"
+
+
+HALF = len(TOKEN) // 2
+FRAMINGS = {
+    "a chunk each": [framed(TOKEN)] * 3,
+    "chunks that are read at once": [framed(TOKEN), framed(TOKEN) + framed(TOKEN)],
+    "two events in a chunk": [framed(TOKEN), framed(TOKEN + TOKEN)],
+    "a chunk in two reads": [framed(TOKEN), framed(TOKEN)[:20], framed(TOKEN)[20:], framed(TOKEN)],
+    "a size in two reads": [framed(TOKEN) + b"3", framed(TOKEN)[1:], framed(TOKEN)],
+    "half an event in a chunk": [framed(TOKEN), framed(TOKEN[:HALF]), framed(TOKEN[HALF:]), framed(TOKEN)],
+    "half an event and more": [framed(TOKEN), framed(TOKEN[:HALF]), framed(TOKEN[HALF:] + TOKEN)],
+    "sizes in capitals, with zeros": [framed(TOKEN), framed(TOKEN, b"%X"), framed(TOKEN, b"00%x")],
+    "an extension": [framed(TOKEN), framed(TOKEN, extension=b";x=1"), framed(TOKEN)],
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+async def test_a_stream_is_the_same_however_its_engine_frames_it(framing: str) -> None:
+    async def reply(served: Served) -> None:
+        await served.sse_head()
+        for data in FRAMINGS[framing]:
+            await served.send(data)
+            await asyncio.sleep(0.005)
+        await served.send(framed(DONE) + b"0\r\n\r\n")
+
+    async with a_rig() as rig:
+        engine = await rig.engine(reply)
+        for _ in range(2):
+            answer = await rig.ask(chat(stream=True))
+            assert answer.complete and answer.body == TOKEN * 3 + DONE
+        assert engine.num_connections == 1
+    assert [e.num_events for e in rig.finished] == [3, 3]
+
+
 async def test_an_answer_split_at_every_byte_is_the_same() -> None:
     raw = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    raw += b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
+    raw += framed(TOKEN) + framed(DONE) + b"0\r\n\r\n"
 
     async def byte_by_byte(served: Served) -> None:
         for i in range(len(raw)):
@@ -176,8 +203,7 @@ async def test_connections_to_an_engine_are_kept_and_used_again() -> None:
 async def test_http_1_0_gets_a_plain_body_and_a_close() -> None:
     async with a_rig() as rig:
         await rig.engine()
-        client = await rig.client()
-        await client.send(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        client = await rig.sent(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
         answer = await client.answer()
     assert "transfer-encoding" not in answer.headers and answer.body == TOKEN * 3 + DONE
 
@@ -207,7 +233,7 @@ async def test_health_live_and_ready() -> None:
     async with a_rig() as rig:
         for path in (b"/health", b"/live", b"/ready"):
             assert (await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)).status == 200
-        rig.desk.table_loaded = False
+        rig.table.table_loaded = False
         assert (await rig.ask(b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n")).status == 503
 
 
@@ -215,17 +241,10 @@ async def test_token_counts_come_from_usage_timings_or_events() -> None:
     async def with_usage(served: Served) -> None:
         await served.json({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
 
-    async def with_timings(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await served.chunk(b'data: {"choices":[],"timings":{"prompt_n":3,"predicted_n":9}}\n\n')
-        await served.chunk(DONE)
-        await served.end()
-
     async with a_rig() as rig:
         engine = await rig.engine(with_usage)
         await rig.ask(chat())
-        engine.reply = with_timings
+        engine.reply = streaming(TOKEN, b'data: {"choices":[],"timings":{"prompt_n":3,"predicted_n":9}}\n\n', DONE)
         await rig.ask(chat(stream=True))
         engine.reply = stream_three
         await rig.ask(chat(stream=True))

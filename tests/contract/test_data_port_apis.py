@@ -9,8 +9,8 @@ import pytest
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from glowplug.runtime.settings import ServiceSettings
-from services.router import api_errors
-from services.router.limits import Limits
+from services.router import wire
+from services.router.settings import Limits
 from tests.contract.data_port_rig import DONE, TOKEN, Answer, FakeEngine, Served, a_model, a_rig, an_instance, chat
 
 CHAT, COMPLETION, EMBEDDING, RESPONSE, MESSAGE, COUNT, RERANK = (
@@ -243,8 +243,7 @@ async def test_a_message_is_over_with_its_last_event_whoever_leaves_then() -> No
 
     async with a_rig() as rig:
         await rig.engine(stream)
-        client = await rig.client()
-        await client.send(post(MESSAGE, stream=True))
+        client = await rig.sent(post(MESSAGE, stream=True))
         status, _ = await client.head()
         body = b""
         while not body.endswith(sent[-1].encode()):
@@ -272,8 +271,7 @@ async def test_what_has_no_byte_of_an_answer_is_sent_to_another_instance(path: s
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_held_request_that_times_out_says_so_in_its_own_shape(path: str) -> None:
     async with a_rig(QUICK, models=(a_model(max_wait_s=0.03),)) as rig:
-        client = await rig.client()
-        await client.send(post(path))
+        client = await rig.sent(post(path))
         await rig.until(lambda: rig.num_held == 1)
         await asyncio.sleep(0.04)
         rig.tick()
@@ -285,8 +283,7 @@ async def test_a_held_request_that_times_out_says_so_in_its_own_shape(path: str)
 
 async def test_a_held_message_is_kept_alive_and_ends_with_an_error_event() -> None:
     async with a_rig(QUICK, models=(a_model(max_wait_s=0.06),)) as rig:
-        client = await rig.client()
-        await client.send(post(MESSAGE, stream=True))
+        client = await rig.sent(post(MESSAGE, stream=True))
         status, headers = await client.head()
         assert status == 200 and headers["content-type"].startswith("text/event-stream")
         assert (await client.chunk()).startswith(b": glowplug waiting model=m ")
@@ -386,8 +383,7 @@ async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows
         lacking = an_instance("i-1", fake.url, lacks=("tool_choice",))
         if not held:
             rig.tell(lacking)
-        client = await rig.client()
-        await client.send(post(CHAT, tools=[FUNCTION], tool_choice="required"))
+        client = await rig.sent(post(CHAT, tools=[FUNCTION], tool_choice="required"))
         if held:
             await rig.until(lambda: rig.num_held == 1)
             rig.tell(lacking)
@@ -503,4 +499,4 @@ def test_a_stream_that_begins_with_an_answer_begins_with_no_error() -> None:
         b'data: {"choices":[],"error":{}}\n\n',
         b"event: message_start\ndata: {}\n\n",
     ):
-        assert not api_errors.starts_stream(first)
+        assert not wire.starts_stream(first)

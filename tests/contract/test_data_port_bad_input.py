@@ -2,94 +2,64 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
 from glowplug.domain.model import OnCold
-from services.router.limits import Limits
-from tests.contract.data_port_rig import (
-    Answer,
-    a_model,
-    a_rig,
-    chat,
-)
+from services.router.settings import Limits
+from tests.contract.data_port_rig import GET, a_model, a_rig, assert_error, chat
 
-GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
-
-
-def assert_error(answer: Answer, status: int, code: str) -> None:
-    error = answer.json()["error"]
-    assert (answer.status, error["code"]) == (status, code)
-    assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
-    assert answer.headers["x-request-id"]
-
-
-async def test_malformed_json() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(body=b'{"model": "m", ')), 400, "bad_request")
-
-
-async def test_a_body_that_is_not_utf8() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(body=b'{"model": "\xff\xfe", "messages": []}')), 400, "bad_request")
-
-
-async def test_an_empty_body() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(body=b"")), 400, "bad_request")
-
-
-async def test_a_body_that_is_no_object() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(body=b"[1, 2]")), 400, "bad_request")
-
-
-async def test_json_nested_too_deeply() -> None:
-    async with a_rig() as rig:
-        bomb = b'{"model":"m","messages":[],"x":' + b"[" * 100_000
-        assert_error(await rig.ask(chat(body=bomb)), 400, "bad_request")
-
-
-async def test_nan_is_not_json() -> None:
-    async with a_rig() as rig:
-        body = b'{"model":"m","messages":[],"temperature":NaN}'
-        assert_error(await rig.ask(chat(body=body)), 400, "bad_request")
-
-
-async def test_a_missing_model_names_the_field() -> None:
-    async with a_rig() as rig:
-        answer = await rig.ask(chat(body=b'{"messages":[]}'))
-    assert_error(answer, 400, "bad_request")
-    assert answer.json()["error"]["param"] == "model"
-
-
-WRONG = {
-    "model": {"model": 7},
-    "messages": {"messages": "hi"},
-    "messages[0].role": {"messages": [{"role": 1}]},
-    "stream": {"stream": "yes"},
-    "max_tokens": {"max_tokens": "many"},
-    "temperature": {"temperature": []},
+BAD_BODIES = {
+    "malformed JSON": b'{"model": "m", ',
+    "not UTF-8": b'{"model": "\xff\xfe", "messages": []}',
+    "empty": b"",
+    "no object": b"[1, 2]",
+    "nested too deeply": b'{"model":"m","messages":[],"x":' + b"[" * 100_000,
+    "NaN is no JSON": b'{"model":"m","messages":[],"temperature":NaN}',
 }
 
 
-@pytest.mark.parametrize("param", WRONG)
-async def test_a_wrong_type_names_the_field(param: str) -> None:
-    fields = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | WRONG[param]
+@pytest.mark.parametrize("what", BAD_BODIES)
+async def test_a_body_that_cannot_be_read(what: str) -> None:
+    async with a_rig() as rig:
+        assert_error(await rig.ask(chat(body=BAD_BODIES[what])), 400, "bad_request")
+
+
+FINE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("model", {"messages": []}),
+    ("model", FINE | {"model": 7}),
+    ("messages", FINE | {"messages": "hi"}),
+    ("messages[0].role", FINE | {"messages": [{"role": 1}]}),
+    ("stream", FINE | {"stream": "yes"}),
+    ("max_tokens", FINE | {"max_tokens": "many"}),
+    ("temperature", FINE | {"temperature": []}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), WRONG)
+async def test_a_missing_field_or_a_wrong_type_names_the_field(param: str, fields: dict[str, Any]) -> None:
     async with a_rig() as rig:
         answer = await rig.ask(chat(body=json.dumps(fields).encode()))
     assert_error(answer, 400, "bad_request")
     assert answer.json()["error"]["param"] == param
 
 
-async def test_an_unknown_model() -> None:
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        (chat("nobody"), 404, "model_not_found"),
+        (b"GET /v2/x HTTP/1.1\r\nhost: t\r\n\r\n", 404, "not_found"),
+        (chat(extra=b"expect: miracles\r\n"), 417, "bad_request"),
+        (b"GET /health HTTP/1.1\r\nx-long: %b\r\n\r\n" % (b"a" * 40_000), 431, "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\nx-long: %b\r\n\r\n" % (b"a" * 400_000), 431, "headers_too_large"),
+    ],
+    ids=["unknown model", "unknown path", "unknown expectation", "large headers", "huge headers"],
+)
+async def test_what_nobody_can_answer(request_: bytes, status: int, code: str) -> None:
     async with a_rig() as rig:
-        assert_error(await rig.ask(chat("nobody")), 404, "model_not_found")
-
-
-async def test_an_unknown_path() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(b"GET /v2/x HTTP/1.1\r\nhost: t\r\n\r\n"), 404, "not_found")
+        assert_error(await rig.ask(request_), status, code)
 
 
 async def test_a_wrong_method_says_what_is_allowed() -> None:
@@ -103,8 +73,7 @@ async def test_a_wrong_method_says_what_is_allowed() -> None:
 
 async def test_head_has_the_length_and_no_body() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(GET.replace(b"GET", b"HEAD"))
+        client = await rig.sent(GET.replace(b"GET", b"HEAD"))
         head = await client.answer(method="HEAD")
         await client.send(GET)
         whole = await client.answer()
@@ -124,23 +93,20 @@ async def test_a_missing_or_wrong_api_key() -> None:
 
 async def test_a_body_of_100_mb_is_refused_before_it_is_read() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 100000000\r\n\r\n")
+        client = await rig.sent(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 100000000\r\n\r\n")
         assert_error(await client.answer(), 413, "request_too_large")
         assert await client.at_end()
 
 
 async def test_a_client_that_goes_on_sending_still_gets_its_413() -> None:
     async with a_rig(Limits(body_bytes=1000)) as rig:
-        client = await rig.client()
-        await client.send(chat(body=b"x" * 5_000_000))
+        client = await rig.sent(chat(body=b"x" * 5_000_000))
         assert_error(await client.answer(), 413, "request_too_large")
 
 
 async def test_a_chunked_body_that_grows_too_large() -> None:
     async with a_rig(Limits(body_bytes=1000)) as rig:
-        client = await rig.client()
-        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n")
+        client = await rig.sent(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range(3):
             await client.send(b"200\r\n%b\r\n" % (b"x" * 512))
         assert_error(await client.answer(), 413, "request_too_large")
@@ -158,58 +124,34 @@ async def test_expect_100_continue() -> None:
         await rig.engine()
         request = chat(extra=b"expect: 100-continue\r\n")
         head, _, body = request.partition(b"\r\n\r\n")
-        client = await rig.client()
-        await client.send(head + b"\r\n\r\n")
+        client = await rig.sent(head + b"\r\n\r\n")
         assert (await client.answer()).status == 100
         await client.send(body)
         assert (await client.answer()).status == 200
-        client = await rig.client()
-        await client.send(head.replace(b"length: ", b"length: 9999") + b"\r\n\r\n")
+        client = await rig.sent(head.replace(b"length: ", b"length: 9999") + b"\r\n\r\n")
         assert_error(await client.answer(), 413, "request_too_large")
-
-
-async def test_an_expectation_nobody_knows() -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(chat(extra=b"expect: miracles\r\n")), 417, "bad_request")
-
-
-@pytest.mark.parametrize("size", [40_000, 400_000])
-async def test_headers_that_are_too_large(size: int) -> None:
-    async with a_rig() as rig:
-        answer = await rig.ask(b"GET /health HTTP/1.1\r\nx-long: %b\r\n\r\n" % (b"a" * size))
-    assert_error(answer, 431, "headers_too_large")
 
 
 async def test_headers_that_never_end() -> None:
     async with a_rig(Limits(header_bytes=2000)) as rig:
-        client = await rig.client()
-        await client.send(b"GET /health HTTP/1.1\r\n")
+        client = await rig.sent(b"GET /health HTTP/1.1\r\n")
         for i in range(60):
             await client.send(b"x-%d: %b\r\n" % (i, b"a" * 50))
             await asyncio.sleep(0)
         assert_error(await client.answer(), 431, "headers_too_large")
 
 
-async def test_slowloris_headers() -> None:
-    async with a_rig(Limits(header_s=0.05)) as rig:
-        client = await rig.client()
-        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nho")
-        assert_error(await client.answer(), 408, "request_timeout")
-        assert await client.at_end()
-
-
-async def test_slowloris_body() -> None:
+@pytest.mark.parametrize("part", [b"POST /v1/chat/completions HTTP/1.1\r\nho", chat()[:-5]], ids=["head", "body"])
+async def test_slowloris(part: bytes) -> None:
     async with a_rig(Limits(header_s=0.05, body_s=0.05)) as rig:
-        client = await rig.client()
-        await client.send(chat()[:-5])
+        client = await rig.sent(part)
         assert_error(await client.answer(), 408, "request_timeout")
         assert await client.at_end()
 
 
 async def test_an_idle_connection_is_closed() -> None:
     async with a_rig(Limits(header_s=0.05, idle_s=0.05)) as rig:
-        client = await rig.client()
-        await client.send(GET)
+        client = await rig.sent(GET)
         assert (await client.answer()).status == 200
         assert await client.at_end()
 
@@ -238,8 +180,7 @@ BAD_HTTP = {
 @pytest.mark.parametrize("what", BAD_HTTP)
 async def test_what_is_not_http_1_1(what: str) -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(BAD_HTTP[what])
+        client = await rig.sent(BAD_HTTP[what])
         assert_error(await client.answer(), 400, "bad_request")
         assert await client.at_end()
 
@@ -270,8 +211,7 @@ async def test_a_chunked_request_body_reaches_the_engine_whole() -> None:
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with a_rig() as rig:
         await rig.engine()
-        client = await rig.client()
-        await client.send(chat(stream=True) + GET + chat("nobody") + chat(stream=True))
+        client = await rig.sent(chat(stream=True) + GET + chat("nobody") + chat(stream=True))
         answers = [await client.answer() for _ in range(4)]
     assert [a.status for a in answers] == [200, 200, 404, 200]
     assert answers[0].body == answers[3].body != answers[1].body
@@ -280,16 +220,14 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 async def test_more_pipelined_than_are_taken_at_once() -> None:
     async with a_rig(Limits(num_pipelined=4)) as rig:
         await rig.engine()
-        client = await rig.client()
-        await client.send(chat(stream=True) * 50)
+        client = await rig.sent(chat(stream=True) * 50)
         assert [(await client.answer()).status for _ in range(50)] == [200] * 50
 
 
 async def test_garbage_behind_a_good_request_does_not_spoil_its_answer() -> None:
     async with a_rig() as rig:
         await rig.engine()
-        client = await rig.client()
-        await client.send(chat(stream=True) + b"\x00\x01garbage\r\n\r\n")
+        client = await rig.sent(chat(stream=True) + b"\x00\x01garbage\r\n\r\n")
         answer = await client.answer()
         assert answer.status == 200 and answer.complete
         assert_error(await client.answer(), 400, "bad_request")
@@ -299,8 +237,7 @@ async def test_garbage_behind_a_good_request_does_not_spoil_its_answer() -> None
 async def test_thousands_of_pipelined_requests_that_are_refused_at_once() -> None:
     """Each refusal goes on with the next request: without a limit of depth, the last of them would be too deep."""
     async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:
-        client = await rig.client()
-        await client.send(chat() * 2000)
+        client = await rig.sent(chat() * 2000)
         answers = [await client.answer() for _ in range(2000)]
         assert {a.status for a in answers} == {503}
-        assert rig.port.buffered_bytes == 0 and rig.desk.exchanges == {}
+        assert rig.port.context.buffered_bytes == 0 and rig.table.exchanges == {}

@@ -11,29 +11,13 @@ import pytest
 
 from glowplug.controllers.effects import Tick
 from glowplug.domain.instance import InstanceState
-from services.router.limits import Limits
-from services.router.proxy_engine import EngineConnection
-from services.router.proxy_exchange import Exchange
-from tests.contract.data_port_rig import DONE, TOKEN, Reply, Rig, Served, a_model, a_rig, an_instance, chat
+from services.router.engine import EngineConnection
+from services.router.exchange import Exchange
+from services.router.settings import Limits
+from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_model, a_rig, an_instance, chat, streaming
 
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
 RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat/completions", b"responses")
-
-
-def sending(*chunks: bytes, die: bool = False) -> Reply:
-    """A stream of `chunks` whose last chunk never comes."""
-
-    async def reply(served: Served) -> None:
-        await served.sse_head()
-        for data in chunks:
-            await served.chunk(data)
-            await asyncio.sleep(0.01)
-        if die:
-            served.die()
-        else:
-            await served.left.wait()
-
-    return reply
 
 
 # -- an answer whose end has been handed over ----------------------------------------------------------------------
@@ -56,9 +40,8 @@ async def test_a_client_that_closes_when_it_has_read_the_end(
     request_: bytes, chunks: tuple[bytes, ...], status: int
 ) -> None:
     async with a_rig() as rig:
-        engine = await rig.engine(sending(*chunks))
-        client = await rig.client()
-        await client.send(request_)
+        engine = await rig.engine(streaming(*chunks, then="hang"))
+        client = await rig.sent(request_)
         await client.head()
         got = b""
         while got != b"".join(chunks):
@@ -79,8 +62,7 @@ async def test_a_plain_answer_is_whole_with_its_last_byte(length: bytes) -> None
 
     async with a_rig() as rig:
         await rig.engine(reply)
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         assert (await client.answer()).body == b"{}"
         client.close()
         await rig.until(lambda: bool(rig.finished))
@@ -89,7 +71,7 @@ async def test_a_plain_answer_is_whole_with_its_last_byte(length: bytes) -> None
 
 async def test_an_engine_that_dies_behind_the_end_spoils_nothing() -> None:
     async with a_rig() as rig:
-        await rig.engine(sending(TOKEN, DONE, die=True))
+        await rig.engine(streaming(TOKEN, DONE, then="die"))
         answer = await rig.ask(chat(stream=True))
     assert answer.complete and answer.body == TOKEN + DONE
     assert rig.finished[0].status == 200
@@ -97,9 +79,8 @@ async def test_an_engine_that_dies_behind_the_end_spoils_nothing() -> None:
 
 async def test_a_drain_that_ends_behind_the_end_spoils_nothing() -> None:
     async with a_rig() as rig:
-        await rig.engine(sending(TOKEN, DONE))
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        await rig.engine(streaming(TOKEN, DONE, then="hang"))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         assert await client.chunk() == TOKEN and await client.chunk() == DONE
         await rig.port.drain(0.01)
@@ -125,8 +106,7 @@ async def asleep(rig: Rig, url: str) -> None:
 async def test_a_request_sent_to_an_engine_that_sleeps_goes_to_another(stream: bool) -> None:
     async with a_rig() as rig:
         engine = await rig.engine(hang)
-        client = await rig.client()
-        await client.send(chat(stream=stream))
+        client = await rig.sent(chat(stream=stream))
         await asleep(rig, engine.url)
         await rig.until(lambda: rig.num_held == 1)
         await rig.engine(instance_id="i-2")
@@ -136,9 +116,8 @@ async def test_a_request_sent_to_an_engine_that_sleeps_goes_to_another(stream: b
 
 async def test_an_answer_that_sleep_has_cut_off_is_told() -> None:
     async with a_rig() as rig:
-        engine = await rig.engine(sending(TOKEN))
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        engine = await rig.engine(streaming(TOKEN, then="hang"))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         assert await client.chunk() == TOKEN
         await asleep(rig, engine.url)
@@ -152,15 +131,15 @@ async def test_an_answer_that_sleep_has_cut_off_is_told() -> None:
 async def test_nobody_was_late_while_the_router_was_stopped() -> None:
     """What came meanwhile is not read yet when the first sweep comes."""
     async with a_rig() as rig:
-        engine = await rig.engine(sending(TOKEN))
-        streaming, half = await rig.client(), await rig.client()
-        await streaming.send(chat(stream=True))
-        await streaming.head()
-        assert await streaming.chunk() == TOKEN
+        engine = await rig.engine(streaming(TOKEN, then="hang"))
+        reader, half = await rig.client(), await rig.client()
+        await reader.send(chat(stream=True))
+        await reader.head()
+        assert await reader.chunk() == TOKEN
         await half.send(chat()[:-5])
-        await rig.until(lambda: rig.port.buffered_bytes > 0)
-        rig.port._sweep(time.monotonic() + 1000.0)
-        assert len(rig.desk.exchanges) == 1
+        await rig.until(lambda: rig.port.context.buffered_bytes > 0)
+        rig.port.sweep(time.monotonic() + 1000.0)
+        assert len(rig.table.exchanges) == 1
         engine.reply = hang
         await half.send(chat()[-5:])
         await rig.until(lambda: len(engine.served) == 2)
@@ -171,7 +150,7 @@ async def test_a_pooled_connection_older_than_engines_keep_theirs_is_not_used_ag
     async with a_rig() as rig:
         engine = await rig.engine()
         assert (await rig.ask(chat())).status == 200
-        (pool,) = rig.port._pools.values()
+        (pool,) = rig.port.engines.pools.values()
         pool._idle[0].idle_since -= 100.0
         assert (await rig.ask(chat())).status == 200
         assert engine.num_connections == 2
@@ -185,12 +164,11 @@ async def test_a_connection_that_was_closed_before_its_first_request_is_a_failur
 
     async with a_rig() as rig:
         await rig.engine(hang)
-        client = await rig.client()
-        await client.send(chat())
-        await rig.until(lambda: rig.num_in_flight == 1 and next(iter(rig.desk.exchanges.values())).engine is not None)
-        exchange: Exchange = next(iter(rig.desk.exchanges.values()))
+        client = await rig.sent(chat())
+        await rig.until(lambda: rig.num_in_flight == 1 and next(iter(rig.table.exchanges.values())).engine is not None)
+        exchange: Exchange = next(iter(rig.table.exchanges.values()))
         server = await asyncio.start_server(close, "127.0.0.1", 0)
-        (pool,) = rig.port._pools.values()
+        (pool,) = rig.port.engines.pools.values()
         loop = asyncio.get_running_loop()
         _, dead = await loop.create_connection(lambda: EngineConnection(pool), *server.sockets[0].getsockname())
         await rig.until(dead.transport.is_closing)
@@ -255,10 +233,10 @@ async def test_every_exchange_ends_whenever_the_router_is_stopped(seed: int) -> 
             for _ in range(20):
                 await asyncio.sleep(chance.random() * 0.02)
                 time.sleep(0.01 + chance.random() * 0.05)  # noqa: ASYNC251 - the stop
-                rig.desk.take(Tick())
+                rig.table.take(Tick())
             while not all(task.done() for task in clients):
                 await asyncio.sleep(0.005)
-                rig.desk.take(Tick())
+                rig.table.take(Tick())
         await asyncio.gather(*clients)
     engine.close()
     assert len(answers) == 150 and set(answers) <= {200, 502}

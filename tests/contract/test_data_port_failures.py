@@ -6,15 +6,8 @@ import json
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from services.router.limits import Limits
-from tests.contract.data_port_rig import (
-    DONE,
-    TOKEN,
-    Served,
-    a_rig,
-    an_instance,
-    chat,
-)
+from services.router.settings import Limits
+from tests.contract.data_port_rig import DONE, TOKEN, Served, a_rig, an_instance, chat, streaming
 from tests.ports import free_port
 
 
@@ -23,16 +16,9 @@ def data_events(body: bytes) -> list[bytes]:
 
 
 async def test_an_engine_that_dies_mid_stream_is_one_error_event_then_a_close() -> None:
-    async def die(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await asyncio.sleep(0.02)
-        served.die()
-
     async with a_rig() as rig:
-        await rig.engine(die)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        await rig.engine(streaming(TOKEN, then="die"))
+        client = await rig.sent(chat(stream=True))
         answer = await client.answer()
         assert await client.at_end()
         assert rig.finished[0].status == 502
@@ -42,26 +28,15 @@ async def test_an_engine_that_dies_mid_stream_is_one_error_event_then_a_close() 
 
 
 async def test_half_an_event_of_a_dying_engine_never_reaches_the_client() -> None:
-    async def die(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN + b'data: {"choices":[{"index"')
-        await asyncio.sleep(0.02)
-        served.die()
-
     async with a_rig() as rig:
-        await rig.engine(die)
+        await rig.engine(streaming(TOKEN + b'data: {"choices":[{"index"', then="die"))
         answer = await rig.ask(chat(stream=True))
     assert [json.loads(e[6:]) for e in data_events(answer.body)][1]["error"]["code"] == "engine_failed"
 
 
 async def test_a_graceful_end_without_its_last_chunk_is_a_failure_too() -> None:
-    async def stop_short(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        served.writer.close()
-
     async with a_rig() as rig:
-        await rig.engine(stop_short)
+        await rig.engine(streaming(TOKEN, then="close"))
         answer = await rig.ask(chat(stream=True))
     assert b"engine_failed" in answer.body and b"[DONE]" not in answer.body
 
@@ -91,13 +66,8 @@ async def test_an_engine_that_dies_before_its_first_byte_is_tried_once_elsewhere
 
 
 async def test_headers_alone_are_no_first_byte() -> None:
-    async def head_then_die(served: Served) -> None:
-        await served.sse_head()
-        await asyncio.sleep(0.02)
-        served.die()
-
     async with a_rig() as rig:
-        await rig.engine(head_then_die, instance_id="i-1")
+        await rig.engine(streaming(then="die"), instance_id="i-1")
         await rig.engine(instance_id="i-2")
         answer = await rig.ask(chat(stream=True))
     assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
@@ -116,8 +86,7 @@ async def test_a_request_that_brings_down_two_engines_is_502() -> None:
 async def test_with_no_other_engine_the_request_waits_for_the_reload() -> None:
     async with a_rig() as rig:
         bad = await rig.engine(die_at_once)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await rig.until(lambda: rig.num_held == 1)
         rig.tell(an_instance("i-1", bad.url, InstanceState.FAILED, revision=2, reason="killed"))
         await rig.engine(instance_id="i-2")
@@ -128,8 +97,7 @@ async def test_with_no_other_engine_the_request_waits_for_the_reload() -> None:
 async def test_an_engine_nobody_listens_at_does_not_blame_the_request() -> None:
     async with a_rig(params={"quarantine_s": 0.01}) as rig:
         rig.tell(an_instance("i-1", f"http://127.0.0.1:{free_port()}"))
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         for _ in range(4):
             await rig.until(lambda: rig.num_held == 1)
             await asyncio.sleep(0.02)
@@ -145,7 +113,7 @@ async def test_a_pooled_connection_the_engine_has_closed_is_no_failure() -> None
         assert (await rig.ask(chat())).status == 200
         engine.reply = _close_if_used_before(engine.reply)
         assert (await rig.ask(chat(stream=True))).body == TOKEN * 3 + DONE
-        assert rig.port.metrics.retries._value.get() == 0
+        assert rig.port.context.metrics.retries._value.get() == 0
 
 
 def _close_if_used_before(reply):  # type: ignore[no-untyped-def]
@@ -173,13 +141,8 @@ async def test_an_answer_that_is_not_http() -> None:
 
 
 async def test_an_engine_that_hangs_is_given_up() -> None:
-    async def hang(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await served.left.wait()
-
     async with a_rig(Limits(engine_silence_s=0.05)) as rig:
-        await rig.engine(hang)
+        await rig.engine(streaming(TOKEN, then="hang"))
         answer = await rig.ask(chat(stream=True))
     assert b"silent" in answer.body and b"[DONE]" not in answer.body
 
@@ -195,8 +158,7 @@ async def test_when_the_client_leaves_the_engine_is_told(stream: bool, after_fir
 
     async with a_rig() as rig:
         engine = await rig.engine(endless)
-        client = await rig.client()
-        await client.send(chat(stream=stream))
+        client = await rig.sent(chat(stream=stream))
         if after_first_byte:
             await client.head()
         await rig.until(lambda: len(engine.served) == 1)
@@ -204,6 +166,13 @@ async def test_when_the_client_leaves_the_engine_is_told(stream: bool, after_fir
         await asyncio.wait_for(engine.served[0].left.wait(), 5)
         await rig.until(lambda: rig.num_in_flight == 0)
         assert rig.finished[0].status == 499
+
+
+async def flood(served: Served) -> None:
+    """Events of 65 KB, as fast as they are taken."""
+    await served.sse_head()
+    while not served.left.is_set():
+        await served.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
 
 
 async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
@@ -220,17 +189,17 @@ async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
 
     async with a_rig() as rig:
         await rig.engine(flood)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         before = -1
         while before != sent:
             before = sent
             await asyncio.sleep(0.1)
         assert 0 < sent < 1000, "130 MB went into buffers"
-        exchange = next(iter(rig.desk.exchanges.values()))
-        assert exchange.client.write_paused and exchange.engine is not None and exchange.engine.paused
-        assert exchange.client.transport.get_write_buffer_size() < 2_000_000
+        exchange = next(iter(rig.table.exchanges.values()))
+        (connection,) = rig.port.connections
+        assert connection.write_paused and exchange.engine is not None and exchange.engine.paused
+        assert connection.transport.get_write_buffer_size() < 2_000_000
         total = 0
         while part := await client.chunk():
             total += len(part)
@@ -238,26 +207,15 @@ async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
 
 
 async def test_a_client_that_never_reads_is_dropped() -> None:
-    async def flood(served: Served) -> None:
-        await served.sse_head()
-        while not served.left.is_set():
-            await served.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
-
     async with a_rig(Limits(stall_s=0.1, header_s=0.2)) as rig:
         engine = await rig.engine(flood)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        await rig.sent(chat(stream=True))
         await rig.until(lambda: len(rig.finished) == 1)
         assert rig.finished[0].status == 499
         await asyncio.wait_for(engine.served[0].left.wait(), 5)
 
 
 async def test_many_clients_that_do_not_read_cost_little_and_harm_nobody() -> None:
-    async def flood(served: Served) -> None:
-        await served.sse_head()
-        while not served.left.is_set():
-            await served.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
-
     async with a_rig() as rig:
         await rig.engine(flood, max_concurrency=100)
         slow = [await rig.client() for _ in range(40)]
@@ -282,8 +240,7 @@ async def test_draining_finishes_streams_and_refuses_what_comes() -> None:
 
     async with a_rig() as rig:
         await rig.engine(slow)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         draining = asyncio.create_task(rig.port.drain(5.0))
         await asyncio.sleep(0.01)
@@ -297,13 +254,8 @@ async def test_draining_finishes_streams_and_refuses_what_comes() -> None:
 
 
 async def test_what_is_not_over_when_the_drain_ends_is_told() -> None:
-    async def endless(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await served.left.wait()
-
     async with a_rig() as rig:
-        await rig.engine(endless, max_concurrency=1)
+        await rig.engine(streaming(TOKEN, then="hang"), max_concurrency=1)
         client, held = await rig.client(), await rig.client()
         await client.send(chat(stream=True))
         await rig.until(lambda: rig.num_in_flight == 1)
@@ -351,8 +303,7 @@ async def test_a_request_on_a_node_that_is_cut_off_is_answered_by_another() -> N
 
     async with a_rig() as rig:
         lost = await rig.engine(silence, instance_id="i-1")
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await asyncio.wait_for(asked.wait(), 10)
         await rig.engine(instance_id="i-2")
         rig.tell(
@@ -376,8 +327,7 @@ async def test_an_answer_that_has_begun_goes_on_whatever_is_said_of_its_node() -
 
     async with a_rig() as rig:
         engine = await rig.engine(slow)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         rig.tell(
             an_instance("i-1", engine.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left"

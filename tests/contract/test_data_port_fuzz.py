@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.router.limits import Limits
+from services.router.settings import Limits
 from tests.contract.data_port_rig import DONE, TOKEN, Answer, Client, Rig, Served, a_rig, chat
 
 NUM_CLIENTS = 12  # at once, for each seed
@@ -202,8 +202,8 @@ async def check_seed(seed: int) -> None:
         ticking.cancel()
         for client in rig.clients:
             client.close()
-        await rig.until(lambda: not rig.port.connections and not rig.desk.exchanges)
-        assert rig.port.buffered_bytes == 0
+        await rig.until(lambda: not rig.port.connections and not rig.table.exchanges)
+        assert rig.port.context.buffered_bytes == 0
     of_port = [c for c in raised if "data_port_rig" not in str(c)]
     assert not of_port, f"seed {seed}: {of_port}"
 

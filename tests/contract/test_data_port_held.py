@@ -7,26 +7,15 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
-from services.router.limits import Limits
-from tests.contract.data_port_rig import (
-    DONE,
-    TOKEN,
-    Client,
-    Rig,
-    Served,
-    a_model,
-    a_rig,
-    an_instance,
-    chat,
-)
+from services.router.settings import Limits
+from tests.contract.data_port_rig import DONE, TOKEN, Client, Rig, Served, a_model, a_rig, an_instance, chat
 
 QUICK = Limits(keepalive_after_s=0.02, keepalive_every_s=0.02)
 
 
 async def test_a_cold_request_is_held_and_answered_when_ready() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await rig.until(lambda: rig.num_held == 1)
         waiting = [e.payload for e in rig.published if e.payload.TYPE == "request.waiting"]
         assert [w.num_waiting for w in waiting] == [1]
@@ -37,8 +26,7 @@ async def test_a_cold_request_is_held_and_answered_when_ready() -> None:
 
 async def test_a_held_stream_is_kept_alive_by_comments() -> None:
     async with a_rig(QUICK) as rig:
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         status, headers = await client.head()
         comments = [await client.chunk(), await client.chunk()]
         assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
@@ -54,8 +42,7 @@ async def test_a_held_stream_is_kept_alive_by_comments() -> None:
 
 async def test_a_held_request_that_is_no_stream_gets_nothing_early() -> None:
     async with a_rig(QUICK) as rig:
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         await rig.until(lambda: rig.num_held == 1)
         await asyncio.sleep(0.08)
         await rig.engine()
@@ -64,8 +51,7 @@ async def test_a_held_request_that_is_no_stream_gets_nothing_early() -> None:
 
 async def test_a_timeout_after_the_head_is_one_error_event_and_a_close() -> None:
     async with a_rig(QUICK, models=(a_model(max_wait_s=0.06),)) as rig:
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         await asyncio.sleep(0.08)
         rig.tick()
@@ -80,8 +66,7 @@ async def test_a_timeout_after_the_head_is_one_error_event_and_a_close() -> None
 
 async def test_a_timeout_before_the_head_is_503_with_retry_after() -> None:
     async with a_rig(models=(a_model(max_wait_s=0.01),)) as rig:
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         await rig.until(lambda: rig.num_held == 1)
         await asyncio.sleep(0.02)
         rig.tick()
@@ -95,8 +80,7 @@ async def test_an_engine_error_after_the_head_becomes_an_error_event() -> None:
         await served.json({"error": {"message": "too long", "code": "context"}}, status="400 Bad Request")
 
     async with a_rig(QUICK) as rig:
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         await rig.engine(refuse)
         body = b""
@@ -110,8 +94,7 @@ async def test_an_engine_error_after_the_head_becomes_an_error_event() -> None:
 async def test_a_full_queue_is_429_with_retry_after() -> None:
     async with a_rig(models=(a_model(max_queue=2),)) as rig:
         for held in (1, 2):
-            client = await rig.client()
-            await client.send(chat())
+            await rig.sent(chat())
             await rig.until(lambda held=held: rig.num_held == held)  # type: ignore[misc]
         answer = await rig.ask(chat())
     assert (answer.status, answer.code) == (429, "queue_full")
@@ -127,8 +110,7 @@ async def test_a_model_that_refuses_to_hold_is_503_and_wakes_nobody() -> None:
 
 async def test_bad_weights_answer_everyone_who_waits() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         await rig.until(lambda: rig.num_held == 1)
         failed = an_instance("i-9", "", InstanceState.FAILED, reason="weights_corrupt: sha256 is not the one given")
         rig.tell(failed, code="weights_corrupt")
@@ -140,8 +122,7 @@ async def test_bad_weights_answer_everyone_who_waits() -> None:
 
 async def test_a_client_that_leaves_the_queue_is_forgotten() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         await rig.until(lambda: rig.num_held == 1)
         client.close()
         await rig.until(lambda: rig.num_held == 0)
@@ -196,11 +177,10 @@ async def test_undeploying_a_model_answers_its_waiters() -> None:
     from glowplug.events import Event, facts
 
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         await rig.until(lambda: rig.num_held == 1)
         data = facts.ModelUndeployed(model_key="m")
-        rig.desk.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
+        rig.table.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
         answer = await client.answer()
     assert (answer.status, answer.code) == (404, "model_not_found")
 
@@ -208,13 +188,12 @@ async def test_undeploying_a_model_answers_its_waiters() -> None:
 async def test_bodies_of_held_requests_count_against_what_the_process_may_hold() -> None:
     big = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"x" * 600)
     async with a_rig(Limits(buffered_bytes=1000)) as rig:
-        client = await rig.client()
-        await client.send(chat(body=big))
+        client = await rig.sent(chat(body=big))
         await rig.until(lambda: rig.num_held == 1)
         refused = await rig.ask(chat(body=big))
         assert (refused.status, refused.code) == (503, "overloaded")
         client.close()
-        await rig.until(lambda: rig.port.buffered_bytes == 0)
+        await rig.until(lambda: rig.port.context.buffered_bytes == 0)
         await rig.engine()
         assert (await rig.ask(chat(body=big))).status == 200
 
@@ -225,7 +204,7 @@ NARROW = a_model(max_concurrency=2, max_wait_s=10.0)  # cold: 5 s for a start, t
 def answers_take(rig: Rig, seconds: float) -> None:
     """What this router has measured of `m`."""
     for _ in range(100):
-        rig.desk.controller.estimates.learn_service("m", seconds)
+        rig.table.controller.estimates.learn_service("m", seconds)
 
 
 async def hold(rig: Rig, num: int, *, stream: bool = False) -> list[Client]:

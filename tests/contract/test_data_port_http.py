@@ -8,19 +8,20 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from glowplug.domain.model import OnCold
-from services.router.limits import Limits
+from services.router.request_table import Stage
+from services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
+    GET,
     TOKEN,
-    Answer,
     Served,
     a_model,
     a_rig,
+    assert_error,
     chat,
     stream_three,
 )
 
-GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"
 BODY = chat().partition(b"\r\n\r\n")[2]
 MANY = 4 * 1024 * 1024  # bytes of one request that has no end
@@ -28,10 +29,6 @@ MANY = 4 * 1024 * 1024  # bytes of one request that has no end
 
 def chunk(data: bytes, extension: bytes = b"") -> bytes:
     return b"%x%b\r\n%b\r\n" % (len(data), extension, data)
-
-
-def assert_error(answer: Answer, status: int, code: str) -> None:
-    assert (answer.status, answer.code) == (status, code) and answer.complete
 
 
 # -- what may grow -------------------------------------------------------------------------------------------------
@@ -68,8 +65,7 @@ async def test_what_has_no_end_is_refused_while_it_is_small(what: str) -> None:
     """Before the key is looked at: whoever reaches the port may send it."""
     start, more = ENDLESS[what]
     async with a_rig(api_key="k") as rig:
-        client = await rig.client()
-        await client.send(CHUNKED % b"" + chunk(b"{}") + start)
+        client = await rig.sent(CHUNKED % b"" + chunk(b"{}") + start)
         await rig.until(lambda: len(rig.port.connections) == 1)
         connection = next(iter(rig.port.connections))
         taken = 0
@@ -87,9 +83,8 @@ async def test_a_body_in_many_small_pieces_is_taken_and_weighs_its_bytes() -> No
     async with a_rig() as rig:
         engine = await rig.engine()
         pieces = b"".join(chunk(text[i : i + 2]) for i in range(0, len(text), 2))
-        client = await rig.client()
-        await client.send(CHUNKED % b"" + pieces)
-        await rig.until(lambda: rig.port.buffered_bytes == len(text))
+        client = await rig.sent(CHUNKED % b"" + pieces)
+        await rig.until(lambda: rig.port.context.buffered_bytes == len(text))
         assert isinstance(next(iter(rig.port.connections))._body, bytearray)
         await client.send(b"0\r\n\r\n")
         assert (await client.answer()).status == 200
@@ -114,8 +109,7 @@ async def test_a_read_of_many_requests_is_not_parsed_before_it_can_be_answered()
 
     async with a_rig(Limits(num_pipelined=4)) as rig:
         await rig.engine(wait)
-        client = await rig.client()
-        await client.send(chat() + GET * 3000)
+        client = await rig.sent(chat() + GET * 3000)
         await rig.until(lambda: rig.num_in_flight == 1)
         connection = next(iter(rig.port.connections))
         await rig.until(lambda: connection._reads_paused)
@@ -166,8 +160,7 @@ REFUSED_HEADS = {
 async def test_heads_that_two_readers_might_read_differently(what: str) -> None:
     async with a_rig(api_key="k") as rig:
         engine = await rig.engine()
-        client = await rig.client()
-        await client.send(REFUSED_HEADS[what])
+        client = await rig.sent(REFUSED_HEADS[what])
         assert_error(await client.answer(), 400, "bad_request")
         assert await client.at_end() and engine.served == []
 
@@ -208,8 +201,7 @@ async def wait_a_little(served: Served) -> None:
 async def test_a_half_closed_client_gets_its_answer(stream: bool, version: bytes) -> None:
     async with a_rig() as rig:
         await rig.engine(wait_a_little)
-        client = await rig.client()
-        await client.send(chat(stream=stream).replace(b"HTTP/1.1", version))
+        client = await rig.sent(chat(stream=stream).replace(b"HTTP/1.1", version))
         client.half_close()
         answer = await client.answer()
         assert await client.at_end()
@@ -220,8 +212,7 @@ async def test_a_half_closed_client_gets_its_answer(stream: bool, version: bytes
 async def test_all_that_came_before_the_half_close_is_answered_in_order() -> None:
     async with a_rig() as rig:
         await rig.engine(wait_a_little)
-        client = await rig.client()
-        await client.send(chat() + GET + chat("nobody") + chat(stream=True) + b"POST /v1/chat/comp")
+        client = await rig.sent(chat() + GET + chat("nobody") + chat(stream=True) + b"POST /v1/chat/comp")
         client.half_close()
         answers = [await client.answer() for _ in range(5)]
         assert await client.at_end()
@@ -232,11 +223,10 @@ async def test_all_that_came_before_the_half_close_is_answered_in_order() -> Non
 async def test_a_held_request_of_a_half_closed_client_is_answered_once_there_is_an_engine() -> None:
     for limits in (Limits(), Limits(keepalive_after_s=0.0)):
         async with a_rig(limits) as rig:
-            client = await rig.client()
-            await client.send(chat(stream=True))
+            client = await rig.sent(chat(stream=True))
             await rig.until(lambda: rig.num_held == 1)
             if not limits.keepalive_after_s:
-                await rig.until(lambda: next(iter(rig.desk.exchanges.values())).head_sent)
+                await rig.until(lambda: next(iter(rig.table.exchanges.values())).head_sent)
             client.half_close()
             await asyncio.sleep(0.02)
             await rig.engine()
@@ -246,8 +236,7 @@ async def test_a_held_request_of_a_half_closed_client_is_answered_once_there_is_
 
 async def test_a_client_that_leaves_while_it_is_held_takes_no_engine() -> None:
     async with a_rig() as rig:
-        client = await rig.client()
-        await client.send(chat())
+        client = await rig.sent(chat())
         await rig.until(lambda: rig.num_held == 1)
         client.close()
         await rig.until(lambda: rig.num_held == 0)
@@ -275,8 +264,7 @@ async def test_a_refusal_is_told_after_the_answers_to_what_came_before(what: str
     async with a_rig(Limits(body_bytes=2000)) as rig:
         await rig.engine(wait_a_little)
         for before in ((chat(), GET, chat("nobody"), chat(stream=True)), (GET, GET), (chat(stream=True),)):
-            client = await rig.client()
-            await client.send(b"".join(before) + last + GET)
+            client = await rig.sent(b"".join(before) + last + GET)
             answers = [await client.answer() for _ in range(len(before) + 1)]
             assert [a.status for a in answers] == [404 if b"nobody" in b else 200 for b in before] + [status]
             assert all(a.complete for a in answers) and answers[-1].headers["connection"] == "close"
@@ -286,8 +274,7 @@ async def test_a_refusal_is_told_after_the_answers_to_what_came_before(what: str
 async def test_a_request_that_takes_too_long_behind_others_is_told_last() -> None:
     async with a_rig(Limits(header_s=0.05)) as rig:
         await rig.engine(_after(0.3))
-        client = await rig.client()
-        await client.send(chat() + GET + GET[:20])
+        client = await rig.sent(chat() + GET + GET[:20])
         assert [(await client.answer()).status for _ in range(3)] == [200, 200, 408]
 
 
@@ -323,9 +310,8 @@ async def test_an_expectation_behind_another_request_is_met_when_its_turn_comes(
 
 async def test_a_router_that_leaves_answers_and_closes_without_tearing() -> None:
     async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:
-        rig.port.leaving = True
-        client = await rig.client()
-        await client.send(chat() + b"x" * 100_000)
+        rig.table.stage = Stage.LEAVING
+        client = await rig.sent(chat() + b"x" * 100_000)
         answer = await client.answer()
         assert answer.status == 503 and answer.complete and answer.headers["connection"] == "close"
         assert await client.at_end()

@@ -1,17 +1,9 @@
-"""What a router tells of the requests it has not finished: where each stands, never what it says, in a bound."""
+"""What a router reports of the requests it has not finished: where each stands, never what it says, in a bound."""
 
 import asyncio
 
-from glowplug.controllers.effects import Publish
 from glowplug.events.facts import RequestFinished, RouterRequestsReported
-from services.router.ledger import Ledger
-from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_model, a_rig, chat
-
-
-def ledger_of(rig: Rig, put: list[Publish]) -> Ledger:
-    ledger = Ledger("router-1", rig.desk, put.append, 10)
-    rig.port._on_finished = ledger.finished
-    return ledger
+from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, chat
 
 
 async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
@@ -25,15 +17,13 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
         await served.chunk(DONE)
         await served.end()
 
-    told: list[Publish] = []
     async with a_rig(models=(a_model(), a_model("other"))) as rig:
-        ledger = ledger_of(rig, told)
-        assert ledger.live(10) == RouterRequestsReported(router_id="router-1", num_live=0)
+        assert rig.reports.live(10) == RouterRequestsReported(router_id="router-1", num_live=0)
         clients = [await rig.client() for _ in range(4)]
         for number, (client, model) in enumerate(zip(clients, ("m", "other", "m", "m"), strict=True)):
             await client.send(chat(model, stream=True, extra=b"x-request-id: r-%d\r\n" % number))
-            await rig.until(lambda seen=number + 1: len(rig.desk.exchanges) == seen)  # type: ignore[misc]
-        report = ledger.live(10)
+            await rig.until(lambda seen=number + 1: len(rig.table.exchanges) == seen)  # type: ignore[misc]
+        report = rig.reports.live(10)
         assert [(r.request_id, r.model_key, r.state, r.position) for r in report.requests] == [
             ("r-0", "m", "held", 1),
             ("r-1", "other", "held", 1),
@@ -44,7 +34,7 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
 
         await rig.engine(slowly, max_concurrency=2)
         await rig.until(lambda: rig.num_in_flight == 2)
-        sent = ledger.live(10)
+        sent = rig.reports.live(10)
         assert [(r.state, r.position) for r in sent.requests] == [
             ("dispatched", 0),
             ("held", 1),
@@ -53,15 +43,15 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
         ]
         assert sent.requests[0].instance_id == "i-1" and sent.requests[0].cold and sent.requests[0].eta_s == 0
         go_on.set()
-        await rig.until(lambda: [r.state for r in ledger.live(10).requests].count("streaming") == 2)
-        streaming = ledger.live(10).requests[0]
+        await rig.until(lambda: [r.state for r in rig.reports.live(10).requests].count("streaming") == 2)
+        streaming = rig.reports.live(10).requests[0]
         assert streaming.ttft_s > 0 and streaming.response_tokens == 1
 
-        assert len(ledger.live(2).requests) == 2 and ledger.live(2).num_live == 4
+        assert len(rig.reports.live(2).requests) == 2 and rig.reports.live(2).num_live == 4
         end.set()
         clients[1].close()
-        await rig.until(lambda: not rig.desk.exchanges)
-        ended = [p.payload for p in told if isinstance(p.payload, RequestFinished)]
+        await rig.until(lambda: not rig.table.exchanges)
+        ended = [p for p in rig.reported if isinstance(p, RequestFinished)]
         assert {(f.request_id, f.status, f.error_code, f.stream) for f in ended} == {
             ("r-0", 200, "", True),
             ("r-1", 499, "client_left", True),
@@ -71,19 +61,17 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
 
 
 async def test_reports_come_while_there_are_requests_and_once_more() -> None:
-    told: list[Publish] = []
     async with a_rig() as rig:
-        ledger = ledger_of(rig, told)
-        reporting = asyncio.create_task(ledger.report_requests(0.01, 10))
+        told = rig.reported
+        reporting = asyncio.create_task(rig.reports.report_requests(0.01, 10))
         await asyncio.sleep(0.05)
         assert told == [], "a quiet router says nothing"
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await rig.until(lambda: len(told) > 2)
         client.close()
-        await rig.until(lambda: not rig.desk.exchanges)
-        reports = [p.payload for p in told if isinstance(p.payload, RouterRequestsReported)]
-        await rig.until(lambda: isinstance(told[-1].payload, RouterRequestsReported) and told[-1].payload.num_live == 0)
+        await rig.until(lambda: not rig.table.exchanges)
+        reports = [p for p in told if isinstance(p, RouterRequestsReported)]
+        await rig.until(lambda: isinstance(told[-1], RouterRequestsReported) and told[-1].num_live == 0)
         num_told = len(told)
         await asyncio.sleep(0.05)
         assert len(told) == num_told and reports[0].num_live == 1
@@ -92,11 +80,8 @@ async def test_reports_come_while_there_are_requests_and_once_more() -> None:
 
 
 async def test_none_are_told_when_the_bound_is_none() -> None:
-    told: list[Publish] = []
     async with a_rig() as rig:
-        ledger = ledger_of(rig, told)
-        client = await rig.client()
-        await client.send(chat(stream=True))
+        await rig.sent(chat(stream=True))
         await rig.until(lambda: rig.num_held == 1)
-        await ledger.report_requests(0.01, 0)
-        assert told == []
+        await rig.reports.report_requests(0.01, 0)
+        assert rig.reported == []

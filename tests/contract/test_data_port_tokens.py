@@ -13,7 +13,7 @@ BODY = json.dumps(
 
 
 def ahead(rig: Rig) -> Outlook:
-    return rig.desk.controller.loads()["m"].outlook_by_instance["i-1"]
+    return rig.table.controller.loads()["m"].outlook_by_instance["i-1"]
 
 
 async def test_a_prompt_is_queued_until_the_first_chunk_and_the_answer_expected_until_its_end() -> None:
@@ -49,7 +49,7 @@ async def test_lengths_are_learned_from_what_the_engine_reports() -> None:
         await rig.engine(with_usage)
         for _ in range(3):
             await rig.ask(chat())
-        assert rig.desk.controller.balances.expect("m", 1, 0) == 33
+        assert rig.table.controller.balances.expect("m", 1, 0) == 33
 
 
 async def test_an_answer_that_breaks_off_teaches_nothing_and_leaves_nothing() -> None:
@@ -60,17 +60,17 @@ async def test_an_answer_that_breaks_off_teaches_nothing_and_leaves_nothing() ->
 
     async with a_rig(params=LOOKS_AHEAD) as rig:
         await rig.engine(dies)
-        before = rig.desk.controller.balances.expect("m", 100, 0)
+        before = rig.table.controller.balances.expect("m", 100, 0)
         await rig.ask(chat(body=BODY))
         assert ahead(rig) == Outlook(peak_ratio=0.0, over_share=0.0)
-        assert rig.desk.controller.balances.expect("m", 100, 0) == before
+        assert rig.table.controller.balances.expect("m", 100, 0) == before
 
 
 async def test_a_policy_that_only_counts_is_told_no_tokens() -> None:
     async with a_rig() as rig:
         asked = asyncio.create_task(rig.ask(chat(body=BODY)))
-        await rig.until(lambda: bool(rig.desk.controller.requests))
-        assert [one.prompt_tokens for one in rig.desk.controller.requests.values()] == [0]
+        await rig.until(lambda: bool(rig.table.controller.requests))
+        assert [one.prompt_tokens for one in rig.table.controller.requests.values()] == [0]
         await rig.engine()
         await asked
 

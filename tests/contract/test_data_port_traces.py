@@ -1,4 +1,4 @@
-"""The spans of a request, and its row in the books."""
+"""The spans of a request, and its row in /v1/requests."""
 
 from typing import Any
 
@@ -7,9 +7,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from glowplug.domain.instance import InstanceState
 from glowplug.telemetry.tracing import Tracing
-from services.router.ids import Sampler
-from services.router.ledger import Ledger
-from tests.contract.data_port_rig import Rig, a_rig, an_instance, chat
+from services.router.tracing import Sampler
+from tests.contract.data_port_rig import a_rig, an_instance, chat
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01\r\n".encode()
@@ -29,20 +28,13 @@ class KeptSpans(SpanExporter):
         return {s.name: s for s in self.spans}
 
 
-def with_ledger(rig: Rig) -> Ledger:
-    ledger = Ledger("router-1", rig.desk, rig.published.append, 10)
-    rig.port._on_finished = ledger.finished
-    return ledger
-
-
 async def test_a_warm_request_is_two_spans_under_the_clients() -> None:
     kept = KeptSpans()
     tracing = Tracing("router", "router-1", exporter=kept)
     async with a_rig(tracing=tracing) as rig:
-        with_ledger(rig)
         engine = await rig.engine()
         answer = await rig.ask(chat(stream=True, extra=SAMPLED))
-        await rig.until(lambda: any(p.payload.TYPE == "request.finished" for p in rig.published))
+        await rig.until(lambda: any(p.TYPE == "request.finished" for p in rig.reported))
         told = engine.served[0].header("traceparent")
     tracing.shutdown()
     spans = kept.by_name()
@@ -65,13 +57,11 @@ async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace() -> 
     kept = KeptSpans()
     tracing = Tracing("router", "router-1", exporter=kept)
     async with a_rig(tracing=tracing) as rig:
-        with_ledger(rig)
-        client = await rig.client()
-        await client.send(chat(extra=SAMPLED))
+        client = await rig.sent(chat(extra=SAMPLED))
         await rig.until(lambda: rig.num_held == 1)
         await rig.engine()
         assert (await client.answer()).status == 200
-        await rig.until(lambda: any(p.payload.TYPE == "request.finished" for p in rig.published))
+        await rig.until(lambda: any(p.TYPE == "request.finished" for p in rig.reported))
         waiting = next(p for p in rig.published if p.payload.TYPE == "request.waiting")
     tracing.shutdown()
     spans = kept.by_name()
@@ -85,26 +75,23 @@ async def test_an_unsampled_request_makes_no_span() -> None:
     kept = KeptSpans()
     tracing = Tracing("router", "router-1", exporter=kept)
     async with a_rig(tracing=tracing, sampler=Sampler(ratio=0.0)) as rig:
-        with_ledger(rig)
         await rig.engine()
         await rig.ask(chat(extra=UNSAMPLED))
         await rig.ask(chat())
-        await rig.until(lambda: sum(p.payload.TYPE == "request.finished" for p in rig.published) == 2)
+        await rig.until(lambda: sum(p.TYPE == "request.finished" for p in rig.reported) == 2)
     tracing.shutdown()
     assert kept.spans == []
 
 
-async def test_the_books_show_live_then_finished_requests_and_no_prompt() -> None:
+async def test_rows_show_live_then_finished_requests_and_no_prompt() -> None:
     async with a_rig() as rig:
-        ledger = with_ledger(rig)
         engine = await rig.engine(max_concurrency=1)
         await rig.ask(chat(stream=True, extra=b"x-request-id: done-1\r\n"))
-        await rig.until(lambda: not rig.desk.exchanges)
+        await rig.until(lambda: not rig.table.exchanges)
         rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2))
-        held = await rig.client()
-        await held.send(chat("m", extra=b"x-request-id: held-1\r\n"))
-        await rig.until(lambda: len(rig.desk.exchanges) == 1)
-        rows = ledger.rows(10)
+        await rig.sent(chat("m", extra=b"x-request-id: held-1\r\n"))
+        await rig.until(lambda: len(rig.table.exchanges) == 1)
+        rows = rig.reports.rows(10)
     assert [row["request_id"] for row in rows] == ["held-1", "done-1"]
     assert rows[1]["state"] == "finished" and rows[1]["response_tokens"] == 3 and not rows[1]["tokens_exact"]
     assert "hi" not in {str(v) for row in rows for v in row.values()}

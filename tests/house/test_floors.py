@@ -14,7 +14,6 @@ PACKAGES = {"glowplug", "services"}
 WITH_CIRCLES = {  # packages in which siblings import each other in a circle; the list is exact, and shall be empty
     "glowplug.policies",  # placement -> prewarming
     "glowplug.simulator",
-    "services.router",
 }
 
 

@@ -63,25 +63,17 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
     async with a_router(infra.nats.url, infra.valkey.url, tmp_path) as router, httpx.AsyncClient() as client:
         await asyncio.sleep(0.5)  # the durable consumer of a new router begins at the end of the facts
         await bus.publish(fact(ModelDeployed(model=a_model("held-one"))))
-        asked = asyncio.create_task(
-            client.post(
-                f"{router.url}/v1/chat/completions",
-                json=chat_body("held-one"),
-                headers={"x-request-id": "r-1", "traceparent": trace},
-                timeout=20,
-            )
-        )
+
+        async def ask() -> httpx.Response:
+            headers = {"x-request-id": "r-1", "traceparent": trace}
+            url = f"{router.url}/v1/chat/completions"
+            return await client.post(url, json=chat_body("held-one"), headers=headers, timeout=20)
+
+        asked = asyncio.create_task(ask())
         async with asyncio.timeout(10):
             while not any(e.type == "request.waiting" for e in heard):
                 if asked.done():  # the model's fact has not come yet
-                    asked = asyncio.create_task(
-                        client.post(
-                            f"{router.url}/v1/chat/completions",
-                            json=chat_body("held-one"),
-                            headers={"x-request-id": "r-1", "traceparent": trace},
-                            timeout=20,
-                        )
-                    )
+                    asked = asyncio.create_task(ask())
                 await asyncio.sleep(0.02)
         queue = (await client.get(f"{router.admin_url}/v1/queue")).json()["data"]
         assert [row["num_waiting"] for row in queue if row["model_key"] == "held-one"] == [1]

@@ -5,6 +5,7 @@ glowplug.v1.tel.<entity>.<fact>.<model_key|_>.<id>     telemetry (core)
 glowplug.v1.cmd.<service>.<verb>.<target>              commands (JetStream)
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +17,13 @@ ROOT = "glowplug.v1"
 FACTS_STREAM, COMMANDS_STREAM = "GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS"
 FACTS, TELEMETRY, COMMANDS_ALL = f"{ROOT}.evt.>", f"{ROOT}.tel.>", f"{ROOT}.cmd.>"
 _NONE = "_"
+_PLAIN = re.compile(r"[A-Za-z0-9_:+=@-]+")
 
 
 def _token(text: str) -> str:
     """`text` as one NATS token: dots, slashes, wildcards and what cannot be printed become dashes."""
+    if _PLAIN.fullmatch(text):
+        return text
     return "".join("-" if c in ".*>/ " or not c.isprintable() else c for c in text) or _NONE
 
 

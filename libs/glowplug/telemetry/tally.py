@@ -147,7 +147,7 @@ class TallyHistogram(Tally):
         yield self.head()
         for values, child in list(self.children.items()):
             inside, num = _text(self.pairs(values)), 0
-            begin, out = f'{name}_bucket{{{inside},le="', []
+            begin, out = f'{name}_bucket{{{inside}{"," if inside else ""}le="', []
             for mark, count in zip(self._marks, child.counts, strict=True):
                 num += count
                 out.append(f'{begin}{mark}"}} {num}.0\n')

@@ -4,12 +4,15 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import RequestArrived
 from services.router.app import make
-from services.router.desk import Desk
-from services.router.ledger import Ledger
+from services.router.exchange import Exchange
+from services.router.metrics import RouterMetrics
+from services.router.reports import Reports
+from services.router.request_table import RequestTable
 from services.router.settings import RouterSettings
 from tests.contract.data_port_rig import a_model
 
@@ -18,11 +21,11 @@ TOKEN = {"authorization": "Bearer secret"}
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    desk = Desk(RouterController())
-    desk.restore("models", {"m": a_model()})
-    desk.controller.handle(RequestArrived(1, "m", "r-1"), desk.clock())
-    ledger = Ledger("router-1", desk, lambda effect: None, 10)
-    app = make(RouterSettings(service_id="router-1", admin_token="secret"), desk, ledger)
+    table = RequestTable[Exchange](RouterController())
+    table.restore("models", {"m": a_model()})
+    table.take(RequestArrived(1, "m", "r-1"))
+    reports = Reports("router-1", table, RouterMetrics(CollectorRegistry()), lambda *_: None, 10)
+    app = make(RouterSettings(service_id="router-1", admin_token="secret"), table, reports)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as made:
         yield made
 

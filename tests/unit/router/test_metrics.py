@@ -1,36 +1,37 @@
-"""What the router shows: queues as they are at the scrape, and models past the cap added up, never twice."""
+"""What the router shows: queues as they are at the scrape, models past the cap added up and never twice, and which
+requests count for a service level and miss it."""
 
 from dataclasses import replace
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import ClientLeft, RequestArrived
 from glowplug.controllers.router.queue import ModelQueue
 from glowplug.domain.model import Slo
-from glowplug.telemetry.metrics import LabelCap, ShellMetrics
-from services.router.desk import Desk
-from services.router.metrics import RouterMetrics
-from services.router.slo import Count
+from glowplug.telemetry.metrics import LabelCap
+from services.router.metrics import Count, RouterMetrics, SloCounts
 from tests.contract.data_port_rig import a_model
+
+SLO = Slo(ttft_s=2.0, tpot_s=0.1)
+NONE = -1.0
 
 
 def test_held_requests_are_those_of_the_moment() -> None:
-    registry = CollectorRegistry()
-    desk = Desk(RouterController())
-    desk.restore("models", {"m": a_model()})
-    RouterMetrics(registry).join(ShellMetrics("router", CollectorRegistry()), desk.controller)
-    desk.controller.handle(RequestArrived(1, "m", "r-1"), desk.clock())
+    registry, controller = CollectorRegistry(), RouterController()
+    controller.restore("models", {"m": a_model()}, 100.0)
+    RouterMetrics(registry, controller=controller)
+    controller.handle(RequestArrived(1, "m", "r-1"), 100.0)
     assert registry.get_sample_value("glowplug_requests_held", {"model": "m"}) == 1
-    desk.controller.handle(ClientLeft(1), desk.clock())
+    controller.handle(ClientLeft(1), 100.0)
     assert not registry.get_sample_value("glowplug_requests_held", {"model": "m"})
 
 
 def test_levels_are_shown_from_0_before_anybody_asks() -> None:
     registry, controller = CollectorRegistry(), RouterController()
-    desk = Desk(controller)
-    desk.restore("models", {"m": replace(a_model(), slo=Slo(ttft_s=2.0))})
-    RouterMetrics(registry).join(ShellMetrics("router", CollectorRegistry()), controller)
+    controller.restore("models", {"m": replace(a_model(), slo=Slo(ttft_s=2.0))}, 100.0)
+    RouterMetrics(registry, controller=controller)
     assert registry.get_sample_value("glowplug_slo_missed_total", {"model": "m", "level": "ttft"}) == 0
     assert registry.get_sample_value("glowplug_slo_missed_total", {"model": "m", "level": "tpot"}) is None
 
@@ -48,9 +49,40 @@ def test_models_past_the_cap_are_one_sample() -> None:
 
 def test_queues_past_the_cap_are_one_sample() -> None:
     registry, controller = CollectorRegistry(), RouterController()
-    metrics = RouterMetrics(registry)
-    metrics.join(ShellMetrics("router", CollectorRegistry()), controller)
+    metrics = RouterMetrics(registry, controller=controller)
     metrics.cap = LabelCap(1)
     for key in ("a", "b", "c"):
         controller.queues[key] = ModelQueue(num_running=3)
     assert registry.get_sample_value("glowplug_requests_in_flight", {"model": "other"}) == 6
+
+
+@pytest.mark.parametrize(
+    ("status", "ttft_s", "tpot_s", "e2e_s", "ttft", "tpot"),
+    [
+        (200, 1.0, 0.05, 3.0, (1, 0), (1, 0)),
+        (200, 2.5, 0.05, 3.0, (1, 1), (1, 0)),
+        (200, 1.0, 0.2, 3.0, (1, 0), (1, 1)),
+        (200, 1.0, NONE, 3.0, (1, 0), (0, 0)),  # one token, or not a stream
+        (503, NONE, NONE, 0.1, (1, 1), (1, 1)),
+        (429, NONE, NONE, 0.1, (1, 1), (1, 1)),
+        (502, 1.0, 0.05, 3.0, (1, 1), (1, 1)),  # the engine died in mid-stream
+        (400, NONE, NONE, 0.1, (0, 0), (0, 0)),
+        (499, NONE, NONE, 1.0, (0, 0), (0, 0)),  # left before it could be called late
+        (499, NONE, NONE, 9.0, (1, 1), (0, 0)),
+        (499, 1.0, 0.2, 9.0, (0, 0), (0, 0)),
+    ],
+)
+def test_what_counts_and_what_is_missed(
+    status: int, ttft_s: float, tpot_s: float, e2e_s: float, ttft: tuple[int, int], tpot: tuple[int, int]
+) -> None:
+    counted = SloCounts()
+    counted.judge("m", SLO, status, e2e_s=e2e_s, ttft_s=ttft_s, tpot_s=tpot_s)
+    counts = {level: (count.num, count.num_missed) for (_, level), count in counted.counts.items()}
+    assert counts.get("ttft", (0, 0)) == ttft
+    assert counts.get("tpot", (0, 0)) == tpot
+
+
+def test_a_model_without_levels_is_not_judged() -> None:
+    counted = SloCounts()
+    counted.judge("m", Slo(), 503, e2e_s=9.0, ttft_s=NONE, tpot_s=NONE)
+    assert counted.counts == {}

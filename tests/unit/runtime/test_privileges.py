@@ -200,7 +200,7 @@ def test_subscriptions_are_made_where_this_file_looks() -> None:
         "libs/glowplug/runtime/control.py",
         "services/agent/service.py",
         "services/console/handlers.py",
-        "services/router/handlers.py",
+        "services/router/main.py",
     }
 
 

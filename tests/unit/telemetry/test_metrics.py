@@ -87,6 +87,14 @@ def shown(registry: CollectorRegistry) -> Seen:
     }
 
 
+def test_a_histogram_without_labels_is_written_as_scrapers_read_it() -> None:
+    registry = CollectorRegistry()
+    TallyHistogram("h", "doc", [], BOUNDS, registry).labels().observe(0.7)
+    text = asyncio.run(exposition(registry)).decode()
+    assert 'h_bucket{le="0.5"} 0.0\n' in text and 'h_bucket{le="+Inf"} 1.0\n' in text
+    assert {("h_count", (), 1.0), ("h_sum", (), 0.7)} <= shown(registry)
+
+
 @given(st.lists(st.tuples(NAMES, st.sampled_from([0.0, 0.1, 0.10001, 0.7, 1.0, 10.0, 99.5])), max_size=20))
 def test_histograms_and_counters_are_those_of_the_library(observed: list[tuple[str, float]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()

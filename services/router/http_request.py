@@ -1,12 +1,18 @@
-"""The head of a request: which header lines are taken, combined or refused, and the forms a request target may have.
+"""One HTTP request as it came: which header lines are taken, combined or refused, which forms its target may have, and
+who may send it (the web rules of runtime/web.py, CORS, the API key).
 
 Text is held to RFC 9112 by the parser (no folded lines, no bare LF or CR, names of token characters, one length or one
 transfer coding). Here stands what the parser leaves to us: fields that may come once, Host, absolute targets, versions.
 """
 
+import hmac
 import re
+from functools import lru_cache
+from typing import Final
 
-from services.router.limits import Limits
+from glowplug.domain.errors import GlowplugError
+from glowplug.runtime.web import WebRules
+from services.router.settings import Limits
 
 # Not passed to engines: hop-by-hop, the router's own, and the client's credentials.
 _NOT_PASSED = frozenset(
@@ -51,6 +57,13 @@ _ONCE = frozenset(
 _PLAIN_CONNECTION = (b"keep-alive", b"close")  # a Connection header that names no other header
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^#]*)", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")  # RFC 9110, 7.2: what an authority has, without a user
+_as_host = lru_cache(maxsize=64)(_HOST.fullmatch)
+
+MAX_KNOWN_HOSTS: Final = 64  # remembered as good; any address is, so there may be more: those are judged each time
+_PREFLIGHT: Final = (
+    b"access-control-allow-methods: GET, HEAD, POST\r\naccess-control-max-age: 600\r\n"
+    b"access-control-allow-headers: %b\r\n"
+)
 
 
 class Refused(Exception):
@@ -61,7 +74,7 @@ class Refused(Exception):
         self.status, self.message, self.code, self.retry_after_s = status, message, code, retry_after_s
 
 
-class Parsed:
+class HttpRequest:
     """One request as it came."""
 
     __slots__ = (
@@ -76,7 +89,6 @@ class Parsed:
         "path",
         "request_id",
         "target",
-        "ticket",
     )
 
     def __init__(self) -> None:
@@ -84,8 +96,7 @@ class Parsed:
         self.headers: dict[bytes, bytes] = {}
         self.num_repeated = 0  # header lines that had a name once more
         self.is_http11 = self.keep_alive = True
-        self.complete = self.complete_at = 0.0
-        self.ticket = 0
+        self.complete = self.complete_at = 0.0  # when its last byte came: monotonic, and epoch
         self.request_id = ""
 
     def repeat(self, name: bytes, value: bytes, limits: Limits) -> None:
@@ -102,7 +113,7 @@ class Parsed:
         headers = self.headers
         if len(headers) + self.num_repeated > limits.num_headers:
             raise too_many_headers(limits)
-        if sum(map(len, headers)) + sum(map(len, headers.values())) + len(self.target) > limits.header_bytes:
+        if len(b"".join((*headers, *headers.values(), self.target))) > limits.header_bytes:
             raise head_too_large(limits)
         if version not in ("1.1", "1.0"):
             raise Refused(505, f"HTTP/{version} is not spoken here; send HTTP/1.1.")
@@ -111,7 +122,7 @@ class Parsed:
         if host is None:
             if self.is_http11:
                 raise Refused(400, "The header `host` is missing.")
-        elif _HOST.fullmatch(host) is None:
+        elif _as_host(host) is None:
             raise Refused(400, "The header `host` is not a host.")
         if not self.target.startswith(b"/"):
             self._take_absolute()
@@ -164,3 +175,54 @@ def framing_too_large(limits: Limits) -> Refused:
 
 def body_too_large(limits: Limits) -> Refused:
     return Refused(413, f"The request's body is larger than {limits.body_bytes} bytes.", "request_too_large")
+
+
+class Access:
+    """The rules of one data port. Without rules every page is answered, without a key every client is."""
+
+    def __init__(self, rules: WebRules | None = None, api_key: str = "") -> None:
+        self._rules = rules
+        self._known: set[bytes] = set()
+        self._key = api_key.encode()
+
+    def refusal(self, request: HttpRequest) -> GlowplugError | None:
+        """Why the web rules refuse a request; None when they do not."""
+        headers = request.headers
+        host = headers.get(b"host", b"")
+        if self._rules is None or (
+            host in self._known and b"origin" not in headers and b"sec-fetch-site" not in headers
+        ):
+            return None
+
+        def header(name: str) -> str:
+            return headers.get(name.encode(), b"").decode("latin-1")
+
+        method = request.method.decode("latin-1")
+        error = self._rules.refusal(method, [host.decode("latin-1")], header, only_json=False)
+        if error is None and len(self._known) < MAX_KNOWN_HOSTS:
+            self._known.add(host)
+        return error
+
+    def has_key(self, request: HttpRequest) -> bool:
+        """Whether the request brings the API key, where one is asked for. Clients of OpenAI's API send it as a bearer
+        token, those of Anthropic's in a header of its own."""
+        if not self._key:
+            return True
+        scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            given = request.headers.get(b"x-api-key", b"")
+        return hmac.compare_digest(given, self._key)
+
+    def cors(self, request: HttpRequest) -> bytes:
+        """Header lines that let a page of another site read the answer."""
+        origin = request.headers.get(b"origin", b"")
+        if not origin or self._rules is None or not self._rules.lets_in(origin.decode("latin-1")):
+            return b""
+        return b"access-control-allow-origin: %b\r\naccess-control-expose-headers: *\r\nvary: origin\r\n" % origin
+
+    def preflight(self, request: HttpRequest) -> bytes:
+        """Header lines for a page that asks whether it may send a request; b"" when it is no such question."""
+        headers = request.headers
+        if request.method != b"OPTIONS" or b"access-control-request-method" not in headers or not self.cors(request):
+            return b""
+        return _PREFLIGHT % headers.get(b"access-control-request-headers", b"authorization, content-type")

@@ -1,8 +1,8 @@
 """The client side of the data port: HTTP/1.1 requests in, one at a time per connection, in order.
 
 Everything a client may do wrong ends here with an answer in OpenAI's shape: heads or bodies that are too large or too
-slow, text that is not HTTP, paths and methods that do not exist. Pipelined requests wait their turn, and so does the
-refusal of what stands behind them: answers leave in the order of the requests, and a refusal is the last of them.
+slow, text that is not HTTP, paths and methods that do not exist. Pipelined requests wait, and so does the refusal of
+what stands behind them: answers leave in the order of the requests, and a refusal is the last of them.
 
 A client may close its sending side behind its last request and still read. TCP shows no difference to one that has left
 until something is sent to it, so what is certain to come is sent at once: the first bytes of the answer's status line.
@@ -13,16 +13,15 @@ import logging
 import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import cast
 
 import httptools
 
-from services.router import api_errors, direct_write, http_text, request_head
-from services.router.request_head import Parsed, Refused
-
-if TYPE_CHECKING:
-    from services.router.proxy import DataPort
-    from services.router.proxy_exchange import Exchange
+from services.router import api_errors, http_request, tracing, wire
+from services.router.exchange import Exchange, PortContext
+from services.router.http_request import HttpRequest, Refused
+from services.router.request_table import Stage
 
 log = logging.getLogger(__name__)
 # Waiting for a request, within one, or reading no more of them: the client has sent all, or the last answer is decided.
@@ -30,20 +29,23 @@ IDLE, HEAD, BODY, LINGER = range(4)
 PARSE_BYTES = 16 * 1024  # parsed at a time, so that one read of many small requests is not hundreds of them in memory
 TCP_CLOSED = 7  # TCP_CLOSE of Linux's tcp_info
 _monotonic, _epoch = time.monotonic, time.time
-_NONE = Parsed()  # between two requests
+_NONE = HttpRequest()  # between two requests
+# Takes one complete request, while none other is answered on its connection. True when an exchange now has it: its body
+# counts as buffered until that is over.
+Take = Callable[["ClientConnection", HttpRequest], bool]
 
 
 class ClientConnection(asyncio.Protocol):
     """One connection of one client."""
 
-    def __init__(self, port: "DataPort") -> None:
-        self.port = port
+    def __init__(self, context: PortContext, take: Take, others: "set[ClientConnection]") -> None:
+        self._context, self._take, self._others = context, take, others
         self.exchange: Exchange | None = None
         self.write_paused = False
         self.write_paused_at = 0.0
         self.state = IDLE
         self.since = _monotonic()  # when `state` began
-        self._waiting: deque[Parsed] = deque()
+        self._waiting: deque[HttpRequest] = deque()
         self._advancing = self._turn_due = False
         self._reads_paused = False
         self._all_sent = False  # the client sends no more
@@ -63,9 +65,11 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        self.write: direct_write.Write = direct_write.writer(self.transport)
-        self.transport.set_write_buffer_limits(high=self.port.limits.write_buffer_bytes)
-        self.port.opened(self)
+        self.write: wire.Write = wire.writer(self.transport)
+        self.transport.set_write_buffer_limits(high=self._context.limits.write_buffer_bytes)
+        self._others.add(self)
+        if len(self._others) > self._context.limits.num_connections:
+            self.refuse(Refused(503, "Too many connections.", "overloaded", retry_after_s=1.0))
 
     def data_received(self, data: bytes) -> None:
         if self.state == LINGER:
@@ -85,7 +89,7 @@ class ClientConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         if self.state == IDLE:
             self.state, self.since = HEAD, _monotonic()
-        limits = self.port.limits
+        limits = self._context.limits
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -98,31 +102,31 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(Refused(400, f"The request is not HTTP/1.1: {error}"))
         else:
             if self.state == HEAD and self._head_bytes > limits.header_bytes:
-                self.refuse(request_head.head_too_large(limits))
+                self.refuse(http_request.head_too_large(limits))
             elif self.state == BODY and in_body and self._is_framing_too_large():
-                self.refuse(request_head.framing_too_large(limits))
+                self.refuse(http_request.framing_too_large(limits))
 
     def _is_framing_too_large(self) -> bool:
         """Chunk extensions and trailers: those since the last piece of body, and with the sizes all of this body's."""
-        limits = self.port.limits
+        limits = self._context.limits
         most = limits.header_bytes + limits.chunk_overhead * self._body_bytes
         since_body = self._framed_bytes - self._framed_at_body
         return since_body > limits.header_bytes or self._framed_bytes - self._body_bytes > most
 
     def _advance(self) -> None:
         """Take the next complete requests while none is being answered. One that is answered at once comes back here
-        from within: the loop goes on, not deeper. After as many as may wait, other connections have their turn."""
+        from within: the loop goes on, not deeper. After as many as may wait, other connections are served."""
         if self._advancing:
             return
         self._advancing = True
-        most = left = self.port.limits.num_pipelined
+        most = left = self._context.limits.num_pipelined
         try:
             while True:
                 while self._waiting and left and self._may_answer():
                     left -= 1
-                    parsed = self._waiting.popleft()
-                    if not self.port.take(self, parsed):
-                        self.port.buffered_bytes -= len(parsed.body)
+                    request = self._waiting.popleft()
+                    if not self._take(self, request):
+                        self._context.buffered_bytes -= len(request.body)
                 if self.state == LINGER or not self._unread or not left or len(self._waiting) >= most:
                     break
                 part, self._unread = self._unread[:PARSE_BYTES], self._unread[PARSE_BYTES:]
@@ -133,7 +137,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if not left and not self._turn_due:
             self._turn_due = True
-            self.port.loop.call_soon(self._take_turn)
+            self._context.loop.call_soon(self._take_turn)
         if self.exchange is None and not self._waiting:
             self._all_answered()
         full = bool(self._unread) or len(self._waiting) >= most
@@ -155,13 +159,13 @@ class ClientConnection(asyncio.Protocol):
             status, answer = self._refusal
             self._refusal = None
             self.write(answer)
-            self.port.metrics.refused(status)
+            self._context.metrics.refused(status)
             self._finish()
         elif self._all_sent:
             self.close()
         elif self._owes_continue and self.state == BODY and not self._body_bytes:
             self._owes_continue = False
-            self.write(http_text.CONTINUE)
+            self.write(wire.CONTINUE)
 
     def eof_received(self) -> bool:
         """The client sends no more. Whether it still reads is asked by writing to it. True keeps the connection."""
@@ -182,11 +186,11 @@ class ClientConnection(asyncio.Protocol):
         write = self.write
 
         def write_rest(data: bytes) -> None:
-            assert data.startswith(http_text.VERSION), data[:20]
+            assert data.startswith(wire.VERSION), data[:20]
             self.write = write
-            write(data[len(http_text.VERSION) :])
+            write(data[len(wire.VERSION) :])
 
-        write(http_text.VERSION)
+        write(wire.VERSION)
         self.write = write_rest
 
     def _is_reset(self) -> bool:
@@ -202,26 +206,26 @@ class ClientConnection(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_left()
-        self.port.closed(self)
+        self._others.discard(self)
 
     def pause_writing(self) -> None:
         self.write_paused, self.write_paused_at = True, _monotonic()
-        if self.exchange is not None and self.exchange.engine is not None:
-            self.exchange.engine.pause()
+        if self.exchange is not None:
+            self.exchange.client_paused(True)
 
     def resume_writing(self) -> None:
         self.write_paused = False
         if self.exchange is None:
             self._advance()
-        elif self.exchange.engine is not None:
-            self.exchange.engine.resume()
+        else:
+            self.exchange.client_paused(False)
 
     # -- httptools ----------------------------------------------------------------------------------------------
 
     # Raising Refused ends the parsing; `_parse` refuses.
 
     def on_message_begin(self) -> None:
-        self._now = Parsed()
+        self._now = HttpRequest()
         self.state, self.since = HEAD, _monotonic()
 
     def on_url(self, url: bytes) -> None:
@@ -231,15 +235,15 @@ class ClientConnection(asyncio.Protocol):
         name, headers = name.lower(), self._now.headers
         if self.state == BODY:  # a trailer: nothing of it is used
             self._num_trailers += 1
-            if self._num_trailers > self.port.limits.num_headers:
-                raise request_head.too_many_headers(self.port.limits)
+            if self._num_trailers > self._context.limits.num_headers:
+                raise http_request.too_many_headers(self._context.limits)
         elif name in headers:
-            self._now.repeat(name, value, self.port.limits)
+            self._now.repeat(name, value, self._context.limits)
         else:
             headers[name] = value
 
     def on_headers_complete(self) -> None:
-        limits, now = self.port.limits, self._now
+        limits, now = self._context.limits, self._now
         now.check_head(self._parser.get_http_version(), limits)
         if self._parser.should_upgrade():
             raise Refused(400, "Protocol upgrades are not supported here; send plain HTTP/1.1.")
@@ -247,28 +251,28 @@ class ClientConnection(asyncio.Protocol):
         self._framed_bytes = self._framed_at_body = self._num_trailers = 0
         length = now.headers.get(b"content-length")
         if length is not None and int(length) > limits.body_bytes:
-            raise request_head.body_too_large(limits)
+            raise http_request.body_too_large(limits)
         if b"expect" in now.headers and now.is_http11:
             if now.headers[b"expect"].lower() != b"100-continue":
                 raise Refused(417, "Only `Expect: 100-continue` is supported.")
             self._owes_continue = length not in (None, b"0") or b"transfer-encoding" in now.headers
             if self._owes_continue and self.exchange is None and not self._waiting:
                 self._owes_continue = False
-                self.write(http_text.CONTINUE)
+                self.write(wire.CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         self._framed_at_body = self._framed_bytes
-        self.port.buffered_bytes += len(body)
+        self._context.buffered_bytes += len(body)
         if not self._body:
             self._body = body
         else:
             if type(self._body) is bytes:
                 self._body = bytearray(self._body)  # not a list: small pieces would weigh many times their bytes
             self._body += body
-        if self._body_bytes > self.port.limits.body_bytes:
-            raise request_head.body_too_large(self.port.limits)
-        if self.port.buffered_bytes > self.port.limits.buffered_bytes:
+        if self._body_bytes > self._context.limits.body_bytes:
+            raise http_request.body_too_large(self._context.limits)
+        if self._context.buffered_bytes > self._context.limits.buffered_bytes:
             message = "Too many request bodies are being held; try again."
             raise Refused(503, message, "overloaded", retry_after_s=1.0)
 
@@ -279,19 +283,19 @@ class ClientConnection(asyncio.Protocol):
         now.method = self._parser.get_method()
         now.keep_alive = now.is_http11 and self._parser.should_keep_alive()
         now.complete, now.complete_at = _monotonic(), _epoch()
-        self.port.name(now)
+        now.request_id = tracing.request_id(now.headers.get(b"x-request-id"))
         self.state, self.since, self._head_bytes, self._owes_continue = IDLE, now.complete, 0, False
         self._waiting.append(now)
         self._now = _NONE
 
     def _forget_unanswered(self) -> None:
         """Drop what is complete and what is not."""
-        self.port.buffered_bytes -= sum(len(parsed.body) for parsed in self._waiting)
+        self._context.buffered_bytes -= sum(len(request.body) for request in self._waiting)
         self._waiting.clear()
         self._forget_incomplete()
 
     def _forget_incomplete(self) -> None:
-        self.port.buffered_bytes -= self._body_bytes
+        self._context.buffered_bytes -= self._body_bytes
         self._body_bytes = 0
         self._body = self._unread = b""
 
@@ -299,51 +303,52 @@ class ClientConnection(asyncio.Protocol):
 
     def respond(
         self,
-        parsed: Parsed,
+        request: HttpRequest,
         status: int,
         body: bytes,
         *,
-        headers: bytes = http_text.JSON_HEADERS,
+        headers: bytes = wire.JSON_HEADERS,
         retry_after_s: float = 0.0,
         traceparent: str = "",
-    ) -> None:
-        """A whole answer of the router's own."""
-        headers += b"x-request-id: %b\r\n" % parsed.request_id.encode() + self.port.web.cors(parsed)
+    ) -> bool:
+        """Send a whole answer of the router's own. Whether the connection stays open after it."""
+        headers += b"x-request-id: %b\r\n" % request.request_id.encode() + self._context.access.cors(request)
         if traceparent:
             headers += b"traceparent: %b\r\n" % traceparent.encode()
         if retry_after_s:
             headers += b"retry-after: %d\r\n" % round(retry_after_s)
-        keep_alive = parsed.keep_alive and not self.port.leaving
-        head = http_text.head(status, headers, length=len(body), keep_alive=keep_alive)
-        self.write(head if parsed.method == b"HEAD" else head + body)
-        if self.exchange is not None:
-            self.exchange.keep_alive = keep_alive
-        elif not keep_alive:
+        keep_alive = request.keep_alive and not self._context.table.stage
+        head = wire.head(status, headers, length=len(body), keep_alive=keep_alive)
+        self.write(head if request.method == b"HEAD" else head + body)
+        if self.exchange is None and not keep_alive:
             self._finish()
+        return keep_alive
 
     def refuse(self, reason: Refused) -> None:
         """Answer a request that is not complete after all before it are answered, and close then."""
-        parsed, self._now = self._now if self._now is not _NONE else Parsed(), _NONE
+        request, self._now = self._now if self._now is not _NONE else HttpRequest(), _NONE
         self._forget_incomplete()
         self.state, self.since = LINGER, _monotonic()
-        if not parsed.request_id:
-            self.port.name(parsed)
+        if not request.request_id:
+            request.request_id = tracing.request_id(request.headers.get(b"x-request-id"))
         kind = "server_error" if reason.status >= 500 else "invalid_request_error"
-        headers = http_text.JSON_HEADERS + b"x-request-id: %b\r\n" % parsed.request_id.encode()
-        headers += self.port.web.cors(parsed)
+        headers = wire.JSON_HEADERS + b"x-request-id: %b\r\n" % request.request_id.encode()
+        headers += self._context.access.cors(request)
         if reason.retry_after_s:
             headers += b"retry-after: %d\r\n" % round(reason.retry_after_s)
-        body = api_errors.body(parsed.path, reason.status, reason.message, kind, reason.code)
+        body = api_errors.body(request.path, reason.status, reason.message, kind, reason.code)
         self._refusal = (
             reason.status,
-            http_text.head(reason.status, headers, length=len(body), keep_alive=False) + body,
+            wire.head(reason.status, headers, length=len(body), keep_alive=False) + body,
         )
         self._advance()
 
     def exchange_over(self, keep_alive: bool) -> None:
         """The answer is written. Go on with what was pipelined behind it."""
         self.exchange = None
-        if not keep_alive or (self.port.draining and not self._waiting and self._refusal is None):
+        if not keep_alive or (
+            self._context.table.stage >= Stage.DRAINING and not self._waiting and self._refusal is None
+        ):
             self._finish()
             return
         if self.state == IDLE:
@@ -364,7 +369,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.resume_reading()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
-        self.port.loop.call_later(self.port.limits.linger_s, self.close)
+        self._context.loop.call_later(self._context.limits.linger_s, self.close)
 
     def close(self) -> None:
         """Close after what is written has gone out."""
@@ -375,7 +380,7 @@ class ClientConnection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Called about once a second: nobody may be slow for ever."""
-        limits = self.port.limits
+        limits = self._context.limits
         waited_s = now - self.since
         is_deaf = self.exchange is not None and (self._all_sent or self._reads_paused)
         is_stalled = self.write_paused and now - self.write_paused_at > limits.stall_s

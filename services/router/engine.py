@@ -1,24 +1,24 @@
 """The engine side of the data port: HTTP/1.1 connections to instances, pooled while idle.
 
 A connection carries one exchange at a time. What it reads goes to the exchange as it comes; only the framing is
-parsed. Engines close idle connections when they like, so a connection that dies under a request without one byte of
-an answer is tried again on a fresh one when it had been used before.
+parsed. A read that is exactly one chunk of a stream is passed on as it is, unparsed: the client's framing is the same.
+Engines close idle connections when they like, so a connection that dies under a request without one byte of an answer
+is tried again on a fresh one when it had been used before.
 """
 
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Container
+from typing import cast
 
 import httptools
 
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance
-from services.router import direct_write
-from services.router.limits import Limits
-
-if TYPE_CHECKING:
-    from services.router.proxy_exchange import Exchange
+from services.router import wire
+from services.router.exchange import Exchange
+from services.router.settings import Limits
 
 log = logging.getLogger(__name__)
 _monotonic = time.monotonic
@@ -41,10 +41,11 @@ _DROPPED = frozenset(
     )
 )
 _OF_PAGES = b"access-control-"  # which pages may read an answer is for the data port to say
+_EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with a whole event
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection to one instance. The httptools callbacks collect; `data_received` hands on."""
+    """One connection to one instance. The httptools callbacks collect; `data_received` passes on."""
 
     def __init__(self, pool: "Pool") -> None:
         self.pool = pool
@@ -67,26 +68,24 @@ class EngineConnection(asyncio.Protocol):
         self.is_framed = False  # the answer says where it ends; else it ends with the connection
         self.is_sse = False
         self.has_head = False
-        self._complete = False
-        self._keep = False
+        self._complete = self._keep = False
+        self._in_chunk = self._between_chunks = False  # between: all is parsed, and the next byte begins a chunk
 
     # -- asyncio ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        self._write = direct_write.writer(self.transport)
+        self._write = wire.writer(self.transport)
 
-    def send(self, exchange: "Exchange") -> None:
+    def send(self, exchange: Exchange) -> None:
         """Start one exchange on this idle connection."""
         if self.transport.is_closing():  # nothing more is said about it, and writes to it are dropped
             exchange.engine_lost("the engine closed the connection", stale=self.was_idle)
             return
         self.exchange, self.head_bytes = exchange, 0
-        self.heard_at = time.monotonic()
-        exchange.engine = self
+        self.heard_at = _monotonic()
         self._write(exchange.engine_request(self.pool.credentials))
-        if exchange.client.write_paused:
-            self.pause()
+        exchange.attach(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -94,15 +93,18 @@ class EngineConnection(asyncio.Protocol):
             self.transport.abort()
             return
         self.heard_at = _monotonic()
+        if self._between_chunks and exchange.is_flowing and data.endswith(_EVENT_CHUNK_ENDS):
+            end = data.find(b"\r\n")
+            if data.startswith(b"%x\r\n" % (len(data) - end - 4)):
+                exchange.pass_on(data[end + 2 : -2], data)
+                return
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             self._lose(f"the engine's answer is not HTTP: {error}")
             return
         pieces = self._pieces
-        if exchange.is_flowing and not self._complete and len(pieces) == 1:
-            exchange.pass_on(pieces.pop())
-            return
+        self._between_chunks = not self._in_chunk and data.endswith(b"\r\n")
         if not self.has_head:
             self.head_bytes += len(data)
             if self.head_bytes > self.pool.limits.engine_head_bytes:
@@ -169,11 +171,17 @@ class EngineConnection(asyncio.Protocol):
     def resume(self) -> None:
         if self.paused:
             self.paused = False
-            self.heard_at = time.monotonic()
+            self.heard_at = _monotonic()
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
     # -- httptools ----------------------------------------------------------------------------------------------
+
+    def on_chunk_header(self) -> None:
+        self._in_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        self._in_chunk = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         lower = name.lower()
@@ -220,9 +228,9 @@ class Pool:
         self._connecting: set[asyncio.Task[None]] = set()
         self.closed = False
 
-    def acquire(self, exchange: "Exchange", *, fresh: bool = False) -> None:
+    def acquire(self, exchange: Exchange, *, fresh: bool) -> None:
         """Send the exchange on an idle connection, or on a new one once it is made."""
-        oldest = time.monotonic() - self.limits.engine_idle_s
+        oldest = _monotonic() - self.limits.engine_idle_s
         while self._idle and not fresh:
             connection = self._idle.pop()
             if connection.idle_since < oldest:  # sweeps were late: the engine has closed it, or is about to
@@ -230,26 +238,25 @@ class Pool:
             elif not connection.transport.is_closing():
                 connection.send(exchange)
                 return
-        task = asyncio.get_running_loop().create_task(self._connect(exchange))
+        task = asyncio.get_running_loop().create_task(self._connect(exchange, exchange.attempt()))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, exchange: "Exchange") -> None:
-        attempt = exchange.num_attempts
+    async def _connect(self, exchange: Exchange, is_wanted: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 _, connection = await loop.create_connection(lambda: EngineConnection(self), self._host, self._port)
         except (OSError, TimeoutError) as error:
-            if exchange.wants(attempt):
+            if is_wanted():
                 exchange.engine_unreachable(f"cannot connect to the engine: {error or 'timed out'}")
             return
         except Exception as error:  # else nobody would ever go on with this exchange
             log.exception("connecting to %s failed", self.url)
-            if exchange.wants(attempt):
+            if is_wanted():
                 exchange.engine_unreachable(f"cannot connect to the engine: {error}")
             return
-        if exchange.wants(attempt):
+        if is_wanted():
             connection.send(exchange)
         else:
             self.put(connection)
@@ -258,7 +265,7 @@ class Pool:
         if self.closed or len(self._idle) >= self.limits.num_pooled:
             connection.transport.close()
             return
-        connection.idle_since, connection.was_idle = time.monotonic(), True
+        connection.idle_since, connection.was_idle = _monotonic(), True
         self._idle.append(connection)
 
     def forget(self, connection: EngineConnection) -> None:
@@ -278,6 +285,35 @@ class Pool:
         for connection in self._idle:
             connection.transport.close()
         self._idle.clear()
+
+
+class Engines:
+    """The pools of all instances. `engine_secret` makes the keys that engines ask for."""
+
+    def __init__(self, limits: Limits, engine_secret: str = "") -> None:
+        self.pools: dict[str, Pool] = {}
+        self._limits, self._engine_secret = limits, engine_secret
+
+    def connect(self, exchange: Exchange, instance: Instance, fresh: bool) -> None:
+        """Send the exchange to its instance, on a new connection when it is to be `fresh`."""
+        pool = self.pools.get(instance.instance_id)
+        if pool is None or pool.url != instance.url or pool.key_id != instance.key_id:
+            if pool is not None:
+                pool.close()
+            pool = self.pools[instance.instance_id] = Pool(instance, self._limits, self._engine_secret)
+        pool.acquire(exchange, fresh=fresh)
+
+    def sweep(self, now: float, known: Container[str]) -> None:
+        """Close what has been idle for too long, and the pools of instances that are not `known` any more."""
+        for instance_id, pool in list(self.pools.items()):
+            pool.sweep(now)
+            if instance_id not in known:
+                pool.close()
+                del self.pools[instance_id]
+
+    def close(self) -> None:
+        for pool in self.pools.values():
+            pool.close()
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -1,0 +1,514 @@
+"""One request's life on the data port: arrived, held, sent to an engine, answered; then reported.
+
+An exchange owns both of its ends: the client it writes to (ClientSink) and the engine it hears from (EngineSource). The
+answer's body passes through untouched; what an engine refuses is translated to the client's API (api_errors.py). A
+streamed answer is passed on in whole SSE events, so that when its engine dies the client gets one error event and a
+clean end, never half an event and never a silent stop.
+
+An answer is whole when the client has been handed its end: by HTTP's framing, or, of a stream, by the event that ends
+it (`[DONE]`), since clients close their connection on reading that and the last chunk may come in a later read. From
+there on it is 200, whoever leaves or dies. A plain chunked answer has no end but its last chunk.
+
+What may be sent again: a request of which not one byte has been answered, whatever its path, for every answer is made
+anew and no engine keeps anything of it. What has begun is never sent again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from glowplug.controllers.router.messages import (
+    ClientLeft,
+    Dispatch,
+    DispatchFailed,
+    FirstToken,
+    HeadDue,
+    Hold,
+    Recall,
+    Reject,
+    RequestEnded,
+)
+from glowplug.domain.errors import GlowplugError
+from glowplug.domain.instance import Instance
+from glowplug.domain.model import Model
+from glowplug.telemetry.semconv import HEADER_EMULATED
+from services.router import api_errors, wire
+from services.router.http_request import Access, HttpRequest
+from services.router.metrics import RouterMetrics
+from services.router.request_body import tool_choice_refused
+from services.router.request_table import RequestTable
+from services.router.settings import Limits
+from services.router.tracing import RequestTrace
+from services.router.wire import EVENT_ENDS
+
+_EMULATED = HEADER_EMULATED.encode()
+_monotonic = time.monotonic
+ENGINE_RETRY_S = 1.0  # after which a client asks again that an engine has sent away for now
+
+
+class ClientSink(Protocol):
+    """The connection of a client, as its exchange writes to it."""
+
+    exchange: "Exchange | None"
+    write: Callable[[bytes], None]
+    write_paused: bool  # the client reads slower than its answer comes
+
+    def respond(
+        self,
+        request: HttpRequest,
+        status: int,
+        body: bytes,
+        *,
+        headers: bytes = wire.JSON_HEADERS,
+        retry_after_s: float = 0.0,
+        traceparent: str = "",
+    ) -> bool:
+        """Send a whole answer of the router's own. Whether the connection stays open after it."""
+        ...
+
+    def exchange_over(self, keep_alive: bool) -> None:
+        """The answer is written."""
+        ...
+
+
+class EngineSource(Protocol):
+    """The connection to an engine, as its exchange reads from it."""
+
+    status: int
+    headers: list[bytes]
+    length: int | None  # None: chunked, or until the connection closes
+    is_sse: bool
+    paused: bool
+    heard_at: float  # when its last byte came
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Nobody wants the answer any more."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """Nothing more is expected of the engine: the exchange is notified that it is lost."""
+        ...
+
+
+@dataclass(slots=True)
+class PortContext:
+    """What all connections and exchanges of one data port share. `connect(exchange, instance, fresh)` sends an exchange
+    on a connection to its instance; `report` is called once for each exchange, at its end."""
+
+    limits: Limits
+    table: "RequestTable[Exchange]"
+    metrics: RouterMetrics
+    access: Access
+    connect: "Callable[[Exchange, Instance, bool], None]"
+    report: "Callable[[Exchange], None]"
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    buffered_bytes: int = 0  # of request bodies
+
+
+@dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
+class Exchange:
+    """Made when a well-formed request for a known model is complete. `arrived_at` is epoch seconds, other times are
+    monotonic."""
+
+    context: PortContext
+    client: ClientSink
+    request: HttpRequest
+    model: Model
+    stream: bool
+    needs: str  # a feature that an instance may lack
+    prompt_tokens: int  # as request_body.sizes reads them
+    trace: RequestTrace | None
+    traceparent: str
+    ticket: int = field(init=False)
+    arrived: float = field(init=False)
+    keep_alive: bool = field(init=False)
+    chunked: bool = field(init=False)  # the answer, as the client gets it
+    instance: Instance | None = None
+    engine: EngineSource | None = None
+    cold: bool = False
+    dispatched: float = 0.0
+    queue_s: float = 0.0
+    router_s: float = 0.0
+    head_sent: bool = False
+    started: bool = False  # the engine's answer has
+    first_byte: float = 0.0
+    is_sse: bool = False
+    is_flowing: bool = False  # a stream of which all whole events have been passed on, and nothing is kept
+    num_events: int = 0
+    status: int = 0
+    error_code: str = ""
+    done: bool = False
+    ended: float = 0.0
+    _num_attempts: int = 0
+    _timer: asyncio.TimerHandle | None = None
+    _collected: list[bytes] | None = None  # what an engine answers instead of an answer
+    _kept: bytes = b""  # an event that is not whole yet
+    _opening: bytes = b""  # of Anthropic's streams, whose prompt is counted there
+    _previous: bytes = b""
+    _last: bytes = b""  # passed on last, and before that: token counts stand there
+    _counted: tuple[int, int, bool] | None = None
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.ticket = next(self.context.table.tickets)
+        self.arrived, self.keep_alive, self.chunked = request.complete, request.keep_alive, request.is_http11
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def arrived_at(self) -> float:
+        return self.request.complete_at
+
+    # -- what the controller decides ----------------------------------------------------------------------------
+
+    def dispatch(self, effect: Dispatch) -> None:
+        """Send the request to the instance now."""
+        self._stop_timer()
+        instance = self.instance = effect.instance
+        self.queue_s, self.cold = effect.held_s, self.cold or effect.cold
+        if self.needs and self.needs in instance.lacks:
+            self._refuse(tool_choice_refused(self.model))
+            return
+        self._num_attempts += 1
+        self.dispatched = _monotonic()
+        if self.trace is not None:
+            self.trace.dispatched(instance, self.dispatched - self.arrived)
+            self.traceparent = self.trace.engine_traceparent
+        if self.head_sent:
+            self._write(b": glowplug ready %b\n\n" % self._timings())
+        self.context.connect(self, instance, False)
+
+    def hold(self, effect: Hold) -> None:
+        """Wait. A stream's client is kept alive by comments once it has waited a while."""
+        if self.trace is not None:
+            self.trace.held(self.model.key, effect.eta_s)
+        if self.stream and self._timer is None:
+            delay_s = self.context.limits.keepalive_after_s - (_monotonic() - self.arrived)
+            self._timer = self.context.loop.call_later(max(delay_s, 0.0), self._keep_client)
+
+    def _keep_client(self) -> None:
+        context = self.context
+        self._timer = context.loop.call_later(context.limits.keepalive_every_s, self._keep_client)
+        if self.client.write_paused:
+            return
+        if not self.head_sent:
+            context.table.take(HeadDue(self.ticket))
+            if self.done:  # refused, with a status of its own
+                return
+        eta_s = context.table.eta_s(self.model.key)
+        comment = b": glowplug waiting model=%b eta_s=%.1f\n\n" % (self.model.key.encode(), eta_s)
+        if self.head_sent:
+            self._write(comment)
+            return
+        self.head_sent, self.status = True, 200
+        self.keep_alive = self.keep_alive and self.chunked
+        headers = wire.EVENT_STREAM_HEADERS + self._own_headers()
+        self.client.write(self._head(200, headers, None) + self._frame(comment))
+
+    def probe(self) -> bool:
+        """Write a comment to the client where that harms no answer. False while its head is still to come."""
+        between = self._last.endswith(EVENT_ENDS) if self.started else self.head_sent
+        if between and (self.is_sse or not self.started) and not self.client.write_paused:
+            self._write(b":\n\n")
+        return self.head_sent
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def recall(self, effect: Recall) -> None:
+        """Its instance is said to have failed. An answer that has begun goes on unless its engine has ended."""
+        if self.started and effect.ended and self.engine is not None:
+            self.engine.give_up(effect.reason)
+        if self.done or self.started or self.instance is None:
+            return
+        self._leave_engine()
+        self._num_attempts += 1  # a connection still being made is of no use
+        self._fail_dispatch(reached=False, reason=effect.reason)
+
+    def reject(self, effect: Reject) -> None:
+        """Answer with an error: as the response, or as one SSE event when the stream has begun."""
+        self._fail(effect.status, effect.message, effect.error_type, effect.code, retry_after_s=effect.retry_after_s)
+
+    def _refuse(self, error: GlowplugError) -> None:
+        self._fail(error.status, error.message, error.type, error.code, error.param)
+
+    def _fail(
+        self, status: int, message: str, kind: str, code: str, param: str | None = None, retry_after_s: float = 0.0
+    ) -> None:
+        """End it with an error. Of an answer that has begun this is the last event, after which it ends whole; an
+        answer that is no stream can only break off."""
+        self.status, self.error_code = status, code
+        path = self.request.path
+        body = api_errors.body(path, status, message, kind, code, param)
+        if not self.head_sent:
+            headers = wire.JSON_HEADERS + self._instance_headers()
+            if self.started:
+                headers += b"server-timing: %b\r\n" % self._timings()
+            if status == 501:
+                headers += api_errors.NO_RETRY
+            self.keep_alive = self.client.respond(
+                self.request, status, body, headers=headers, retry_after_s=retry_after_s, traceparent=self.traceparent
+            )
+        else:
+            self.keep_alive = False
+            if self.is_sse or self._collected is not None or not self.started:
+                self._kept = b""
+                self._write(api_errors.event(path, body))
+                if self.chunked:
+                    self.client.write(wire.LAST_CHUNK)
+        self._finish()
+
+    # -- what the engine answers --------------------------------------------------------------------------------
+
+    def engine_request(self, credentials: bytes) -> bytes:
+        """The request as the engine gets it: same target, headers and body; ours are the hop, the id, the trace and the
+        engine's `credentials`."""
+        request = self.request
+        self.router_s = max(_monotonic() - self.arrived - self.queue_s, 0.0)
+        return b"POST %b HTTP/1.1\r\n%b%bx-request-id: %b\r\ntraceparent: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+            request.target,
+            request.passed_headers(),
+            credentials,
+            self.request_id.encode(),
+            self.traceparent.encode(),
+            len(request.body),
+            request.body,
+        )
+
+    def attempt(self) -> Callable[[], bool]:
+        """Ask, once a connection has been made, whether it is still of use."""
+        attempt = self._num_attempts
+        return lambda: not self.done and self._num_attempts == attempt and self.engine is None
+
+    def attach(self, engine: EngineSource) -> None:
+        """The request goes out on this connection."""
+        self.engine = engine
+        if self.client.write_paused:
+            engine.pause()
+
+    def pass_on(self, body: bytes, chunk: bytes) -> None:
+        """The way of nearly every chunk of a stream that has begun: `body` is whole SSE events, `chunk` is the same in
+        HTTP's framing."""
+        self._previous, self._last = self._last, body
+        self.num_events += body.count(b"data: {")
+        self.client.write(chunk)
+
+    def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
+        """Part of the answer: the head is complete. Written to the client in one go."""
+        out = b""
+        if not self.started:
+            if not body and not complete:
+                return
+            self.started, self.first_byte = True, _monotonic()
+            out = self._begin(engine, body)
+            if self.is_sse and self._collected is None:
+                if wire.is_anthropic(self.request.path):
+                    if wire.begins_late(body):
+                        body = wire.message_start(self.request_id, self.model.name, self.prompt_tokens) + body
+                    self._opening = body[: wire.TAIL_BYTES]
+                if self.context.table.controller.tracks_tokens:
+                    self.context.table.take(FirstToken(self.ticket))
+        self._continue(body, complete, out)
+
+    def _continue(self, body: bytes, complete: bool, out: bytes = b"") -> None:
+        if body:
+            if self.is_sse:
+                self.num_events += body.count(b"data: {")
+                if self._kept or not body.endswith(EVENT_ENDS):
+                    body = self._kept + body
+                    end = wire.whole_events(body, self.context.limits.event_bytes)
+                    body, self._kept = body[:end], body[end:]
+            if body:
+                self._previous, self._last = self._last, body
+            if self._collected is not None:
+                self._collect(body)
+            elif not self.chunked:
+                out += body
+            elif body:
+                out += b"%x\r\n%b\r\n" % (len(body), body)
+        if complete and self._collected is None:
+            if self._kept:
+                out += self._frame(self._kept)
+                self._previous, self._last = self._last, self._kept
+                self._kept = b""
+            if self.chunked:
+                out += wire.LAST_CHUNK
+        if out:
+            self.client.write(out)
+        self.is_flowing = self.is_sse and self.chunked and self._collected is None and not self._kept
+
+    def _begin(self, engine: EngineSource, first: bytes) -> bytes:
+        """The head of the answer; b"" when the client has one since it was held, or when this is no answer."""
+        self.is_sse = engine.is_sse
+        is_error = engine.status >= 400 or (self.is_sse and wire.starts_stream(first))
+        if is_error or (self.head_sent and (engine.status != 200 or not engine.is_sse)):
+            self._collected, self.status, self.is_sse = [], engine.status, False
+            return b""
+        if self.head_sent:
+            return b""
+        self.head_sent, self.status = True, engine.status
+        length = None if engine.is_sse else engine.length
+        if engine.status in (204, 304):
+            self.chunked = False
+            length = 0
+        elif length is not None:
+            self.chunked = False
+        elif not self.chunked:
+            self.keep_alive = False  # HTTP/1.0: the answer ends with the connection
+        timings = b"server-timing: %b\r\n" % self._timings()
+        return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
+
+    def _collect(self, body: bytes) -> None:
+        assert self._collected is not None
+        if sum(map(len, self._collected)) < self.context.limits.engine_error_bytes:
+            self._collected.append(body)
+
+    def engine_over(self) -> None:
+        """The engine's answer is complete and passed on."""
+        if self.done:
+            return
+        if self._collected is not None:
+            answer = b"".join(self._collected)
+            error = api_errors.read(self.status, wire.starts_stream(answer) or answer, self.request.path)
+            retry_after_s = ENGINE_RETRY_S if error.status in (429, 503) else 0.0
+            self._fail(error.status, error.message, error.type, error.code, error.param, retry_after_s)
+        else:
+            self._finish()
+
+    def engine_unreachable(self, reason: str) -> None:
+        self.context.table.change(DispatchFailed(self.ticket, False, reason))
+
+    def engine_lost(self, reason: str, *, stale: bool) -> None:
+        """The engine went away before its answer was complete. `stale`: it had been idle, and not one byte came."""
+        if self.done:
+            return
+        if self._is_whole():
+            self._end_whole()
+        elif self.started:
+            self._fail(502, reason, "server_error", "engine_failed")
+        elif stale and self.instance is not None:
+            self._num_attempts += 1
+            self.context.connect(self, self.instance, True)
+        else:
+            self._fail_dispatch(reached=True, reason=reason)
+
+    def _fail_dispatch(self, *, reached: bool, reason: str) -> None:
+        self.context.metrics.retries.inc()
+        self.context.table.change(DispatchFailed(self.ticket, reached, reason))
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _is_whole(self) -> bool:
+        """Whether the client has been handed all of a stream but its last chunk."""
+        return self.is_sse and self._collected is None and wire.is_over(self.request.path, self._last)
+
+    def _end_whole(self) -> None:
+        self._leave_engine()
+        self._continue(b"", True)
+        self._finish()
+
+    def _leave_engine(self) -> None:
+        if self.engine is not None:
+            self.engine.abandon()
+            self.engine = None
+
+    def client_left(self) -> None:
+        """The client closed its connection: nothing more is generated for it."""
+        if self.done:
+            return
+        whole = self._is_whole() and not self.client.write_paused  # else its end lies in our own buffer
+        if not whole:
+            self.status, self.error_code = 499, "client_left"
+        self._close()
+        self._leave_engine()
+        self._report(left=not whole)
+
+    def stop(self, status: int, message: str, code: str) -> None:
+        """The router ends this request itself (its drain is over)."""
+        if self.done:
+            return
+        if self._is_whole():
+            self._end_whole()
+            return
+        self._leave_engine()
+        self.keep_alive = False
+        self._fail(status, message, "service_unavailable", code, retry_after_s=1.0)
+
+    def _finish(self) -> None:
+        self._close()
+        self._report(left=False)
+        self.client.exchange_over(self.keep_alive)
+
+    def _close(self) -> None:
+        self.done, self.ended = True, _monotonic()
+        self._stop_timer()
+
+    def _report(self, *, left: bool) -> None:
+        """Count it, report it, and let the controller give its place to the next."""
+        context = self.context
+        context.buffered_bytes -= len(self.request.body)
+        context.report(self)
+        if left:
+            context.table.end(ClientLeft(self.ticket))
+            return
+        took_s = self.ended - self.dispatched if self.status == 200 else 0.0
+        num_tokens = self.token_counts()[1] if took_s and context.table.controller.tracks_tokens else 0
+        context.table.end(RequestEnded(self.ticket, took_s, num_tokens))
+
+    def token_counts(self) -> tuple[int, int, bool]:
+        """(prompt, response, exact) of an answer that is over; see wire.count_tokens. Where the engine gives no usage
+        (the client asked for none), the prompt is as long as its body is read to be, which is not exact."""
+        if self._counted is None:
+            tail = self._last[-wire.TAIL_BYTES :]
+            if len(tail) < wire.TAIL_BYTES:
+                tail = self._previous[-wire.TAIL_BYTES :] + tail
+            prompt, response, exact = wire.count_tokens(self._opening + tail, self.num_events)
+            self._counted = (prompt or (0 if exact else self.prompt_tokens), response, exact)
+        return self._counted
+
+    # -- bytes --------------------------------------------------------------------------------------------------
+
+    def client_paused(self, paused: bool) -> None:
+        """The client reads slower than its answer comes, or has caught up: so does the engine's connection."""
+        if self.engine is not None:
+            (self.engine.pause if paused else self.engine.resume)()
+
+    def _frame(self, data: bytes) -> bytes:
+        return wire.chunk(data) if self.chunked else data
+
+    def _write(self, data: bytes) -> None:
+        self.client.write(self._frame(data))
+
+    def _head(self, status: int, headers: bytes, length: int | None) -> bytes:
+        framing = b""
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif self.chunked:
+            framing = wire.CHUNKED
+        self.keep_alive = self.keep_alive and not self.context.table.stage
+        closing = b"" if self.keep_alive else wire.CLOSE
+        return wire.status_line(status) + headers + framing + closing + b"\r\n"
+
+    def _own_headers(self) -> bytes:
+        own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (self.request_id.encode(), self.traceparent.encode())
+        return own + self.context.access.cors(self.request) + self._instance_headers()
+
+    def _instance_headers(self) -> bytes:
+        instance = self.instance
+        if instance is None:
+            return b""
+        name = b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
+        return name + b"%b: 1\r\n" % _EMULATED if instance.emulated else name
+
+    def _timings(self) -> bytes:
+        phases = self.instance.phases if self.cold and self.instance is not None else ()
+        return wire.server_timing(self.queue_s, phases, self.router_s)

@@ -1,0 +1,162 @@
+"""From a complete HTTP request to an exchange: whether its client may ask, what it asks for, and of which model.
+
+What is no request for an engine is answered here: refusals, and the paths that the router answers itself.
+"""
+
+from collections.abc import Iterable
+
+from glowplug.controllers.router.messages import RequestArrived
+from glowplug.domain.errors import BadRequest, GlowplugError
+from glowplug.domain.model import Model
+from glowplug.engines.apis import EngineApi
+from glowplug.engines.drivers import api_of
+from glowplug.telemetry import semconv
+from glowplug.telemetry.tracing import Tracing
+from services.router import api_errors, local_answers, tracing
+from services.router.exchange import ClientSink, Exchange, PortContext
+from services.router.http_request import HttpRequest
+from services.router.request_body import OPERATIONS, READERS, check_model, read_body, readers, sizes
+from services.router.request_table import Stage
+from services.router.tracing import RequestTrace, Sampler
+from services.router.wire import JSON_HEADERS
+
+
+class Intake:
+    """Takes the complete requests of one data port. `passed_fields` of a body go to engines unchecked."""
+
+    def __init__(
+        self,
+        context: PortContext,
+        *,
+        tracing: Tracing | None = None,
+        sampler: Sampler | None = None,
+        passed_fields: Iterable[str] = (),
+    ) -> None:
+        self._context, self._table, self._access = context, context.table, context.access
+        self._tracing, self._sampler = tracing, sampler or Sampler()
+        self._readers = readers(passed_fields)
+        self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key: what its engine answers, as its driver says
+        self._tracks_tokens = context.table.controller.tracks_tokens  # else nobody counts them
+
+    def take(self, client: ClientSink, request: HttpRequest) -> bool:
+        """One complete request, none other being answered on its connection. True when an exchange now has it."""
+        if (refusal := self._access.refusal(request)) is not None:
+            return self._refuse_with(client, request, refusal)
+        path = request.path
+        if path not in READERS or request.method != b"POST":
+            return self._answer_here(client, request)
+        if not self._access.has_key(request):
+            return self._unauthorized(client, request)
+        if self._table.stage is Stage.REFUSING:
+            message = "This router is stopping."
+            return self._refuse(
+                client, request, 503, message, "router_stopping", "service_unavailable", retry_after_s=1.0
+            )
+        try:
+            asked = read_body(path, request.body, self._readers)
+        except BadRequest as error:
+            return self._refuse_with(client, request, error)
+        model = self._table.lookup(asked.model)
+        if model is None:
+            message = f"The model `{asked.model[:200]}` does not exist."
+            return self._refuse(client, request, 404, message, "model_not_found", param="model")
+        try:
+            needs = check_model(asked, model, self._api(model), path, len(request.body))
+        except GlowplugError as error:
+            return self._refuse_with(client, request, error)
+        prompt_tokens, max_tokens = sizes(asked)
+        trace, traceparent = self._trace(request, model)
+        exchange = client.exchange = Exchange(
+            self._context,
+            client,
+            request,
+            model,
+            bool(asked.stream),
+            needs,
+            prompt_tokens,
+            trace,
+            traceparent,
+        )
+        traced = traceparent if trace is not None else ""
+        counted = (prompt_tokens, max_tokens) if self._tracks_tokens else (0, 0)
+        self._table.arrive(exchange, RequestArrived(exchange.ticket, model.name, request.request_id, traced, *counted))
+        return True
+
+    def forget_models(self) -> None:
+        """Drop what is kept of models that are no more."""
+        models = self._table.controller.fleet.models
+        for key in [key for key in self._apis if key not in models]:
+            del self._apis[key]
+
+    def _trace(self, request: HttpRequest, model: Model) -> tuple[RequestTrace | None, str]:
+        """Join the client's trace or begin one; unsampled requests only carry a context on."""
+        parent = tracing.parent_context(request.headers.get(b"traceparent"))
+        sampled = parent[1] if parent is not None else self._sampler.root(request.complete)
+        if not sampled or self._tracing is None:
+            return None, parent[0] if parent is not None else tracing.new_context()
+        attributes: tracing.Attributes = {
+            semconv.ATTR_REQUEST_ID: request.request_id,
+            semconv.ATTR_MODEL: model.key,
+            semconv.GEN_AI_REQUEST_MODEL: model.name,
+            semconv.GEN_AI_OPERATION: OPERATIONS[request.path],
+        }
+        made = RequestTrace(self._tracing, parent[0] if parent is not None else "", request.complete_at, attributes)
+        return made, made.traceparent
+
+    def _api(self, model: Model) -> EngineApi:
+        known = self._apis.get(model.key)
+        if known is None or known[0] is not model:
+            known = self._apis[model.key] = model, api_of(model)
+        return known[1]
+
+    # -- answers of the router's own: each returns False, for no exchange has the request -------------------------
+
+    def _answer_here(self, client: ClientSink, request: HttpRequest) -> bool:
+        """Everything that is not a POST to an engine."""
+        path = request.path
+        if headers := self._access.preflight(request):
+            client.respond(request, 200, b"", headers=headers)
+        elif path in READERS:
+            self._not_allowed(client, request, b"POST")
+        elif not local_answers.is_local(path):
+            message = f"There is nothing at {path[:200].decode('ascii', 'replace')}."
+            self._refuse(client, request, 404, message, "not_found")
+        elif request.method not in (b"GET", b"HEAD"):
+            self._not_allowed(client, request, b"GET, HEAD")
+        elif path.startswith(b"/v1/") and not self._access.has_key(request):
+            self._unauthorized(client, request)
+        else:
+            status, body = local_answers.answer(path, self._table)
+            client.respond(request, status, body)
+        return False
+
+    def _unauthorized(self, client: ClientSink, request: HttpRequest) -> bool:
+        message = "The API key is missing or wrong (`Authorization: Bearer ...`, or `x-api-key`)."
+        return self._refuse(client, request, 401, message, "invalid_api_key", "authentication_error")
+
+    def _not_allowed(self, client: ClientSink, request: HttpRequest, allowed: bytes) -> None:
+        message = f"{request.method.decode('ascii', 'replace')} is not allowed here; use {allowed.decode()}."
+        allow = b"allow: %b\r\n" % allowed
+        self._refuse(client, request, 405, message, "method_not_allowed", headers=allow)
+
+    def _refuse_with(self, client: ClientSink, request: HttpRequest, error: GlowplugError) -> bool:
+        return self._refuse(client, request, error.status, error.message, error.code, error.type, param=error.param)
+
+    def _refuse(
+        self,
+        client: ClientSink,
+        request: HttpRequest,
+        status: int,
+        message: str,
+        code: str,
+        kind: str = "invalid_request_error",
+        *,
+        param: str | None = None,
+        retry_after_s: float = 0.0,
+        headers: bytes = b"",
+    ) -> bool:
+        self._context.metrics.refused(status)
+        body = api_errors.body(request.path, status, message, kind, code, param)
+        headers = JSON_HEADERS + headers + (api_errors.NO_RETRY if status == 501 else b"")
+        client.respond(request, status, body, headers=headers, retry_after_s=retry_after_s)
+        return False

@@ -1,0 +1,130 @@
+"""Request ids, W3C trace contexts and the spans of sampled requests: cheap, and never trusting what a client sends.
+
+A sampled request has at most three spans: router.request, router.hold and engine.generate. Others have none.
+"""
+
+import itertools
+import os
+import random
+import re
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from glowplug.domain.instance import Instance
+from glowplug.events.facts import RequestFinished
+from glowplug.telemetry import semconv
+from glowplug.telemetry.tracing import Tracing, format_traceparent
+
+_SAFE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACEPARENT = re.compile(rb"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+_NANO = 1_000_000_000
+_chance = random.Random(os.urandom(16))
+_bits = _chance.getrandbits
+_PREFIX = f"req-{_bits(40):010x}"
+_numbers = itertools.count(1)
+Attributes = dict[str, str | float | int | bool]
+
+
+def request_id(given: bytes | None) -> str:
+    """The client's id when it is safe to print, else a new one."""
+    if given is not None and _SAFE_ID.fullmatch(given):
+        return given.decode("ascii")
+    return f"{_PREFIX}{next(_numbers):06x}"
+
+
+def event_id() -> str:
+    """A new id for an event: 128 random bits in hexadecimal."""
+    return f"{_bits(128):032x}"
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Head sampling: parent-based; of the rest `ratio`, at most `per_s` traces a second (a bucket of that size)."""
+
+    ratio: float = 1.0
+    per_s: float = 20.0
+    _tokens: float = 1.0
+    _at: float = 0.0
+
+    def root(self, now_s: float) -> bool:
+        self._tokens = min(self._tokens + (now_s - self._at) * self.per_s, max(self.per_s, 1.0))
+        self._at = now_s
+        if self._tokens < 1.0 or (self.ratio < 1.0 and _chance.random() >= self.ratio):
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+def parent_context(given: bytes | None) -> tuple[str, bool] | None:
+    """(traceparent, sampled) as the client sent it, or None when it sent none that is well formed."""
+    if given is None:
+        return None
+    match = _TRACEPARENT.fullmatch(given)
+    return (given.decode("ascii"), bool(int(match[3], 16) & 1)) if match else None
+
+
+def new_context() -> str:
+    """A traceparent that says not sampled: a new trace that nobody records."""
+    return f"00-{_bits(128) | 1:032x}-{_bits(64) | 1:016x}-00"
+
+
+class RequestTrace:
+    """The spans of one request. They are exported when it ends; their contexts travel before that."""
+
+    def __init__(self, tracing: Tracing, parent: str, arrived_at: float, attributes: Attributes) -> None:
+        self._tracing, self._arrived_at = tracing, arrived_at
+        self._root = tracing.begin("router.request", parent, arrived_at, attributes, kind=SpanKind.SERVER)
+        self.traceparent = format_traceparent(self._root.get_span_context())
+        self._hold: Span | None = None
+        self._engine: Span | None = None
+        self.engine_traceparent = self.traceparent
+
+    def held(self, model_key: str, eta_s: float) -> None:
+        """The request begins to wait. Waiting again after an engine's end is the same span."""
+        if self._hold is None:
+            attributes: Attributes = {semconv.ATTR_MODEL: model_key, semconv.ATTR_PREDICTED_SECONDS: eta_s}
+            self._hold = self._tracing.begin("router.hold", self.traceparent, self._arrived_at, attributes)
+
+    def dispatched(self, instance: Instance, after_s: float) -> None:
+        """The request goes to an engine, `after_s` after it arrived. A second engine is the same span with its later
+        attributes."""
+        if self._engine is None:
+            at = self._arrived_at + after_s
+            if self._hold is not None:
+                self._hold.end(int(at * _NANO))
+            self._engine = self._tracing.begin("engine.generate", self.traceparent, at, kind=SpanKind.CLIENT)
+            self.engine_traceparent = format_traceparent(self._engine.get_span_context())
+        self._engine.set_attributes(
+            {
+                semconv.ATTR_INSTANCE_ID: instance.instance_id,
+                semconv.ATTR_NODE_ID: instance.node_id if instance.workers else "",
+                semconv.ATTR_GPU_ID: instance.gpu_id if instance.workers else "",
+                semconv.ATTR_EMULATED: instance.emulated,
+            }
+        )
+
+    def finish(self, fact: RequestFinished, begun: str) -> None:
+        """Close and export. `begun`: what the first byte of the answer was, "" when there was none."""
+        ended_at = int(fact.finished_at * _NANO)
+        error = fact.error_code if fact.status >= 500 else ""
+        if self._engine is not None:
+            self._engine.set_attributes(
+                {
+                    semconv.GEN_AI_INPUT_TOKENS: fact.prompt_tokens,
+                    semconv.GEN_AI_OUTPUT_TOKENS: fact.response_tokens,
+                }
+            )
+            if begun:
+                self._engine.add_event(begun, timestamp=int((fact.arrived_at + fact.ttft_s) * _NANO))
+            _end(self._engine, ended_at, error)
+        elif self._hold is not None:
+            _end(self._hold, ended_at, error)
+        self._root.set_attributes({"http.response.status_code": fact.status, "glowplug.cold": fact.cold})
+        _end(self._root, ended_at, error)
+
+
+def _end(span: Span, at_ns: int, error: str) -> None:
+    if error:
+        span.set_status(Status(StatusCode.ERROR, error))
+    span.end(at_ns)

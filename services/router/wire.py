@@ -1,0 +1,175 @@
+"""Answers on the wire, as bytes: the HTTP/1.1 that the router writes itself, a way to write bytes at once, and what can
+be read of an engine's answer without parsing it: where whole events of a stream end, whether the answer has said that
+it is over, and its token counts."""
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+import msgspec
+
+from glowplug.domain.instance import Phase
+
+_REASONS = {s.value: s.phrase for s in HTTPStatus} | {499: "Client Closed Request"}
+VERSION = b"HTTP/1.1 "  # what every answer begins with
+_STATUS_LINES: dict[int, bytes] = {code: VERSION + f"{code} {phrase}\r\n".encode() for code, phrase in _REASONS.items()}
+CONTINUE = VERSION + b"100 Continue\r\n\r\n"
+CLOSE = b"connection: close\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+EVENT_STREAM_HEADERS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+JSON_HEADERS = b"content-type: application/json\r\n"
+encode_json = msgspec.json.Encoder().encode
+Write = Callable[[bytes], None]
+
+
+def status_line(code: int) -> bytes:
+    return _STATUS_LINES.get(code) or b"%b%d Unknown\r\n" % (VERSION, code)
+
+
+def chunk(data: bytes) -> bytes:
+    """`data` (not empty) as one HTTP chunk."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def server_timing(queue_s: float, phases: Sequence[Phase], router_s: float) -> bytes:
+    """Server-Timing: milliseconds in the queue, of each phase of the start it waited for, and in the router."""
+    started = b"".join([f"{p.name};dur={p.actual_s * 1000:.1f}, ".encode() for p in phases]) if phases else b""
+    return b"queue;dur=%.1f, %brouter;dur=%.2f" % (queue_s * 1000, started, router_s * 1000)
+
+
+def head(code: int, headers: bytes, *, length: int | None, keep_alive: bool) -> bytes:
+    """Status line and headers; `length` None means chunked."""
+    framing = CHUNKED if length is None else b"content-length: %d\r\n" % length
+    return status_line(code) + headers + framing + (b"" if keep_alive else CLOSE) + b"\r\n"
+
+
+def writer(transport: asyncio.Transport) -> Write:
+    """A function that sends bytes in order after what is buffered; nothing once the transport is closing. A broken
+    connection is left to the transport to notice.
+
+    uvloop keeps every write until the end of a loop iteration, which costs one more iteration (and its system calls)
+    for each chunk of a stream. Here what the kernel takes is gone when the call returns; only the rest goes to the
+    transport's own buffer, with its limits and its pause_writing.
+    """
+    fd = int(transport.get_extra_info("socket").fileno())  # valid while the transport is not closing
+    num_buffered, is_closing, send = transport.get_write_buffer_size, transport.is_closing, os.write
+
+    def write(data: bytes) -> None:
+        if is_closing():
+            return
+        if not num_buffered():
+            try:
+                sent = send(fd, data)
+            except OSError:  # EAGAIN, or broken: the transport's own write finds out
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+        transport.write(data)
+
+    return write
+
+
+# -- server-sent events ------------------------------------------------------------------------------------------------
+
+MESSAGES = b"/v1/messages"  # and what lies below it: Anthropic's API
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_FIRST_ERROR = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})')
+_DONE = b"data: [DONE]"
+_DONE_WITHIN = len(_DONE) + 4  # with the longest end of an event
+_RESPONSE_OVER = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\r?$", re.MULTILINE)
+_MESSAGE_OVER = re.compile(rb"^event: message_stop\r?$", re.MULTILINE)
+_OVER = {b"/v1/responses": _RESPONSE_OVER, b"/v1/messages": _MESSAGE_OVER}
+
+
+def whole_events(body: bytes, most: int) -> int:
+    """Length of the whole events `body` begins with. An event longer than `most` bytes is passed on in parts."""
+    end = max(body.rfind(b"\n\n") + 2, body.rfind(b"\r\n\r\n") + 4)
+    if end >= 4:
+        return end
+    return len(body) if len(body) > most else 0
+
+
+def is_anthropic(path: bytes) -> bool:
+    return path.startswith(MESSAGES) and path[len(MESSAGES) : len(MESSAGES) + 1] in (b"", b"/")
+
+
+def starts_stream(first: bytes) -> bytes:
+    """The error object with which an event stream begins, b"" when it begins with an answer."""
+    found = _FIRST_ERROR.match(first)
+    return found[1] if found else b""
+
+
+def begins_late(first: bytes) -> bool:
+    """Whether a message's stream begins behind its first event: llama.cpp leaves `message_start` out where an answer
+    ends with its first token, and Anthropic's clients take such a stream for broken."""
+    return first.startswith((b"event: content_block_start", b"event: message_delta"))
+
+
+def message_start(message_id: str, model: str, prompt_tokens: int) -> bytes:
+    """The event that an engine has left out."""
+    message: dict[str, object] = {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": max(1, prompt_tokens), "output_tokens": 0},
+    }
+    return b"event: message_start\ndata: " + encode_json({"type": "message_start", "message": message}) + b"\n\n"
+
+
+def is_over(path: bytes, last: bytes) -> bool:
+    """Whether the whole events passed on last end the answer: `[DONE]`, or the event that closes a response or a
+    message."""
+    if not last.endswith(EVENT_ENDS):
+        return False
+    if last[-_DONE_WITHIN:].rstrip(b"\r\n").endswith(_DONE):
+        return True
+    end = _OVER.get(path)
+    return end is not None and end.search(last) is not None
+
+
+# -- token counts -----------------------------------------------------------------------------------------------------
+
+_USAGE = (
+    re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d+)'),
+    re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)'),
+)
+_TIMINGS = (re.compile(rb'"prompt_n"\s*:\s*(\d+)'), re.compile(rb'"predicted_n"\s*:\s*(\d+)'))
+# Of Anthropic's usage, which counts what was read from a cache and written to one apart from the rest of the prompt.
+_BESIDE = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d+)')
+_CACHED = re.compile(rb'"cache_n"\s*:\s*(\d+)')  # prompt tokens llama.cpp did not have to read again
+TAIL_BYTES = 4096
+
+
+def count_tokens(tail: bytes, num_events: int) -> tuple[int, int, bool]:
+    """(prompt tokens, response tokens, exact) from the last bytes of an answer (and the first of a stream whose prompt
+    is counted there): its `usage`, else llama.cpp's `timings`; when it has neither, one token per SSE event, which is
+    not exact. What is said last counts."""
+    if b'"usage"' in tail and (found := _find(_USAGE, tail)):
+        return found[0] + _beside(tail), found[1], True
+    if b'"timings"' in tail and (found := _find(_TIMINGS, tail)):
+        cached = _CACHED.search(tail)
+        return found[0] + (int(cached[1]) if cached else 0), found[1], True
+    return 0, num_events, False
+
+
+def _beside(tail: bytes) -> int:
+    """Prompt tokens that Anthropic's usage counts apart. It may be said twice, at the beginning and at the end."""
+    if b'_input_tokens"' not in tail:
+        return 0
+    last = {match[0].partition(b":")[0]: int(match[1]) for match in _BESIDE.finditer(tail)}
+    return sum(last.values())
+
+
+def _find(patterns: tuple[re.Pattern[bytes], re.Pattern[bytes]], tail: bytes) -> tuple[int, int] | None:
+    prompt, response = (pattern.findall(tail) for pattern in patterns)
+    if not prompt and not response:
+        return None
+    return int(prompt[-1]) if prompt else 0, int(response[-1]) if response else 0

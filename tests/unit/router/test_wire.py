@@ -1,0 +1,36 @@
+"""Token counts out of the last bytes of an answer."""
+
+import pytest
+
+from services.router.wire import count_tokens
+
+BEGIN = b'{"message":{"usage":{"cache_read_input_tokens":30,"input_tokens":1,"output_tokens":0}}}'
+BOTH = b'{"timings":{"prompt_n":1,"predicted_n":2},"usage":{"prompt_tokens":24,"completion_tokens":8}}'
+COUNTS = {
+    "usage wins over timings": (BOTH, 3, (24, 8, True)),
+    "timings and what the cache spared": (
+        b'data: {"timings":{"cache_n":23,"prompt_n":1,"predicted_n":8}}\n\n',
+        9,
+        (24, 8, True),
+    ),
+    "a null usage is none": (b'data: {"usage":null,"choices":[]}\n\ndata: [DONE]\n\n', 5, (0, 5, False)),
+    "embeddings": (b'"usage": {"prompt_tokens": 5, "total_tokens": 5}}', 0, (5, 0, True)),
+    "a rerank": (b'{"usage":{"prompt_tokens":12,"total_tokens":12},"results":[]}', 0, (12, 0, True)),
+    "names of the Responses API": (b'"usage":{"input_tokens":3,"output_tokens":4}', 0, (3, 4, True)),
+    "Anthropic: the cache's beside the rest, the answer's at the end": (
+        BEGIN + b'{"type":"message_delta","usage":{"output_tokens":4}}',
+        9,
+        (31, 4, True),
+    ),
+    "Anthropic: what the end says again is counted once": (
+        BEGIN + b'{"usage":{"input_tokens":31,"cache_read_input_tokens":30,"output_tokens":4}}',
+        9,
+        (61, 4, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", COUNTS)
+def test_tokens_are_counted_by_the_end_of_an_answer(what: str) -> None:
+    tail, num_events, counted = COUNTS[what]
+    assert count_tokens(tail, num_events) == counted
