@@ -1,4 +1,4 @@
-"""What a placement policy is asked, and what it may look at. Every policy of the room has this shape:
+"""What a placement policy is asked, and what it may look at. Every policy of this kind has this shape:
 
 place(request: PlaceRequest, view: PlacementView) -> PlaceDecision
 """
@@ -12,6 +12,7 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.hydraserve_contention import LinkLedger
+from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.start_times import StartTimes
 
 NO_STAGES = StageSeconds()
@@ -32,7 +33,7 @@ def wants_seconds(place: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRequest:
-    """One instance that needs room."""
+    """One instance that needs a place."""
 
     instance_id: str
     model: Model
@@ -42,7 +43,8 @@ class PlaceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementView:
-    """The fleet as a placement sees it. `nodes` are alive, in order of their ids; cordoned ones are marked draining."""
+    """The fleet as a placement sees it. `nodes` are alive, in order of their ids; cordoned ones are marked draining. A
+    policy asks `fleet`; one that reads all of `nodes` costs as much as there are."""
 
     now_s: float
     nodes: Sequence[Node]
@@ -56,3 +58,21 @@ class PlacementView:
     first_token_s: Mapping[str, float] = field(default_factory=dict)  # model_key -> from READY to the first token of
     # who waited for it, measured
     start_stages: StageSeconds = NO_STAGES  # warm inference of models that have not served yet
+    _built: list[NodeIndex] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    @property
+    def fleet(self) -> NodeIndex:
+        """What the nodes offer: the index that was given as `nodes`, kept by its owner, or one of these nodes."""
+        if isinstance(self.nodes, NodeIndex):
+            return self.nodes
+        if not self._built:
+            self._built.append(NodeIndex(self.nodes, self.reserved, self.dormant, self.scores))
+        return self._built[0]
+
+    def warm(self, model: Model) -> StageSeconds | None:
+        """The model's warm inference; None where no request has shown it."""
+        return self.seconds.get(model.key)
+
+    def first_tokens(self, model: Model, otherwise_s: float) -> float:
+        """Seconds from READY to the first token of a request that waited for it."""
+        return self.first_token_s.get(model.key, otherwise_s)

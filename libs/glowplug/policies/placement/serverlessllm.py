@@ -28,7 +28,7 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
         return grown
     options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_room(request, view)]
     if not options:
-        return fit(request.model, view.nodes, view.reserved)
+        return fit(request.model, view.fleet)
     options.sort(key=lambda option: (option[0], sum(c.lost for c in option[2]), option[1].node_id))
     seconds, node, cleared = options[0]
     gpu_ids = tuple(sorted(one.gpu_id for one in cleared))
@@ -51,12 +51,17 @@ def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
 
 
 def _with_room(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
-    """Nodes with room now, or once replicas are dropped, and on each the GPUs where least is lost."""
-    model, need, found = request.model, bytes_per_gpu(request.model), []
-    for node in view.nodes:
-        if node.draining or model.engine not in node.engines:
-            continue
-        here = view.dormant.get(node.node_id, ())
+    """Nodes that may be among the first and have the bytes free, or once replicas are dropped; on each the GPUs where
+    least is lost. Those that have the weights rank by themselves."""
+    model, need, fleet, found = request.model, bytes_per_gpu(request.model), view.fleet, []
+    what = ((need,), model.num_gpus, model.engine, MAX_RIVALS)
+    if not fleet.candidates((need,), model.num_gpus, model.engine, 1, drops="free"):
+        return []
+    holders = fleet.holders(model)
+    near = fleet.candidates(*what, drops="free", busy=view.links, only=holders)
+    far = [] if holders is None else fleet.candidates(*what, drops="free", busy=view.links, besides=holders)
+    for node in sorted((*near, *far), key=lambda node: node.node_id):
+        here = fleet.dormant.get(node.node_id, ())
         options = [c for gpu in node.gpus if (c := clear(gpu, need, here, view)) is not None]
         if len(options) >= model.num_gpus:
             found.append((node, sorted(options, key=lambda c: c.cost)[: model.num_gpus]))

@@ -53,7 +53,7 @@ def decided(request: PlaceRequest, found: Takeover) -> PlaceDecision:
 
 def nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     """Why there is no room: never, or not while others serve."""
-    said = fit(request.model, view.nodes, view.reserved)
+    said = fit(request.model, view.fleet)
     if said.possible:
         num = request.model.num_gpus
         lacking = "no node has a GPU that serves nobody" if num == 1 else f"no node has {num} GPUs that serve nobody"

@@ -78,19 +78,19 @@ def test_who_has_waited_too_long_says_nothing_of_who_has_not() -> None:
 
 
 def test_where_bytes_decide_one_answer_does_for_all_of_a_size() -> None:
-    asked_of: list[str] = []
+    asked_at: list[float] = []
 
     def counting(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-        asked_of.append(request.model.key)
+        asked_at.append(view.now_s)
         return hydraserve.place(request, view)
 
     controller = placer(counting)
     for at, name in enumerate(("a", "b", "c")):
         ask(controller, of_size(name, slo=Slo(ttft_s=5.0 + at)), 2.0)
     taught(controller, a=SLOW, b=FAST)
-    asked_of.clear()
+    asked_at.clear()
     beats(controller, 20, 2, 2.5)
-    assert asked_of == ["a"] * len(NODES), "once in the pass of each beat"
+    assert asked_at == [2.5] * len(NODES), "once in the pass of each beat"
 
 
 def test_requests_teach_only_a_placement_that_reads_seconds() -> None:
