@@ -273,7 +273,7 @@ class Fleet:
             for node_id in self.random.sample(sorted(self.agents.nodes), len(self.agents.nodes) // 2):
                 node = self.agents.nodes[node_id]
                 self.agents.nodes[node_id] = beat = replace(node, revision=node.revision + 1, heartbeat_at=self.now_s)
-                self.placer.fleet.nodes.apply(beat, self.now_s)  # most beats say nothing; they would only flatter
+                self.placer.fleet.node(beat, self.now_s)  # most beats say nothing; they would only flatter
             self.loads()
             if number % 500 == 0:
                 self.forecasts()

@@ -46,8 +46,8 @@ Evict = Callable[..., EvictDecision]
 class Pass:
     """The fleet as it is now, and what has been answered while those that wait are gone through once."""
 
-    def __init__(self, fleet: Fleet, now_s: float, shares: Shares) -> None:
-        self.now_s = now_s
+    def __init__(self, fleet: Fleet, now_s: float, shares: Shares, *, is_shared: bool) -> None:
+        self.now_s, self.is_shared = now_s, is_shared  # whether several are gone through
         self.view = fleet.placement_view(now_s)
         params = fleet.params
         self.victims = Victims(
@@ -130,7 +130,7 @@ class Placing:
         """Try whoever waits, most urgent first."""
         if not self._waiting:
             return []
-        now = Pass(self.fleet, now_s, self._shares)
+        now = Pass(self.fleet, now_s, self._shares, is_shared=len(self._waiting) > 1)
         if self.fleet.params.turns == "balanced" and self.fleet.params.fair_requests:
             self._shares = self._account(now)
             now.victims = replace(now.victims, shares=self._shares)
@@ -157,7 +157,7 @@ class Placing:
 
     def try_one(self, placement: Placement, now_s: float) -> list[Effect]:
         """One that has just been asked for; nothing has changed for the others."""
-        return [] if placement.sent else self._try(placement, Pass(self.fleet, now_s, self._shares))
+        return [] if placement.sent else self._try(placement, Pass(self.fleet, now_s, self._shares, is_shared=False))
 
     def _account(self, now: Pass) -> Shares:
         """What those that wait and those that serve have been given, now."""
@@ -209,12 +209,13 @@ class Placing:
         capacity, now_s, known = self.fleet.capacity, now.now_s, placement.refusal
         if known and known.version == capacity.version and now_s - known.at < self.fleet.params.retry_s:
             return known.answer
-        refusals = now.refusals.setdefault(placement.silent, Refusals())
+        refusals = now.refusals.setdefault(placement.silent, Refusals()) if now.is_shared else None
         request, view = _request(placement, now_s), self._view(placement, now)
-        decision = refusals.alike(request, view) if not placement.stages else None
+        decision = refusals.alike(request, view) if refusals and not placement.stages else None
         if decision is None:
             with capacity.without(placement.instance_id) if placement.stages else nullcontext():
-                decision = refusals.ask(partial(_place, self._place), request, view)
+                place = partial(_place, self._place)
+                decision = refusals.ask(place, request, view) if refusals else place(request, view)
         if not decision.stages:
             placement.refusal = Refusal(capacity.version, now_s, decision)
         return decision

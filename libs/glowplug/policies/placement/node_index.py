@@ -64,7 +64,7 @@ class NodeMemory:
 
 class NodeIndex(Sequence[Node]):
     """Nodes by id with what they offer. `reserved` (gpu_id -> bytes promised), `dormant` (node_id -> dormant rows) and
-    `scores` (replica id -> its worth when last planned) are read only; whoever changes them calls `touch` or `score`."""
+    `scores` (replica id -> its worth when last planned) are only read; who changes them calls `touch` or `score`."""
 
     def __init__(
         self,
@@ -401,6 +401,29 @@ class NodeIndex(Sequence[Node]):
         counter[key] += by
         if not counter[key]:
             del counter[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """The nodes as a policy sees them: alive, in order of their ids; cordoned ones are marked draining. A policy asks
+    `fleet`; one that reads all of `nodes` costs as much as there are."""
+
+    now_s: float
+    nodes: Sequence[Node]
+    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in its ledger
+    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, those coming too,
+    # and engines that are swapped out
+    scores: Mapping[str, float] = field(default_factory=dict)  # instance_id of a replica -> its worth when last planned
+    _built: list[NodeIndex] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    @property
+    def fleet(self) -> NodeIndex:
+        """What the nodes offer: the index that was given as `nodes`, kept by its owner, or one of these nodes."""
+        if isinstance(self.nodes, NodeIndex):
+            return self.nodes
+        if not self._built:
+            self._built.append(NodeIndex(self.nodes, self.reserved, self.dormant, self.scores))
+        return self._built[0]
 
 
 class _Maxima:

@@ -3,16 +3,14 @@
 place(request: PlaceRequest, view: PlacementView) -> PlaceDecision
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.hydraserve_contention import LinkLedger
-from glowplug.policies.placement.node_index import NodeIndex
+from glowplug.policies.placement.node_index import FleetView
 from glowplug.policies.start_times import StartTimes
 
 NO_STAGES = StageSeconds()
@@ -42,32 +40,15 @@ class PlaceRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementView:
-    """The fleet as a placement sees it. `nodes` are alive, in order of their ids; cordoned ones are marked draining. A
-    policy asks `fleet`; one that reads all of `nodes` costs as much as there are."""
+class PlacementView(FleetView):
+    """The fleet as a placement sees it."""
 
-    now_s: float
-    nodes: Sequence[Node]
-    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in its ledger
-    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, those coming too,
-    # and engines that are swapped out
-    scores: Mapping[str, float] = field(default_factory=dict)  # instance_id of a replica -> its worth when last planned
     links: Mapping[str, LinkLedger] = field(default_factory=dict)  # node_id -> fetches under way on its network card
     times: StartTimes = field(default_factory=lambda: StartTimes(priors={}))  # what starts take; read only
     seconds: Mapping[str, StageSeconds] = field(default_factory=dict)  # model_key -> its warm inference, measured
     first_token_s: Mapping[str, float] = field(default_factory=dict)  # model_key -> from READY to the first token of
     # who waited for it, measured
     start_stages: StageSeconds = NO_STAGES  # warm inference of models that have not served yet
-    _built: list[NodeIndex] = field(default_factory=list, init=False, compare=False, repr=False)
-
-    @property
-    def fleet(self) -> NodeIndex:
-        """What the nodes offer: the index that was given as `nodes`, kept by its owner, or one of these nodes."""
-        if isinstance(self.nodes, NodeIndex):
-            return self.nodes
-        if not self._built:
-            self._built.append(NodeIndex(self.nodes, self.reserved, self.dormant, self.scores))
-        return self._built[0]
 
     def warm(self, model: Model) -> StageSeconds | None:
         """The model's warm inference; None where no request has shown it."""

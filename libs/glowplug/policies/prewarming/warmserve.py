@@ -59,7 +59,7 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
     }
     scores, still_open = share_out(wishes, nodes)
     steps: list[PrewarmStep] = []
-    if params.proactive and params.usable_first and (closed := draining_gpus(view.nodes, view.draining)):
+    if params.proactive and params.usable_first and (closed := draining_gpus(view.fleet, view.draining)):
         now = usable(_nodes(view, stale, replace(params, proactive=False)), closed)
         at_once, still_open = share_out(wishes, now)
         scores |= at_once
@@ -114,8 +114,7 @@ def _replica_bytes(model: Model, view: PrewarmView, params: WarmserveParams) -> 
 
 def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> list[PrewarmNode]:
     gone = frozenset(stale)
-    draining = view.draining if params.proactive else frozenset[str]()
-    nodes = list(prewarm_nodes(view.nodes, view.dormant, view.reserved, {}, draining))
+    nodes = list(prewarm_nodes(view.fleet, view.draining, is_ahead=params.proactive))
     if params.first_layers:
         held = {r.instance_id: r.workers[0].num_bytes for rows in view.dormant.values() for r in rows if r.workers}
         nodes = [

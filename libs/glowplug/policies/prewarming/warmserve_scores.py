@@ -18,9 +18,10 @@ Departures:
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Literal
 
 
@@ -73,14 +74,15 @@ def replicas(demands: Iterable[PrewarmDemand], params: ScoreParams = ScoreParams
     return sorted(wishes, key=lambda w: (w.kind if first else 0, -w.score, w.model_key, w.kind, w.rank))
 
 
-def _of(demand: PrewarmDemand, params: ScoreParams) -> list[ReplicaWish]:
+@lru_cache(maxsize=16384)  # most models want the same from one plan to the next
+def _of(demand: PrewarmDemand, params: ScoreParams) -> Sequence[ReplicaWish]:
     average, peak = max(0.0, demand.concurrency_mean), max(0.0, demand.concurrency_peak)
     batch = max(1, demand.max_concurrency)
     num_basic = min(max(math.ceil(average / batch) - demand.num_active, 0), MAX_REPLICAS)
     num_burst = min(max(math.ceil(peak / batch) - num_basic - demand.num_active, 0), MAX_REPLICAS)
     total = num_basic + num_burst
     if not total:
-        return []
+        return ()
     factor = burst_factor(average, peak, params)
     basic = [
         ReplicaWish(
