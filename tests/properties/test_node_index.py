@@ -118,7 +118,9 @@ def a_fleet(chance: random.Random) -> tuple[list[Node], dict[str, list[Instance]
             for m in MODELS
             if chance.random() < 0.3
         )
-        links = (Link(link_id=f"{node_id}/nic", bytes_per_s=chance.choice((1e9, 2e9))),) if chance.random() < 0.5 else ()
+        links = (
+            (Link(link_id=f"{node_id}/nic", bytes_per_s=chance.choice((1e9, 2e9))),) if chance.random() < 0.5 else ()
+        )
         nodes.append(
             Node(
                 node_id=node_id,
