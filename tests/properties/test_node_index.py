@@ -49,7 +49,9 @@ class Scanning(NodeIndex):
     def among(self, node_ids, num_bytes, num_gpus, engine):
         return [n for n in self._able(engine) if node_ids is None or n.node_id in node_ids]
 
-    def candidates(self, needs, num_gpus, engine, count, *, drops="", busy=(), only=None, besides=frozenset()):
+    def candidates(
+        self, needs, num_gpus, engine, count, *, drops="", loses=None, busy=(), only=None, besides=frozenset()
+    ):
         return [n for n in self.among(only, 0, num_gpus, engine) if n.node_id not in besides]
 
     def holders(self, model):
@@ -75,10 +77,10 @@ class Scanning(NodeIndex):
         nodes = [n for n in self if engine in n.engines and (even_draining or not n.draining)]
         return any(sum(gpu.total_bytes >= num_bytes for gpu in n.gpus) >= num_gpus for n in nodes)
 
-    def answers(self, question, answer):
+    def answers(self, question, answer, nodes=None):
         for known in self._by_id.values():
             known.answers.clear()
-        return super().answers(question, answer)
+        return super().answers(question, answer, nodes)
 
     def _able(self, engine: str) -> Iterator[Node]:
         return (node for node in self if not node.draining and engine in node.engines)

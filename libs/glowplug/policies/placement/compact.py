@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from glowplug.domain.hardware import Grant, GrantOwner, Node
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import Clearing, clear
+from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 
@@ -37,19 +38,24 @@ def broken(node: Node, gpu_ids: Iterable[str], view: PlacementView, largest: int
 def fresh(request: PlaceRequest, view: PlacementView, largest: int) -> tuple[int, PlaceDecision] | None:
     """A start of its own, from host memory, that breaks the smallest group: (what it breaks, where). None without."""
     model, need = request.model, bytes_per_gpu(request.model)
-    best: tuple[tuple[int, float, int, str], Node, list[Clearing]] | None = None
-    for node in view.fleet.caching(model, need, model.num_gpus):
-        here = view.fleet.dormant.get(node.node_id, ())
-        by_place = [clear(gpu, need, here, view) for gpu in node.gpus]
-        for group in _groups(by_place, model.num_gpus):
+    num_gpus = model.num_gpus
+
+    def best_here(known: NodeMemory) -> tuple[tuple[int, float, int, str], Node, list[Clearing]] | None:
+        options = []
+        for group in _groups([clear(gpu, need, known.rows, view) for gpu in known.node.gpus], num_gpus):
             gpu_ids = [one.gpu_id for one in group]
             lost, num_drops = sum(one.lost for one in group), sum(len(one.drops) for one in group)
-            order = (broken(node, gpu_ids, view, largest), lost, num_drops, gpu_ids[0])
-            if best is None or order < best[0]:
-                best = (order, node, group)
-    if best is None:
+            options.append(
+                ((broken(known.node, gpu_ids, view, largest), lost, num_drops, gpu_ids[0]), known.node, group)
+            )
+        return min(options, key=lambda option: option[0], default=None)
+
+    nodes = view.fleet.caching(model, need, num_gpus)
+    asked = view.fleet.answers(("fresh", need, num_gpus, largest), best_here, nodes)
+    found = min((one for one in asked if one is not None), key=lambda one: one[0], default=None)
+    if found is None:
         return None
-    order, node, group = best
+    order, node, group = found
     stage = StageDecision(
         node_id=node.node_id, gpu_ids=tuple(one.gpu_id for one in group), bytes_per_gpu=bytes_per_gpu(model)
     )

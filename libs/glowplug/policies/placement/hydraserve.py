@@ -29,7 +29,7 @@ from glowplug.policies.placement.hydraserve_allocation import (
     allocate,
 )
 from glowplug.policies.placement.links import gpu_kind_of
-from glowplug.policies.placement.node_index import NodeIndex
+from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 from glowplug.policies.placement.shape import bytes_per_gpu, room_of
 from glowplug.policies.start_times import StartKind
@@ -125,6 +125,9 @@ class _Open:
     gpus: tuple[tuple[str, int], ...]
     lost: Mapping[str, float]  # gpu_id -> worth of those copies
 
+    def lost_by_gpu(self) -> list[float]:
+        return [self.lost.get(gpu_id, 0.0) for gpu_id, _ in self.gpus]
+
 
 def _nth_free(open_gpus: _Open, num_gpus: int) -> int:
     """Bytes on each of the `num_gpus` GPUs with the most."""
@@ -143,7 +146,15 @@ def _able(
     model, fleet, allocation = request.model, view.fleet, params.allocation
     num_ranked = max(2 * allocation.max_stages, allocation.max_rivals)  # all that a layout or its rivals may name
     drops = "bare" if params.clear else ""
-    near = fleet.candidates(needs, model.num_gpus, model.engine, num_ranked, drops=drops, busy=view.links, only=only)
+    num_gpus = model.num_gpus
+
+    def loses(known: NodeMemory) -> float:
+        lost = _open(known.node, min(needs), 0, fleet, params).lost_by_gpu()
+        return sum(sorted(lost)[:num_gpus])
+
+    near = fleet.candidates(
+        needs, num_gpus, model.engine, num_ranked, drops=drops, loses=loses, busy=view.links, only=only
+    )
     whole = bytes_per_gpu(model)
     least = whole if fleet.could_hold(whole, model.num_gpus, model.engine, even_draining=False) else 0
     found = ((node, _open(node, min(needs), least, fleet, params)) for node in near)

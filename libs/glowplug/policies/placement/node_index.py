@@ -12,7 +12,7 @@ Policies only ask. An answer holds until the next change.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar, overload
 
 from glowplug.domain.hardware import CachedWeights, Node
@@ -231,6 +231,7 @@ class NodeIndex(Sequence[Node]):
         count: int,
         *,
         drops: str = "",
+        loses: Callable[[NodeMemory], float] | None = None,
         busy: Collection[str] = (),
         only: Set[str] | None = None,
         besides: Set[str] = frozenset(),
@@ -239,7 +240,8 @@ class NodeIndex(Sequence[Node]):
         order (what is lost, id), and perhaps others.
 
         `drops`: whether copies may be dropped for the bytes, and where a node loses none: on GPUs that are "bare" (no
-        copy lies there) or "free" (copies there may stay); "" when none may be dropped. `busy`: nodes that rank by
+        copy lies there) or "free" (copies there may stay); "" when none may be dropped. `loses`: what any other node
+        loses; it is kept per node and (needs, num_gpus, drops) until the node changes. `busy`: nodes that rank by
         themselves, and are all named. `only`, `besides`: nodes that are asked for, or are not.
         """
         self._work_out()
@@ -258,20 +260,33 @@ class NodeIndex(Sequence[Node]):
                 found.update(ids[place] for place in places)
                 if len(places) < count:
                     short.append(need)
-            if drops and short:
-                found.update(n for n in self._with_rows if n in self._by_id and self._by_id[n].kind is kind)
+            if loses is not None and short:
+                here = {n for n in self._with_rows if n in self._by_id and self._by_id[n].kind is kind}
+                here = (here if only is None else here & only) - besides - set(busy)
+                able = [n for n in here if self._offers(n, reach, min(short), num_gpus, engine)]
+                question = ("loses", tuple(needs), num_gpus, drops)
+                ranked = sorted((self._answer(self._by_id[n], question, loses), n) for n in able)
+                for need in short:
+                    fits = (n for _, n in ranked if self._offers(n, reach, need, num_gpus, engine))
+                    found.update(islice(fits, count))
         asked = (n for n in found if (only is None or n in only) and n not in besides)
-        able = (n for n in asked if self._offers(n, reach, least, num_gpus, engine))
-        return [self._by_id[node_id].node for node_id in sorted(able)]
+        offering = (n for n in asked if self._offers(n, reach, least, num_gpus, engine))
+        return [self._by_id[node_id].node for node_id in sorted(offering)]
 
-    def answers(self, question: Any, answer: Callable[[NodeMemory], _Answer]) -> Iterator[_Answer]:
-        """One question about each node by id: a node answers anew once something about it has changed."""
+    def answers(
+        self, question: Any, answer: Callable[[NodeMemory], _Answer], nodes: Iterable[Node] | None = None
+    ) -> Iterator[_Answer]:
+        """One question about each node by id, or of `nodes`: one answers anew once something about it has changed."""
         self._work_out()
-        for node_id in self._ids():
-            known = self._by_id[node_id]
-            if question not in known.answers:
-                known.answers[question] = answer(known)
-            yield known.answers[question]
+        for node_id in self._ids() if nodes is None else (node.node_id for node in nodes):
+            yield self._answer(self._by_id[node_id], question, answer)
+
+    @staticmethod
+    def _answer(known: NodeMemory, question: Any, answer: Callable[[NodeMemory], _Answer]) -> _Answer:
+        if question not in known.answers:
+            known.answers[question] = answer(known)
+        found: _Answer = known.answers[question]
+        return found
 
     # working out
 

@@ -8,6 +8,8 @@ make room before anybody waits.
 Departure: ServerlessLLM moves running models aside to free a good server (live migration); here such a server is full.
 """
 
+from functools import partial
+
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision, StageDecision
@@ -15,6 +17,7 @@ from glowplug.policies.placement.dormant import Clearing, clear, grow
 from glowplug.policies.placement.expect import offer_of
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.links import has_weights
+from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 
@@ -53,16 +56,24 @@ def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
 def _with_room(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
     """Nodes that may be among the first and have the bytes free, or once replicas are dropped; on each the GPUs where
     least is lost. Those that have the weights rank by themselves."""
-    model, need, fleet, found = request.model, bytes_per_gpu(request.model), view.fleet, []
-    what = ((need,), model.num_gpus, model.engine, MAX_RIVALS)
-    if not fleet.candidates((need,), model.num_gpus, model.engine, 1, drops="free"):
+    model, need, fleet = request.model, bytes_per_gpu(request.model), view.fleet
+    num_gpus = model.num_gpus
+
+    def cheapest(known: NodeMemory) -> list[Clearing]:
+        options = (clear(gpu, need, known.rows, view) for gpu in known.node.gpus)
+        return sorted((one for one in options if one is not None), key=lambda one: one.cost)[:num_gpus]
+
+    def loses(known: NodeMemory) -> float:
+        cleared = cheapest(known)
+        return sum(one.lost for one in cleared) if len(cleared) == num_gpus else float("inf")
+
+    if not fleet.candidates((need,), num_gpus, model.engine, 1, drops="free", loses=loses):
         return []
+    near = partial(
+        fleet.candidates, (need,), num_gpus, model.engine, MAX_RIVALS, drops="free", loses=loses, busy=view.links
+    )
     holders = fleet.holders(model)
-    near = fleet.candidates(*what, drops="free", busy=view.links, only=holders)
-    far = [] if holders is None else fleet.candidates(*what, drops="free", busy=view.links, besides=holders)
-    for node in sorted((*near, *far), key=lambda node: node.node_id):
-        here = fleet.dormant.get(node.node_id, ())
-        options = [c for gpu in node.gpus if (c := clear(gpu, need, here, view)) is not None]
-        if len(options) >= model.num_gpus:
-            found.append((node, sorted(options, key=lambda c: c.cost)[: model.num_gpus]))
-    return found
+    nodes = [*near(only=holders), *(() if holders is None else near(besides=holders))]
+    nodes.sort(key=lambda node: node.node_id)
+    found = zip(nodes, fleet.answers(("cheapest", need, num_gpus), cheapest, nodes), strict=True)
+    return [(node, cleared) for node, cleared in found if len(cleared) == num_gpus]
