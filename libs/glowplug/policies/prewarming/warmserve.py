@@ -16,7 +16,7 @@ room, overlapping as it may. `unproactive` is the one without proactive prewarmi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from glowplug.domain.model import Model
 from glowplug.policies.placement.shape import weights_per_gpu
@@ -53,7 +53,7 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
     stale = outdated(view)
     nodes = _nodes(view, stale, params)
     shapes = {
-        key: ReplicaShape(num_gpus=m.num_gpus, bytes_per_gpu=_replica_bytes(m, view, params), engine=m.engine)
+        key: _shape(m.num_gpus, _replica_bytes(m, view, params), m.engine)
         for key in {wish.model_key for wish in wishes} | {r.model_key for node in nodes for r in node.replicas}
         if (m := view.models.get(key)) is not None
     }
@@ -95,11 +95,18 @@ def _demand(key: str, view: PrewarmView) -> PrewarmDemand:
     )
 
 
+@lru_cache(maxsize=4096)  # many models are alike
+def _shape(num_gpus: int, num_bytes: int, engine: str) -> ReplicaShape:
+    return ReplicaShape(num_gpus=num_gpus, bytes_per_gpu=num_bytes, engine=engine)
+
+
 def _replica_bytes(model: Model, view: PrewarmView, params: WarmserveParams) -> int:
     """On each GPU: all of the weights, or the first layers where the model's profile is known."""
-    weights, load_s = weights_per_gpu(model), view.load_s.get(model.key, 0.0)
-    prefill_s = view.prefill_s.get(model.key, 0.0)
-    if not params.first_layers or load_s <= 0 or prefill_s <= 0:
+    weights = weights_per_gpu(model)
+    if not params.first_layers:
+        return weights
+    load_s, prefill_s = view.load_s.get(model.key, 0.0), view.prefill_s.get(model.key, 0.0)
+    if load_s <= 0 or prefill_s <= 0:
         return weights
     return first_layers_bytes(
         LayerProfile(
