@@ -10,7 +10,7 @@ a placement asks without reading all of them. Every change costs what it changes
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,6 +18,8 @@ from enum import Enum
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.policies.placement.node_index import NodeIndex
+
+LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)  # their bytes come free without anybody asking
 
 
 class Until(Enum):
@@ -39,6 +41,43 @@ class Claim:
     until: Until
 
 
+class LongestUnused:
+    """Nodes in the order in which an instance there was last used, the longest ago first. A use only moves a node back,
+    so that the known time is a lower bound: it is brought up to date where the node would be next."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, str]] = []  # a heap of (time, node_id + "/"), as ids of GPUs sort
+        self._at: dict[str, float] = {}
+
+    def note(self, node_id: str, at: float) -> None:
+        """An instance is there that was not used before `at`."""
+        if at < self._at.get(f"{node_id}/", float("inf")):
+            self._at[f"{node_id}/"] = at
+            heapq.heappush(self._waiting, (at, f"{node_id}/"))
+
+    def in_order(self, used_at: Callable[[str], float | None]) -> Generator[tuple[float, str], None, None]:
+        """(time, node_id + "/"); `used_at` says when the first of a node's instances was last used, None without any.
+        Close it when enough has been read."""
+        read = []
+        try:
+            while self._waiting:
+                at, prefix = heapq.heappop(self._waiting)
+                if self._at.get(prefix) != at:
+                    continue
+                now = used_at(prefix[:-1])
+                if now is None:
+                    del self._at[prefix]
+                elif now > at:
+                    self._at[prefix] = now
+                    heapq.heappush(self._waiting, (now, prefix))
+                else:
+                    read.append((at, prefix))
+                    yield at, prefix
+        finally:
+            for entry in read:
+                heapq.heappush(self._waiting, entry)
+
+
 class Capacity:
     """Bytes and instances of a fleet, as facts change them."""
 
@@ -47,7 +86,8 @@ class Capacity:
         self.on_gpu: dict[str, dict[str, Instance]] = {}  # those that are not gone, by id
         self.on_node: dict[str, dict[str, Instance]] = {}  # likewise, by the node of their first worker
         self.dormant: dict[str, list[Instance]] = {}  # node_id -> replicas, coming ones too, and engines asleep
-        self.finishing: dict[str, dict[str, Instance]] = {}  # node_id -> those that drain
+        self.leaving: dict[str, dict[str, Instance]] = {}  # node_id -> those that drain, or sleep outside the GPU
+        self.longest_unused = LongestUnused()
         self.num_active: Counter[str] = Counter()  # model_key -> instances that serve or will
         self.stages: dict[str, dict[str, Instance]] = {}  # pipeline -> its later stages, gone ones too
         self.reserved: dict[str, int] = {}  # gpu_id -> bytes claimed and not granted
@@ -240,9 +280,11 @@ class Capacity:
         for worker in row.workers:
             if worker.node_id == row.node_id:
                 self.on_gpu.setdefault(worker.gpu_id, {})[row.instance_id] = row
-        if row.state is InstanceState.DRAINING:
-            self.finishing.setdefault(row.node_id, {})[row.instance_id] = row
-        elif row.serves:
+        if row.state in LEAVING:
+            self.leaving.setdefault(row.node_id, {})[row.instance_id] = row
+        else:
+            self.longest_unused.note(row.node_id, row.ready_at)
+        if row.serves and row.state is not InstanceState.DRAINING:
             self.num_active[row.model_key] += 1
         if _is_copy(row) and row.instance_id not in self.taken:
             self.dormant.setdefault(row.node_id, []).append(row)
@@ -256,9 +298,9 @@ class Capacity:
         _out_of(self.on_node, row.node_id, row.instance_id)
         for worker in row.workers:
             _out_of(self.on_gpu, worker.gpu_id, row.instance_id)
-        if row.state is InstanceState.DRAINING:
-            _out_of(self.finishing, row.node_id, row.instance_id)
-        elif row.serves:
+        if row.state in LEAVING:
+            _out_of(self.leaving, row.node_id, row.instance_id)
+        if row.serves and row.state is not InstanceState.DRAINING:
             self.num_active[row.model_key] -= 1
             if not self.num_active[row.model_key]:
                 del self.num_active[row.model_key]

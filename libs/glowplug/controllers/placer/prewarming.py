@@ -99,7 +99,7 @@ class Prewarming:
         fleet, capacity = self.fleet, self.fleet.capacity
         finishing = {
             node_id: [row for row in capacity.on_node[node_id].values() if row.state is InstanceState.DRAINING]
-            for node_id in capacity.finishing
+            for node_id in capacity.leaving
         }
         retry_s, models = fleet.params.prewarm_retry_s, fleet.models
         self._failed_at = {key: at for key, at in self._failed_at.items() if now_s - at < retry_s}

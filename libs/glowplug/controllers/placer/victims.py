@@ -1,6 +1,7 @@
 """Who could leave for an instance, and on which GPUs that costs least."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.hardware import Gpu, Node
@@ -9,7 +10,7 @@ from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted, doing
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.domain.units import show_bytes
-from glowplug.fleet.capacity import Capacity
+from glowplug.fleet.capacity import LEAVING, Capacity
 from glowplug.fleet.demand import Demand
 from glowplug.policies.caching.resident import Resident
 from glowplug.policies.decisions import EvictDecision, StageDecision
@@ -43,7 +44,7 @@ class Victims:
     def make(
         self, model: Model, evict: Evict, *, wanting: int, only: Collection[str] = (), whole: bool = False
     ) -> tuple[StageDecision, EvictDecision] | None:
-        """The GPUs where room is made at the least cost (of `only`, when given), and who leaves there; None when nobody
+        """The GPUs where instances leave at the least cost (of `only`, when given), and who they are; None when nobody
         may leave. `wanting`: how many requests wait that may have busy instances drained, 0 when those must stay.
         `whole`: everybody leaves who serves there.
 
@@ -52,16 +53,41 @@ class Victims:
         may be chosen at all.
         """
         best: tuple[Cost, Node, StageDecision] | None = None
-        for node in self.nodes:
-            if node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
-                continue
-            found = self._on_node(node, model, _sketched(evict), wanting, only, whole)
-            if found is not None and (best is None or found[0] < best[0]):
-                best = (found[0], node, found[1])
+        with closing(self._by_least_cost(model, wanting, only)) as nodes:
+            for least, node_id in nodes:
+                if best is not None and least > best[0]:
+                    break
+                node = self.nodes.node(node_id)
+                if node is None or node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
+                    continue
+                found = self._on_node(node, model, _sketched(evict), wanting, only, whole)
+                if found is not None and (best is None or found[0] < best[0]):
+                    best = (found[0], node, found[1])
         if best is None:
             return None
-        told = self._on_node(best[1], model, evict, wanting, best[2].gpu_ids, whole)
-        return (told[1], told[2]) if told else None
+        chosen = self._on_node(best[1], model, evict, wanting, best[2].gpu_ids, whole)
+        return (chosen[1], chosen[2]) if chosen else None
+
+    def _by_least_cost(
+        self, model: Model, wanting: int, only: Collection[str]
+    ) -> Generator[tuple[Cost | tuple[bool], str], None, None]:
+        """Nodes, each with a cost that it is not below: first those where nobody may have to be asked, then those that
+        were not used for longest. Every node is as good as another where shares count."""
+        anything = (False,)
+        if only:
+            yield from ((anything, node_id) for node_id in sorted({gpu_id.rpartition("/")[0] for gpu_id in only}))
+        elif wanting and self.turns.fair_requests and self.shares.given:
+            yield from ((anything, node.node_id) for node in self.nodes)
+        else:
+            yield from ((anything, node_id) for node_id in list(self.capacity.leaving))
+            least_lost = 1 if self.rule == "fewest_gpus" else 0
+            with closing(self.capacity.longest_unused.in_order(self._first_used_at)) as unused:
+                for at, prefix in unused:
+                    yield (True, 0, least_lost, 0, at, prefix), prefix[:-1]
+
+    def _first_used_at(self, node_id: str) -> float | None:
+        here = self.capacity.on_node.get(node_id, {}).values()
+        return min((self._used_at(row) for row in here if row.state not in LEAVING), default=None)
 
     def waiting_for(self, model: Model) -> int:
         """Requests that wait for it."""
@@ -98,7 +124,7 @@ class Victims:
             here = self.capacity.on_gpu.get(gpu_id, {})
             for holder in self.capacity.granted(gpu_id):
                 row = here.get(holder)
-                if holder in victims or row is None or row.state in _LEAVING:
+                if holder in victims or row is None or row.state in LEAVING:
                     return True
         return False
 
@@ -180,7 +206,7 @@ class Victims:
             row = here.get(holder)
             if row is None:  # a beat may show what is free before the fact says who went
                 continue
-            if row.state in _LEAVING:
+            if row.state in LEAVING:
                 leaving += num_bytes
             elif row.replica or row.state.is_dormant:
                 dropped += 0 if holder in self.capacity.taken else num_bytes
@@ -229,7 +255,7 @@ class Victims:
         if not self.waiting_for(model) and (why := is_too_new(self.now_s - instance.ready_at, self.turns)):
             return why
         if self._priority(instance) > model.priority:
-            return f"its priority is {self._priority(instance)}, and that of who wants the room {model.priority}"
+            return f"its priority is {self._priority(instance)}, and that of who wants the memory {model.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
         if wanting:
             ahead = self.shares.ahead(instance.model_key, of=model.key)
@@ -289,4 +315,3 @@ def _sketched(evict: Evict) -> Evict:
 DRAINS_SUFFICE = "instances that drain there already free enough"
 _HAS_BYTES = "there is room"
 _LATELY_S = 2.0  # four reports of a router
-_LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)
