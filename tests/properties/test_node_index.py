@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glowplug.controllers.placer.victims import Victims
 from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner, Link, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Slo, WeightsRef
+from glowplug.domain.snapshot import ModelLoad
 from glowplug.fleet.capacity import Capacity, Claim, Until
+from glowplug.fleet.demand import Demand
+from glowplug.policies.eviction.shares import Shares
+from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
 from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import KINDS, choose
-from tests.fleet_builder import MIB, a_model, an_instance
+from tests.fleet_builder import MIB, a_model, an_instance, load_report
 
 MODELS = [
     a_model(
@@ -227,3 +232,57 @@ def test_a_model_of_a_weights_digest_is_found_where_another_name_brought_it() ->
         cached=(CachedWeights(digest=model.weights.digest, num_bytes=1, model_keys=("another",)),),
     )
     assert NodeIndex([node]).holders(model) == {"n"}
+
+
+class ScanningVictims(Victims):
+    """Asks every node."""
+
+    def _by_least_cost(self, model, wanting, only):
+        yield from (((False,), node.node_id) for node in self.nodes)
+
+
+@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("rule", ["oldest_use", "shortest_queue", "fewest_gpus"])
+@given(seed=st.integers(0, 10**9), evict=st.sampled_from(sorted(KINDS["eviction"])))
+def test_who_leaves_is_chosen_as_if_every_node_was_asked(rule: str, seed: int, evict: str) -> None:
+    chance, capacity, loads = random.Random(seed), Capacity(), Demand()
+    nodes, dormant, *_ = a_fleet(chance)
+    copies = {row.instance_id for rows in dormant.values() for row in rows}
+    for node in nodes:
+        capacity.put_node(node)
+        for gpu in node.gpus:
+            for grant in (grant for grant in gpu.grants if grant.holder not in copies):
+                state = chance.choice([InstanceState.READY] * 6 + [InstanceState.DRAINING, InstanceState.LOADING])
+                model, mib = chance.choice(MODELS), grant.num_bytes // MIB
+                ready_at = float(chance.randrange(90))
+                capacity.put_row(
+                    an_instance(grant.holder, model.key, state, gpu_id=gpu.gpu_id, mib=mib, ready_at=ready_at)
+                )
+    for rows in dormant.values():
+        for row in rows:
+            capacity.put_row(row)
+    for now_s in (100.0, 101.0, 150.0):
+        known = {
+            m.key: ModelLoad(num_waiting=chance.randrange(3), last_active_at=now_s - chance.randrange(60))
+            for m in MODELS
+            if chance.random() < 0.7
+        }
+        loads.apply(load_report(**known).data, now_s)
+        shares = Shares(given={m.key: chance.randrange(30) for m in MODELS}) if chance.random() < 0.3 else Shares()
+        fields = {
+            "now_s": now_s,
+            "nodes": capacity.nodes,
+            "capacity": capacity,
+            "models": {m.key: m for m in MODELS},
+            "loads": loads,
+            "min_residency_s": 1.0,
+            "turns": TurnParams(rule=chance.choice(["fair", "balanced"])),
+            "rule": rule,
+            "shares": shares,
+        }
+        for model in MODELS:
+            asked = {"wanting": chance.choice((0, 0, 3)), "whole": chance.random() < 0.2}
+            chosen = [
+                kind(**fields).make(model, choose("eviction", evict), **asked) for kind in (Victims, ScanningVictims)
+            ]
+            assert chosen[0] == chosen[1]
