@@ -137,7 +137,7 @@ class Capacity:
             self._offer(self._nodes[node_id])
 
     def withdraw(self, node_id: str) -> None:
-        """A node is silent: nothing is placed there until it is heard of."""
+        """A node is silent: nothing is placed there until it beats again."""
         self.nodes.drop(node_id)
 
     def drop_node(self, node_id: str) -> None:

@@ -33,19 +33,21 @@ class Fleet:
         self.promised: set[str] = set()  # replicas whose start was sent and that no agent has reported yet
         self.learned: dict[str, StartRow] = {}  # rows of starts that the store does not have yet
         self.born_at: float | None = None
-        self._spoken: dict[str, None] = {}  # nodes that are in the capacity's index, who spoke longest ago first
+        self._by_silence: dict[
+            str, None
+        ] = {}  # nodes in the capacity's index, the one that was silent for longest first
 
     def node(self, node: Node, now_s: float) -> bool:
         """Take a beat. Whether something may be placed that could not before."""
         if not self.nodes.apply(node, now_s):
             return False
-        self._spoken.pop(node.node_id, None)
-        self._spoken[node.node_id] = None
+        self._by_silence.pop(node.node_id, None)
+        self._by_silence[node.node_id] = None
         return self.capacity.put_node(node)
 
     def node_left(self, node_id: str) -> None:
         self.nodes.forget(node_id)
-        self._spoken.pop(node_id, None)
+        self._by_silence.pop(node_id, None)
         self.capacity.drop_node(node_id)
         self.network.drop_node(node_id)
 
@@ -53,8 +55,8 @@ class Fleet:
         """Our clock has jumped: every lease moves with it, and nodes that seemed silent may not have been."""
         self.nodes.shift(by_s)
         for node_id, node in self.nodes.by_id.items():
-            if node_id not in self._spoken and self.nodes.is_alive(node_id, now_s):
-                self._spoken[node_id] = None
+            if node_id not in self._by_silence and self.nodes.is_alive(node_id, now_s):
+                self._by_silence[node_id] = None
                 self.capacity.put_node(node)
 
     def row(self, instance: Instance, now_s: float) -> bool:
@@ -101,11 +103,11 @@ class Fleet:
 
     def alive(self, now_s: float) -> NodeIndex:
         """The nodes alive now by id, cordoned ones marked as draining."""
-        while self._spoken:
-            longest_silent = next(iter(self._spoken))
+        while self._by_silence:
+            longest_silent = next(iter(self._by_silence))
             if self.nodes.is_alive(longest_silent, now_s):
                 break
-            del self._spoken[longest_silent]
+            del self._by_silence[longest_silent]
             self.capacity.withdraw(longest_silent)
         return self.capacity.nodes
 
@@ -124,7 +126,7 @@ class Fleet:
         )
 
     def is_settled(self, now_s: float) -> bool:
-        """Whether nodes and routers have had time to speak."""
+        """Whether nodes and routers have had time to report."""
         return self.born_at is not None and now_s - self.born_at >= self.params.settle_s
 
     def about_node(self, node_id: str, *what: Any) -> DecisionRecord:

@@ -24,7 +24,7 @@ class PlacerParams:
     keep_gone_s: float = 300.0  # rows of instances that are gone are kept this long
     forget_s: float = 10.0  # a placement that nobody repeats (the autoscaler does each 2 s) is wanted no more
     max_tick_gap_s: float = 3.0  # a longer one was our pause or a jump of the clock, not the silence of the nodes
-    settle_s: float = 3.0  # after start, time for nodes and routers to speak before anybody is evicted or given up
+    settle_s: float = 3.0  # after start, time for nodes and routers to report before anybody is evicted or given up
     retry_s: float = 1.0  # a placement that was refused asks its policy again after this, or as soon as bytes come free
     turns: Turns = "fair"  # when a busy instance gives way: policies/eviction/turns.py
     victims: Victims = "oldest_use"  # which of several GPUs instances leave: policies/eviction/turns.py

@@ -330,7 +330,7 @@ class Placing:
             is_reported = placement.instance_id in self.fleet.instances.by_id
             facts = [] if is_reported else [Publish(InstanceFailed(instance=failed, code="no_answer"), placement.event)]
             return [Record(decided, placement.event), *stops, *facts]
-        decided = self._record(placement, "place", f"{why}, and another place is sought", (), now_s, "anew")
+        decided = self._record(placement, "place", f"{why}, and another place is looked for", (), now_s, "anew")
         self._release(placement)
         placement.start_over()
         insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])

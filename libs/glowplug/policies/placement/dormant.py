@@ -23,7 +23,7 @@ MAX_RIVALS = 32
 
 @dataclass(frozen=True, slots=True)
 class Clearing:
-    """One GPU with `drops` taken off it: the room there then, and what they were worth together."""
+    """One GPU with `drops` taken off it: the bytes free there then, and what they were worth together."""
 
     gpu_id: str
     room: int

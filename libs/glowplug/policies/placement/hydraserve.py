@@ -69,10 +69,10 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
         layout = _spread(start, _offers(able, request, view), staged, request, view, params)
     if layout is not None:
         return _as_stages(layout, request, view, params)
-    told = fit(model, fleet)
-    if told.stages or not by_stages:
-        return told
-    return replace(told, is_late=True, reason=f"{told.reason}, and a start in stages would be late")
+    refusal = fit(model, fleet)
+    if refusal.stages or not by_stages:
+        return refusal
+    return replace(refusal, is_late=True, reason=f"{refusal.reason}, and a start in stages would be late")
 
 
 def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
