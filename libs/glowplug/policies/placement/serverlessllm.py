@@ -1,7 +1,7 @@
 """ServerlessLLM: the server from which the model is ready soonest, as far as its weights have come already.
 
 The baseline of HydraServe section 8.1 (host memory as a cache, containers ready) and, with copies kept on the GPUs
-(`keep_last` of the policies "prewarming"), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest seconds
+(`keep_last`, a prewarming policy), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest seconds
 to load, by estimate: over the network unless host memory has the weights, then over PCIe. Idle replicas of other models
 make room before anybody waits.
 
