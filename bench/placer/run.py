@@ -1,21 +1,28 @@
 """What a placement costs: every policy over a large fleet, and the placer's controller event by event.
 
-`python -m bench.placer.run [--nodes 200] [--gpus 8] [--models 500] [--events 4000] [--policy NAME ...]`
+`python -m bench.placer.run [--nodes 200 ...] [--gpus 8] [--models 500] [--events 12000] [--policy NAME ...]`
 
-Two tables, in milliseconds of this machine's CPU. First the policies alone, over a fleet that is empty, that holds an
-instance and replicas on every second GPU, and that is full. Then the controller with agents that answer as the emulated
-ones do (grant, ready, stopped, a beat each time): bursts of placements onto a full fleet, evictions, forecasts of every
-model, plans of what to prewarm. Wall time is what a service would wait; the fleet is made up.
+Two tables for each size, in milliseconds of this machine's CPU. First the policies alone, over a fleet that is empty,
+that holds an instance and replicas on every second GPU, and that is full. Then the controller with agents that answer
+as the emulated ones do (grant, ready, stopped, a beat each time): bursts of placements onto a full fleet, evictions,
+forecasts of every model, plans of what to prewarm. Wall time is what a service would wait; the fleet is made up.
+
+`--against PATH` runs another tree's own script with the same arguments beside this one's, one after the other, and
+prints its figures as "before". Results: results/placer.md.
 """
 
 import argparse
 import gc
+import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from glowplug.controllers.effects import Publish, Tick
@@ -27,6 +34,7 @@ from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events import Event
 from glowplug.events import facts as fact
 from glowplug.events.commands import PlaceInstance, StartInstance, StopInstance
+from glowplug.fleet.capacity import Capacity
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
@@ -153,13 +161,13 @@ def policies_alone(args: argparse.Namespace, names: list[str]) -> None:
             agents = Agents(args.nodes, args.gpus)
             if share is not None:
                 agents.fill(models, share)
-            dormant: dict[str, list[Instance]] = {}
+            capacity = Capacity()
+            for node in agents.nodes.values():
+                capacity.put_node(node)
             for row in agents.rows.values():
-                if row.replica:
-                    dormant.setdefault(row.node_id, []).append(row)
-            scores = {row.instance_id: 0.5 for rows in dormant.values() for row in rows}
-            nodes = list(agents.nodes.values())
-            view = PlacementView(now_s=100.0, nodes=nodes, dormant=dormant, scores=scores, start_stages=STAGES)
+                capacity.put_row(row)
+            capacity.nodes.score({row.instance_id: 0.5 for row in agents.rows.values() if row.replica})
+            view = PlacementView(now_s=100.0, nodes=capacity.nodes, start_stages=STAGES)
             took = []
             for number in range(args.rounds):
                 asked = PlaceRequest(instance_id=f"i-{number}", model=models[number % len(models)])
@@ -273,7 +281,7 @@ class Fleet:
             for node_id in self.random.sample(sorted(self.agents.nodes), len(self.agents.nodes) // 2):
                 node = self.agents.nodes[node_id]
                 self.agents.nodes[node_id] = beat = replace(node, revision=node.revision + 1, heartbeat_at=self.now_s)
-                self.placer.fleet.nodes.apply(beat, self.now_s)  # most beats say nothing; they would only flatter
+                self.placer.fleet.node(beat, self.now_s)  # most beats say nothing; they would only flatter
             self.loads()
             if number % 500 == 0:
                 self.forecasts()
@@ -309,22 +317,60 @@ def controller(args: argparse.Namespace, names: list[str]) -> None:
         line(name, "starts", fleet.num_starts, "", "", f"{len(fleet.placer.placements)} wait")
 
 
+COMPARED = ("median ms", "p99 ms", "max ms")
+
+
+def rows_printed(text: str) -> dict[tuple[str, ...], list[str]]:
+    """(policy, fleet or event) -> median, p99 and most, of the tables in `text`."""
+    found = {}
+    for printed in text.splitlines():
+        cells = [cell.strip() for cell in printed.strip("|").split("|")]
+        if printed.startswith("|") and len(cells) > 4 and cells[-1].replace(".", "").isdigit():
+            found[cells[0], cells[1]] = cells[-3:]
+    return found
+
+
+def compare(args: argparse.Namespace, num_nodes: int) -> None:
+    """Both trees' scripts, each in a process of its own, and their figures side by side."""
+    given = [f"--{name}={getattr(args, name)}" for name in ("gpus", "models", "rounds", "events", "seed")]
+    given += [f"--policy={name}" for name in args.policy]
+    printed = []
+    for tree in (Path(args.against).resolve(), Path(__file__).parents[2]):
+        command = [sys.executable, "-m", "bench.placer.run", f"--nodes={num_nodes}", *given]
+        environment = {**os.environ, "PYTHONPATH": f"{tree / 'libs'}:{tree}"}
+        done = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        printed.append(rows_printed(done.stdout))
+    before, after = printed
+    line("policy", "fleet or event", *(f"{name} {when}" for name in COMPARED for when in ("before", "after")))
+    line(*["---"] * 8)
+    for key, figures in after.items():
+        known = before.get(key, [""] * len(figures))
+        line(*key, *(cell for pair in zip(known, figures, strict=True) for cell in pair))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a placement costs.")
-    parser.add_argument("--nodes", type=int, default=200)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[200])
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--models", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--events", type=int, default=12000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", action="append", default=[], choices=sorted(KINDS["placement"]))
+    parser.add_argument("--against", default="", help="another tree, whose figures are printed as before")
     args = parser.parse_args()
     names = args.policy or sorted(KINDS["placement"])
     assert bytes_per_gpu(models_of(1)[0]) == GPU_BYTES
-    print(f"{args.nodes} nodes x {args.gpus} GPUs, {args.models} models\n")
-    policies_alone(args, names)
-    print()
-    controller(args, names)
+    sizes = args.nodes
+    for args.nodes in sizes:
+        print(f"{args.nodes} nodes x {args.gpus} GPUs, {args.models} models\n", flush=True)
+        if args.against:
+            compare(args, args.nodes)
+        else:
+            policies_alone(args, names)
+            print()
+            controller(args, names)
+        print(flush=True)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
                 "waited_s": round(now_s - p.received_at, 3),
                 "gpu_id": p.gpu_id,
                 "victims": list(p.victims),
-                "started": bool(p.sent_at),
+                "started": p.sent is not None,
             }
             for p in service.controller(PlacerController).placements.values()
         ]
@@ -147,7 +147,7 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
 
     async def cordon(node_id: str, cordoned: bool) -> dict[str, Any]:
         controller = service.controller(PlacerController)
-        is_known = node_id in controller.nodes.by_id or (not cordoned and node_id in controller.fleet.cordoned)
+        is_known = node_id in controller.nodes.by_id or (not cordoned and node_id in controller.fleet.capacity.cordoned)
         if not is_known:
             raise NotFound(f"no node {node_id!r}" + ("" if cordoned else ", and no cordon of that name"))
         assert service.shell is not None

@@ -39,7 +39,7 @@ class FleetCollector(Collector):
             nodes.add_metric(["alive"], len(alive) - num_draining)
             for node_id, value in self._known([node.node_id for node in alive], now_s):
                 up.add_metric([node_id], value)
-            num_sent = sum(bool(placement.sent_at) for placement in controller.placements.values())
+            num_sent = sum(placement.sent is not None for placement in controller.placements.values())
             pending.add_metric(["start"], num_sent)
             pending.add_metric(["room"], len(controller.placements) - num_sent)
         yield from (nodes, up, pending)

@@ -12,7 +12,6 @@ from tests.house.tree import ROOT, SERVICES, files
 
 PACKAGES = {"glowplug", "services"}
 WITH_CIRCLES = {  # packages in which siblings import each other in a circle; the list is exact, and shall be empty
-    "glowplug.policies",  # placement -> prewarming
     "glowplug.simulator",
 }
 

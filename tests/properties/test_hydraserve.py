@@ -38,7 +38,6 @@ def servers(draw):
 
 STARTS = st.builds(
     ColdStart,
-    model_key=st.just("m"),
     weight_bytes=st.integers(1, 24),
     kv_bytes=st.integers(0, 6),
     slo_ttft_s=st.floats(0.5, 20),

@@ -286,8 +286,8 @@ def steps(chance: random.Random, agents: Agents) -> Iterator[None]:
 @example(seed=60)
 @example(seed=112)
 def test_bytes_are_never_promised_twice(name, seed):
-    """Agents that carry out the orders as they come always have the bytes; the books agree with them; nobody busy is
-    evicted within the fair wait, and only replicas give way at once."""
+    """Agents that carry out the orders as they come always have the bytes; the capacity agrees with them; nobody
+    busy is evicted within the fair wait, and only replicas give way at once."""
     nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
     names = {"placement": name, "eviction": "swapserve", "prewarming": "warmserve"}
     place, evict, prewarm = (choose(room, policy) for room, policy in names.items())
@@ -297,15 +297,13 @@ def test_bytes_are_never_promised_twice(name, seed):
     controller.restore("nodes", {n.node_id: n for n in nodes}, 0.0)
     agents = Agents(controller, nodes)
     for _ in steps(random.Random(seed), agents):
-        books = controller.fleet.books
-        asked_to_leave = {
-            g for p in controller.placements.values() if not p.sent_at for s in p.stages for g in s.gpu_ids
-        }
+        capacity = controller.fleet.capacity
+        asked_to_leave = {g for p in controller.placements.values() if not p.sent for s in p.stages for g in s.gpu_ids}
         for node in agents.nodes.values():
             for gpu in node.gpus:
                 assert gpu.free_bytes >= 0
-                assert gpu.gpu_id in asked_to_leave or books.room(gpu.gpu_id) >= 0, gpu.gpu_id
-        living = {r.instance_id for r in books.living()} - controller.fleet.promised
+                assert gpu.gpu_id in asked_to_leave or capacity.free_bytes(gpu.gpu_id) >= 0, gpu.gpu_id
+        living = {r.instance_id for r in capacity.living()} - controller.fleet.promised
         assert living == {i for i, r in agents.rows.items() if not r.state.is_gone}
 
 
@@ -355,11 +353,11 @@ class LossyAgents(Agents):
 @pytest.mark.parametrize("name", ["first_fit", "hydraserve", "warmserve", "union"])
 @given(seed=st.integers(0, 10**6))
 def test_no_promise_outlives_what_it_was_made_for(name, seed):
-    """Whatever gets lost on the way: in the end the books say what the agents hold, and nobody waits for nothing."""
+    """Whatever gets lost on the way: in the end the claims are what the agents hold, and nobody waits for nothing."""
     nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
     names = {"placement": name, "eviction": "lru", "prewarming": "warmserve"}
     place, evict, prewarm = (choose(room, policy) for room, policy in names.items())
-    params = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS, bury_s=20.0)
+    params = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS, keep_gone_s=20.0)
     controller = PlacerController(place, evict, names, 1, params, prewarm=prewarm)
     controller.restore("models", dict(BY_KEY), 0.0)
     controller.restore("nodes", {n.node_id: n for n in nodes}, 0.0)
@@ -371,10 +369,10 @@ def test_no_promise_outlives_what_it_was_made_for(name, seed):
         ahead = Forecast(made_at=agents.now_s, window_s=1e9, concurrency_mean=0.0, concurrency_peak=0.0)
         controller.handle(an_event(ForecastMade(model_key=model.key, forecasts=(ahead,))), agents.now_s)
     agents.settle()
-    books = controller.fleet.books
+    capacity = controller.fleet.capacity
     assert controller.placements == {} and controller.fleet.promised == set()
-    assert {r.instance_id for r in books.living()} == agents.rows.keys()
-    assert set(books.taken) <= agents.rows.keys()
+    assert {r.instance_id for r in capacity.living()} == agents.rows.keys()
+    assert set(capacity.taken) <= agents.rows.keys()
     in_ledgers = {x.holder for n in agents.nodes.values() for g in n.gpus for x in g.grants}
     assert in_ledgers == {i for i, r in agents.rows.items() if not r.state.is_gone}
-    assert books.reserved == {}
+    assert capacity.reserved == {}

@@ -13,6 +13,12 @@ Handlers = Mapping[type[Any], Handler]
 class Controller(Protocol):
     """A pure state machine. Same stimuli and times in, same effects out."""
 
+    @property
+    def handlers(self) -> Handlers:
+        """By the class of an event's payload, or of a stimulus of the service's own; Tick among them. A test holds
+        this against what the package's reads.py subscribes to."""
+        ...
+
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         """Take one stimulus (Event, Tick or the service's own) at `now_s` (epoch seconds)."""
         ...
@@ -22,16 +28,7 @@ class Controller(Protocol):
         ...
 
 
-class Dispatching(Controller, Protocol):
-    """A controller that says what it handles: a test holds this against what its package's reads.py subscribes to."""
-
-    @property
-    def handlers(self) -> Handlers:
-        """By the class of an event's payload, or of a stimulus of the service's own; Tick among them."""
-        ...
-
-
-class Elected(Dispatching, Protocol):
+class Elected(Controller, Protocol):
     """A controller of a service whose processes elect a leader. A standby's is made anew at each reading of the
     tables, as the leader's is when its term begins, so that one way of becoming what the tables say is tried all the
     time."""

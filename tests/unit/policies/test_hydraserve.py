@@ -17,7 +17,6 @@ GB = 10**9
 GBIT16 = 2e9  # bytes a second
 STAGES = StageSeconds(container_s=0.5, cuda_s=0.5, library_s=1.0, hop_s=0.001, prefill_s=1.5, decode_s=0.042)
 LLAMA_7B = ColdStart(
-    model_key="llama-2-7b",
     weight_bytes=int(12.5 * GB),
     kv_bytes=5 * GB,
     slo_ttft_s=7.5,

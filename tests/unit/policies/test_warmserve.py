@@ -6,15 +6,15 @@ import pytest
 
 from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan, take_over
 from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode, is_nested_or_disjoint
-from glowplug.policies.prediction.warmserve_csp import CspParams, forecast, season
-from glowplug.policies.prewarming.warmserve_reservation import ReservationParams, prewarmable_bytes
-from glowplug.policies.prewarming.warmserve_scores import (
+from glowplug.policies.placement.warmserve_scores import (
     MAX_REPLICAS,
     PrewarmDemand,
     ReplicaClass,
     ScoreParams,
     replicas,
 )
+from glowplug.policies.prediction.warmserve_csp import CspParams, forecast, season
+from glowplug.policies.prewarming.warmserve_reservation import ReservationParams, prewarmable_bytes
 
 GB = 10**9
 ONE = ReplicaShape(num_gpus=1, bytes_per_gpu=13 * GB)

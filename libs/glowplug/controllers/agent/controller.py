@@ -44,7 +44,7 @@ from glowplug.controllers.agent.starts import Starts
 from glowplug.controllers.agent.table import Move, wrong
 from glowplug.controllers.effects import Effect, Publish, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
-from glowplug.controllers.port import Handler
+from glowplug.controllers.port import Handler, dispatch
 from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events import Event
@@ -102,7 +102,7 @@ class AgentController:
             **self._drains.actions,
             **self._starts.actions,
         }
-        self._handlers = self._dispatch()
+        self.handlers = self._dispatch()
         self._fence = Fence(dict(memory.fence))
         self._doubts: dict[str, str] = {}  # remembered records that contradict themselves: id -> why
         self.holdings: dict[str, Holding] = self._life.regrant(map(self._sound, memory.holdings))
@@ -131,11 +131,6 @@ class AgentController:
             **{kind: self._on_command(do) for kind, do in commands.items()},
             **{kind: self._on_stimulus(do) for kind, do in (outcomes | others).items()},
         }
-
-    @property
-    def handlers(self) -> Mapping[type[Any], Handler]:
-        """By the class of a command, or of a stimulus of the agent's own."""
-        return self._handlers
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -177,13 +172,7 @@ class AgentController:
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         """One stimulus; raises StaleEpoch for a command of a controller that has been replaced, InvalidTransition for
         an outcome that makes no sense, TypeError for what is no stimulus of an agent."""
-        is_event = isinstance(stimulus, Event)
-        handler = self._handlers.get(type(stimulus.data if is_event else stimulus))
-        if handler is not None:
-            return handler(stimulus, now_s)
-        if not is_event:
-            raise TypeError(f"not a stimulus of an agent: {stimulus!r}")
-        return self._run(now_s, lambda _: None)
+        return dispatch(self.handlers, stimulus, now_s)
 
     def _on_stimulus(self, do: Callable[[Transaction, Any], None]) -> Handler:
         return lambda stimulus, now_s: self._run(now_s, lambda transaction: do(transaction, stimulus))

@@ -1,26 +1,26 @@
-"""What every part of the placer knows: nodes, rows, loads, models, and the books on them."""
+"""What every part of the placer knows: nodes, instances, demand, models, and what the GPUs hold."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from glowplug.controllers.naming import Ids
-from glowplug.controllers.placer.books import Books
 from glowplug.controllers.placer.network import Network
-from glowplug.controllers.placer.orders import record_of_node
 from glowplug.controllers.placer.params import PlacerParams
+from glowplug.controllers.placer.placement import record_of_node
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
+from glowplug.fleet.capacity import Capacity
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.tables import InstanceTable, NodeTable
+from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView
 from glowplug.policies.start_times import PRIORS, Prior, StartRow
 
 
 class Fleet:
-    """Views and books, kept together."""
+    """The tables, and the capacity that is kept beside them."""
 
     def __init__(
         self, policies: dict[str, str], epoch: int, params: PlacerParams, priors: Mapping[str, Prior] = PRIORS
@@ -28,41 +28,49 @@ class Fleet:
         self.policies, self.params, self.ids = policies, params, Ids(epoch)
         self.nodes, self.instances, self.loads = NodeTable(params.node_lease_s), InstanceTable(), Demand()
         self.models: dict[str, Model] = {}
-        self.books, self.network = Books(), Network(params, priors)
-        self.cordoned: set[str] = set()
+        self.capacity, self.network = Capacity(), Network(params, priors)
         self.scores: dict[str, float] = {}  # replica -> its worth when last planned
-        self.promised: set[str] = set()  # replicas of the books that no agent has spoken of yet
+        self.promised: set[str] = set()  # replicas whose start was sent and that no agent has reported yet
         self.learned: dict[str, StartRow] = {}  # rows of starts that the store does not have yet
         self.born_at: float | None = None
-        self._order: list[str] | None = None
+        self._by_silence: dict[
+            str, None
+        ] = {}  # nodes in the capacity's index, the one that was silent for longest first
 
     def node(self, node: Node, now_s: float) -> bool:
         """Take a beat. Whether something may be placed that could not before."""
-        known = self.nodes.by_id.get(node.node_id)
         if not self.nodes.apply(node, now_s):
             return False
-        if known is None:
-            self._order = None
-        return self.books.node(node)
+        self._by_silence.pop(node.node_id, None)
+        self._by_silence[node.node_id] = None
+        return self.capacity.put_node(node)
 
     def node_left(self, node_id: str) -> None:
         self.nodes.forget(node_id)
-        self.books.drop_node(node_id)
+        self._by_silence.pop(node_id, None)
+        self.capacity.drop_node(node_id)
         self.network.drop_node(node_id)
-        self._order = None
+
+    def shift(self, by_s: float, now_s: float) -> None:
+        """Our clock has jumped: every lease moves with it, and nodes that seemed silent may not have been."""
+        self.nodes.shift(by_s)
+        for node_id, node in self.nodes.by_id.items():
+            if node_id not in self._by_silence and self.nodes.is_alive(node_id, now_s):
+                self._by_silence[node_id] = None
+                self.capacity.put_node(node)
 
     def row(self, instance: Instance, now_s: float) -> bool:
-        """Take a row. Whether those who wait for room should look again."""
+        """Take an instance as it is now. Whether those who wait for bytes should ask again."""
         if not self.instances.apply(instance, now_s):
             return False
         return self._took(instance, now_s)
 
     def restore_rows(self, rows: dict[str, Instance], now_s: float) -> list[Instance]:
-        """Take the table; returns the rows that changed."""
+        """Take the table; returns the instances that changed."""
         changed = self.instances.restore(rows, now_s)
         for instance in changed:
             self._took(instance, now_s)
-        self.books.only(self.instances.by_id.keys() | self.promised)
+        self.capacity.keep_only(self.instances.by_id.keys() | self.promised)
         return changed
 
     def take_over(self, instances: InstanceTable, loads: Demand, now_s: float) -> None:
@@ -73,7 +81,7 @@ class Fleet:
 
     def forget(self, instance_id: str) -> None:
         self.instances.forget(instance_id)
-        self.books.forget(instance_id)
+        self.capacity.forget(instance_id)
         self.scores.pop(instance_id, None)
 
     def _took(self, instance: Instance, now_s: float) -> bool:
@@ -82,28 +90,33 @@ class Fleet:
             self.learned[row.key] = row
         if instance.state.is_gone:
             self.scores.pop(instance.instance_id, None)
-        return self.books.row(instance)
+        return self.capacity.put_row(instance)
+
+    def score(self, scores: Mapping[str, float]) -> None:
+        """What every replica is worth now."""
+        self.scores = dict(scores)
+        self.capacity.nodes.score(self.scores)
 
     def on_node(self, node_id: str) -> list[Instance]:
         """Those on one node that are not gone."""
-        return list(self.books.by_node.get(node_id, {}).values())
+        return list(self.capacity.on_node.get(node_id, {}).values())
 
-    def view(self, now_s: float) -> list[Node]:
+    def alive(self, now_s: float) -> NodeIndex:
         """The nodes alive now by id, cordoned ones marked as draining."""
-        if self._order is None:
-            self._order = sorted(self.nodes.by_id)
-        nodes = self.nodes
-        alive: Iterable[Node] = (nodes.by_id[n] for n in self._order if n in nodes.by_id and nodes.is_alive(n, now_s))
-        if not self.cordoned:
-            return list(alive)
-        return [replace(n, draining=True) if n.node_id in self.cordoned else n for n in alive]
+        while self._by_silence:
+            longest_silent = next(iter(self._by_silence))
+            if self.nodes.is_alive(longest_silent, now_s):
+                break
+            del self._by_silence[longest_silent]
+            self.capacity.withdraw(longest_silent)
+        return self.capacity.nodes
 
-    def placement_view(self, now_s: float, nodes: list[Node]) -> PlacementView:
+    def placement_view(self, now_s: float) -> PlacementView:
         return PlacementView(
             now_s=now_s,
-            nodes=nodes,
-            reserved=self.books.reserved,
-            dormant=self.books.dormant,
+            nodes=self.alive(now_s),
+            reserved=self.capacity.reserved,
+            dormant=self.capacity.dormant,
             scores=self.scores,
             links=self.network.links,
             times=self.network.times,
@@ -113,7 +126,7 @@ class Fleet:
         )
 
     def is_settled(self, now_s: float) -> bool:
-        """Whether nodes and routers have had time to speak."""
+        """Whether nodes and routers have had time to report."""
         return self.born_at is not None and now_s - self.born_at >= self.params.settle_s
 
     def about_node(self, node_id: str, *what: Any) -> DecisionRecord:

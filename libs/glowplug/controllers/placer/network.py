@@ -13,8 +13,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from glowplug.controllers.placer.orders import Placement
 from glowplug.controllers.placer.params import PlacerParams
+from glowplug.controllers.placer.placement import Placement
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
@@ -53,10 +53,11 @@ class Network:
     def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:
         """Its fetches have been asked for."""
         model = placement.command.model
-        if not model.weights.uri or placement.source:
+        sent = placement.sent
+        if sent is None or not model.weights.uri or sent.source:
             return
         slo_s = model.slo.ttft_s or float("inf")
-        whole, stages = model.fetch_bytes, placement.stages
+        whole, stages = model.fetch_bytes, sent.stages
         num_full = sum(stage.bytes_per_gpu >= bytes_per_gpu(model) for stage in stages)
         slo_s -= besides_s(self.seconds.get(model.key, self._params.start_stages), len(stages), num_full)
         for number, stage in enumerate(stages):
@@ -81,13 +82,17 @@ class Network:
         for fetch_id in ids:
             ledger = self.links.get(node_id)
             if self._fetching.pop(fetch_id, None) is not None and ledger is not None:
-                self.links[node_id] = finish(ledger, fetch_id, now_s)
+                left = finish(ledger, fetch_id, now_s)
+                if left.fetches:
+                    self.links[node_id] = left
+                else:  # idle links are all alike
+                    del self.links[node_id]
 
     def forget(self, fetch_id: str) -> None:
         """A fetch that was ordered for a start that is not to be."""
         node_id = self._fetching.get(fetch_id, "")
-        if node_id in self.links:
-            self.fetched(node_id, [fetch_id], self.links[node_id].since_s)
+        ledger = self.links.get(node_id)
+        self.fetched(node_id, [fetch_id], ledger.since_s if ledger else 0.0)
 
     def drop_node(self, node_id: str) -> None:
         """It has left, and its fetches with it."""

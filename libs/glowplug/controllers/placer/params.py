@@ -1,4 +1,4 @@
-"""What the placer is told of time, links and habits."""
+"""How long the placer waits, what it assumes of links, and which rules it follows."""
 
 from dataclasses import dataclass, field
 
@@ -22,14 +22,14 @@ class PlacerParams:
     fair_wait_s: float = 5.0  # after this wait a busy instance may be drained for a model none of whose requests runs
     fair_turn_s: float = 5.0  # ... that has been READY this long: a start costs seconds, and is for more than one batch
     fair_requests: int = 6  # with balanced turns a model gives way once it is so many requests ahead; 0: no counting
-    bury_s: float = 300.0  # rows of instances that are gone are kept this long
+    keep_gone_s: float = 300.0  # rows of instances that are gone are kept this long
     forget_s: float = 10.0  # a placement that nobody repeats (the autoscaler does each 2 s) is wanted no more
     max_tick_gap_s: float = 3.0  # a longer one was our pause or a jump of the clock, not the silence of the nodes
-    settle_s: float = 3.0  # after start, time for nodes and routers to speak before anybody is evicted or given up
-    retry_s: float = 1.0  # a placement without room asks its policy again after this, or as soon as bytes come free
+    settle_s: float = 3.0  # after start, time for nodes and routers to report before anybody is evicted or given up
+    retry_s: float = 1.0  # a placement that was refused asks its policy again after this, or as soon as bytes come free
     turns: Turns = "fair"  # when a busy instance gives way: policies/eviction/turns.py
-    victims: Victims = "oldest_use"  # on which of several GPUs room is made: policies/eviction/turns.py
-    evict_becomes: Becomes = "stopped"  # what a running engine turns into that makes room, where it can
+    victims: Victims = "oldest_use"  # which of several GPUs instances leave: policies/eviction/turns.py
+    evict_becomes: Becomes = "stopped"  # what a running engine turns into that leaves for another, where it can
     prewarm_every_s: float = 2.0  # between two plans of what to prewarm, when nothing happens
     prewarm_gap_s: float = 0.25  # ... and when something does
     prewarm_retry_s: float = 10.0  # a model whose replica failed is prewarmed again after this

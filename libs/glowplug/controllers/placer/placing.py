@@ -1,63 +1,72 @@
-"""The placements that wait for room: tried the most urgent first, and again only when something may have changed.
+"""The placements that wait for space: tried the most urgent first, and again only when something may have changed.
 
-A placement asks its policy when it is new, when bytes came free or a node joined since it was told no (`version` of the
-books), and each `retry_s`; who may be evicted for it is looked at with each tick and each word of an instance. What
-several of them need alike is asked once in a pass: a pass over hundreds that find no room costs little more than one.
+A placement asks its policy when it is new, when bytes came free or a node joined since it was refused (`version` of the
+capacity), and each `retry_s`. Who may be evicted for it is looked at with each tick and whenever an instance changes.
+What several of them need alike is asked once in a pass: a pass over hundreds that are refused costs little more than
+one over a single placement.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.placer.asking import Place, Refusals
 from glowplug.controllers.placer.fleet import Fleet
-from glowplug.controllers.placer.orders import Placement, makes_room, record, refused, start_commands, stop
-from glowplug.controllers.placer.victims import Room
+from glowplug.controllers.placer.placement import (
+    MakingSpace,
+    Placement,
+    Refusal,
+    Sent,
+    record,
+    refused,
+    start_commands,
+    stop,
+    why_they_leave,
+)
+from glowplug.controllers.placer.victims import Victims
 from glowplug.domain.decision import DecisionRecord, Rival
-from glowplug.domain.hardware import Node
 from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Model
 from glowplug.events.facts import InstanceFailed
+from glowplug.fleet.capacity import Claim, Until
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.eviction.shares import Shares, account
 from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.dormant import with_drops
-from glowplug.policies.placement.expect import expect, stage_seconds
-from glowplug.policies.placement.links import gpu_kind_of
-from glowplug.policies.placement.port import PlaceRequest
-from glowplug.policies.start_times import StartKind
+from glowplug.policies.placement.expect import expect
+from glowplug.policies.placement.port import PlacementView, PlaceRequest
 
-Place = Callable[..., PlaceDecision]
 Evict = Callable[..., EvictDecision]
 
 
-class Look:
-    """One pass: the fleet as it is now, and what has been answered in this pass."""
+class Pass:
+    """The fleet as it is now, and what has been answered while those that wait are gone through once."""
 
-    def __init__(self, fleet: Fleet, now_s: float, shares: Shares) -> None:
-        self.now_s = now_s
-        self.nodes: list[Node] = fleet.view(now_s)
-        self.view = fleet.placement_view(now_s, self.nodes)
+    def __init__(self, fleet: Fleet, now_s: float, shares: Shares, *, is_shared: bool) -> None:
+        self.now_s, self.is_shared = now_s, is_shared  # whether several are gone through
+        self.view = fleet.placement_view(now_s)
         params = fleet.params
-        self.room = Room(
+        self.victims = Victims(
             now_s=now_s,
-            nodes=self.nodes,
-            books=fleet.books,
+            nodes=self.view.fleet,
+            capacity=fleet.capacity,
             models=fleet.models,
             loads=fleet.loads,
             min_residency_s=params.min_residency_s,
             turns=TurnParams(rule=params.turns, turn_s=params.fair_turn_s, fair_requests=params.fair_requests),
-            victims=params.victims,
+            rule=params.victims,
             shares=shares,
         )
-        self.no_room: dict[Any, PlaceDecision] = {}  # of those alike in size
-        self.too_late: dict[Any, tuple[float, PlaceDecision]] = {}  # ... in time too -> seconds waited by who was told
+        self.refusals: dict[tuple[str, ...], Refusals] = {}  # by the nodes that are left out
         self.no_victims: set[Any] = set()
-        self.models_with_copies = {row.model_key for rows in fleet.books.dormant.values() for row in rows}
 
 
 class Placing:
-    """`placements` by instance_id: those that wait, and those whose start has been sent and not yet been heard of."""
+    """`placements` by instance_id: those that wait, and those whose start was sent and that no agent has reported."""
 
     def __init__(self, fleet: Fleet, place: Place, evict: Evict) -> None:
         self.fleet, self._place, self._evict = fleet, place, evict
@@ -92,25 +101,28 @@ class Placing:
             del self._waiting[at]
 
     def _release(self, placement: Placement) -> None:
-        books = self.fleet.books
+        capacity = self.fleet.capacity
         for number in range(max(1, len(placement.stages))):
             if placement.stage_id(number) not in self.fleet.instances.by_id:
-                books.claim(placement.stage_id(number), {})
+                capacity.claim(placement.stage_id(number))
                 self.fleet.network.forget(placement.stage_id(number))
-        for dormant in (placement.source, *(d for drops in placement.drops.values() for d in drops)):
-            if dormant and books.taken.get(dormant) == placement.instance_id:
-                books.give_back(dormant)
+        for dormant in placement.sent.promised if placement.sent else ():
+            if capacity.taken.get(dormant) == placement.instance_id:
+                capacity.give_back(dormant)
 
     def _promise(self, placement: Placement) -> None:
-        """Put what it was given on the books: less what its source and those that give way hold there."""
-        books = self.fleet.books
+        """Claim what it was given: less what its source and those that give way hold there."""
+        capacity, sent = self.fleet.capacity, placement.sent
         for number, stage in enumerate(placement.stages):
-            given_up = (placement.source, *placement.drops.get(stage.node_id, ()))
-            wanted = {g: stage.bytes_per_gpu - books.held_bytes(g, given_up) for g in stage.gpu_ids}
-            books.claim(placement.stage_id(number), {g: max(0, n) for g, n in wanted.items()})
-        for dormant in (placement.source, *(d for drops in placement.drops.values() for d in drops)):
-            if dormant:
-                books.take(dormant, placement.instance_id)
+            given_up = (sent.source, *sent.drops.get(stage.node_id, ())) if sent else ()
+            holder = placement.stage_id(number)
+            claims = []
+            for gpu_id in stage.gpu_ids:
+                num_bytes = max(0, stage.bytes_per_gpu - capacity.bytes_of(gpu_id, given_up))
+                claims.append(Claim(holder, stage.node_id, gpu_id, num_bytes, Until.ROW))
+            capacity.claim(holder, claims)
+        for dormant in sent.promised if sent else ():
+            capacity.take(dormant, placement.instance_id)
 
     # placing
 
@@ -118,13 +130,13 @@ class Placing:
         """Try whoever waits, most urgent first."""
         if not self._waiting:
             return []
-        look = Look(self.fleet, now_s, self._shares)
+        now = Pass(self.fleet, now_s, self._shares, is_shared=len(self._waiting) > 1)
         if self.fleet.params.turns == "balanced" and self.fleet.params.fair_requests:
-            self._shares = self._account(look)
-            look.room = replace(look.room, shares=self._shares)
-        return [e for placement in self._in_turn(look) for e in self._try(placement, look)]
+            self._shares = self._account(now)
+            now.victims = replace(now.victims, shares=self._shares)
+        return [e for placement in self._most_urgent_first(now) for e in self._try(placement, now)]
 
-    def _in_turn(self, look: Look) -> list[Placement]:
+    def _most_urgent_first(self, now: Pass) -> list[Placement]:
         """Who waits, most urgent first. Where turns are balanced that is, of equal priority, the model that is furthest
         behind another one that waits (by fair_requests at least), then the queue that has waited longest in all its
         requests together."""
@@ -133,170 +145,126 @@ class Placing:
             keys, quantum = {p.command.model.key for p in waiting}, self.fleet.params.fair_requests
 
             def behind(placement: Placement) -> int:
-                num = look.room.shares.behind(placement.command.model.key, keys)
+                num = now.victims.shares.behind(placement.command.model.key, keys)
                 return num if quantum and num >= quantum else 0
 
             def waited_s(placement: Placement) -> float:
                 command = placement.command
-                return look.room.waiting_for(command.model) * max(0.0, look.now_s - command.wanted_at)
+                return now.victims.waiting_for(command.model) * max(0.0, now.now_s - command.wanted_at)
 
             waiting.sort(key=lambda p: (p.urgency[0], not p.stages, -behind(p), -waited_s(p), p.urgency))
         return waiting
 
     def try_one(self, placement: Placement, now_s: float) -> list[Effect]:
         """One that has just been asked for; nothing has changed for the others."""
-        return [] if placement.sent_at else self._try(placement, Look(self.fleet, now_s, self._shares))
+        return [] if placement.sent else self._try(placement, Pass(self.fleet, now_s, self._shares, is_shared=False))
 
-    def _account(self, look: Look) -> Shares:
+    def _account(self, now: Pass) -> Shares:
         """What those that wait and those that serve have been given, now."""
         waiting = {placement.command.model.key for _, placement in self._waiting}
-        there = {row.model_key for here in self.fleet.books.by_node.values() for row in here.values() if row.serves}
-        demands = {key: look.room.demand(key) for key in sorted(waiting | there)}
-        return account(self._shares, demands, waiting, look.now_s, look.room.turns.most_s)
+        there = {row.model_key for here in self.fleet.capacity.on_node.values() for row in here.values() if row.serves}
+        demands = {key: now.victims.demand(key) for key in sorted(waiting | there)}
+        return account(self._shares, demands, waiting, now.now_s, now.victims.turns.most_s)
 
-    def _try(self, placement: Placement, look: Look) -> list[Effect]:
-        now_s, params = look.now_s, self.fleet.params
-        if not placement.stages and self._gives_way(placement, look):
+    def _try(self, placement: Placement, now: Pass) -> list[Effect]:
+        now_s, params = now.now_s, self.fleet.params
+        if not placement.stages and self._gives_way(placement, now):
             placement.lacked_at = placement.lacked_at or now_s
             return []
-        decision = self._decide(placement, look)
-        has_home = placement.command.model.key in look.models_with_copies and bool(self._sleeps_at(placement))
-        if decision.stages and (decision.source or not has_home):
-            return self._start(placement, decision, look)
+        decision = self._decide(placement, now)
+        if decision.stages and (decision.source or not _sleeps_at(placement.command.model, now.view)):
+            return self._start(placement, decision, now)
         placement.lacked_at = placement.lacked_at or now_s
         waited = now_s - placement.received_at
         settled = self.fleet.is_settled(now_s)
         if not decision.possible:
             patient = waited < params.impossible_s or not settled
             return [] if patient else self._refuse(placement, decision, now_s)
-        asked_lately = now_s - placement.asked_victims_at < params.evict_grace_s
-        gpu_ids = [gpu_id for stage in placement.stages for gpu_id in stage.gpu_ids]
-        if asked_lately and look.room.is_being_made(gpu_ids, placement.victims):
+        if self._is_making_space(placement, now):
             return []
         if not settled and not self.fleet.loads.is_fresh(now_s):
             return []
-        wanting = 0 if decision.stages else self._wanting(placement, look)
-        chosen = self._make_room(placement, look, decision, wanting)
+        wanting = 0 if decision.stages else self._wanting(placement, now)
+        chosen = self._make_space(placement, now, decision, wanting)
         if chosen is not None:
-            return self._evict_for(placement, *chosen, look)
-        return self._start(placement, decision, look) if decision.stages else []
+            return self._evict_for(placement, *chosen, now)
+        return self._start(placement, decision, now) if decision.stages else []
 
-    def _gives_way(self, placement: Placement, look: Look) -> bool:
+    def _is_making_space(self, placement: Placement, now: Pass) -> bool:
+        """Whether somebody was asked to leave for it lately and has not gone yet."""
+        match placement.state:
+            case MakingSpace(stage=stage, victims=victims, asked_at=asked_at):
+                is_lately = now.now_s - asked_at < self.fleet.params.evict_grace_s
+                return is_lately and now.victims.still_hold(stage.gpu_ids, victims)
+        return False
+
+    def _gives_way(self, placement: Placement, now: Pass) -> bool:
         """Whether others wait first, though there may be bytes for it; not for longer than the longest turn."""
-        is_patient = look.now_s - placement.received_at < look.room.turns.most_s
+        is_patient = now.now_s - placement.received_at < now.victims.turns.most_s
         others = (one.command.model for _, one in self._waiting)
-        return is_patient and look.room.gives_way(placement.command.model, others)
+        return is_patient and now.victims.gives_way(placement.command.model, others)
 
-    def _decide(self, placement: Placement, look: Look) -> PlaceDecision:
-        """What its policy says, or said when nothing has changed since."""
-        books, now_s = self.fleet.books, look.now_s
-        if placement.tried_version == books.version and now_s - placement.tried_at < self.fleet.params.retry_s:
-            return placement.answer
-        decision = self._told_alike(placement, look) if not placement.stages else None
+    def _decide(self, placement: Placement, now: Pass) -> PlaceDecision:
+        """What its policy says, or said when no bytes have come free since."""
+        capacity, now_s, known = self.fleet.capacity, now.now_s, placement.refusal
+        if known and known.version == capacity.version and now_s - known.at < self.fleet.params.retry_s:
+            return known.answer
+        refusals = now.refusals.setdefault(placement.silent, Refusals()) if now.is_shared else None
+        request, view = _request(placement, now_s), self._view(placement, now)
+        decision = refusals.alike(request, view) if refusals and not placement.stages else None
         if decision is None:
-            claims = books.set_aside(placement.instance_id) if placement.stages else {}
-            decision = self._ask(placement, look)
-            if claims:
-                books.put_back(placement.instance_id, claims)
+            with capacity.without(placement.instance_id) if placement.stages else nullcontext():
+                place = partial(_place, self._place)
+                decision = refusals.ask(place, request, view) if refusals else place(request, view)
         if not decision.stages:
-            self._tell_alike(placement, look, decision)
-            placement.tried_version, placement.tried_at, placement.answer = books.version, now_s, decision
+            placement.refusal = Refusal(capacity.version, now_s, decision)
         return decision
 
-    def _ask(self, placement: Placement, look: Look) -> PlaceDecision:
-        view = look.view
-        heard = [n for n in look.nodes if n.node_id not in placement.silent] if placement.silent else look.nodes
-        request = _request(placement, look.now_s)
-        asked_of = replace(view, nodes=heard) if heard and placement.silent else view
-        decision = self._place(request, asked_of)
-        if decision.stages or not self.fleet.books.dormant:
-            return decision
-        if self._sleeps_at(placement):
-            return decision  # it wakes where it sleeps, once there is room
-        return with_drops(request, asked_of) or decision
+    def _view(self, placement: Placement, now: Pass) -> PlacementView:
+        """Without the nodes whose agents did not answer it, unless they are all there are."""
+        answering = [n for n in now.view.nodes if n.node_id not in placement.silent] if placement.silent else []
+        return replace(now.view, nodes=answering) if answering else now.view
 
-    def _told_alike(self, placement: Placement, look: Look) -> PlaceDecision | None:
-        """A "no room" of this pass that does for it: of one of its size where bytes were lacking; where time was, of
-        one whose objectives and measured seconds are its own and that had waited no longer."""
-        told = look.no_room.get(self._size(placement, look))
-        if told is None and look.too_late:
-            waited_s, late = look.too_late.get(self._size_and_time(placement, look), (0.0, None))
-            told = late if look.now_s - placement.command.wanted_at >= waited_s else None
-        return told
-
-    def _tell_alike(self, placement: Placement, look: Look, decision: PlaceDecision) -> None:
-        if decision.is_late:
-            waited_s = look.now_s - placement.command.wanted_at
-            look.too_late[self._size_and_time(placement, look)] = (waited_s, decision)
-        else:
-            look.no_room[self._size(placement, look)] = decision
-
-    def _size(self, placement: Placement, look: Look) -> tuple[Any, ...]:
-        """What is alike of two placements neither of which has the bytes."""
-        model = placement.command.model
-        whose = model.key if model.key in look.models_with_copies else ""
-        return (model.weights_bytes, model.kv_bytes, model.num_gpus, model.engine, whose, placement.silent)
-
-    def _size_and_time(self, placement: Placement, look: Look) -> tuple[Any, ...]:
-        """... and neither of which would be in time: what HydraServe's layout is made from (its section 4.1)."""
-        command, model = placement.command, placement.command.model
-        view, gpu_kinds = look.view, sorted({gpu_kind_of(node) for node in look.nodes})
-        seconds = tuple(stage_seconds(model, gpu_kind, view, StartKind.COLD) for gpu_kind in gpu_kinds)
-        return (self._size(placement, look), model.slo, command.num_required, seconds)
-
-    def _sleeps_at(self, placement: Placement) -> frozenset[str]:
-        """GPUs where an engine of its model sleeps: waking it there beats a start anywhere (SwapServeLLM section 4)."""
-        key, dormant = placement.command.model.key, self.fleet.books.dormant
-        return frozenset(
-            worker.gpu_id
-            for rows in dormant.values()
-            for row in rows
-            if row.model_key == key and row.state is InstanceState.SWAPPED_OUT
-            for worker in row.workers
-        )
-
-    def _wanting(self, placement: Placement, look: Look) -> int:
+    def _wanting(self, placement: Placement, now: Pass) -> int:
         """Its requests for which busy instances may be drained: none while some of its model run, or it just came."""
         model, params = placement.command.model, self.fleet.params
-        if look.room.runs(model) or look.now_s - placement.received_at < params.fair_wait_s:
+        if now.victims.runs(model) or now.now_s - placement.received_at < params.fair_wait_s:
             return 0
-        return look.room.waiting_for(model) if params.turns == "balanced" else 1
+        return now.victims.waiting_for(model) if params.turns == "balanced" else 1
 
-    def _make_room(
-        self, placement: Placement, look: Look, decision: PlaceDecision, wanting: int
+    def _make_space(
+        self, placement: Placement, now: Pass, decision: PlaceDecision, wanting: int
     ) -> tuple[StageDecision, EvictDecision] | None:
         """GPUs where others leave for it: those where an engine of its model sleeps before any."""
         model = placement.command.model
-        home = self._sleeps_at(placement) if model.key in look.models_with_copies else frozenset()
-        if home and (found := look.room.make(model, self._evict, wanting=wanting, only=home)):
+        home = _sleeps_at(model, now.view)
+        if home and (found := now.victims.make(model, self._evict, wanting=wanting, only=home)):
             return found
         if decision.stages:
             return None
         runs_it = bool(self.fleet.instances.living(model.key))
         whose = model.key if runs_it else ""  # its own instances do not leave for it, but may for another model
-        is_ahead = not look.room.waiting_for(model)
-        given = look.room.shares.given.get(model.key, 0) if wanting else 0
+        is_ahead = not now.victims.waiting_for(model)
+        given = now.victims.shares.given.get(model.key, 0) if wanting else 0
         key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, wanting, is_ahead, whose, given)
-        if key in look.no_victims and not placement.stages:
+        if key in now.no_victims and not placement.stages:
             return None
-        claims = self.fleet.books.set_aside(placement.instance_id) if placement.stages else {}
-        found = look.room.make(model, self._evict, wanting=wanting, whole=decision.whole_gpus)
-        if claims:
-            self.fleet.books.put_back(placement.instance_id, claims)
+        with self.fleet.capacity.without(placement.instance_id) if placement.stages else nullcontext():
+            found = now.victims.make(model, self._evict, wanting=wanting, whole=decision.whole_gpus)
         if found is None:
-            look.no_victims.add(key)
+            now.no_victims.add(key)
         return found
 
     def _evict_for(
-        self, placement: Placement, stage: StageDecision, eviction: EvictDecision, look: Look
+        self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass
     ) -> list[Effect]:
-        now_s = look.now_s
-        placement.stages, placement.victims, placement.asked_victims_at = (stage,), eviction.victims, now_s
+        now_s = now.now_s
+        placement.state = MakingSpace(stage, eviction.victims, now_s)
         self._promise(placement)
         chosen = ", ".join(eviction.victims) or "wait for a drain under way"
         params, rows = self.fleet.params, self.fleet.instances.by_id
-        leaving = [look.room.described(rows[victim]) for victim in eviction.victims]
-        reason = makes_room(placement, eviction, leaving)
+        leaving = [now.victims.described(rows[victim]) for victim in eviction.victims]
+        reason = why_they_leave(placement, eviction, leaving)
         figures = {"lacking_bytes": eviction.need_bytes, "freed_bytes": eviction.freed_bytes}
         decided = self._record(placement, "evict", reason, eviction.rivals, now_s, chosen, figures)
         why = f"it gives its memory to {placement.command.model.name}"
@@ -306,68 +274,62 @@ class Placing:
         ]
         return [Record(decided, placement.event), *(Publish(s, placement.event) for s in stops)]
 
-    def _start(self, placement: Placement, decision: PlaceDecision, look: Look) -> list[Effect]:
-        now_s = look.now_s
+    def _start(self, placement: Placement, decision: PlaceDecision, now: Pass) -> list[Effect]:
+        now_s = now.now_s
         self._wait_no_more(placement)
         self._release(placement)
         rows, drops = self.fleet.instances.by_id, dict[str, tuple[str, ...]]()
         for replica_id in decision.drops:
             node_id = rows[replica_id].node_id if replica_id in rows else decision.node_id
             drops[node_id] = (*drops.get(node_id, ()), replica_id)
-        placement.stages, placement.source, placement.drops = decision.stages, decision.source, drops
-        placement.started_at = placement.sent_at = now_s
-        placement.expected = expect(decision, _request(placement, now_s), look.view)
+        sent = Sent(decision.stages, decision.source, drops, placement.victims, started_at=now_s, sent_at=now_s)
+        sent.expected = expect(decision, _request(placement, now_s), now.view)
+        placement.state = sent
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
         reason = f"{placement.command.model.name} starts on {_chosen(decision)}: {decision.reason}"
         decided = self._record(placement, "place", reason, decision.rivals, now_s, _chosen(decision))
-        placement.decision_id = decided.decision_id
-        return [Record(decided, placement.event), *self.orders(placement)]
+        sent.decision_id = decided.decision_id
+        return [Record(decided, placement.event), *self._orders(placement, sent)]
 
-    def orders(self, placement: Placement) -> list[Effect]:
-        """Its starts, for those stages that nobody has spoken of."""
+    def _orders(self, placement: Placement, sent: Sent) -> list[Effect]:
+        """Its starts, for those stages that no agent has reported."""
         known = self.fleet.instances.by_id
-        return [
-            Publish(command, placement.event)
-            for number in range(len(placement.stages))
-            if placement.stage_id(number) not in known
-            for command in start_commands(placement, range(number, number + 1))
-        ]
+        numbers = [number for number in range(len(sent.stages)) if placement.stage_id(number) not in known]
+        return [Publish(command, placement.event) for command in start_commands(placement, sent, numbers)]
 
     # starts that have been sent
 
-    def chase(self, now_s: float) -> list[Effect]:
-        """Starts of which their agents have not spoken yet: ask again, in the end somewhere else."""
-        return [e for p in list(self.placements.values()) if p.sent_at for e in self._chase(p, now_s)]
+    def repeat(self, now_s: float) -> list[Effect]:
+        """Starts that their agents have not reported yet are sent again, in the end somewhere else."""
+        return [e for p in list(self.placements.values()) if p.sent for e in self._repeat(p, p.sent, now_s)]
 
-    def _chase(self, placement: Placement, now_s: float) -> list[Effect]:
+    def _repeat(self, placement: Placement, sent: Sent, now_s: float) -> list[Effect]:
         params, known = self.fleet.params, self.fleet.instances.by_id
-        silent = [n for n in range(len(placement.stages)) if placement.stage_id(n) not in known]
+        silent = [n for n in range(len(sent.stages)) if placement.stage_id(n) not in known]
         if not silent:
-            return []  # all have been heard of: the row itself ends the placement
-        gone = next((n for n in silent if not self.fleet.nodes.is_alive(placement.stages[n].node_id, now_s)), None)
-        if gone is not None or now_s - placement.started_at > params.give_up_s:
+            return []  # all have been reported: the row itself ends the placement
+        gone = next((n for n in silent if not self.fleet.nodes.is_alive(sent.stages[n].node_id, now_s)), None)
+        if gone is not None or now_s - sent.started_at > params.give_up_s:
             number = gone if gone is not None else silent[0]
-            return self._give_up(placement, placement.stages[number].node_id, gone is not None, now_s)
-        if now_s - placement.sent_at >= params.repeat_s:
-            placement.sent_at = now_s
-            return self.orders(placement)
+            return self._give_up(placement, sent, sent.stages[number].node_id, gone is not None, now_s)
+        if now_s - sent.sent_at >= params.repeat_s:
+            sent.sent_at = now_s
+            return self._orders(placement, sent)
         return []
 
-    def _give_up(self, placement: Placement, node_id: str, has_left: bool, now_s: float) -> list[Effect]:
-        late = f"{node_id} did not answer its start for {now_s - placement.started_at:.1f} s"
+    def _give_up(self, placement: Placement, sent: Sent, node_id: str, has_left: bool, now_s: float) -> list[Effect]:
+        late = f"{node_id} did not answer its start for {now_s - sent.started_at:.1f} s"
         why = f"{node_id} has left before it took the start" if has_left else late
-        ids = [placement.stage_id(n) for n in range(len(placement.stages))]
-        stops = [
-            Publish(stop(stage.node_id, ids[n], "it is placed anew", 0.0)) for n, stage in enumerate(placement.stages)
-        ]
+        ids = [placement.stage_id(n) for n in range(len(sent.stages))]
+        stops = [Publish(stop(stage.node_id, ids[n], "it is placed anew", 0.0)) for n, stage in enumerate(sent.stages)]
         if len(ids) > 1:  # its other stages may have begun: the whole has failed, and is asked for under another name
             self.drop(placement.instance_id)
             decided = self._record(placement, "place", f"{why}, and the start is given up", (), now_s, "failed")
             failed = refused(placement, why, decided.decision_id, now_s)
-            is_heard = placement.instance_id in self.fleet.instances.by_id
-            told = [] if is_heard else [Publish(InstanceFailed(instance=failed, code="no_answer"), placement.event)]
-            return [Record(decided, placement.event), *stops, *told]
+            is_reported = placement.instance_id in self.fleet.instances.by_id
+            facts = [] if is_reported else [Publish(InstanceFailed(instance=failed, code="no_answer"), placement.event)]
+            return [Record(decided, placement.event), *stops, *facts]
         decided = self._record(placement, "place", f"{why}, and another place is looked for", (), now_s, "anew")
         self._release(placement)
         placement.start_over()
@@ -412,3 +374,17 @@ def _request(placement: Placement, now_s: float) -> PlaceRequest:
 
 def _chosen(decision: PlaceDecision) -> str:
     return ", ".join(gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids)
+
+
+def _place(place: Place, request: PlaceRequest, view: PlacementView) -> PlaceDecision:
+    """What the policy says; where it says no, replicas give way, but not for one that wakes where it sleeps."""
+    decision = place(request, view)
+    if decision.stages or not view.fleet.dormant or _sleeps_at(request.model, view):
+        return decision
+    return with_drops(request, view) or decision
+
+
+def _sleeps_at(model: Model, view: PlacementView) -> frozenset[str]:
+    """GPUs where an engine of the model sleeps: waking it there beats a start anywhere (SwapServeLLM section 4)."""
+    asleep = (row for row in view.fleet.copies(model) if row.state is InstanceState.SWAPPED_OUT)
+    return frozenset(worker.gpu_id for row in asleep for worker in row.workers)

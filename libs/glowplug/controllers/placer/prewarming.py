@@ -1,4 +1,4 @@
-"""Prewarming: what the policy of the room plans is ordered, and ordered again until its agent speaks of it.
+"""Prewarming: what the policy plans is ordered, and ordered again until the agent reports the replica.
 
 A plan is made when a forecast comes (a window has closed), when an instance starts, drains or goes, when bytes come
 free (a draining instance gave some of its KV cache back, WarmServe section 4.1), and each `prewarm_every_s`.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
-from glowplug.controllers.placer.orders import NEVER, stop
+from glowplug.controllers.placer.placement import NEVER, stop
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model
@@ -18,18 +18,18 @@ from glowplug.events.commands import FetchWeights, StartInstance
 from glowplug.events.facts import ForecastMade
 from glowplug.policies.placement.shape import weights_per_gpu
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
+from glowplug.policies.placement.warmserve_scores import SCORE_UNIT
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView
-from glowplug.policies.prewarming.warmserve_scores import SCORE_UNIT
 
 URGENCY = -100  # of a replica's fetch, below those of instances that somebody waits for
-GIVEN_UP = "dropped"  # who a replica is promised to that is told to go
+GIVEN_UP = "dropped"  # who a replica is promised to that is asked to go
 
 Prewarm = Callable[[PrewarmView], PrewarmPlan]
 
 
 @dataclass(slots=True, eq=False)
 class _Ordered:
-    """A replica of which its agent has not spoken yet."""
+    """A replica that its agent has not reported yet."""
 
     row: Instance
     commands: tuple[FetchWeights | StartInstance, ...]
@@ -38,7 +38,7 @@ class _Ordered:
 
 
 class Prewarming:
-    """Forecasts heard, replicas ordered and those told to go."""
+    """Forecasts, replicas ordered, and replicas that were asked to go."""
 
     def __init__(self, fleet: Fleet, prewarm: Prewarm | None) -> None:
         self.fleet, self._prewarm = fleet, prewarm
@@ -55,9 +55,9 @@ class Prewarming:
             self.forecasts[fact.model_key] = fact.forecasts
         self._is_due = True
 
-    def heed(self, row: Instance, now_s: float) -> None:
-        """One row has changed: what was ordered has been heard of, itself or by the start that took its place."""
-        taken = self.fleet.books.taken
+    def row_changed(self, row: Instance, now_s: float) -> None:
+        """An instance has changed: what was ordered is reported, itself or by the start that took its place."""
+        taken = self.fleet.capacity.taken
         if row.instance_id in self._ordered:
             del self._ordered[row.instance_id]
             self.fleet.promised.discard(row.instance_id)
@@ -66,18 +66,18 @@ class Prewarming:
         if row.replica and row.state is InstanceState.FAILED:
             self._failed_at[row.model_key] = now_s
 
-    def look_again(self) -> None:
+    def plan_soon(self) -> None:
         """Bytes came free, or an instance started, drains or went."""
         self._is_due = True
 
     def work(self, now_s: float) -> list[Effect]:
-        """Orders that were not heard, then a plan where one is due."""
+        """Orders that no agent has confirmed, then a plan where one is due."""
         if self._prewarm is None:
             return []
         effects = [*self._repeat(now_s), *self._drop_again(now_s)]
         params = self.fleet.params
         gap_s = params.prewarm_gap_s if self._is_due else params.prewarm_every_s
-        has_something = bool(self.forecasts or self.fleet.books.dormant)
+        has_something = bool(self.forecasts or self.fleet.capacity.dormant)
         if has_something and self.fleet.is_settled(now_s) and now_s - self._planned_at >= gap_s:
             self._planned_at, self._is_due = now_s, False
             effects += self._plan(self._prewarm, now_s)
@@ -88,7 +88,7 @@ class Prewarming:
     def _plan(self, prewarm: Prewarm, now_s: float) -> list[Effect]:
         view = self._view(now_s)
         plan = prewarm(view)
-        self.fleet.scores = dict(plan.scores)
+        self.fleet.score(plan.scores)
         effects = [e for replica_id in plan.drops for e in self._drop(replica_id, "its model has changed", now_s)]
         for step in plan.steps:
             effects += self._order(step, plan, view, now_s)
@@ -96,13 +96,11 @@ class Prewarming:
         return effects
 
     def _view(self, now_s: float) -> PrewarmView:
-        fleet, books = self.fleet, self.fleet.books
-        num_active, finishing = dict[str, int](), dict[str, list[Instance]]()
-        for row in books.living():
-            if row.state is InstanceState.DRAINING:
-                finishing.setdefault(row.node_id, []).append(row)
-            elif row.serves:
-                num_active[row.model_key] = num_active.get(row.model_key, 0) + 1
+        fleet, capacity = self.fleet, self.fleet.capacity
+        finishing = {
+            node_id: [row for row in capacity.on_node[node_id].values() if row.state is InstanceState.DRAINING]
+            for node_id in capacity.leaving
+        }
         retry_s, models = fleet.params.prewarm_retry_s, fleet.models
         self._failed_at = {key: at for key, at in self._failed_at.items() if now_s - at < retry_s}
         of_now = {key: now_open(ahead, now_s) for key, ahead in self.forecasts.items()}
@@ -112,38 +110,37 @@ class Prewarming:
             for key, found in of_now.items()
             if found is not None and key in models and key not in self._failed_at
         }
-        with_copies = {row.model_key for rows in books.dormant.values() for row in rows}
         return PrewarmView(
             now_s=now_s,
-            nodes=fleet.view(now_s),
+            nodes=(nodes := fleet.alive(now_s)),
             models=models,
-            reserved=books.reserved,
-            dormant=books.dormant,
+            reserved=capacity.reserved,
+            dormant=capacity.dormant,
             draining=frozenset(row.instance_id for rows in finishing.values() for row in rows),
             finishing=finishing,
-            num_active=num_active,
+            num_active=capacity.num_active,
             forecasts=forecasts,
             load_s={key: fleet.network.load_seconds(models[key]) for key in forecasts},
             prefill_s=fleet.network.quickest_s,
             growth_s=fleet.network.times.growths_s,
-            last_used_at={key: fleet.loads.of(key).last_active_at for key in with_copies},
+            last_used_at={key: fleet.loads.of(key).last_active_at for key in nodes.models_with_copies()},
         )
 
     # ordering
 
     def _order(self, step: PrewarmStep, plan: PrewarmPlan, view: PrewarmView, now_s: float) -> list[Effect]:
         """One replica: its bytes are promised at once, those it takes the place of to it."""
-        books, model = self.fleet.books, view.models[step.model_key]
+        capacity, model = self.fleet.capacity, view.models[step.model_key]
         replica_id = self.fleet.ids.next("r")
         decided = self._record(step, replica_id, plan, view)
         row = _replica(step, replica_id, model, decided.decision_id, now_s)
-        given_up = {g: books.held_bytes(g, step.drop) for g in step.gpu_ids}
+        given_up = {g: capacity.bytes_of(g, step.drop) for g in step.gpu_ids}
         workers = tuple(replace(w, num_bytes=max(0, w.num_bytes - given_up[w.gpu_id])) for w in row.workers)
         for dropped in step.drop:
-            books.take(dropped, replica_id)
+            capacity.take(dropped, replica_id)
         self.fleet.promised.add(replica_id)
-        books.row(replace(row, workers=workers))
         self.fleet.scores[replica_id] = step.score
+        capacity.put_row(replace(row, workers=workers))
         start = StartInstance(
             target=step.node_id,
             instance_id=replica_id,
@@ -166,9 +163,9 @@ class Prewarming:
 
     def _repeat(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        params, books = self.fleet.params, self.fleet.books
+        params, capacity = self.fleet.params, self.fleet.capacity
         for replica_id, ordered in list(self._ordered.items()):
-            node_id, is_taken = ordered.row.node_id, replica_id in books.taken
+            node_id, is_taken = ordered.row.node_id, replica_id in capacity.taken
             if now_s - ordered.began_at > params.give_up_s or not self.fleet.nodes.is_alive(node_id, now_s):
                 self._forget(replica_id)
                 if not is_taken:
@@ -183,15 +180,15 @@ class Prewarming:
         """It is waited for no more, and promised nothing."""
         del self._ordered[replica_id]
         self.fleet.promised.discard(replica_id)
-        self.fleet.books.taken.pop(replica_id, None)
-        self.fleet.books.forget(replica_id)
+        self.fleet.capacity.taken.pop(replica_id, None)
+        self.fleet.capacity.forget(replica_id)
 
     def _drop(self, replica_id: str, why: str, now_s: float) -> list[Effect]:
         row = self.fleet.instances.by_id.get(replica_id)
         if row is None or now_s - self._dropped_at.get(replica_id, NEVER) < self.fleet.params.repeat_s:
             return []
         self._dropped_at[replica_id] = now_s
-        self.fleet.books.take(replica_id, GIVEN_UP)
+        self.fleet.capacity.take(replica_id, GIVEN_UP)
         return [Publish(stop(row.node_id, replica_id, why, 0.0))]
 
     def _drop_again(self, now_s: float) -> list[Effect]:
@@ -216,7 +213,7 @@ class Prewarming:
                 why="it gives way" if row.instance_id in step.drop else f"a copy of {row.model_key} lies there too",
                 unit=SCORE_UNIT,
             )
-            for row in self.fleet.books.dormant.get(step.node_id, ())
+            for row in self.fleet.capacity.dormant.get(step.node_id, ())
             if any(worker.gpu_id in on for worker in row.workers)
         )
         return DecisionRecord(

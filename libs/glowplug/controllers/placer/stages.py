@@ -1,6 +1,6 @@
 """Pipelines: an instance and its later stages come up together, serve together and go together.
 
-Paper: HydraServe sections 4 and 6. The stages are started by the placement; here it is seen to, level by level, that
+Paper: HydraServe sections 4 and 6. The placement starts the stages; this file makes sure, whatever is lost, that
 
 - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
 - one that is gone takes the others with it: a pipeline with a hole serves nobody;
@@ -9,32 +9,32 @@ Paper: HydraServe sections 4 and 6. The stages are started by the placement; her
 
 from glowplug.controllers.effects import Effect, Publish
 from glowplug.controllers.placer.fleet import Fleet
-from glowplug.controllers.placer.orders import NEVER, stop
+from glowplug.controllers.placer.placement import NEVER, stop
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events.commands import JoinStages
 
 
 class Stages:
-    """What has been told about pipelines, and when."""
+    """Which commands were sent about pipelines, and when."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._told_at: dict[str, float] = {}  # instance or stage id -> when it was last told to join or go
+        self._sent_at: dict[str, float] = {}  # instance or stage id -> when it was last commanded to join or go
 
-    def heed(self, row: Instance, now_s: float) -> list[Effect]:
-        """One row changed: what follows for its pipeline."""
+    def row_changed(self, row: Instance, now_s: float) -> list[Effect]:
+        """An instance has changed: what follows for its pipeline."""
         whole = row.part_of or row.instance_id
-        return self._see_to(whole, now_s) if whole in self.fleet.books.parts else []
+        return self._follow_up(whole, now_s) if whole in self.fleet.capacity.stages else []
 
     def work(self, now_s: float) -> list[Effect]:
-        """What was told and not done is told again."""
-        parts = self.fleet.books.parts
-        self._told_at = {key: at for key, at in self._told_at.items() if key in self.fleet.instances.by_id}
-        return [effect for whole in sorted(parts) for effect in self._see_to(whole, now_s)]
+        """What was commanded and not done is commanded again."""
+        parts = self.fleet.capacity.stages
+        self._sent_at = {key: at for key, at in self._sent_at.items() if key in self.fleet.instances.by_id}
+        return [effect for whole in sorted(parts) for effect in self._follow_up(whole, now_s)]
 
-    def _see_to(self, whole: str, now_s: float) -> list[Effect]:
+    def _follow_up(self, whole: str, now_s: float) -> list[Effect]:
         first = self.fleet.instances.by_id.get(whole)
-        parts = list(self.fleet.books.parts.get(whole, {}).values())
+        parts = list(self.fleet.capacity.stages.get(whole, {}).values())
         living = [part for part in parts if not part.state.is_gone]
         if first is None:
             orphaned = [p for p in living if now_s - p.created_at > self.fleet.params.give_up_s]
@@ -42,7 +42,7 @@ class Stages:
         if first.state.is_gone:
             return self._end(living, f"{whole} is gone: {first.reason}", now_s)
         if first.is_whole:
-            left = [p for p in living if not p.is_whole and not self._is_growing(p)]
+            left = [p for p in living if not p.is_whole and not p.consolidating]
             return self._end(left, f"{whole} serves alone", now_s)
         hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
         if hole is not None:
@@ -52,10 +52,6 @@ class Stages:
             return [Publish(JoinStages(target=first.node_id, instance_id=whole))]
         return []
 
-    def _is_growing(self, part: Instance) -> bool:
-        """Whether it is consolidated too (scale up) and will be an instance of its own."""
-        return part.consolidating
-
     def _end(self, rows: list[Instance], why: str, now_s: float) -> list[Effect]:
         return [
             Publish(stop(row.node_id, row.instance_id, why, 0.0))
@@ -64,7 +60,7 @@ class Stages:
         ]
 
     def _is_due(self, key: str, now_s: float) -> bool:
-        if now_s - self._told_at.get(key, NEVER) < self.fleet.params.repeat_s:
+        if now_s - self._sent_at.get(key, NEVER) < self.fleet.params.repeat_s:
             return False
-        self._told_at[key] = now_s
+        self._sent_at[key] = now_s
         return True

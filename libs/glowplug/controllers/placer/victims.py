@@ -1,38 +1,41 @@
-"""Who could make room for an instance, and on which GPUs that costs least."""
+"""Who could leave for an instance, and on which GPUs that costs least."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from glowplug.controllers.placer.books import Books
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted, doing
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.domain.units import show_bytes
+from glowplug.fleet.capacity import LEAVING, Capacity
 from glowplug.fleet.demand import Demand
 from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.eviction.shares import ModelDemand, Shares
-from glowplug.policies.eviction.turns import Turn, TurnParams, Victims, goes_on, is_too_new
+from glowplug.policies.eviction.turns import Turn, TurnParams, goes_on, is_too_new
+from glowplug.policies.eviction.turns import Victims as VictimsRule
+from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.shape import bytes_per_gpu
 
 Evict = Callable[..., EvictDecision]
-Cost = tuple[bool, int, int, int, float, str]  # see Room.make
+Cost = tuple[bool, int, int, int, float, str]  # see Victims.make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """A view of the fleet's bytes for one look at what waits. What it learns of residents it keeps that long."""
+class Victims:
+    """Who holds bytes, for one pass over what waits. What is worked out of residents is kept that long."""
 
     now_s: float
-    nodes: list[Node]
-    books: Books
+    nodes: NodeIndex
+    capacity: Capacity
     models: dict[str, Model]
     loads: Demand
     min_residency_s: float
     turns: TurnParams
-    victims: Victims
+    rule: VictimsRule
     shares: Shares
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
     _residents: dict[tuple[str, int, int, bool, int], tuple[list[Resident], int]] = field(default_factory=dict)
@@ -41,7 +44,7 @@ class Room:
     def make(
         self, model: Model, evict: Evict, *, wanting: int, only: Collection[str] = (), whole: bool = False
     ) -> tuple[StageDecision, EvictDecision] | None:
-        """The GPUs where room is made at the least cost (of `only`, when given), and who leaves there; None when nobody
+        """The GPUs where instances leave at the least cost (of `only`, when given), and who they are; None when nobody
         may leave. `wanting`: how many requests wait that may have busy instances drained, 0 when those must stay.
         `whole`: everybody leaves who serves there.
 
@@ -50,16 +53,41 @@ class Room:
         may be chosen at all.
         """
         best: tuple[Cost, Node, StageDecision] | None = None
-        for node in self.nodes:
-            if node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
-                continue
-            found = self._on_node(node, model, _sketched(evict), wanting, only, whole)
-            if found is not None and (best is None or found[0] < best[0]):
-                best = (found[0], node, found[1])
+        with closing(self._by_least_cost(model, wanting, only)) as nodes:
+            for least, node_id in nodes:
+                if best is not None and least > best[0]:
+                    break
+                node = self.nodes.node(node_id)
+                if node is None or node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
+                    continue
+                found = self._on_node(node, model, _sketched(evict), wanting, only, whole)
+                if found is not None and (best is None or found[0] < best[0]):
+                    best = (found[0], node, found[1])
         if best is None:
             return None
-        told = self._on_node(best[1], model, evict, wanting, best[2].gpu_ids, whole)
-        return (told[1], told[2]) if told else None
+        chosen = self._on_node(best[1], model, evict, wanting, best[2].gpu_ids, whole)
+        return (chosen[1], chosen[2]) if chosen else None
+
+    def _by_least_cost(
+        self, model: Model, wanting: int, only: Collection[str]
+    ) -> Generator[tuple[Cost | tuple[bool], str], None, None]:
+        """Nodes, each with a cost that it is not below: first those where nobody may have to be asked, then those that
+        were not used for longest. Every node is as good as another where shares count."""
+        anything = (False,)
+        if only:
+            yield from ((anything, node_id) for node_id in sorted({gpu_id.rpartition("/")[0] for gpu_id in only}))
+        elif wanting and self.turns.fair_requests and self.shares.given:
+            yield from ((anything, node.node_id) for node in self.nodes)
+        else:
+            yield from ((anything, node_id) for node_id in list(self.capacity.leaving))
+            least_lost = 1 if self.rule == "fewest_gpus" else 0
+            with closing(self.capacity.longest_unused.in_order(self._first_used_at)) as unused:
+                for at, prefix in unused:
+                    yield (True, 0, least_lost, 0, at, prefix), prefix[:-1]
+
+    def _first_used_at(self, node_id: str) -> float | None:
+        here = self.capacity.on_node.get(node_id, {}).values()
+        return min((self._used_at(row) for row in here if row.state not in LEAVING), default=None)
 
     def waiting_for(self, model: Model) -> int:
         """Requests that wait for it."""
@@ -90,13 +118,13 @@ class Room:
             for other in waiting
         )
 
-    def is_being_made(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
+    def still_hold(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
         """Whether somebody who was asked to leave these GPUs, or leaves them by itself, still holds bytes there."""
         for gpu_id in gpu_ids:
-            here = self.books.by_gpu.get(gpu_id, {})
-            for holder in self.books.holders(gpu_id):
+            here = self.capacity.on_gpu.get(gpu_id, {})
+            for holder in self.capacity.granted(gpu_id):
                 row = here.get(holder)
-                if holder in victims or row is None or row.state in _LEAVING:
+                if holder in victims or row is None or row.state in LEAVING:
                     return True
         return False
 
@@ -115,7 +143,7 @@ class Room:
             return None
         options.sort(key=lambda option: option[0])
         chosen = options[: model.num_gpus]
-        if all(decision.reason == _HAS_ROOM for _, decision in chosen):
+        if all(decision.reason == _HAS_BYTES for _, decision in chosen):
             return None  # its policy wants something else than bytes
         victims = tuple(dict.fromkeys(v for _, decision in chosen for v in decision.victims))
         queue, newest = max(cost[3] for cost, _ in chosen), max(cost[4] for cost, _ in chosen)
@@ -129,15 +157,15 @@ class Room:
             first = EvictDecision(victims=victims, freed_bytes=freed, need_bytes=need, reason=reason, rivals=rivals)
         gpu_ids = tuple(sorted(cost[5] for cost, _ in chosen))
         stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
-        going = {v: self.books.by_gpu[cost[5]][v] for cost, decision in chosen for v in decision.victims}
+        going = {v: self.capacity.on_gpu[cost[5]][v] for cost, decision in chosen for v in decision.victims}
         lost = self._num_lost(going.values())
         return (bool(going), ahead, lost, queue, newest, gpu_ids[0]), stage, first
 
     def _cost(self, gpu_id: str, model: Model, decision: EvictDecision, wanting: int) -> Cost:
-        here = self.books.by_gpu.get(gpu_id, {})
+        here = self.capacity.on_gpu.get(gpu_id, {})
         going = [here[v] for v in decision.victims if v in here]
         queues = (self._load(i.model_key).num_waiting for i in going)
-        queue = 0 if self.victims == "oldest_use" else max(queues, default=0)
+        queue = 0 if self.rule == "oldest_use" else max(queues, default=0)
         newest = max((self._used_at(i) for i in going), default=0.0)
         quantum = self.turns.fair_requests if wanting else 0
         least = min((self.shares.ahead(i.model_key, of=model.key) for i in going), default=0)
@@ -146,21 +174,21 @@ class Room:
 
     def _num_lost(self, going: Collection[Instance]) -> int:
         """GPUs that lose an engine, where that counts."""
-        return sum(len(i.workers) for i in going) if self.victims == "fewest_gpus" else 0
+        return sum(len(i.workers) for i in going) if self.rule == "fewest_gpus" else 0
 
     def _on(self, gpu: Gpu, model: Model, evict: Evict, wanting: int, whole: bool) -> EvictDecision | None:
         wanted = bytes_per_gpu(model)
         if gpu.total_bytes < wanted:
             return None
         leaving, dropped, serving = self._tally(gpu.gpu_id)
-        need = max(wanted - self.books.room(gpu.gpu_id) - leaving - dropped, serving if whole else 0)
+        need = max(wanted - self.capacity.free_bytes(gpu.gpu_id) - leaving - dropped, serving if whole else 0)
         if need <= 0:
-            reason = DRAINS_SUFFICE if leaving else _HAS_ROOM
+            reason = DRAINS_SUFFICE if leaving else _HAS_BYTES
             return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None
         everybody, most = self._residents_on(gpu.gpu_id, model, wanting)
         if most < need:
             return None
-        here = self.books.by_gpu.get(gpu.gpu_id, {})
+        here = self.capacity.on_gpu.get(gpu.gpu_id, {})
         residents = [r for r in everybody if here[r.name].model_key != model.key]
         if sum(r.num_bytes for r in residents if not r.held) < need:
             return None
@@ -170,21 +198,21 @@ class Room:
     def _tally(self, gpu_id: str) -> tuple[int, int, int]:
         """Bytes there of those that leave anyway, of copies that may be dropped, and of those that serve."""
         known = self._tallies.get(gpu_id)
-        if known is not None and known[0] == self.books.num_promises:
+        if known is not None and known[0] == self.capacity.num_promises:
             return known[1:]
-        here = self.books.by_gpu.get(gpu_id, {})
+        here = self.capacity.on_gpu.get(gpu_id, {})
         leaving = dropped = serving = 0
-        for holder, num_bytes in self.books.holders(gpu_id).items():
+        for holder, num_bytes in self.capacity.granted(gpu_id).items():
             row = here.get(holder)
             if row is None:  # a beat may show what is free before the fact says who went
                 continue
-            if row.state in _LEAVING:
+            if row.state in LEAVING:
                 leaving += num_bytes
             elif row.replica or row.state.is_dormant:
-                dropped += 0 if holder in self.books.taken else num_bytes
+                dropped += 0 if holder in self.capacity.taken else num_bytes
             else:
                 serving += num_bytes
-        self._tallies[gpu_id] = (self.books.num_promises, leaving, dropped, serving)
+        self._tallies[gpu_id] = (self.capacity.num_promises, leaving, dropped, serving)
         return leaving, dropped, serving
 
     def _residents_on(self, gpu_id: str, model: Model, wanting: int) -> tuple[list[Resident], int]:
@@ -193,7 +221,7 @@ class Room:
         key = (gpu_id, model.priority, wanting, bool(self.waiting_for(model)), given)
         known = self._residents.get(key)
         if known is None:
-            here = self.books.by_gpu.get(gpu_id, {}).values()
+            here = self.capacity.on_gpu.get(gpu_id, {}).values()
             residents = [
                 self._resident(i, gpu_id, model, wanting)
                 for i in here
@@ -285,6 +313,5 @@ def _sketched(evict: Evict) -> Evict:
 
 
 DRAINS_SUFFICE = "instances that drain there already free enough"
-_HAS_ROOM = "there is room"
+_HAS_BYTES = "there is room"
 _LATELY_S = 2.0  # four reports of a router
-_LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)

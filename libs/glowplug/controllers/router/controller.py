@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from glowplug.controllers.effects import Effect, Tick
-from glowplug.controllers.port import Handler
+from glowplug.controllers.port import Handlers
 from glowplug.controllers.router.balance import Balances, Factory
 from glowplug.controllers.router.failures import BusWatch, Failures, coded, rejection, suspended
 from glowplug.controllers.router.messages import (
@@ -90,7 +90,7 @@ class RouterController:
         self.tracks_tokens = self.balances.tracks_tokens  # whether the policy asks for token counts and first tokens
         self._failures = Failures(params.failure_memory_s)
         self._bus = BusWatch(params.bus_grace_s)
-        self._handlers: dict[type[Any], Handler] = {
+        self.handlers: Handlers = {
             RequestArrived: self._arrived,
             FirstToken: self._first_token,
             HeadDue: self._head_due,
@@ -107,16 +107,11 @@ class RouterController:
             facts.RouterLoadReported: self._load_reported,
         }
 
-    @property
-    def handlers(self) -> Mapping[type[Any], Handler]:
-        """By the class of an event's payload or of a stimulus of the router's own."""
-        return self._handlers
-
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         """Take one stimulus; an event that the router does not read has no effect."""
-        handler = self._handlers.get(type(stimulus))
+        handler = self.handlers.get(type(stimulus))
         if handler is None:
-            handler = self._handlers.get(type(stimulus.data))
+            handler = self.handlers.get(type(stimulus.data))
         return handler(stimulus, now_s) if handler is not None else []
 
     def restore(self, table: str, rows: Mapping[str, Any], now_s: float, *, is_copy: bool = False) -> list[Effect]:

@@ -7,25 +7,14 @@ around it. Groups are aligned blocks of 2, 4, 8 GPUs of a node, as Algorithm 1 h
 buddy allocator, and it does not apply where no instance or replica in sight has more than one GPU.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 from glowplug.domain.hardware import Grant, GrantOwner, Node
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import Clearing, clear
-from glowplug.policies.placement.links import has_weights
+from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
-
-
-def largest_group(view: PlacementView) -> int:
-    """GPUs of the largest instance or replica in sight."""
-    largest = max((len(row.workers) for rows in view.dormant.values() for row in rows), default=1)
-    for node in view.nodes:
-        holders = Counter(chain.from_iterable({g.holder for g in gpu.grants} for gpu in node.gpus))
-        largest = max(largest, max(holders.values(), default=1))
-    return largest
 
 
 def broken(node: Node, gpu_ids: Iterable[str], view: PlacementView, largest: int) -> int:
@@ -33,7 +22,9 @@ def broken(node: Node, gpu_ids: Iterable[str], view: PlacementView, largest: int
     than what is taken."""
     at = {gpu.gpu_id: number for number, gpu in enumerate(node.gpus)}
     taken = {at[g] for g in gpu_ids if g in at}
-    serving = {number for number, gpu in enumerate(node.gpus) if _serves(gpu.grants) or view.reserved.get(gpu.gpu_id)}
+    serving = {
+        number for number, gpu in enumerate(node.gpus) if _serves(gpu.grants) or view.fleet.reserved.get(gpu.gpu_id)
+    }
     size, worst = 1, 0
     while size < min(largest, len(node.gpus)):
         size *= 2
@@ -47,21 +38,24 @@ def broken(node: Node, gpu_ids: Iterable[str], view: PlacementView, largest: int
 def fresh(request: PlaceRequest, view: PlacementView, largest: int) -> tuple[int, PlaceDecision] | None:
     """A start of its own, from host memory, that breaks the smallest group: (what it breaks, where). None without."""
     model, need = request.model, bytes_per_gpu(request.model)
-    best: tuple[tuple[int, float, int, str], Node, list[Clearing]] | None = None
-    for node in view.nodes:
-        if node.draining or model.engine not in node.engines or not has_weights(node, model):
-            continue
-        here = view.dormant.get(node.node_id, ())
-        by_place = [clear(gpu, need, here, view) for gpu in node.gpus]
-        for group in _groups(by_place, model.num_gpus):
+    num_gpus = model.num_gpus
+
+    def best_here(known: NodeMemory) -> tuple[tuple[int, float, int, str], Node, list[Clearing]] | None:
+        options = []
+        for group in _groups([clear(gpu, need, known.rows, view) for gpu in known.node.gpus], num_gpus):
             gpu_ids = [one.gpu_id for one in group]
             lost, num_drops = sum(one.lost for one in group), sum(len(one.drops) for one in group)
-            order = (broken(node, gpu_ids, view, largest), lost, num_drops, gpu_ids[0])
-            if best is None or order < best[0]:
-                best = (order, node, group)
-    if best is None:
+            options.append(
+                ((broken(known.node, gpu_ids, view, largest), lost, num_drops, gpu_ids[0]), known.node, group)
+            )
+        return min(options, key=lambda option: option[0], default=None)
+
+    nodes = view.fleet.caching(model, need, num_gpus)
+    asked = view.fleet.answers(("fresh", need, num_gpus, largest), best_here, nodes)
+    found = min((one for one in asked if one is not None), key=lambda one: one[0], default=None)
+    if found is None:
         return None
-    order, node, group = best
+    order, node, group = found
     stage = StageDecision(
         node_id=node.node_id, gpu_ids=tuple(one.gpu_id for one in group), bytes_per_gpu=bytes_per_gpu(model)
     )

@@ -16,14 +16,14 @@ from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu, room_of
-from glowplug.policies.prewarming.warmserve_scores import LOST_UNIT
+from glowplug.policies.placement.warmserve_scores import LOST_UNIT
 
 MAX_RIVALS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Clearing:
-    """One GPU with `drops` taken off it: the room there then, and what they were worth together."""
+    """One GPU with `drops` taken off it: the bytes free there then, and what they were worth together."""
 
     gpu_id: str
     room: int
@@ -41,10 +41,8 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
     return sorted(
         (
             row
-            for rows in view.dormant.values()
-            for row in rows
-            if row.model_key == model.key
-            and row.engine == model.engine
+            for row in view.fleet.copies(model)
+            if row.engine == model.engine
             and row.model_revision in (0, model.revision)
             and len(row.workers) == model.num_gpus
         ),
@@ -63,17 +61,16 @@ def grow(
     copies = copies_of(request, view)
     if not copies:
         return None
-    nodes = {node.node_id: node for node in view.nodes if not node.draining}
     found: list[tuple[tuple[int, int, float, int, str], Instance, list[Clearing]]] = []
     rivals: list[Rival] = []
     for row in copies:
-        node = nodes.get(row.node_id)
-        cleared = _cleared(row, node, request, view) if node is not None else None
+        node = view.fleet.node(row.node_id)
+        cleared = _cleared(row, node, request, view) if node is not None and not node.draining else None
         if cleared is None:
             rivals.append(Rival(name=row.instance_id, score=0.0, why="there is no room beside it", unit=LOST_UNIT))
             continue
         drops = _union(cleared)
-        lost, broken = sum(view.scores.get(d, 0.0) for d in drops), 0
+        lost, broken = sum(view.fleet.scores.get(d, 0.0) for d in drops), 0
         if breaks is not None and node is not None:
             broken = breaks(node, [worker.gpu_id for worker in row.workers])
         order = (_rung(row), broken, lost, len(drops), row.instance_id)
@@ -96,17 +93,15 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
     """Room for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
     then the first node. None when that is not enough anywhere, or there is nothing to drop."""
     model, best = request.model, None
-    for node in view.nodes:
-        here = view.dormant.get(node.node_id)
-        if not here or node.draining or model.engine not in node.engines:
-            continue
-        need = bytes_per_gpu(model)
+    need = bytes_per_gpu(model)
+    for node in view.fleet.with_rows(need, model.num_gpus, model.engine):
+        here = view.fleet.dormant[node.node_id]
         options = [c for gpu in node.gpus if (c := clear(gpu, need, here, view)) is not None]
         if len(options) < model.num_gpus:
             continue
         cleared = sorted(options, key=lambda c: c.cost)[: model.num_gpus]
         drops = _union(cleared)
-        order = (sum(view.scores.get(d, 0.0) for d in drops), len(drops), node.node_id)
+        order = (sum(view.fleet.scores.get(d, 0.0) for d in drops), len(drops), node.node_id)
         if best is None or order < best[0]:
             best = (order, node.node_id, cleared)
     if best is None:
@@ -126,13 +121,13 @@ def clear(
 ) -> Clearing | None:
     """That GPU with room for `need` bytes, fewest-worth replicas dropped first and none needlessly; None when all of
     them would not do. `keep` stays, and `extra` bytes of it count as room."""
-    room = room_of(gpu, view.reserved) + extra
+    room = room_of(gpu, view.fleet.reserved) + extra
     if room >= need:
         return Clearing(gpu.gpu_id, room)
     held = {g.holder: g.num_bytes for g in gpu.grants}
     may_go = sorted(
         (row for row in here if row.instance_id in held and row.instance_id != keep and gives_way(row)),
-        key=lambda row: (view.scores.get(row.instance_id, 0.0), row.instance_id),
+        key=lambda row: (view.fleet.scores.get(row.instance_id, 0.0), row.instance_id),
     )
     dropped: list[Instance] = []
     for row in may_go:
@@ -142,11 +137,11 @@ def clear(
         dropped.append(row)
     if room < need:
         return None
-    for row in sorted(dropped, key=lambda r: -view.scores.get(r.instance_id, 0.0)):
+    for row in sorted(dropped, key=lambda r: -view.fleet.scores.get(r.instance_id, 0.0)):
         if room - held[row.instance_id] >= need:  # a larger one that came later is enough without it
             room -= held[row.instance_id]
             dropped.remove(row)
-    lost = sum(view.scores.get(row.instance_id, 0.0) for row in dropped)
+    lost = sum(view.fleet.scores.get(row.instance_id, 0.0) for row in dropped)
     return Clearing(gpu.gpu_id, room, tuple(row.instance_id for row in dropped), lost)
 
 
@@ -157,7 +152,7 @@ def gives_way(row: Instance) -> bool:
 
 def _cleared(row: Instance, node: Node, request: PlaceRequest, view: PlacementView) -> list[Clearing] | None:
     need, by_id = bytes_per_gpu(request.model), {gpu.gpu_id: gpu for gpu in node.gpus}
-    here, cleared = view.dormant.get(node.node_id, ()), []
+    here, cleared = view.fleet.dormant.get(node.node_id, ()), []
     for worker in row.workers:
         gpu = by_id.get(worker.gpu_id)
         if gpu is None:

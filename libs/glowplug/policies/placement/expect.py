@@ -38,18 +38,19 @@ class Expected:
 
 def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) -> Expected | None:
     """What the start of a decision will take. None where it starts nothing on a node of the view."""
-    model, nodes = request.model, {node.node_id: node for node in view.nodes}
+    model = request.model
+    nodes = {stage.node_id: node for stage in decision.stages if (node := view.fleet.node(stage.node_id)) is not None}
     if not decision.stages or any(stage.node_id not in nodes for stage in decision.stages):
         return None
     if decision.source:
         kind, grown = _growth(decision, model, nodes[decision.node_id], view)
-        ttft_s = grown.whole_s + view.first_token_s.get(model.key, warm_seconds(model, view).prefill_s)
+        ttft_s = grown.whole_s + view.first_tokens(model, warm_seconds(model, view).prefill_s)
         return Expected(kind=kind, start_s=grown.whole_s, ttft_s=ttft_s, by_phase=(grown.by_phase(),))
     found = [_stage(stage, len(decision.stages), model, nodes[stage.node_id], view) for stage in decision.stages]
     start_s = max(seconds for _, seconds, _ in found)
     num_full = sum(stage.bytes_per_gpu >= bytes_per_gpu(model) for stage in decision.stages)
     warm = warm_seconds(model, view)
-    first_s = view.first_token_s.get(model.key, warm.prefill_s)
+    first_s = view.first_tokens(model, warm.prefill_s)
     after_s = besides_s(replace(warm, prefill_s=first_s), len(decision.stages), num_full)
     kinds = {kind for kind, _, _ in found}
     return Expected(
@@ -62,7 +63,7 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
 
 def warm_seconds(model: Model, view: PlacementView) -> StageSeconds:
     """The model's warm inference: measured, else configured, else its engine's prior."""
-    known = view.seconds.get(model.key)
+    known = view.warm(model)
     if known is not None:
         return known
     return replace(view.start_stages, prefill_s=view.start_stages.prefill_s or view.times.prefill_s(model))
@@ -100,7 +101,7 @@ def offer_of(node: Node, model: Model, view: PlacementView, *, is_cached: bool) 
 
 
 def _growth(decision: PlaceDecision, model: Model, node: Node, view: PlacementView) -> tuple[StartKind, StageTimes]:
-    rows = (row for here in view.dormant.values() for row in here)
+    rows = view.fleet.copies(model)
     source = next((row for row in rows if row.instance_id == decision.source), None)
     kind = kind_from(source.state) if source is not None else StartKind.GROWTH
     if kind is not StartKind.JOIN or source is None:

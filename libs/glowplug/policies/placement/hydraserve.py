@@ -12,7 +12,7 @@ parallelism for large models (section 7), which it does not evaluate, and which 
 stages of a tensor group each, all of its GPUs on one server.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.hardware import Node
@@ -28,7 +28,8 @@ from glowplug.policies.placement.hydraserve_allocation import (
     ServerOffer,
     allocate,
 )
-from glowplug.policies.placement.links import gpu_kind_of, has_weights
+from glowplug.policies.placement.links import gpu_kind_of
+from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 from glowplug.policies.placement.shape import bytes_per_gpu, room_of
 from glowplug.policies.start_times import StartKind
@@ -50,34 +51,37 @@ def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams =
 
 
 def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
-    """A start of its own."""
-    if request.model.num_gpus > 1 and not params.allocation.pipeline_over_tensor:
+    """A start of its own. Bytes come before time: what fits nowhere is refused, however late it would be."""
+    model, fleet, allocation = request.model, view.fleet, params.allocation
+    if model.num_gpus > 1 and not allocation.pipeline_over_tensor:
         return serverlessllm.place(request, view)
-    able = [n for n in view.nodes if not n.draining and request.model.engine in n.engines]
-    start = _cold_start(request, able, view, params)
-    layout = _cached(start, able, request, view, params)
+    needs = [bytes_per_gpu(model, num) for num in range(1, allocation.max_stages + 1)]
+    able = _able(needs, request, view, params)
+    staged = {node.node_id for node, _ in able if node.can(model.engine, "stages")}
+    by_stages = _fits_as_stages(request, [_nth_free(o, model.num_gpus) for n, o in able if n.node_id in staged], params)
+    if not by_stages and not any(_nth_free(offered, model.num_gpus) >= needs[0] for _, offered in able):
+        return fit(model, fleet)
+    start = _cold_start(request, view, params)
+    cached = _able(needs[:1], request, view, params, only=fleet.holders(model)) if params.use_cache else []
+    alone = replace(allocation, max_stages=1, check_contention=False)
+    layout = allocate(start, _offers(cached, request, view, is_cached=True), view.now_s, alone)
+    if layout is None:
+        layout = _spread(start, _offers(able, request, view), staged, request, view, params)
     if layout is not None:
         return _as_stages(layout, request, view, params)
-    offers = _offers(able, request, view, params)
-    staged = {node.node_id for node in able if node.can(request.model.engine, "stages")}
-    layout = _spread(start, offers, staged, view, params)
-    if layout is None:
-        told = fit(request.model, view.nodes, view.reserved)
-        if told.stages or not _fits_as_stages(start, offers, staged, params):
-            return told
-        return replace(told, is_late=True, reason=f"{told.reason}, and a start in stages would be late")
-    return _as_stages(layout, request, view, params)
+    refusal = fit(model, fleet)
+    if refusal.stages or not by_stages:
+        return refusal
+    return replace(refusal, is_late=True, reason=f"{refusal.reason}, and a start in stages would be late")
 
 
-def _cold_start(
-    request: PlaceRequest, able: Sequence[Node], view: PlacementView, params: HydraserveParams
-) -> ColdStart:
+def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
     model = request.model
-    gpu_kind = gpu_kind_of(able[0]) if able else ""  # where nodes differ their offers have seconds of their own
+    first = next((n for n in view.fleet if not n.draining and model.engine in n.engines), None)
+    gpu_kind = gpu_kind_of(first) if first else ""  # where nodes differ their offers have seconds of their own
     stages = stage_seconds(model, gpu_kind, view, StartKind.COLD)
     warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
-        model_key=model.key,
         weight_bytes=model.weights_bytes,
         kv_bytes=model.kv_bytes,
         slo_ttft_s=model.slo.ttft_s or ENDLESS,
@@ -89,85 +93,110 @@ def _cold_start(
     )
 
 
-def _cached(
-    start: ColdStart, nodes: Iterable[Node], request: PlaceRequest, view: PlacementView, params: HydraserveParams
-) -> Layout | None:
-    """One worker where host memory has the weights."""
-    if not params.use_cache:
-        return None
-    there = [node for node in nodes if has_weights(node, request.model)]
-    alone = replace(params.allocation, max_stages=1, check_contention=False)
-    return allocate(start, _offers(there, request, view, params, is_cached=True), view.now_s, alone)
-
-
 def _spread(
-    start: ColdStart, offers: Sequence[ServerOffer], staged: Set[str], view: PlacementView, params: HydraserveParams
+    start: ColdStart,
+    offers: Sequence[ServerOffer],
+    staged: Set[str],
+    request: PlaceRequest,
+    view: PlacementView,
+    params: HydraserveParams,
 ) -> Layout | None:
     """One worker anywhere where that meets the objectives (the smallest s); else stages, on the `staged` nodes."""
     single = allocate(start, offers, view.now_s, replace(params.allocation, max_stages=1))
     if single is not None and single.meets_slo and start.num_required <= 1:
         return single
-    if len(staged) < 2 or params.allocation.max_stages < 2:
+    if view.fleet.num_able(request.model.engine, "stages") < 2 or params.allocation.max_stages < 2:
         return single
     pipeline = allocate(start, [o for o in offers if o.node_id in staged], view.now_s, params.allocation)
     return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
 
 
-def _fits_as_stages(
-    start: ColdStart, offers: Iterable[ServerOffer], staged: Set[str], params: HydraserveParams
-) -> bool:
-    """Whether some number of equal stages has the bytes, each on a server of its own, in time or not."""
-    rooms = sorted((_room(o, start.num_gpus) for o in offers if o.node_id in staged), reverse=True)
-    most = min(params.allocation.max_stages, len(rooms))
-    return any(rooms[num - 1] * num >= start.bytes_per_gpu() for num in range(2, most + 1))
+def _fits_as_stages(request: PlaceRequest, free: Sequence[int], params: HydraserveParams) -> bool:
+    """Whether some number of equal stages has the bytes, each on a server of its own, in time or not. `free`: bytes on
+    the GPUs of each server that serves stages."""
+    free, most = sorted(free, reverse=True), min(params.allocation.max_stages, len(free))
+    return any(free[num - 1] * num >= bytes_per_gpu(request.model) for num in range(2, most + 1))
 
 
-def _room(offer: ServerOffer, num_gpus: int) -> int:
-    """Bytes on each of that server's `num_gpus` GPUs with the most."""
-    return sorted((free for _, free in offer.gpus), reverse=True)[num_gpus - 1]
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """The GPUs of one node that have enough bytes for a stage: gpu_id, bytes free once copies are dropped."""
+
+    gpus: tuple[tuple[str, int], ...]
+    lost: Mapping[str, float]  # gpu_id -> worth of those copies
+
+    def lost_by_gpu(self) -> list[float]:
+        return [self.lost.get(gpu_id, 0.0) for gpu_id, _ in self.gpus]
 
 
-def _offers(
-    nodes: Iterable[Node],
+def _nth_free(open_gpus: _Open, num_gpus: int) -> int:
+    """Bytes on each of the `num_gpus` GPUs with the most."""
+    return sorted((free for _, free in open_gpus.gpus), reverse=True)[num_gpus - 1]
+
+
+def _able(
+    needs: Sequence[int],
     request: PlaceRequest,
     view: PlacementView,
     params: HydraserveParams,
     *,
-    is_cached: bool = False,
-) -> list[ServerOffer]:
-    model = request.model
+    only: Set[str] | None = None,
+) -> list[tuple[Node, _Open]]:
+    """Nodes that may be among the first that `allocate` ranks (of `only`, when given), by id."""
+    model, fleet, allocation = request.model, view.fleet, params.allocation
+    num_ranked = max(2 * allocation.max_stages, allocation.max_rivals)  # all that a layout or its rivals may name
+    drops = "bare" if params.clear else ""
+    num_gpus = model.num_gpus
+
+    def loses(known: NodeMemory) -> float:
+        lost = _open(known.node, min(needs), 0, fleet, params).lost_by_gpu()
+        return sum(sorted(lost)[:num_gpus])
+
+    near = fleet.candidates(
+        needs, num_gpus, model.engine, num_ranked, drops=drops, loses=loses, busy=view.links, only=only
+    )
     whole = bytes_per_gpu(model)
-    low = bytes_per_gpu(model, 1 if is_cached else params.allocation.max_stages)
-    nodes = list(nodes)
-    fits_somewhere = any(sum(gpu.total_bytes >= whole for gpu in node.gpus) >= model.num_gpus for node in nodes)
-    offers = []
-    for node in nodes:
-        here = view.dormant.get(node.node_id, ()) if params.clear else ()
-        gpus, lost = [], {}
-        for gpu in node.gpus:
-            if fits_somewhere and gpu.total_bytes < whole:
-                continue
-            room = room_of(gpu, view.reserved)
-            if here:
-                ids = {row.instance_id for row in here if gives_way(row)}
-                copies = [g for g in gpu.grants if g.holder in ids]
-                room += sum(g.num_bytes for g in copies)
-                lost[gpu.gpu_id] = sum(view.scores.get(g.holder, 0.0) for g in copies)
-            if room >= low:
-                gpus.append((gpu.gpu_id, room))
-        if len(gpus) >= model.num_gpus:
-            empty = frozenset(g.gpu_id for g in node.gpus if not g.grants and not view.reserved.get(g.gpu_id))
-            offers.append(
-                replace(offer_of(node, model, view, is_cached=is_cached), gpus=tuple(gpus), empty_gpus=empty, lost=lost)
-            )
-    return offers
+    least = whole if fleet.could_hold(whole, model.num_gpus, model.engine, even_draining=False) else 0
+    found = ((node, _open(node, min(needs), least, fleet, params)) for node in near)
+    return [(node, open_gpus) for node, open_gpus in found if len(open_gpus.gpus) >= model.num_gpus]
+
+
+def _open(node: Node, need: int, least_total: int, fleet: NodeIndex, params: HydraserveParams) -> _Open:
+    here = fleet.dormant.get(node.node_id, ()) if params.clear else ()
+    ids = {row.instance_id for row in here if gives_way(row)}
+    gpus, lost = [], {}
+    for gpu in node.gpus:
+        if gpu.total_bytes < least_total:
+            continue
+        free = room_of(gpu, fleet.reserved)
+        if here:
+            copies = [g for g in gpu.grants if g.holder in ids]
+            free += sum(g.num_bytes for g in copies)
+            lost[gpu.gpu_id] = sum(fleet.scores.get(g.holder, 0.0) for g in copies)
+        if free >= need:
+            gpus.append((gpu.gpu_id, free))
+    return _Open(tuple(gpus), lost)
+
+
+def _offers(
+    able: Iterable[tuple[Node, _Open]], request: PlaceRequest, view: PlacementView, *, is_cached: bool = False
+) -> list[ServerOffer]:
+    reserved = view.fleet.reserved
+    return [
+        replace(
+            offer_of(node, request.model, view, is_cached=is_cached),
+            gpus=open_gpus.gpus,
+            empty_gpus=frozenset(g.gpu_id for g in node.gpus if not g.grants and not reserved.get(g.gpu_id)),
+            lost=open_gpus.lost,
+        )
+        for node, open_gpus in able
+    ]
 
 
 def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
-    model, num_stages = request.model, layout.num_stages
+    model, fleet, num_stages = request.model, view.fleet, layout.num_stages
     whole = model.fetch_bytes
     cuts = [whole * number // num_stages for number in range(num_stages + 1)]
-    by_id = {gpu.gpu_id: gpu for node in view.nodes for gpu in node.gpus} if params.clear else {}
     stages, drops = [], list[str]()
     for number, worker in enumerate(layout.workers):
         need = bytes_per_gpu(model) if num_stages == 1 else worker.num_bytes
@@ -180,8 +209,10 @@ def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, param
                 fetch_bytes=cuts[number + 1] - cuts[number] if num_stages > 1 else 0,
             )
         )
-        for gpu_id in worker.gpu_ids if params.clear else ():
-            cleared = clear(by_id[gpu_id], need, view.dormant.get(worker.node_id, ()), view)
+        node = fleet.node(worker.node_id) if params.clear else None
+        by_id = {gpu.gpu_id: gpu for gpu in node.gpus} if node else {}
+        for gpu_id in worker.gpu_ids if by_id else ():
+            cleared = clear(by_id[gpu_id], need, fleet.dormant.get(worker.node_id, ()), view)
             drops += cleared.drops if cleared is not None else ()
     return PlaceDecision(
         stages=tuple(stages), drops=tuple(dict.fromkeys(drops)), reason=layout.reason, rivals=layout.rivals

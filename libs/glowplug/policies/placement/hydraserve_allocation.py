@@ -69,7 +69,6 @@ class ColdStart:
     """What must start, and by when. `waited_s` has gone by already; `num_required` workers are wanted in the end, each
     on `num_gpus` GPUs of one server. Bytes are of the whole model, over all of its GPUs."""
 
-    model_key: str
     weight_bytes: int
     kv_bytes: int
     slo_ttft_s: float

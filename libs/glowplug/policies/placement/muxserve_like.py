@@ -34,13 +34,13 @@ class MuxserveParams:
 def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = MuxserveParams()) -> PlaceDecision:
     """The least shared group of one node. Ties: least held, then the first node and GPUs."""
     model, options = request.model, []
-    for node in view.nodes:
+    for node in view.fleet:
         if node.draining or model.engine not in node.engines:
             continue
         for group in _groups(node, model.num_gpus):
-            room = min(room_of(gpu, view.reserved) for gpu in group)
+            room = min(room_of(gpu, view.fleet.reserved) for gpu in group)
             if room >= weights_per_gpu(model) + _least_kv(model):
-                options.append((_sharers(group, view.reserved), -room, node, group))
+                options.append((_sharers(group, view.fleet.reserved), -room, node, group))
     if not options:
         need = show_bytes(weights_per_gpu(model) + _least_kv(model))
         who = "no GPU has" if model.num_gpus == 1 else f"no {model.num_gpus} GPUs side by side each have"

@@ -1,17 +1,16 @@
-"""What a placement policy is asked, and what it may look at. Every policy of the kind has this shape:
+"""What a placement policy is asked, and what it may look at. Every policy of this kind has this shape:
 
 place(request: PlaceRequest, view: PlacementView) -> PlaceDecision
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.hydraserve_contention import LinkLedger
+from glowplug.policies.placement.node_index import FleetView
 from glowplug.policies.start_times import StartTimes
 
 NO_STAGES = StageSeconds()
@@ -32,7 +31,7 @@ def wants_seconds(place: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRequest:
-    """One instance that needs room."""
+    """One instance that needs a place."""
 
     instance_id: str
     model: Model
@@ -41,18 +40,20 @@ class PlaceRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementView:
-    """The fleet as a placement sees it. `nodes` are alive, in order of their ids; cordoned ones are marked draining."""
+class PlacementView(FleetView):
+    """The fleet as a placement sees it."""
 
-    now_s: float
-    nodes: Sequence[Node]
-    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in its ledger
-    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, those coming too,
-    # and engines that are swapped out
-    scores: Mapping[str, float] = field(default_factory=dict)  # instance_id of a replica -> its worth when last planned
     links: Mapping[str, LinkLedger] = field(default_factory=dict)  # node_id -> fetches under way on its network card
     times: StartTimes = field(default_factory=lambda: StartTimes(priors={}))  # what starts take; read only
     seconds: Mapping[str, StageSeconds] = field(default_factory=dict)  # model_key -> its warm inference, measured
     first_token_s: Mapping[str, float] = field(default_factory=dict)  # model_key -> from READY to the first token of
     # who waited for it, measured
     start_stages: StageSeconds = NO_STAGES  # warm inference of models that have not served yet
+
+    def warm(self, model: Model) -> StageSeconds | None:
+        """The model's warm inference; None where no request has shown it."""
+        return self.seconds.get(model.key)
+
+    def first_tokens(self, model: Model, otherwise_s: float) -> float:
+        """Seconds from READY to the first token of a request that waited for it."""
+        return self.first_token_s.get(model.key, otherwise_s)

@@ -1,12 +1,14 @@
 """ServerlessLLM: the server from which the model is ready soonest, as far as its weights have come already.
 
 The baseline of HydraServe section 8.1 (host memory as a cache, containers ready) and, with copies kept on the GPUs
-(`keep_last` of the kind "prewarming"), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest seconds
+(`keep_last`, a prewarming policy), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest seconds
 to load, by estimate: over the network unless host memory has the weights, then over PCIe. Idle replicas of other models
 make room before anybody waits.
 
 Departure: ServerlessLLM moves running models aside to free a good server (live migration); here such a server is full.
 """
+
+from functools import partial
 
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
@@ -15,6 +17,7 @@ from glowplug.policies.placement.dormant import Clearing, clear, grow
 from glowplug.policies.placement.expect import offer_of
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.links import has_weights
+from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 
@@ -28,7 +31,7 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
         return grown
     options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_room(request, view)]
     if not options:
-        return fit(request.model, view.nodes, view.reserved)
+        return fit(request.model, view.fleet)
     options.sort(key=lambda option: (option[0], sum(c.lost for c in option[2]), option[1].node_id))
     seconds, node, cleared = options[0]
     gpu_ids = tuple(sorted(one.gpu_id for one in cleared))
@@ -51,13 +54,26 @@ def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
 
 
 def _with_room(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
-    """Nodes with room now, or once replicas are dropped, and on each the GPUs where least is lost."""
-    model, need, found = request.model, bytes_per_gpu(request.model), []
-    for node in view.nodes:
-        if node.draining or model.engine not in node.engines:
-            continue
-        here = view.dormant.get(node.node_id, ())
-        options = [c for gpu in node.gpus if (c := clear(gpu, need, here, view)) is not None]
-        if len(options) >= model.num_gpus:
-            found.append((node, sorted(options, key=lambda c: c.cost)[: model.num_gpus]))
-    return found
+    """Nodes that may be among the first and have the bytes free, or once replicas are dropped; on each the GPUs where
+    least is lost. Those that have the weights rank by themselves."""
+    model, need, fleet = request.model, bytes_per_gpu(request.model), view.fleet
+    num_gpus = model.num_gpus
+
+    def cheapest(known: NodeMemory) -> list[Clearing]:
+        options = (clear(gpu, need, known.rows, view) for gpu in known.node.gpus)
+        return sorted((one for one in options if one is not None), key=lambda one: one.cost)[:num_gpus]
+
+    def loses(known: NodeMemory) -> float:
+        cleared = cheapest(known)
+        return sum(one.lost for one in cleared) if len(cleared) == num_gpus else float("inf")
+
+    if not fleet.candidates((need,), num_gpus, model.engine, 1, drops="free", loses=loses):
+        return []
+    near = partial(
+        fleet.candidates, (need,), num_gpus, model.engine, MAX_RIVALS, drops="free", loses=loses, busy=view.links
+    )
+    holders = fleet.holders(model)
+    nodes = [*near(only=holders), *(() if holders is None else near(besides=holders))]
+    nodes.sort(key=lambda node: node.node_id)
+    found = zip(nodes, fleet.answers(("cheapest", need, num_gpus), cheapest, nodes), strict=True)
+    return [(node, cleared) for node, cleared in found if len(cleared) == num_gpus]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision
-from glowplug.policies.placement.compact import broken, fresh, largest_group
+from glowplug.policies.placement.compact import broken, fresh
 from glowplug.policies.placement.dormant import grow
 from glowplug.policies.placement.hydraserve import HydraserveParams, lay_out
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
@@ -24,7 +24,7 @@ PARAMS = HydraserveParams(clear=True)
 @reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = PARAMS) -> PlaceDecision:
     """See hydraserve.place; replicas are grown from, or give way."""
-    largest = max(request.model.num_gpus, largest_group(view))
+    largest = max(request.model.num_gpus, view.fleet.largest_group())
     if largest > 1:
         return _compact(request, view, largest) or lay_out(request, view, params)
     return grow(request, view) or lay_out(request, view, params)
@@ -32,13 +32,13 @@ def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams =
 
 def _compact(request: PlaceRequest, view: PlacementView, largest: int) -> PlaceDecision | None:
     """The copy, or the start from host memory, that breaks no group larger than it must."""
-    nodes = {node.node_id: node for node in view.nodes}
 
     def breaks(node: Node, gpu_ids: Sequence[str]) -> int:
         return broken(node, gpu_ids, view, largest)
 
     grown = grow(request, view, breaks)
-    loss = breaks(nodes[grown.node_id], grown.stages[0].gpu_ids) if grown else largest + 1
+    at = view.fleet.node(grown.node_id) if grown else None
+    loss = breaks(at, grown.stages[0].gpu_ids) if grown and at else largest + 1
     if grown is not None and not loss:
         return grown
     started = fresh(request, view, largest)

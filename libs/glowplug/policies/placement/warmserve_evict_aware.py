@@ -11,7 +11,7 @@ Departures, all as the published code or needed by it (errata E8-E10):
 - Scale-up takes the least sum of lost scores on a hit and on a miss alike, as the text says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -23,7 +23,7 @@ from glowplug.policies.placement.warmserve_groups import (
     is_nested_or_disjoint,
     members,
 )
-from glowplug.policies.prewarming.warmserve_scores import ReplicaClass, ReplicaWish
+from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,10 @@ class _Node:
         scored = (r if r.score == worth[r.replica_id] else replace(r, score=worth[r.replica_id]) for r in view.replicas)
         return cls(view, list(view.free_bytes), [(view.bits(r.gpu_ids), r) for r in scored])
 
-    def can_hold(self, shape: ReplicaShape) -> bool:
-        return not shape.engine or self.view.engines is None or shape.engine in self.view.engines
+    @property
+    def has_stale(self) -> bool:
+        """Whether a copy there is worth nothing and may go."""
+        return any(replica.score == 0.0 and replica.may_go for _, replica in self.held)
 
     def groups_for(self, shape: ReplicaShape) -> Sequence[_Group]:
         """Groups with room whose replicas' sets hold it or lie in it, the least worth first."""
@@ -140,7 +142,16 @@ def plan(
     """
     views = sorted(nodes, key=lambda n: n.node_id)
     scores, new = share_out(wishes, views)
-    working = {view.node_id: _Node.of(view, scores) for view in views}
+    working: dict[str, _Node] = {}
+
+    def able_to_hold(shape: ReplicaShape) -> Iterator[_Node]:
+        for view in views:
+            if not shape.engine or view.engines is None or shape.engine in view.engines:
+                node = working.get(view.node_id)
+                if node is None:
+                    node = working[view.node_id] = _Node.of(view, scores)
+                yield node
+
     sizes = {key: shape.bytes_per_gpu for key, shape in shapes.items()}
     steps: list[PrewarmStep] = []
     full: set[ReplicaShape] = set()  # shapes no group has room for
@@ -150,14 +161,11 @@ def plan(
             continue
         if len(steps) >= params.max_steps:
             break
-        able = [node for node in working.values() if node.can_hold(shape)]
-        found = None if shape in full else _best(able, wish, shape)
-        if found is None and not any(node.groups_for(shape) for node in able):
+        found = None if shape in full else _best(able_to_hold(shape), wish, shape)
+        if found is None and shape not in full and not any(node.groups_for(shape) for node in able_to_hold(shape)):
             full.add(shape)
         if found is None and params.evict_stale:
-            stale = [
-                _best_stale(n, wish, shape, sizes) for n in able if any(r.score == 0.0 and r.may_go for _, r in n.held)
-            ]
+            stale = [_best_stale(n, wish, shape, sizes) for n in able_to_hold(shape) if n.has_stale]
             found = min((fit for fit in stale if fit), key=lambda fit: fit.order, default=None)
             if found is not None:
                 full.clear()

@@ -39,9 +39,7 @@ def shape_of(request: PlaceRequest) -> ReplicaShape:
 
 def candidates(request: PlaceRequest, view: PlacementView) -> list[PrewarmNode]:
     """Nodes with enough GPUs that serve nobody, by id."""
-    need = bytes_per_gpu(request.model)
-    nodes = sorted(view.nodes, key=lambda node: node.node_id)
-    return list(start_nodes(request.model, need, nodes, view.dormant, view.reserved, view.scores))
+    return list(start_nodes(request.model, bytes_per_gpu(request.model), view.fleet))
 
 
 def decided(request: PlaceRequest, found: Takeover) -> PlaceDecision:
@@ -53,7 +51,7 @@ def decided(request: PlaceRequest, found: Takeover) -> PlaceDecision:
 
 def nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     """Why there is no room: never, or not while others serve."""
-    said = fit(request.model, view.nodes, view.reserved)
+    said = fit(request.model, view.fleet)
     if said.possible:
         num = request.model.num_gpus
         lacking = "no node has a GPU that serves nobody" if num == 1 else f"no node has {num} GPUs that serve nobody"

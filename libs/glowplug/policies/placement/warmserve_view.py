@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
 from glowplug.policies.placement.shape import room_of
 from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode
 
@@ -47,52 +48,50 @@ def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[
     )
 
 
-def start_nodes(
-    model: Model,
-    need: int,
-    nodes: Iterable[Node],
-    dormant: Mapping[str, Sequence[Instance]],
-    reserved: Mapping[str, int],
-    scores: Mapping[str, float],
-) -> Iterator[PrewarmNode]:
-    """Where an instance may start: GPUs that serve, or could never hold `need` bytes, are marked (as `draining`)."""
-    for node in nodes:
-        if node.draining or model.engine not in node.engines:
+def start_nodes(model: Model, need: int, fleet: NodeIndex) -> Iterator[PrewarmNode]:
+    """Where an instance may start, by id: GPUs that serve, or could never hold `need` bytes, are marked (as
+    `draining`)."""
+    key, revision, engine, num_gpus = model.key, model.revision, model.engine, model.num_gpus
+
+    def serving(known: NodeMemory) -> tuple[Node, frozenset[str]]:
+        return known.node, serving_gpus(known.node, known.rows, fleet.reserved)
+
+    for node, closed in fleet.answers("serving", serving):
+        if node.draining or engine not in node.engines:
             continue
-        here = dormant.get(node.node_id, ())
-        closed = serving_gpus(node, here, reserved) | {g.gpu_id for g in node.gpus if g.total_bytes < need}
-        if len(node.gpus) - len(closed) < model.num_gpus:
+        closed = closed | {g.gpu_id for g in node.gpus if g.total_bytes < need}
+        if len(node.gpus) - len(closed) < num_gpus:
             continue
-        mine = tuple(row for row in here if row.model_key != model.key or row.model_revision in (0, model.revision))
+        here = fleet.dormant.get(node.node_id, ())
+        mine = tuple(row for row in here if row.model_key != key or row.model_revision in (0, revision))
         yield PrewarmNode(
             node_id=node.node_id,
             gpu_ids=tuple(gpu.gpu_id for gpu in node.gpus),
             free_bytes=(),
             draining=closed,
-            replicas=replicas_on(mine, scores) if mine else (),
+            replicas=replicas_on(mine, fleet.scores) if mine else (),
         )
 
 
-def prewarm_nodes(
-    nodes: Iterable[Node],
-    dormant: Mapping[str, Sequence[Instance]],
-    reserved: Mapping[str, int],
-    scores: Mapping[str, float],
-    draining: Collection[str],
-) -> Iterator[PrewarmNode]:
-    """Where replicas may be prewarmed: idle and universal GPUs, and those whose instances all drain (section 4.1)."""
-    for node in nodes:
+def prewarm_nodes(fleet: NodeIndex, draining: Collection[str], *, is_ahead: bool) -> Iterator[PrewarmNode]:
+    """Where replicas may be prewarmed: idle and universal GPUs, and, when planning ahead, those whose instances all
+    drain (section 4.1)."""
+
+    def seen(known: NodeMemory) -> PrewarmNode | None:
+        node, here, besides = known.node, known.rows, draining if is_ahead else ()
         if node.draining:
-            continue
-        here = dormant.get(node.node_id, ())
-        closed = serving_gpus(node, here, reserved, draining)
+            return None
+        closed = serving_gpus(node, here, fleet.reserved, besides)
         gpus = [gpu for gpu in node.gpus if gpu.gpu_id not in closed]
-        if gpus or here:  # a replica counts wherever it lies
-            yield PrewarmNode(
-                node_id=node.node_id,
-                gpu_ids=tuple(gpu.gpu_id for gpu in gpus),
-                free_bytes=tuple(room_of(gpu, reserved) for gpu in gpus),
-                draining=frozenset(g.gpu_id for g in gpus if any(grant.holder in draining for grant in g.grants)),
-                replicas=replicas_on(here, scores),
-                engines=frozenset(e for e in node.engines if node.can(e, "prewarm")),
-            )
+        if not gpus and not here:  # a replica counts wherever it lies
+            return None
+        return PrewarmNode(
+            node_id=node.node_id,
+            gpu_ids=tuple(gpu.gpu_id for gpu in gpus),
+            free_bytes=tuple(room_of(gpu, fleet.reserved) for gpu in gpus),
+            draining=frozenset(g.gpu_id for g in gpus if any(grant.holder in besides for grant in g.grants)),
+            replicas=replicas_on(here, {}),
+            engines=frozenset(e for e in node.engines if node.can(e, "prewarm")),
+        )
+
+    return (found for found in fleet.answers(("prewarm", is_ahead), seen) if found is not None)

@@ -1,4 +1,4 @@
-"""What a prewarming policy is asked, and what it may look at. Every policy of the kind has this shape:
+"""What a prewarming policy is asked, and what it may look at. Every policy of this kind has this shape:
 
 plan(view: PrewarmView) -> PrewarmPlan
 """
@@ -7,25 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
+from glowplug.policies.placement.node_index import FleetView
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrewarmView:
-    """The fleet as a prewarming sees it. `nodes` are alive, in order of their ids; cordoned ones are marked draining.
+class PrewarmView(FleetView):
+    """The fleet as a prewarming sees it. `models` are those to be planned for; `load_s` seconds to bring a model's
+    weights onto its GPUs (T_c)."""
 
-    `models` are those to be planned for; `load_s` seconds to bring a model's weights onto its GPUs (T_c).
-    """
-
-    now_s: float
-    nodes: Sequence[Node]
     models: Mapping[str, Model]
-    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in its ledger
-    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, coming ones too
     draining: frozenset[str] = frozenset()  # instances that finish what they have
     finishing: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> their rows
     num_active: Mapping[str, int] = field(default_factory=dict)  # model_key -> instances that serve or will (K)

@@ -26,8 +26,11 @@ UNWISHED = (
 def plan(view: PrewarmView, params: warmserve.WarmserveParams = PARAMS) -> PrewarmPlan:
     """`warmserve.plan` without the steps whose weights would come over the network, and a worth for every replica."""
     found = warmserve.plan(view, params)
-    nodes = {node.node_id: node for node in view.nodes}
-    near = tuple(step for step in found.steps if has_weights(nodes[step.node_id], view.models[step.model_key]))
+    near = tuple(
+        step
+        for step in found.steps
+        if (node := view.fleet.node(step.node_id)) is not None and has_weights(node, view.models[step.model_key])
+    )
     stayed = {replica_id: UNWISHED * worth for replica_id, worth in keep_last(view).scores.items()}
     scores = stayed | dict(found.scores)
     return replace(

@@ -16,7 +16,7 @@ room, overlapping as it may. `unproactive` is the one without proactive prewarmi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from glowplug.domain.model import Model
 from glowplug.policies.placement.shape import weights_per_gpu
@@ -28,11 +28,11 @@ from glowplug.policies.placement.warmserve_evict_aware import (
 )
 from glowplug.policies.placement.warmserve_evict_aware import plan as place_replicas
 from glowplug.policies.placement.warmserve_groups import PrewarmNode
+from glowplug.policies.placement.warmserve_scores import PrewarmDemand, ReplicaWish, ScoreParams, replicas
 from glowplug.policies.placement.warmserve_view import prewarm_nodes
 from glowplug.policies.prewarming.first_layers import LayerProfile, first_layers_bytes
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
 from glowplug.policies.prewarming.warmserve_ahead import after, draining_gpus, usable
-from glowplug.policies.prewarming.warmserve_scores import PrewarmDemand, ReplicaWish, ScoreParams, replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,13 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
     stale = outdated(view)
     nodes = _nodes(view, stale, params)
     shapes = {
-        key: ReplicaShape(num_gpus=m.num_gpus, bytes_per_gpu=_replica_bytes(m, view, params), engine=m.engine)
+        key: _shape(m.num_gpus, _replica_bytes(m, view, params), m.engine)
         for key in {wish.model_key for wish in wishes} | {r.model_key for node in nodes for r in node.replicas}
         if (m := view.models.get(key)) is not None
     }
     scores, still_open = share_out(wishes, nodes)
     steps: list[PrewarmStep] = []
-    if params.proactive and params.usable_first and (closed := draining_gpus(view.nodes, view.draining)):
+    if params.proactive and params.usable_first and (closed := draining_gpus(view.fleet, view.draining)):
         now = usable(_nodes(view, stale, replace(params, proactive=False)), closed)
         at_once, still_open = share_out(wishes, now)
         scores |= at_once
@@ -95,11 +95,18 @@ def _demand(key: str, view: PrewarmView) -> PrewarmDemand:
     )
 
 
+@lru_cache(maxsize=4096)  # many models are alike
+def _shape(num_gpus: int, num_bytes: int, engine: str) -> ReplicaShape:
+    return ReplicaShape(num_gpus=num_gpus, bytes_per_gpu=num_bytes, engine=engine)
+
+
 def _replica_bytes(model: Model, view: PrewarmView, params: WarmserveParams) -> int:
     """On each GPU: all of the weights, or the first layers where the model's profile is known."""
-    weights, load_s = weights_per_gpu(model), view.load_s.get(model.key, 0.0)
-    prefill_s = view.prefill_s.get(model.key, 0.0)
-    if not params.first_layers or load_s <= 0 or prefill_s <= 0:
+    weights = weights_per_gpu(model)
+    if not params.first_layers:
+        return weights
+    load_s, prefill_s = view.load_s.get(model.key, 0.0), view.prefill_s.get(model.key, 0.0)
+    if load_s <= 0 or prefill_s <= 0:
         return weights
     return first_layers_bytes(
         LayerProfile(
@@ -114,8 +121,7 @@ def _replica_bytes(model: Model, view: PrewarmView, params: WarmserveParams) -> 
 
 def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> list[PrewarmNode]:
     gone = frozenset(stale)
-    draining = view.draining if params.proactive else frozenset[str]()
-    nodes = list(prewarm_nodes(view.nodes, view.dormant, view.reserved, {}, draining))
+    nodes = list(prewarm_nodes(view.fleet, view.draining, is_ahead=params.proactive))
     if params.first_layers:
         held = {r.instance_id: r.workers[0].num_bytes for rows in view.dormant.values() for r in rows if r.workers}
         nodes = [

@@ -12,17 +12,24 @@ seconds that a drain takes:
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 
-from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
+from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep, ReplicaShape
 from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode
 from glowplug.policies.placement.warmserve_view import replicas_on
 
 
-def draining_gpus(nodes: Sequence[Node], draining: Collection[str]) -> frozenset[str]:
+def draining_gpus(fleet: NodeIndex, draining: Collection[str]) -> frozenset[str]:
     """GPUs on which an instance drains."""
-    return frozenset(g.gpu_id for n in nodes for g in n.gpus if any(grant.holder in draining for grant in g.grants))
+    if not draining:
+        return frozenset()
+
+    def here(known: NodeMemory) -> tuple[str, ...]:
+        return tuple(g.gpu_id for g in known.node.gpus if any(grant.holder in draining for grant in g.grants))
+
+    return frozenset(chain.from_iterable(fleet.answers("draining", here)))
 
 
 def usable(nodes: Sequence[PrewarmNode], gpu_ids: Set[str]) -> list[PrewarmNode]:

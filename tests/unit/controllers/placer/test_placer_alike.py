@@ -12,6 +12,7 @@ from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement import hydraserve, union
 from glowplug.policies.placement.first_fit import place as first_fit
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from tests.fleet_builder import a_model, a_node, an_event, an_instance
 
@@ -78,19 +79,42 @@ def test_who_has_waited_too_long_says_nothing_of_who_has_not() -> None:
 
 
 def test_where_bytes_decide_one_answer_does_for_all_of_a_size() -> None:
-    asked_of: list[str] = []
+    asked_at: list[float] = []
 
     def counting(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-        asked_of.append(request.model.key)
+        asked_at.append(view.now_s)
         return hydraserve.place(request, view)
 
     controller = placer(counting)
     for at, name in enumerate(("a", "b", "c")):
         ask(controller, of_size(name, slo=Slo(ttft_s=5.0 + at)), 2.0)
     taught(controller, a=SLOW, b=FAST)
-    asked_of.clear()
+    asked_at.clear()
     beats(controller, 20, 2, 2.5)
-    assert asked_of == ["a"] * len(NODES), "once in the pass of each beat"
+    assert asked_at == [2.5] * len(NODES), "once in the pass of each beat"
+
+
+def test_a_policy_that_reads_a_field_nobody_listed_is_asked_about_each_of_its_values() -> None:
+    """Refusals are shared by what the policy read, so that a new policy cannot be answered wrongly."""
+    asked_of: list[float] = []
+
+    def only_pinned(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
+        asked_of.append(view.now_s)
+        return first_fit(request, view) if request.model.pinned else PlaceDecision(reason="it is not pinned")
+
+    def only_few(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
+        asked_of.append(view.now_s)
+        known = view.warm(request.model)
+        return PlaceDecision(reason="it is slow") if known is None else first_fit(request, view)
+
+    for policy in (only_pinned, only_few):
+        controller = placer(policy)
+        controller.fleet.network.seconds["c"] = StageSeconds(prefill_s=0.1)
+        for name in ("a", "b", "c"):
+            assert started(ask(controller, of_size(name, pinned=name == "c"), 2.0)) == []
+        asked_of.clear()
+        assert started(beats(controller, 300, 2, 2.5)) == ["i-c"]
+        assert asked_of[:2] == [2.5, 2.5], "for a, which answers for b, and for c"
 
 
 def test_requests_teach_only_a_placement_that_reads_seconds() -> None:

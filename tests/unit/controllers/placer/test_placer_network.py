@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.placer.network import Network
-from glowplug.controllers.placer.orders import Placement
 from glowplug.controllers.placer.params import PlacerParams
+from glowplug.controllers.placer.placement import Placement, Sent
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
 from glowplug.domain.model import Slo, WeightsRef
@@ -24,7 +24,8 @@ STAGES = StageSeconds(container_s=1.0, cuda_s=1.0, library_s=2.0, prefill_s=0.5)
 def placed(instance_id="x", *, fetch_bytes=0, source="", model=MODEL):
     command = PlaceInstance(instance_id=instance_id, model=model, reason="", wanted_at=10.0)
     stage = StageDecision(node_id="node-1", gpu_ids=("node-1/0",), bytes_per_gpu=1, fetch_bytes=fetch_bytes)
-    return Placement(an_event(command), 10.0, 10.0, stages=(stage,), source=source)
+    sent = Sent((stage,), source, {}, (), started_at=10.0, sent_at=10.0)
+    return Placement(an_event(command), 10.0, 10.0, sent)
 
 
 def network(**fields):
@@ -42,7 +43,7 @@ def started(instance_id, model_key="m", *, at=1.0, **seconds):
 
 
 def left(net):
-    return {f.fetch_id: f.left_bytes for f in net.links["node-1"].fetches}
+    return {f.fetch_id: f.left_bytes for f in net.links["node-1"].fetches} if "node-1" in net.links else {}
 
 
 def test_a_start_is_a_fetch_on_its_nodes_link_due_by_the_objective():
@@ -66,8 +67,9 @@ def test_a_fetch_is_due_before_the_objective_by_what_follows_it():
     net = network(start_stages=replace(STAGES, hop_s=0.1))
     node = replace(NODE, abilities=("emulated:stream",))
     net.ordered(placed("one"), {"node-1": node}, 10.0)
-    two = tuple(replace(stage, bytes_per_gpu=0) for stage in placed().stages * 2)
-    net.ordered(replace(placed("two"), stages=two), {"node-1": node}, 10.0)
+    placement = placed("two")
+    placement.sent.stages = tuple(replace(stage, bytes_per_gpu=0) for stage in placement.stages * 2)
+    net.ordered(placement, {"node-1": node}, 10.0)
     due = {fetch.fetch_id: fetch.deadline_at for fetch in net.links["node-1"].fetches}
     assert due.pop("one") == pytest.approx(14.5)
     assert list(due.values()) == pytest.approx([13.9, 13.9])

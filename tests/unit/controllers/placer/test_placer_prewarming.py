@@ -98,7 +98,7 @@ def test_a_replica_nobody_answers_for_is_given_up_and_its_bytes_are_free():
     (start,) = sent(forecast(controller, 1.0), StartInstance)
     effects = [e for n in range(4, 22) for e in controller.handle(Tick(), n / 2)]
     assert [s.instance_id for s in sent(effects, StopInstance)] == [start.instance_id]
-    assert controller.fleet.books.reserved == {}
+    assert controller.fleet.capacity.reserved == {}
 
 
 def test_an_instance_grows_from_the_replica_and_others_leave_it_alone():
@@ -111,7 +111,7 @@ def test_an_instance_grows_from_the_replica_and_others_leave_it_alone():
     (start,) = sent(effects, StartInstance)
     assert (start.source, start.workers[0].gpu_id) == (replica.instance_id, "node-1/0")
     assert sent(effects, FetchWeights) == [], "its weights are there"
-    assert controller.fleet.books.reserved == {"node-1/0": 200 * MIB}, "less what the replica holds there"
+    assert controller.fleet.capacity.reserved == {"node-1/0": 200 * MIB}, "less what the replica holds there"
     assert sent(controller.handle(asked(instance_id="y"), 3.1), StartInstance) == []
 
 
@@ -226,7 +226,7 @@ def test_a_replica_taken_before_its_agent_spoke_leaves_no_promise_behind():
     controller.handle(an_event(NodeBeat(node=held)), 3.1)
     later = [e for n in range(7, 24) for e in controller.handle(Tick(), n / 2)]
     assert replica.instance_id not in {s.instance_id for s in sent(later, StartInstance)}
-    assert controller.fleet.books.taken == {} and controller.fleet.promised == set()
+    assert controller.fleet.capacity.taken == {} and controller.fleet.promised == set()
 
 
 def test_a_copy_its_taker_did_not_use_is_there_again():
@@ -235,7 +235,7 @@ def test_a_copy_its_taker_did_not_use_is_there_again():
     row = prewarmed(replica, 2.0, controller)
     controller.handle(asked(), 3.0)
     controller.handle(an_event(InstanceReady(instance=an_instance("x", "a", mib=300))), 3.5)
-    assert controller.fleet.books.dormant == {"node-1": [row]}
+    assert controller.fleet.capacity.dormant == {"node-1": [row]}
 
 
 def test_a_replica_heard_of_after_it_was_taken_stays_taken():
@@ -243,7 +243,7 @@ def test_a_replica_heard_of_after_it_was_taken_stays_taken():
     (replica,) = sent(forecast(controller, 1.0), StartInstance)
     controller.handle(asked(), 2.0)
     prewarmed(replica, 2.1, controller)
-    assert controller.fleet.books.dormant == {} and controller.fleet.books.taken == {replica.instance_id: "x"}
+    assert controller.fleet.capacity.dormant == {} and controller.fleet.capacity.taken == {replica.instance_id: "x"}
 
 
 def test_with_first_layers_a_replica_is_ordered_by_its_profile_and_a_start_from_it_takes_all_bytes():
@@ -258,7 +258,7 @@ def test_with_first_layers_a_replica_is_ordered_by_its_profile_and_a_start_from_
     )
     (start,) = sent(forecast(controller, 1.2), StartInstance)
     assert [w.num_bytes for w in start.workers] == [-(-100 * MIB * 17 // 32)]
-    assert controller.fleet.books.reserved == {"node-1/0": start.workers[0].num_bytes}
+    assert controller.fleet.capacity.reserved == {"node-1/0": start.workers[0].num_bytes}
     prewarmed(start, 2.0, controller)
     (grown,) = sent(controller.handle(asked(), 3.0), StartInstance)
     assert grown.source == start.instance_id and [w.num_bytes for w in grown.workers] == [300 * MIB]

@@ -156,7 +156,7 @@ def test_an_agent_that_does_not_answer_fails_the_whole_and_says_so():
 def test_cancelling_stops_every_stage_and_gives_the_bytes_back():
     controller = placer()
     place(controller)
-    assert set(controller.fleet.books.reserved) == {"node-1/0", "node-2/0"}
+    assert set(controller.fleet.capacity.reserved) == {"node-1/0", "node-2/0"}
     cancel = an_event(CancelPlacement(instance_id="x", reason="gone"), issuer="autoscaler-1", epoch=1)
     assert [s.instance_id for s in sent(controller.handle(cancel, 2.0), StopInstance)] == ["x", "x.1"]
-    assert controller.fleet.books.reserved == {}
+    assert controller.fleet.capacity.reserved == {}

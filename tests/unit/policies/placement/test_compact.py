@@ -5,7 +5,7 @@ from dataclasses import replace
 from glowplug.domain.hardware import CachedWeights, GrantOwner
 from glowplug.domain.instance import InstanceState
 from glowplug.policies.placement import union
-from glowplug.policies.placement.compact import broken, fresh, largest_group
+from glowplug.policies.placement.compact import broken, fresh
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
@@ -47,8 +47,8 @@ def small_replica(gpu_id):
 def test_groups_are_counted_in_gpus():
     """Weights and KV cache of one instance on one GPU are two grants and one GPU."""
     node = a_node(gpus_mib=(300,), grants={0: [("i-1", 50), ("i-1", 50)]})
-    assert largest_group(seen(node)) == 1
-    assert largest_group(seen(node, large_replica())) == 2
+    assert seen(node).fleet.largest_group() == 1
+    assert seen(node, large_replica()).fleet.largest_group() == 2
 
 
 def test_what_taking_a_gpu_breaks():

@@ -21,6 +21,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
+from itertools import chain
 from typing import Literal
 
 
@@ -68,19 +70,23 @@ class ScoreParams:
 
 def replicas(demands: Iterable[PrewarmDemand], params: ScoreParams = ScoreParams()) -> list[ReplicaWish]:
     """Every replica worth prewarming, the most valuable first; ties go by model key and rank."""
-    wishes = [wish for demand in demands for wish in _of(demand, params)]
-    first = params.class_first
-    return sorted(wishes, key=lambda w: (w.kind if first else 0, -w.score, w.model_key, w.kind, w.rank))
+    ranked = sorted(chain.from_iterable(_of(demand, params) for demand in demands))
+    return [wish for *_, wish in ranked]
 
 
-def _of(demand: PrewarmDemand, params: ScoreParams) -> list[ReplicaWish]:
+# A wish behind what it is sorted by, in which no two are alike.
+_Ranked = tuple[int, float, str, int, int, ReplicaWish]
+
+
+@lru_cache(maxsize=16384)  # most models want the same from one plan to the next
+def _of(demand: PrewarmDemand, params: ScoreParams) -> tuple[_Ranked, ...]:
     average, peak = max(0.0, demand.concurrency_mean), max(0.0, demand.concurrency_peak)
     batch = max(1, demand.max_concurrency)
     num_basic = min(max(math.ceil(average / batch) - demand.num_active, 0), MAX_REPLICAS)
     num_burst = min(max(math.ceil(peak / batch) - num_basic - demand.num_active, 0), MAX_REPLICAS)
     total = num_basic + num_burst
     if not total:
-        return []
+        return ()
     factor = burst_factor(average, peak, params)
     basic = [
         ReplicaWish(
@@ -97,7 +103,8 @@ def _of(demand: PrewarmDemand, params: ScoreParams) -> list[ReplicaWish]:
         )
         for i in range(num_burst)
     ]
-    return basic + burst
+    first = params.class_first
+    return tuple((w.kind if first else 0, -w.score, w.model_key, w.kind, w.rank, w) for w in (*basic, *burst))
 
 
 def burst_factor(average: float, peak: float, params: ScoreParams) -> float:

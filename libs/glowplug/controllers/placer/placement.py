@@ -1,8 +1,7 @@
 """One instance being placed, and what is written about it: its decision record, its commands, its refusal."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
@@ -14,30 +13,62 @@ from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecis
 from glowplug.policies.placement.expect import Expected
 
 NEVER = float("-inf")
-_UNASKED = PlaceDecision()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No place has been found for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakingSpace:
+    """Its bytes are claimed on these GPUs, and instances there have been asked to leave; none where drains under way
+    suffice."""
+
+    stage: StageDecision
+    victims: tuple[str, ...]
+    asked_at: float
+
+
+@dataclass(slots=True)
+class Sent:
+    """Its starts have been sent. `sent_at`: the last time that they were."""
+
+    stages: tuple[StageDecision, ...]
+    source: str  # the dormant instance it grows from, "" without one
+    drops: Mapping[str, tuple[str, ...]]  # node_id -> replicas that give way there
+    victims: tuple[str, ...]  # who left for it
+    started_at: float
+    sent_at: float
+    expected: Expected | None = None  # of its start
+    decision_id: str = ""
+
+    @property
+    def promised(self) -> tuple[str, ...]:
+        """Dormant instances that are its own now: what it grows from, and what gives way to it."""
+        return tuple(name for name in (self.source, *(d for drops in self.drops.values() for d in drops)) if name)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Its policy found no place."""
+
+    version: int  # of the capacity
+    at: float
+    answer: PlaceDecision
 
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """One instance being placed. `stages` set: bytes are reserved there. `sent_at` set: its starts have been sent."""
+    """One instance being placed: WAITING, MakingSpace or Sent. When an agent does not answer a Sent one waits again."""
 
     event: Event
     received_at: float
     asked_at: float  # when it was last asked for
-    stages: tuple[StageDecision, ...] = ()
-    source: str = ""  # the dormant row it grows from
-    drops: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # node_id -> replicas that give way there
-    decision_id: str = ""
-    victims: tuple[str, ...] = ()
-    asked_victims_at: float = NEVER
-    lacked_at: float = 0.0  # when it was first found that there is no room for it; 0: there was room at once
-    started_at: float = 0.0
-    sent_at: float = 0.0
+    state: Waiting | MakingSpace | Sent = Waiting()
+    refusal: Refusal | None = None  # the last one
+    lacked_at: float = 0.0  # when bytes were first found lacking for it; 0: it had them at once
     silent: tuple[str, ...] = ()  # nodes whose agents did not answer a start of it
-    tried_version: int = -1  # of the books, when its policy found no room
-    tried_at: float = NEVER
-    answer: PlaceDecision = _UNASKED  # what it said
-    expected: Expected | None = None  # of its start
 
     @property
     def command(self) -> PlaceInstance:
@@ -54,6 +85,25 @@ class Placement:
         return (-self.command.model.priority, self.received_at, self.instance_id)
 
     @property
+    def sent(self) -> Sent | None:
+        return self.state if isinstance(self.state, Sent) else None
+
+    @property
+    def stages(self) -> tuple[StageDecision, ...]:
+        """Where its bytes are claimed."""
+        match self.state:
+            case Sent(stages=stages):
+                return stages
+            case MakingSpace(stage=stage):
+                return (stage,)
+        return ()
+
+    @property
+    def victims(self) -> tuple[str, ...]:
+        """Instances that were asked to leave for it."""
+        return () if isinstance(self.state, Waiting) else self.state.victims
+
+    @property
     def node_id(self) -> str:
         return self.stages[0].node_id if self.stages else ""
 
@@ -62,31 +112,30 @@ class Placement:
         return self.stages[0].gpu_ids[0] if self.stages else ""
 
     def stage_id(self, stage: int) -> str:
-        """The row that stands for one of its stages."""
+        """The instance that stands for one of its stages."""
         return f"{self.instance_id}.{stage}" if stage else self.instance_id
 
     def shift(self, by_s: float) -> None:
         """Move every wait by a jump of the clock."""
         self.received_at += by_s
         self.asked_at += by_s
-        self.asked_victims_at += by_s
-        self.tried_at += by_s
-        if self.sent_at:
-            self.sent_at += by_s
-            self.started_at += by_s
+        if self.refusal is not None:
+            self.refusal = replace(self.refusal, at=self.refusal.at + by_s)
+        match self.state:
+            case MakingSpace():
+                self.state = replace(self.state, asked_at=self.state.asked_at + by_s)
+            case Sent():
+                self.state.sent_at += by_s
+                self.state.started_at += by_s
 
     def start_over(self) -> None:
-        """Its agent does not answer: forget the place, and remember whose silence it was."""
+        """Its agent does not answer: the place is given up, and its node remembered."""
         self.silent += (self.node_id,)
-        self.stages, self.source, self.drops = (), "", {}
-        self.sent_at = self.started_at = 0.0
-        self.expected = None
-        self.victims = ()
-        self.tried_version = -1
+        self.state, self.refusal = Waiting(), None
 
 
-def makes_room(placement: Placement, eviction: EvictDecision, leaving: Sequence[str]) -> str:
-    """Why others leave for it, as a sentence; `leaving`: who they are, as a reader is told."""
+def why_they_leave(placement: Placement, eviction: EvictDecision, leaving: Sequence[str]) -> str:
+    """Why others leave for it, as a sentence; `leaving`: who they are, as a reader is shown them."""
     model = placement.command.model
     if not leaving:
         return f"{model.name} waits for room on {', '.join(placement.stages[0].gpu_ids)}: {eviction.reason}"
@@ -113,7 +162,7 @@ def record(
     figures: Mapping[str, int] | None = None,
 ) -> DecisionRecord:
     """The decision as `why` prints it, at the GPU the placement has now. `figures`: inputs beside the usual ones."""
-    command, expected = placement.command, placement.expected
+    command, expected = placement.command, placement.sent.expected if placement.sent else None
     inputs: dict[str, float | int | str] = {
         "need_bytes": command.model.memory_bytes,
         "waited_s": round(now_s - command.wanted_at, 4),
@@ -172,37 +221,37 @@ def record_of_node(
     )
 
 
-def start_commands(placement: Placement, stages: range | None = None) -> list[Any]:
-    """What brings a placed instance up: for each stage the fetch of its weights (if it has any) and its start, side by
-    side. The first stage's start names a worker of every stage; `stages` picks some of them."""
-    command, model, num_stages = placement.command, placement.command.model, len(placement.stages)
-    told: list[Any] = []
-    for number in stages if stages is not None else range(num_stages):
-        stage, own = placement.stages[number], workers(placement, number)
+def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> list[FetchWeights | StartInstance]:
+    """What brings those stages of a placed instance up: the fetch of each one's weights (if it has any) and its start,
+    side by side. The first stage's start names a worker of every stage."""
+    command, model, num_stages = placement.command, placement.command.model, len(sent.stages)
+    commands: list[FetchWeights | StartInstance] = []
+    for number in numbers:
+        stage, own = sent.stages[number], workers(placement, number)
         start = StartInstance(
             target=stage.node_id,
             instance_id=placement.stage_id(number),
             model=model,
             workers=own if number else sum((workers(placement, n) for n in range(num_stages)), ()),
-            decision_id=placement.decision_id,
-            phases=_waits(placement),
-            source="" if number else placement.source,
-            drops=placement.drops.get(stage.node_id, ()) if _is_first_there(placement, number) else (),
+            decision_id=sent.decision_id,
+            phases=_waits(placement, sent),
+            source="" if number else sent.source,
+            drops=sent.drops.get(stage.node_id, ()) if _is_first_there(sent, number) else (),
             part_of=command.instance_id if number else "",
             num_stages=num_stages,
             stage=number,
-            predicted=placement.expected.by_phase[number] if placement.expected else {},
-            predicted_s=placement.expected.start_s if placement.expected else 0.0,
+            predicted=sent.expected.by_phase[number] if sent.expected else {},
+            predicted_s=sent.expected.start_s if sent.expected else 0.0,
         )
-        if model.weights.uri and not placement.source:
-            told.append(_fetch(placement, number))
-        told.append(start)
-    return told
+        if model.weights.uri and not sent.source:
+            commands.append(_fetch(placement, sent, number))
+        commands.append(start)
+    return commands
 
 
-def _waits(placement: Placement) -> tuple[Phase, ...]:
-    """What was waited for before the start: the decision, and then room where there was none."""
-    wanted_at, lacked_at, started_at = placement.command.wanted_at, placement.lacked_at, placement.started_at
+def _waits(placement: Placement, sent: Sent) -> tuple[Phase, ...]:
+    """What was waited for before the start: the decision, and then bytes where there were none."""
+    wanted_at, lacked_at, started_at = placement.command.wanted_at, placement.lacked_at, sent.started_at
     decided_at = min(max(lacked_at, wanted_at), started_at) if lacked_at else started_at
     decide = Phase(name=PhaseName.DECIDE, started_at=wanted_at, ended_at=decided_at)
     if decided_at >= started_at:
@@ -210,14 +259,14 @@ def _waits(placement: Placement) -> tuple[Phase, ...]:
     return (decide, Phase(name=PhaseName.ROOM, started_at=decided_at, ended_at=started_at))
 
 
-def _is_first_there(placement: Placement, number: int) -> bool:
-    return all(stage.node_id != placement.stages[number].node_id for stage in placement.stages[:number])
+def _is_first_there(sent: Sent, number: int) -> bool:
+    return all(stage.node_id != sent.stages[number].node_id for stage in sent.stages[:number])
 
 
-def _fetch(placement: Placement, number: int) -> FetchWeights:
+def _fetch(placement: Placement, sent: Sent, number: int) -> FetchWeights:
     """A stage's own bytes; all of them where it has no range of its own."""
-    stage, model = placement.stages[number], placement.command.model
-    is_last = number == len(placement.stages) - 1
+    stage, model = sent.stages[number], placement.command.model
+    is_last = number == len(sent.stages) - 1
     last_byte = 0 if is_last or not stage.fetch_bytes else stage.first_byte + stage.fetch_bytes
     return FetchWeights(
         target=stage.node_id,

@@ -1,0 +1,358 @@
+"""The bytes of every GPU: who holds them, who is promised them and until when. Nobody else keeps either.
+
+A node's ledger says what is granted. A `Claim` is bytes promised to a holder that the ledger does not show yet. What is
+neither granted nor claimed is free. `version` grows when bytes come free anywhere or a node joins: a placement that was
+refused for want of bytes need not ask again before.
+
+Instances are kept beside the bytes they hold, by GPU and by node; and the nodes in an index (`nodes`) that answers what
+a placement asks without reading all of them. Every change costs what it changes, whatever the size of the fleet.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from glowplug.domain.hardware import Gpu, Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.policies.placement.node_index import NodeIndex
+
+LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)  # their bytes come free without anybody asking
+
+
+class Until(Enum):
+    """What ends a claim, beside its holder giving it up. Either way the bytes count once: a claim stands for nothing
+    where its GPU's ledger shows the holder."""
+
+    ROW = "the agent has reported the instance, whose row then claims for itself"
+    GRANT = "the ledger of the GPU shows the instance's grant, or the instance has gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Bytes of one GPU that are promised to an instance (or a replica, or one stage of a pipeline)."""
+
+    holder: str
+    node_id: str
+    gpu_id: str
+    num_bytes: int
+    until: Until
+
+
+class LongestUnused:
+    """Nodes in the order in which an instance there was last used, the longest ago first. A use only moves a node back,
+    so that the known time is a lower bound: it is brought up to date where the node would be next."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, str]] = []  # a heap of (time, node_id + "/"), as ids of GPUs sort
+        self._at: dict[str, float] = {}
+
+    def note(self, node_id: str, at: float) -> None:
+        """An instance is there that was not used before `at`."""
+        if at < self._at.get(f"{node_id}/", float("inf")):
+            self._at[f"{node_id}/"] = at
+            heapq.heappush(self._waiting, (at, f"{node_id}/"))
+
+    def in_order(self, used_at: Callable[[str], float | None]) -> Generator[tuple[float, str], None, None]:
+        """(time, node_id + "/"); `used_at` says when the first of a node's instances was last used, None without any.
+        Close it when enough has been read."""
+        read = []
+        try:
+            while self._waiting:
+                at, prefix = heapq.heappop(self._waiting)
+                if self._at.get(prefix) != at:
+                    continue
+                now = used_at(prefix[:-1])
+                if now is None:
+                    del self._at[prefix]
+                elif now > at:
+                    self._at[prefix] = now
+                    heapq.heappush(self._waiting, (now, prefix))
+                else:
+                    read.append((at, prefix))
+                    yield at, prefix
+        finally:
+            for entry in read:
+                heapq.heappush(self._waiting, entry)
+
+
+class Capacity:
+    """Bytes and instances of a fleet, as facts change them."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.on_gpu: dict[str, dict[str, Instance]] = {}  # those that are not gone, by id
+        self.on_node: dict[str, dict[str, Instance]] = {}  # likewise, by the node of their first worker
+        self.dormant: dict[str, list[Instance]] = {}  # node_id -> replicas, coming ones too, and engines asleep
+        self.leaving: dict[str, dict[str, Instance]] = {}  # node_id -> those that drain, or sleep outside the GPU
+        self.longest_unused = LongestUnused()
+        self.num_active: Counter[str] = Counter()  # model_key -> instances that serve or will
+        self.stages: dict[str, dict[str, Instance]] = {}  # pipeline -> its later stages, gone ones too
+        self.reserved: dict[str, int] = {}  # gpu_id -> bytes claimed and not granted
+        self.num_promises = 0  # grows whenever a dormant instance is promised or given back
+        self.taken: dict[str, str] = {}  # dormant instance -> the one it is promised to, or that takes its place
+        self.cordoned: set[str] = set()  # nodes that take nothing new
+        self.nodes = NodeIndex((), self.reserved, self.dormant, {})
+        self._gpus: dict[str, tuple[str, Gpu]] = {}  # gpu_id -> its node, and what the node said of it
+        self._free: dict[str, int] = {}  # gpu_id -> bytes not granted
+        self._nodes: dict[str, Node] = {}
+        self._granted: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
+        self._claims: dict[str, dict[str, Claim]] = {}  # gpu_id -> holder -> its claim
+        self._claimed: dict[str, tuple[str, ...]] = {}  # holder -> gpu_ids
+        self._rows: dict[str, Instance] = {}
+        self._gone: list[tuple[float, str]] = []
+
+    # nodes
+
+    def put_node(self, node: Node) -> bool:
+        """A node as it is now. Whether something may be placed that could not before."""
+        before, known = self.version, self._nodes.get(node.node_id)
+        self._nodes[node.node_id] = node
+        if known is None or _terms(known) != _terms(node):
+            self.version += 1
+        if known is not None and known.gpus != node.gpus:
+            for gpu_id in {g.gpu_id for g in known.gpus} - {g.gpu_id for g in node.gpus}:
+                self._drop_gpu(gpu_id)
+        for gpu in node.gpus:
+            _, was = self._gpus.get(gpu.gpu_id, ("", None))
+            if was is gpu or was == gpu:
+                continue
+            free = -1 if was is None else self.free_bytes(gpu.gpu_id)
+            self._gpus[gpu.gpu_id], self._free[gpu.gpu_id] = (node.node_id, gpu), gpu.free_bytes
+            granted = self._granted[gpu.gpu_id] = dict[str, int]()
+            for grant in gpu.grants:
+                granted[grant.holder] = granted.get(grant.holder, 0) + grant.num_bytes
+            self._add_up(gpu.gpu_id)
+            self.version += self.free_bytes(gpu.gpu_id) > free
+        self._offer(node)
+        return self.version > before
+
+    def cordon(self, node_id: str, *, is_cordoned: bool) -> None:
+        """Take a node out of placement, or put it back."""
+        (self.cordoned.add if is_cordoned else self.cordoned.discard)(node_id)
+        self.version += 1
+        if self.nodes.node(node_id) is not None:
+            self._offer(self._nodes[node_id])
+
+    def withdraw(self, node_id: str) -> None:
+        """A node is silent: nothing is placed there until it beats again."""
+        self.nodes.drop(node_id)
+
+    def drop_node(self, node_id: str) -> None:
+        """It has left. Its instances stay until somebody says what became of them."""
+        self.withdraw(node_id)
+        node = self._nodes.pop(node_id, None)
+        for gpu in node.gpus if node else ():
+            self._drop_gpu(gpu.gpu_id)
+
+    def _offer(self, node: Node) -> None:
+        self.nodes.put(replace(node, draining=True) if node.node_id in self.cordoned else node)
+
+    def _drop_gpu(self, gpu_id: str) -> None:
+        self._gpus.pop(gpu_id, None)
+        self._free.pop(gpu_id, None)
+        self._granted.pop(gpu_id, None)
+        self._add_up(gpu_id)
+
+    # bytes
+
+    def free_bytes(self, gpu_id: str) -> int:
+        """Bytes neither granted nor claimed; 0 on a GPU that is not known."""
+        free = self._free.get(gpu_id)
+        return free - self.reserved.get(gpu_id, 0) if free is not None else 0
+
+    def granted(self, gpu_id: str) -> Mapping[str, int]:
+        """holder -> bytes."""
+        return self._granted.get(gpu_id, {})
+
+    def bytes_of(self, gpu_id: str, holders: Iterable[str]) -> int:
+        """What those hold on that GPU, or have claimed there."""
+        granted, claims = self.granted(gpu_id), self._claims.get(gpu_id, {})
+        return sum(
+            granted[holder] if holder in granted else claims[holder].num_bytes if holder in claims else 0
+            for holder in holders
+        )
+
+    def claims_of(self, holder: str) -> list[Claim]:
+        return [self._claims[gpu_id][holder] for gpu_id in self._claimed.get(holder, ())]
+
+    def claim(self, holder: str, claims: Iterable[Claim] = ()) -> None:
+        """Promise bytes to a holder, in place of what it was promised before."""
+        old = self._claimed.pop(holder, ())
+        for gpu_id in old:
+            self._claims[gpu_id].pop(holder, None)
+        new = {claim.gpu_id: claim for claim in claims}
+        for gpu_id, claim in new.items():
+            self._claims.setdefault(gpu_id, {})[holder] = claim
+        if new:
+            self._claimed[holder] = tuple(new)
+        for gpu_id in {*old, *new}:
+            before = self.free_bytes(gpu_id)
+            self._add_up(gpu_id)
+            self.version += self.free_bytes(gpu_id) > before
+
+    @contextmanager
+    def without(self, holder: str) -> Iterator[None]:
+        """Within it the holder's claims count for nothing: its own placement is tried anew."""
+        version, claims = self.version, self.claims_of(holder)
+        if claims:
+            self.claim(holder)
+        yield
+        if claims:
+            self.claim(holder, claims)
+            self.version = version
+
+    def _add_up(self, gpu_id: str) -> None:
+        claims = self._claims.get(gpu_id)
+        granted = self._granted.get(gpu_id, {})
+        total = sum(claim.num_bytes for holder, claim in claims.items() if holder not in granted) if claims else 0
+        if total != self.reserved.get(gpu_id, 0) and gpu_id in self._gpus:
+            self.nodes.touch(self._gpus[gpu_id][0])
+        if total:
+            self.reserved[gpu_id] = total
+        else:
+            self.reserved.pop(gpu_id, None)
+            if not claims:
+                self._claims.pop(gpu_id, None)
+
+    # instances
+
+    def put_row(self, row: Instance) -> bool:
+        """One instance as it is now. Whether anybody who waits for bytes should ask again."""
+        before, old = self.version, self._rows.get(row.instance_id)
+        if old is not None:
+            self._unlist(old)
+        self._rows[row.instance_id] = row
+        self._list(row)
+        claims: dict[str, Claim] = {}
+        for worker in row.workers if _holds_bytes(row) else ():
+            if worker.node_id == row.node_id:
+                known = claims.get(worker.gpu_id)
+                num_bytes = worker.num_bytes + (known.num_bytes if known else 0)
+                claims[worker.gpu_id] = Claim(row.instance_id, row.node_id, worker.gpu_id, num_bytes, Until.GRANT)
+        if claims or row.instance_id in self._claimed:
+            self.claim(row.instance_id, claims.values())
+        has_changed = old is None or old.state is not row.state
+        return self.version > before or (has_changed and not row.state.is_coming)
+
+    def forget(self, instance_id: str) -> None:
+        """Nothing is known of it any more."""
+        old = self._rows.pop(instance_id, None)
+        if old is not None:
+            self._unlist(old)
+            self.claim(instance_id)
+        self.taken.pop(instance_id, None)
+        self._give_back_all(instance_id)
+
+    def living(self) -> Iterator[Instance]:
+        """Those that are not gone."""
+        return (row for rows in self.on_node.values() for row in rows.values())
+
+    def keep_only(self, instance_ids: Iterable[str]) -> None:
+        """Forget every instance but these."""
+        for instance_id in self._rows.keys() - set(instance_ids):
+            self.forget(instance_id)
+
+    def gone_before(self, before_s: float) -> list[Instance]:
+        """Instances gone since before that time, each named once."""
+        found = []
+        while self._gone and self._gone[0][0] < before_s:
+            _, instance_id = heapq.heappop(self._gone)
+            row = self._rows.get(instance_id)
+            if row is not None and row.state.is_gone and row.changed_at < before_s:
+                found.append(row)
+        return found
+
+    def _list(self, row: Instance) -> None:
+        if row.part_of:
+            self.stages.setdefault(row.part_of, {})[row.instance_id] = row
+        if row.state.is_gone:
+            heapq.heappush(self._gone, (row.changed_at, row.instance_id))
+            self.taken.pop(row.instance_id, None)
+        if row.state.is_gone or row.state is InstanceState.READY:  # what was promised to it and still lies there
+            self._give_back_all(row.instance_id)
+        if row.state.is_gone:
+            return
+        self.nodes.touch(row.node_id)
+        self.on_node.setdefault(row.node_id, {})[row.instance_id] = row
+        for worker in row.workers:
+            if worker.node_id == row.node_id:
+                self.on_gpu.setdefault(worker.gpu_id, {})[row.instance_id] = row
+        if row.state in LEAVING:
+            self.leaving.setdefault(row.node_id, {})[row.instance_id] = row
+        else:
+            self.longest_unused.note(row.node_id, row.ready_at)
+        if row.serves and row.state is not InstanceState.DRAINING:
+            self.num_active[row.model_key] += 1
+        if _is_copy(row) and row.instance_id not in self.taken:
+            self.dormant.setdefault(row.node_id, []).append(row)
+
+    def _unlist(self, row: Instance) -> None:
+        if row.part_of:
+            _out_of(self.stages, row.part_of, row.instance_id)
+        if row.state.is_gone:
+            return
+        self.nodes.touch(row.node_id)
+        _out_of(self.on_node, row.node_id, row.instance_id)
+        for worker in row.workers:
+            _out_of(self.on_gpu, worker.gpu_id, row.instance_id)
+        if row.state in LEAVING:
+            _out_of(self.leaving, row.node_id, row.instance_id)
+        if row.serves and row.state is not InstanceState.DRAINING:
+            self.num_active[row.model_key] -= 1
+            if not self.num_active[row.model_key]:
+                del self.num_active[row.model_key]
+        if _is_copy(row):
+            self._not_dormant(row)
+
+    # promised copies
+
+    def take(self, replica_id: str, taker: str) -> None:
+        """A dormant instance is promised: nobody else grows from it or drops it."""
+        self.taken[replica_id] = taker
+        self.num_promises += 1
+        row = self._rows.get(replica_id)
+        if row is not None:
+            self._not_dormant(row)
+
+    def give_back(self, replica_id: str) -> None:
+        """What it was promised for did not come to be."""
+        row = self._rows.get(replica_id)
+        self.num_promises += 1
+        if self.taken.pop(replica_id, None) is not None and row is not None and _is_copy(row):
+            self.nodes.touch(row.node_id)
+            self.dormant.setdefault(row.node_id, []).append(row)
+            self.version += 1
+
+    def _give_back_all(self, taker: str) -> None:
+        for replica_id in [r for r, by in self.taken.items() if by == taker]:
+            self.give_back(replica_id)
+
+    def _not_dormant(self, row: Instance) -> None:
+        self.nodes.touch(row.node_id)
+        kept = [r for r in self.dormant.get(row.node_id, ()) if r.instance_id != row.instance_id]
+        if kept:
+            self.dormant[row.node_id] = kept
+        else:
+            self.dormant.pop(row.node_id, None)
+
+
+def _terms(node: Node) -> tuple[object, ...]:
+    return node.engines, node.draining, node.abilities
+
+
+def _holds_bytes(row: Instance) -> bool:
+    return not (row.state.is_gone or row.state is InstanceState.DRAINING or row.state.is_dormant)
+
+
+def _is_copy(row: Instance) -> bool:
+    """A replica, there or on its way, or an engine asleep."""
+    return row.state.is_dormant or (row.replica and row.state.is_coming)
+
+
+def _out_of(index: dict[str, dict[str, Instance]], key: str, instance_id: str) -> None:
+    rows = index.get(key)
+    if rows is not None and rows.pop(instance_id, None) is not None and not rows:
+        del index[key]

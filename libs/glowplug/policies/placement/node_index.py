@@ -1,0 +1,500 @@
+"""The nodes of a fleet in the order in which a placement would find them: it asks questions instead of reading all.
+
+A placement ranks nodes by what they offer (a rate, what would be lost, their id) and takes the first few. Nodes of one
+`NodeKind` differ, for a start, in their free bytes and ids alone, so that of each kind the first few with enough free
+bytes stand for all of them. A tree of maxima over the ids finds those without reading the others; a node whose copies
+of models would have to be dropped, or whose link is busy, is looked at by itself.
+
+Whoever owns the nodes calls `put`, `touch` and `drop`; what a node offers is worked out anew when next asked for.
+Policies only ask. An answer holds until the next change.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any, TypeVar, overload
+
+from glowplug.domain.hardware import CachedWeights, Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
+
+_Answer = TypeVar("_Answer")
+_NOWHERE = -1  # free bytes of what is no candidate: below any need
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeKind:
+    """Everything about a node that a start depends on, but its id and its free bytes. One object for each kind."""
+
+    engines: tuple[str, ...]
+    abilities: tuple[str, ...]
+    draining: bool
+    rates: tuple[tuple[str, float], ...]  # of its links, by the last part of their names, in bytes per second
+    gpus: tuple[tuple[str, int], ...]  # kind and total bytes of each
+
+    def takes(self, engine: str) -> bool:
+        """Whether instances of that engine may be placed there."""
+        return not self.draining and engine in self.engines
+
+    def could_hold(self, num_bytes: int, num_gpus: int, engine: str) -> bool:
+        """Whether its GPUs are large enough, were they empty."""
+        return engine in self.engines and sum(total >= num_bytes for _, total in self.gpus) >= num_gpus
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its GPUs differ in size."""
+        return len({total for _, total in self.gpus}) > 1
+
+
+@dataclass(slots=True, eq=False)
+class NodeMemory:
+    """One node and its bytes. `free`, `bare` and `cleared` are sorted, the most first."""
+
+    node: Node
+    kind: NodeKind
+    at: int = _NOWHERE  # its place among all nodes by id
+    rows: tuple[Instance, ...] = ()  # dormant ones
+    free: tuple[int, ...] = ()  # of each GPU, neither granted nor promised
+    bare: tuple[int, ...] = ()  # ... of the GPUs that hold no copy which may be dropped
+    cleared: tuple[int, ...] = ()  # ... of each GPU once every copy there is dropped
+    widest: int = 1  # GPUs of its largest holder
+    answers: dict[Any, Any] = field(default_factory=dict)  # to questions about this node alone
+
+
+class NodeIndex(Sequence[Node]):
+    """Nodes by id with what they offer. `reserved` (gpu_id -> bytes promised), `dormant` (node_id -> dormant rows) and
+    `scores` (replica id -> its worth when last planned) are only read; who changes them calls `touch` or `score`."""
+
+    def __init__(
+        self,
+        nodes: Iterable[Node] = (),
+        reserved: Mapping[str, int] | None = None,
+        dormant: Mapping[str, Sequence[Instance]] | None = None,
+        scores: Mapping[str, float] | None = None,
+    ) -> None:
+        self.reserved = {} if reserved is None else reserved
+        self.dormant = {} if dormant is None else dormant
+        self.scores = {} if scores is None else scores
+        self._by_id: dict[str, NodeMemory] = {}
+        self._kinds: Counter[NodeKind] = Counter()
+        self._changed: set[str] = set()
+        self._order: list[str] | None = None
+        self._kind_of: dict[Any, NodeKind] = {}
+        self._trees: dict[NodeKind, dict[tuple[int, str], _Maxima]] = {}  # by number of GPUs, and which of their bytes
+        self._with_rows: dict[str, tuple[Instance, ...]] = {}  # node_id -> its dormant rows, as last worked out
+        self._copies: dict[str, dict[str, Instance]] = {}  # model_key -> dormant rows by id
+        self._widths: Counter[int] = Counter()  # GPUs of the largest holder of each node, and of each dormant row
+        self._worthless: set[str] = set()  # nodes with a copy that scores nothing
+        self._caching: dict[str, set[str]] = {}  # digest, or key of a model -> nodes that have those weights
+        for node in nodes:
+            self.put(node)
+        for node_id in self.dormant:
+            self.touch(node_id)
+
+    # changes, by the owner alone
+
+    def put(self, node: Node) -> None:
+        """A node as it is now."""
+        node_id, known = node.node_id, self._by_id.get(node.node_id)
+        if known is None:
+            self._by_id[node_id] = known = NodeMemory(node, self._kind(node))
+            self._kinds[known.kind] += 1
+            self._widths[known.widest] += 1
+            self._order = None
+            self._cache(node_id, (), node.cached)
+            self._changed.add(node_id)
+            return
+        before, known.node = known.node, node
+        if before.cached is not node.cached and before.cached != node.cached:
+            self._cache(node_id, before.cached, node.cached)
+            known.answers.clear()
+        if not _is_like(before, node):
+            kind = self._kind(node)
+            if kind is not known.kind:
+                self._leave_trees(known)
+                self._count(self._kinds, known.kind, -1)
+                self._kinds[kind] += 1
+                known.kind = kind
+            self._changed.add(node_id)
+
+    def touch(self, node_id: str) -> None:
+        """Promises, rows or scores have changed there."""
+        self._changed.add(node_id)
+
+    def drop(self, node_id: str) -> None:
+        """It is no candidate any more."""
+        gone = self._by_id.pop(node_id, None)
+        if gone is not None:
+            self._leave_trees(gone)
+            self._count(self._kinds, gone.kind, -1)
+            self._count(self._widths, gone.widest, -1)
+            self._cache(node_id, gone.node.cached, ())
+            self._worthless.discard(node_id)
+            self._order = None
+
+    def score(self, scores: Mapping[str, float]) -> None:
+        """What every copy is worth now."""
+        self._work_out()
+        self.scores, self._worthless = scores, set()
+        for node_id in self._with_rows:
+            if (known := self._by_id.get(node_id)) is not None:
+                known.answers.clear()
+                self._judge(node_id, known)
+
+    # questions
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Node]:
+        return (self._by_id[node_id].node for node_id in self._ids())
+
+    @overload
+    def __getitem__(self, at: int) -> Node: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Node]: ...
+    def __getitem__(self, at: int | slice) -> Node | list[Node]:
+        if isinstance(at, slice):
+            return [self._by_id[node_id].node for node_id in self._ids()[at]]
+        return self._by_id[self._ids()[at]].node
+
+    def node(self, node_id: str) -> Node | None:
+        """That node, None where it is not alive."""
+        known = self._by_id.get(node_id)
+        return known.node if known else None
+
+    def kinds(self) -> Collection[NodeKind]:
+        return self._kinds.keys()
+
+    def num_able(self, engine: str, ability: str) -> int:
+        """Nodes where instances of that engine may be placed and that have the ability."""
+        named = f"{engine}:{ability}"
+        return sum(num for kind, num in self._kinds.items() if kind.takes(engine) and named in kind.abilities)
+
+    def could_hold(self, num_bytes: int, num_gpus: int, engine: str, *, even_draining: bool = True) -> bool:
+        """Whether the GPUs of some node are large enough, were they empty."""
+        kinds = (kind for kind in self._kinds if even_draining or not kind.draining)
+        return any(kind.could_hold(num_bytes, num_gpus, engine) for kind in kinds)
+
+    def largest_group(self) -> int:
+        """GPUs of the largest instance or replica in sight."""
+        self._work_out()
+        return max(self._widths, default=1)
+
+    def models_with_copies(self) -> Collection[str]:
+        """Keys of the models that lie dormant somewhere."""
+        self._work_out()
+        return self._copies.keys()
+
+    def copies(self, model: Model) -> tuple[Instance, ...]:
+        """The model's dormant rows."""
+        self._work_out()
+        return tuple(self._copies.get(model.key, {}).values())
+
+    def caching(self, model: Model, num_bytes: int, num_gpus: int) -> list[Node]:
+        """Nodes whose host memory has the weights and that have the bytes once copies are dropped, by id."""
+        return self.among(self.holders(model), num_bytes, num_gpus, model.engine)
+
+    def holders(self, model: Model) -> Set[str] | None:
+        """Nodes whose host memory has the weights. None: any will do, since there are none to bring."""
+        if not model.weights.uri:
+            return None
+        by_digest = self._caching.get(model.weights.digest, set())
+        by_key = self._caching.get(_key(model.key), set())
+        return by_digest | by_key if by_digest and by_key else by_digest or by_key
+
+    def first(self, num_bytes: int, num_gpus: int, engine: str) -> Node | None:
+        """The first node by id that has the bytes free on so many GPUs."""
+        found = (self._first(kind, num_gpus, "free", num_bytes, 1) for kind in self._taking(engine))
+        places = [place for places in found for place in places]
+        return self._by_id[self._ids()[min(places)]].node if places else None
+
+    def with_rows(self, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
+        """Nodes with dormant rows that have the bytes on so many GPUs once copies are dropped, by id."""
+        self._work_out()
+        ids = (node_id for node_id in self._with_rows if self._offers(node_id, "cleared", num_bytes, num_gpus, engine))
+        return [self._by_id[node_id].node for node_id in sorted(ids)]
+
+    def among(self, node_ids: Set[str] | None, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
+        """Those of `node_ids` (None: of all) that have the bytes once copies are dropped, by id."""
+        self._work_out()
+        ids = self._by_id.keys() if node_ids is None else node_ids
+        found = (node_id for node_id in ids if self._offers(node_id, "cleared", num_bytes, num_gpus, engine))
+        return [self._by_id[node_id].node for node_id in sorted(found)]
+
+    def candidates(
+        self,
+        needs: Sequence[int],
+        num_gpus: int,
+        engine: str,
+        count: int,
+        *,
+        drops: str = "",
+        loses: Callable[[NodeMemory], float] | None = None,
+        busy: Collection[str] = (),
+        only: Set[str] | None = None,
+        besides: Set[str] = frozenset(),
+    ) -> list[Node]:
+        """Nodes by id: of each kind, for each of `needs` (bytes on each of `num_gpus` GPUs), the first `count` in the
+        order (what is lost, id), and perhaps others.
+
+        `drops`: whether copies may be dropped for the bytes, and where a node loses none: on GPUs that are "bare" (no
+        copy lies there) or "free" (copies there may stay); "" when none may be dropped. `loses`: what any other node
+        loses; it is kept per node and (needs, num_gpus, drops) until the node changes. `busy`: nodes that rank by
+        themselves, and are all named. `only`, `besides`: nodes that are asked for, or are not.
+        """
+        self._work_out()
+        ids, least, which = self._ids(), min(needs), drops or "free"
+        reach = "cleared" if drops else "free"
+        if only is not None and len(only) * 8 < len(ids):
+            return [n for n in self.among(only, least, num_gpus, engine) if n.node_id not in besides]
+        found = {*busy, *(self._worthless if drops else ())}
+        for kind in self._taking(engine):
+            if kind.is_mixed:
+                found.update(node_id for node_id, known in self._by_id.items() if known.kind is kind)
+                continue
+            short: list[int] = []
+            for need in needs:
+                places = self._first(kind, num_gpus, which, need, count, only, (besides, busy))
+                found.update(ids[place] for place in places)
+                if len(places) < count:
+                    short.append(need)
+            if loses is not None and short:
+                here = {n for n in self._with_rows if n in self._by_id and self._by_id[n].kind is kind}
+                here = (here if only is None else here & only) - besides - set(busy)
+                able = [n for n in here if self._offers(n, reach, min(short), num_gpus, engine)]
+                question = ("loses", tuple(needs), num_gpus, drops)
+                ranked = sorted((self._answer(self._by_id[n], question, loses), n) for n in able)
+                for need in short:
+                    fits = (n for _, n in ranked if self._offers(n, reach, need, num_gpus, engine))
+                    found.update(islice(fits, count))
+        asked = (n for n in found if (only is None or n in only) and n not in besides)
+        offering = (n for n in asked if self._offers(n, reach, least, num_gpus, engine))
+        return [self._by_id[node_id].node for node_id in sorted(offering)]
+
+    def answers(
+        self, question: Any, answer: Callable[[NodeMemory], _Answer], nodes: Iterable[Node] | None = None
+    ) -> Iterator[_Answer]:
+        """One question about each node by id, or of `nodes`: one answers anew once something about it has changed."""
+        self._work_out()
+        for node_id in self._ids() if nodes is None else (node.node_id for node in nodes):
+            yield self._answer(self._by_id[node_id], question, answer)
+
+    @staticmethod
+    def _answer(known: NodeMemory, question: Any, answer: Callable[[NodeMemory], _Answer]) -> _Answer:
+        if question not in known.answers:
+            known.answers[question] = answer(known)
+        found: _Answer = known.answers[question]
+        return found
+
+    # working out
+
+    def _kind(self, node: Node) -> NodeKind:
+        gpus = tuple((gpu.kind, gpu.total_bytes) for gpu in node.gpus)
+        what = (node.engines, node.abilities, node.draining, _rates(node), gpus)
+        known = self._kind_of.get(what)
+        if known is None:
+            known = self._kind_of[what] = NodeKind(*what)
+        return known
+
+    def _ids(self) -> list[str]:
+        if self._order is None:
+            self._order = sorted(self._by_id)
+            self._trees.clear()
+            for place, node_id in enumerate(self._order):
+                self._by_id[node_id].at = place
+        return self._order
+
+    def _taking(self, engine: str) -> list[NodeKind]:
+        return [kind for kind in self._kinds if kind.takes(engine)]
+
+    def _offers(self, node_id: str, reach: str, num_bytes: int, num_gpus: int, engine: str) -> bool:
+        known = self._by_id.get(node_id)
+        if known is None or not known.kind.takes(engine):
+            return False
+        has = known.cleared if reach == "cleared" else known.free
+        return len(has) >= num_gpus and has[num_gpus - 1] >= num_bytes
+
+    def _first(
+        self,
+        kind: NodeKind,
+        num_gpus: int,
+        which: str,
+        need: int,
+        count: int,
+        only: Set[str] | None = None,
+        besides: Sequence[Collection[str]] = (),
+    ) -> list[int]:
+        """Places of the first nodes of a kind that have `need` bytes on so many GPUs."""
+        self._work_out()
+        ids = self._ids()
+        trees = self._trees.setdefault(kind, {})
+        tree = trees.get((num_gpus, which))
+        if tree is None:
+            has = [_NOWHERE] * len(ids)
+            for known in self._by_id.values():
+                if known.kind is kind:
+                    has[known.at] = _nth(getattr(known, which), num_gpus)
+            tree = trees[num_gpus, which] = _Maxima(has)
+        places: list[int] = []
+        for place in tree.at_least(max(0, need)):
+            if (only is None or ids[place] in only) and not any(ids[place] in others for others in besides):
+                places.append(place)
+                if len(places) == count:
+                    break
+        return places
+
+    def _work_out(self) -> None:
+        """What changed nodes offer now."""
+        if not self._changed:
+            return
+        changed, self._changed = self._changed, set()
+        for node_id in changed:
+            self._note_rows(node_id)
+            known = self._by_id.get(node_id)
+            if known is not None:
+                self._weigh(known)
+                self._judge(node_id, known)
+
+    def _note_rows(self, node_id: str) -> None:
+        before, rows = self._with_rows.pop(node_id, ()), tuple(self.dormant.get(node_id, ()))
+        if rows:
+            self._with_rows[node_id] = rows
+        for row in before:
+            self._count(self._widths, len(row.workers), -1)
+            mine = self._copies.get(row.model_key)
+            if mine is not None and mine.pop(row.instance_id, None) is not None and not mine:
+                del self._copies[row.model_key]
+        for row in rows:
+            self._widths[len(row.workers)] += 1
+            self._copies.setdefault(row.model_key, {})[row.instance_id] = row
+
+    def _weigh(self, known: NodeMemory) -> None:
+        known.answers.clear()
+        known.rows = self._with_rows.get(known.node.node_id, ())
+        droppable = {row.instance_id for row in known.rows if row.state is not InstanceState.SWAPPED_OUT}
+        free, bare, cleared = [], [], []
+        for gpu in known.node.gpus:
+            here = gpu.free_bytes - self.reserved.get(gpu.gpu_id, 0)
+            copies = [grant.num_bytes for grant in gpu.grants if grant.holder in droppable] if droppable else []
+            free.append(here)
+            cleared.append(here + sum(copies))
+            if not copies:
+                bare.append(here)
+        known.free, known.bare, known.cleared = (tuple(sorted(has, reverse=True)) for has in (free, bare, cleared))
+        held = Counter(chain.from_iterable({grant.holder for grant in gpu.grants} for gpu in known.node.gpus))
+        self._count(self._widths, known.widest, -1)
+        known.widest = max(held.values(), default=1)
+        self._widths[known.widest] += 1
+        if self._order is not None:
+            for (num_gpus, which), tree in self._trees.get(known.kind, {}).items():
+                tree.put(known.at, _nth(getattr(known, which), num_gpus))
+
+    def _judge(self, node_id: str, known: NodeMemory) -> None:
+        if any(not self.scores.get(row.instance_id) for row in known.rows):
+            self._worthless.add(node_id)
+        else:
+            self._worthless.discard(node_id)
+
+    def _leave_trees(self, known: NodeMemory) -> None:
+        if self._order is not None:
+            for tree in self._trees.get(known.kind, {}).values():
+                tree.put(known.at, _NOWHERE)
+
+    def _cache(self, node_id: str, before: Sequence[CachedWeights], now: Sequence[CachedWeights]) -> None:
+        old, new = _names(before), _names(now)
+        for name in old - new:
+            self._caching[name].discard(node_id)
+            if not self._caching[name]:
+                del self._caching[name]
+        for name in new - old:
+            self._caching.setdefault(name, set()).add(node_id)
+
+    @staticmethod
+    def _count(counter: Counter[Any], key: Any, by: int) -> None:
+        counter[key] += by
+        if not counter[key]:
+            del counter[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """The nodes as a policy sees them: alive, in order of their ids; cordoned ones are marked draining. A policy asks
+    `fleet`; one that reads all of `nodes` costs as much as there are."""
+
+    now_s: float
+    nodes: Sequence[Node]
+    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in its ledger
+    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, those coming too,
+    # and engines that are swapped out
+    scores: Mapping[str, float] = field(default_factory=dict)  # instance_id of a replica -> its worth when last planned
+    _built: list[NodeIndex] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    @property
+    def fleet(self) -> NodeIndex:
+        """What the nodes offer: the index that was given as `nodes`, kept by its owner, or one of these nodes."""
+        if isinstance(self.nodes, NodeIndex):
+            return self.nodes
+        if not self._built:
+            self._built.append(NodeIndex(self.nodes, self.reserved, self.dormant, self.scores))
+        return self._built[0]
+
+
+class _Maxima:
+    """A list of numbers with the largest of each half, quarter ...: finds the first that are large enough."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._size = 1 << max(0, len(numbers) - 1).bit_length()
+        self._most = [_NOWHERE] * self._size + list(numbers) + [_NOWHERE] * (self._size - len(numbers))
+        for at in range(self._size - 1, 0, -1):
+            self._most[at] = max(self._most[2 * at], self._most[2 * at + 1])
+
+    def put(self, place: int, number: int) -> None:
+        at, most = place + self._size, self._most
+        most[at] = number
+        while at > 1:
+            at >>= 1
+            largest = max(most[2 * at], most[2 * at + 1])
+            if most[at] == largest:
+                break
+            most[at] = largest
+
+    def at_least(self, least: int) -> Iterator[int]:
+        """Places of the numbers that are not smaller, the first one first."""
+        waiting = [1]
+        while waiting:
+            at = waiting.pop()
+            if self._most[at] < least:
+                continue
+            if at >= self._size:
+                yield at - self._size
+            else:
+                waiting += (2 * at + 1, 2 * at)
+
+
+def _nth(has: Sequence[int], num: int) -> int:
+    return has[num - 1] if len(has) >= num else _NOWHERE
+
+
+def _is_like(one: Node, other: Node) -> bool:
+    """Whether nothing has changed that a start depends on."""
+    return (one.gpus is other.gpus or one.gpus == other.gpus) and (
+        one.engines == other.engines
+        and one.abilities == other.abilities
+        and one.draining == other.draining
+        and (one.links is other.links or _rates(one) == _rates(other))
+    )
+
+
+def _rates(node: Node) -> tuple[tuple[str, float], ...]:
+    return tuple((link.link_id.rpartition("/")[2], link.bytes_per_s) for link in node.links)
+
+
+def _names(cached: Sequence[CachedWeights]) -> set[str]:
+    return {one.digest for one in cached} | {_key(key) for one in cached for key in one.model_keys}
+
+
+def _key(model_key: str) -> str:
+    """A model's key as no digest is written."""
+    return f"model {model_key}"

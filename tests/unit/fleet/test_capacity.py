@@ -1,0 +1,80 @@
+"""What the placer keeps of bytes and rows as events come."""
+
+from dataclasses import replace
+
+from glowplug.domain.instance import InstanceState
+from glowplug.fleet.capacity import Capacity, Claim, Until
+from tests.fleet_builder import MIB, a_node, an_instance
+
+GPU = "node-1/0"
+CLAIM = Claim("i-1", "node-1", GPU, 100 * MIB, Until.ROW)
+
+
+def capacity(**fields):
+    kept = Capacity()
+    kept.put_node(a_node(**fields))
+    return kept
+
+
+def test_only_a_beat_that_frees_something_is_worth_a_look():
+    kept = capacity(grants={0: [("i-1", 100)]})
+    assert not kept.put_node(a_node(revision=2, grants={0: [("i-1", 150)]}))
+    assert kept.put_node(a_node(revision=3, grants={0: [("i-1", 100)]}))
+    assert not kept.put_node(a_node(revision=4, grants={0: [("i-1", 100)]}))
+    assert kept.put_node(a_node(revision=5, grants={0: [("i-1", 100)]}, abilities=("emulated:stages",)))
+
+
+def test_a_claim_counts_until_the_ledger_shows_it():
+    kept = capacity()
+    kept.claim("i-1", [CLAIM])
+    assert kept.free_bytes(GPU) == 200 * MIB
+    kept.put_node(a_node(revision=2, grants={0: [("i-1", 100)]}))
+    assert kept.free_bytes(GPU) == 200 * MIB and kept.reserved == {}
+
+
+def test_setting_a_claim_aside_and_back_makes_nobody_look_again():
+    kept = capacity()
+    kept.claim("i-1", [CLAIM])
+    version = kept.version
+    with kept.without("i-1"):
+        assert kept.free_bytes(GPU) == 300 * MIB
+    assert (kept.free_bytes(GPU), kept.version) == (200 * MIB, version)
+
+
+def test_a_row_that_starts_is_promised_its_bytes_and_one_that_drains_is_not():
+    kept = capacity()
+    kept.put_row(an_instance("i-1", state=InstanceState.STARTING))
+    assert kept.reserved == {GPU: 100 * MIB}
+    assert kept.put_row(an_instance("i-1", state=InstanceState.DRAINING, revision=2))
+    assert kept.reserved == {}
+
+
+def test_a_dormant_row_that_is_taken_is_nobody_elses_until_its_taker_is_gone():
+    kept = capacity()
+    kept.put_row(an_instance("r-1", state=InstanceState.PREWARMED, replica=True))
+    kept.take("r-1", "x")
+    assert kept.dormant == {}
+    kept.put_row(an_instance("x", state=InstanceState.STARTING))
+    kept.put_row(an_instance("x", state=InstanceState.FAILED, revision=2))
+    assert [r.instance_id for r in kept.dormant["node-1"]] == ["r-1"]
+
+
+def test_indices_follow_a_row_through_its_life():
+    kept = capacity()
+    row = an_instance("x.1", state=InstanceState.READY, part_of="x", num_stages=2)
+    kept.put_row(row)
+    assert set(kept.stages["x"]) == set(kept.on_gpu[GPU]) == set(kept.on_node["node-1"]) == {"x.1"}
+    kept.put_row(replace(row, part_of="", num_stages=1, revision=2))
+    assert kept.stages == {} and set(kept.on_gpu[GPU]) == {"x.1"}
+    kept.put_row(replace(row, part_of="", state=InstanceState.STOPPED, revision=3, changed_at=5.0))
+    assert kept.on_gpu == kept.on_node == {}
+    assert kept.gone_before(5.0) == [] and [r.instance_id for r in kept.gone_before(6.0)] == ["x.1"]
+    kept.forget("x.1")
+    assert kept.gone_before(99.0) == []
+
+
+def test_a_node_that_left_offers_nothing_and_is_news_when_it_is_back():
+    kept = capacity()
+    kept.drop_node("node-1")
+    assert kept.free_bytes(GPU) == 0
+    assert kept.put_node(a_node(revision=9)) and kept.free_bytes(GPU) == 300 * MIB
