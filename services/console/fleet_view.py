@@ -251,7 +251,7 @@ class FleetView:
             case RouterLoadReported() as report:
                 self._loads.put(report, now_s)
             case RequestRejected(request_id=request_id) if self._has_ended(request_id):
-                return  # its end, told before it, says the code too
+                return  # its end, reported before it, says the code too
             case RequestFinished() | RequestRejected():
                 self.requests.append(rows.request_row(event))
             case DecisionMade(decision=decision):

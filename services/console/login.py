@@ -1,6 +1,6 @@
 """Who may read the console where a key is set: the key itself, and sessions opened with it at the login page.
 
-Without the key everybody reaches the login page, health, metrics and the page's files. Browsers come with the cookie of
+Without the key all reach the login page, health, metrics and the page's files. Browsers come with the cookie of
 their session, programs with the key itself: as `Authorization: Bearer`, or as `X-Glowplug-Console-Key` where the former
 is for the service that the console passes a call on to. Sessions are random, live in memory and end by themselves; a
 restart ends them all. Wrong keys are counted per address."""
@@ -27,7 +27,7 @@ from services.console.upstream import read_body
 MAX_SESSIONS: Final = 1000  # the oldest leaves
 WINDOW_S: Final = 60.0
 MAX_WRONG: Final = 10  # from one address in a window: enough for a person, too few to guess
-MAX_WRONG_IN_ALL: Final = 300  # from all: whoever has many addresses gets no further
+MAX_WRONG_IN_ALL: Final = 300  # from all: many addresses get no further
 MAX_ADDRESSES: Final = 4096  # remembered at once
 KEY_HEADER: Final = "x-glowplug-console-key"
 MAX_LOGIN_BYTES: Final = 4096
@@ -56,7 +56,7 @@ class TooManyWrongKeys(Contended):
 
 
 class Access:
-    """The key of one console and its open sessions. Without a key everybody may read."""
+    """The key of one console and its open sessions. Without a key every client may read."""
 
     def __init__(self, key: str, session_s: float, clock: Callable[[], float]) -> None:
         self.is_asked = bool(key)

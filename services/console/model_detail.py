@@ -166,7 +166,7 @@ def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog
         return Why(reason=found.reason, decision_id=found.decision_id, made_at=found.made_at)
     if living:
         return Why(reason=living[-1].reason or "the decision that placed it is on record no more")
-    return Why(reason="nothing has been decided about it: nobody has asked for it")
+    return Why(reason="nothing has been decided about it: no request has asked for it")
 
 
 def _concerns(record: DecisionRecord, model_key: str, decisions: DecisionLog) -> bool:
@@ -188,6 +188,6 @@ def _phases_so_far(instance: Instance) -> tuple[rows.PhaseRow, ...]:
 
 
 def declared(model: Model) -> dict[str, Any]:
-    """What the model's owner said, JSON-ready, without what is nobody else's business."""
+    """What the model's owner said, JSON-ready, without what is private."""
     fields: dict[str, Any] = msgspec.to_builtins(discreet_model(model))
     return fields

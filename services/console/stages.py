@@ -55,7 +55,7 @@ def _waits(spans: Sequence[Span], request: Span) -> list[_Stretch]:
 
 
 def _answers(spans: Sequence[Span], request: Span) -> list[_Stretch]:
-    """Prefill and decode, cut at the first token; "answer" for both where nobody saw it."""
+    """Prefill and decode, cut at the first token; "answer" for both where it was not seen."""
     found: list[_Stretch] = []
     for span in spans:
         if span.name != GENERATE or span.parent_id != request.span_id:

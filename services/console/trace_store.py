@@ -438,7 +438,7 @@ class TraceDisk:
             log.warning("no space could be freed in %s: %s", self._path, error)
 
     def _put_aside(self, error: Exception) -> None:
-        """Begin a new file; the broken one stays beside it for whoever wants to look."""
+        """Begin a new file; the broken one stays beside it for inspection."""
         log.warning("traces of earlier are lost, %s cannot be read: %s", self._path, error)
         self._disconnect()
         try:

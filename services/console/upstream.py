@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class NoAddress(NoCapacity):
-    """Nobody has said where this service is (503)."""
+    """The address of this service is not set (503)."""
 
     code = "no_address"
 
@@ -37,7 +37,7 @@ class TimedOut(GlowplugError):
 
 
 class ClientGone(Exception):
-    """Whoever asked has left."""
+    """The client that asked has left."""
 
 
 class Addresses:
@@ -54,7 +54,7 @@ class Addresses:
             self._learned[service] = url.rstrip("/")
 
     def find(self, service: str) -> str:
-        """Its base URL, "" when nobody has said it."""
+        """Its base URL, "" when it is not set."""
         return self._given.get(service) or self._learned.get(service, "")
 
     def url(self, service: str) -> str:
@@ -65,7 +65,7 @@ class Addresses:
 
 
 class Upstream:
-    """One pool of connections. Answers are streams; whoever opens one closes it."""
+    """One pool of connections. Answers are streams; the caller that opens one closes it."""
 
     def __init__(self, addresses: Addresses, *, max_connections: int) -> None:
         self.addresses = addresses

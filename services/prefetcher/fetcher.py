@@ -1,4 +1,4 @@
-"""The hands of the prefetcher's controller: fetch tasks, the link they share, and the regions on disk."""
+"""Carries out what the prefetcher's controller asks: fetch tasks, the link they share, and the regions on disk."""
 
 import asyncio
 import logging
@@ -126,7 +126,7 @@ class Fetcher:
                 await source.close()
         if self._running.get(effect.digest) is running:
             del self._running[effect.digest]
-        await self._put(end)  # before anything that only watches: a fetch whose end is not told blocks its digest
+        await self._put(end)  # before anything that only watches: a fetch whose end is not reported blocks its digest
         self._observe(running, end, scheme)
 
     def _fetch(self, running: _Running, source: Source) -> Fetch:

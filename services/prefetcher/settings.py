@@ -31,7 +31,7 @@ class PrefetcherSettings(ServiceSettings):
     fetch_stall_timeout_s: float = Field(30.0, gt=0)
     redirect_hosts: str = "huggingface.co,*.huggingface.co,*.hf.co"  # https hosts that may be redirected to from others
     fetch_seed: int = 0  # of the jitter between tries
-    room_wait_s: float = Field(10.0, ge=0)  # how long a fetch waits for somebody to leave
+    room_wait_s: float = Field(10.0, ge=0)  # how long a fetch waits for other weights to leave
     hold_s: float = Field(120.0, gt=0)
     heal_s: float = Field(2.0, gt=0)
     recheck_s: float = Field(3.0, gt=0)  # how often files that no checksum pins are compared with their source

@@ -14,7 +14,7 @@ from services.router.wire import MESSAGES, encode_json, is_anthropic
 
 _RESPONSES = b"/v1/responses"
 MESSAGE_CHARS = 2000  # of an engine's own words that a client gets
-# Clients ask again by themselves after a 5xx, which would help nobody here. The SDKs of both APIs read this header.
+# Clients ask again by themselves after a 5xx, which would not help here. The SDKs of both APIs read this header.
 NO_RETRY = b"x-should-retry: false\r\n"
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",

@@ -194,7 +194,7 @@ class ClientConnection(asyncio.Protocol):
         self.write = write_rest
 
     def _is_reset(self) -> bool:
-        """Whether the connection is gone, as the kernel knows: nobody reads from it, so the loop does not say so."""
+        """Whether the connection is gone, as the kernel knows: nothing reads from it, so the loop does not say so."""
         if not hasattr(socket, "TCP_INFO"):
             return False
         info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
@@ -379,7 +379,7 @@ class ClientConnection(asyncio.Protocol):
     # -- time ---------------------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
-        """Called about once a second: nobody may be slow for ever."""
+        """Called about once a second: no client may be slow for ever."""
         limits = self._context.limits
         waited_s = now - self.since
         is_deaf = self.exchange is not None and (self._all_sent or self._reads_paused)

@@ -155,7 +155,7 @@ class EngineConnection(asyncio.Protocol):
             exchange.engine_lost(reason, stale=self.was_idle and not self.has_head)
 
     def abandon(self) -> None:
-        """Nobody wants the answer any more: close, so that the engine stops generating."""
+        """The answer is not wanted any more: close, so that the engine stops generating."""
         self.exchange = None
         self.transport.abort()
 
@@ -251,7 +251,7 @@ class Pool:
             if is_wanted():
                 exchange.engine_unreachable(f"cannot connect to the engine: {error or 'timed out'}")
             return
-        except Exception as error:  # else nobody would ever go on with this exchange
+        except Exception as error:  # else this exchange would never go on
             log.exception("connecting to %s failed", self.url)
             if is_wanted():
                 exchange.engine_unreachable(f"cannot connect to the engine: {error}")

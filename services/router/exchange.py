@@ -1,13 +1,13 @@
 """One request's life on the data port: arrived, held, sent to an engine, answered; then reported.
 
-An exchange owns both of its ends: the client it writes to (ClientSink) and the engine it hears from (EngineSource). The
+An exchange owns both of its ends: the client it writes to (ClientSink) and the engine it reads from (EngineSource). The
 answer's body passes through untouched; what an engine refuses is translated to the client's API (api_errors.py). A
 streamed answer is passed on in whole SSE events, so that when its engine dies the client gets one error event and a
 clean end, never half an event and never a silent stop.
 
 An answer is whole when the client has been handed its end: by HTTP's framing, or, of a stream, by the event that ends
 it (`[DONE]`), since clients close their connection on reading that and the last chunk may come in a later read. From
-there on it is 200, whoever leaves or dies. A plain chunked answer has no end but its last chunk.
+there on it is 200, even when a side leaves or dies. A plain chunked answer has no end but its last chunk.
 
 What may be sent again: a request of which not one byte has been answered, whatever its path, for every answer is made
 anew and no engine keeps anything of it. What has begun is never sent again.
@@ -87,7 +87,7 @@ class EngineSource(Protocol):
     def resume(self) -> None: ...
 
     def abandon(self) -> None:
-        """Nobody wants the answer any more."""
+        """The answer is not wanted any more."""
         ...
 
     def give_up(self, reason: str) -> None:

@@ -116,7 +116,7 @@ class HttpRequest:
         if len(b"".join((*headers, *headers.values(), self.target))) > limits.header_bytes:
             raise head_too_large(limits)
         if version not in ("1.1", "1.0"):
-            raise Refused(505, f"HTTP/{version} is not spoken here; send HTTP/1.1.")
+            raise Refused(505, f"HTTP/{version} is not supported; send HTTP/1.1.")
         self.is_http11 = version == "1.1"
         host = headers.get(b"host")
         if host is None:

@@ -36,7 +36,7 @@ class Intake:
         self._tracing, self._sampler = tracing, sampler or Sampler()
         self._readers = readers(passed_fields)
         self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key: what its engine answers, as its driver says
-        self._tracks_tokens = context.table.controller.tracks_tokens  # else nobody counts them
+        self._tracks_tokens = context.table.controller.tracks_tokens  # else they are not counted
 
     def take(self, client: ClientSink, request: HttpRequest) -> bool:
         """One complete request, none other being answered on its connection. True when an exchange now has it."""

@@ -77,7 +77,7 @@ async def serve(stopping: asyncio.Event) -> None:
     await world.close(*beside, server)
     for job in beside:
         if not job.cancelled() and (error := job.exception()) is not None:
-            raise error  # so that whoever started us sees that this was no wish of its own
+            raise error  # so that the exit status says that this was a failure
 
 
 def raise_file_limit(num_connections: int) -> None:

@@ -69,7 +69,7 @@ class DataPort:
             self._sweeper = self._loop.create_task(self._sweep_for_ever())
 
     async def leave(self, delay_s: float) -> None:
-        """Say that we stop, to whoever asks whether we are ready and in every answer (connection: close), and serve as
+        """Say that we stop, to those who ask whether we are ready and in every answer (connection: close), and serve as
         before for `delay_s`: balancers notice, clients come back to another router."""
         self._table.stage = Stage.LEAVING
         await asyncio.sleep(delay_s)
@@ -122,7 +122,7 @@ class DataPort:
     def sweep(self, now: float) -> None:
         """Give up what is late or silent, and forget what is no more."""
         slept_s = now - self._sweep_due
-        if slept_s > SLEPT_S:  # what came meanwhile has not been read yet: nobody is late for that
+        if slept_s > SLEPT_S:  # what came meanwhile has not been read yet: no request is late for that
             self._postpone(slept_s)
         for connection in list(self.connections):
             connection.sweep(now)

@@ -1,5 +1,5 @@
 """The fields that a request may have, with their bounds: OpenAI's and Anthropic's own, and the few of engines that
-harm nobody.
+do no harm.
 
 Every other name is refused, as OpenAI does: engines read private names from the same object (llama.cpp has `n_probs`,
 `n_predict`, `id_slot`, `grammar`, ...), with which a client could pass by these bounds. Where a name comes twice, each

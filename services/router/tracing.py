@@ -65,7 +65,7 @@ def parent_context(given: bytes | None) -> tuple[str, bool] | None:
 
 
 def new_context() -> str:
-    """A traceparent that says not sampled: a new trace that nobody records."""
+    """A traceparent that says not sampled: a new trace that is not recorded."""
     return f"00-{_bits(128) | 1:032x}-{_bits(64) | 1:016x}-00"
 
 

@@ -157,7 +157,7 @@ def carry_out(
 
 
 def _take_away(folders: Iterable[Path]) -> None:
-    """Those that were made for a run that came to nothing, the deepest first; not when somebody else uses them."""
+    """Those that were made for a run that came to nothing, the deepest first; not when another run uses them."""
     with suppress(OSError):
         for folder in folders:
             if folder.exists():

@@ -68,7 +68,7 @@ def _request(fleet: FleetClient, subject: str) -> dict[str, Any] | None:
 
 
 def _kind(fleet: FleetClient, subject: str) -> str:
-    """What a subject is of which nothing was decided: a model nobody asked for yet, an idle GPU. Raises CliError."""
+    """What a subject is of which nothing was decided: a model without a request yet, an idle GPU. Raises CliError."""
     rows = [("model", row["name"]) for row in fleet.get("autoscaler", "/v1/models")["data"]]
     for node in fleet.get("placer", "/v1/nodes")["data"]:
         rows += [("node", node["node_id"]), *(("GPU", gpu["gpu_id"]) for gpu in node["gpus"])]

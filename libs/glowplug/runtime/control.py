@@ -132,7 +132,7 @@ class ControlService:
         await shell.start()
         await self._listen(shell)
         if self._commands:
-            # Of a service that runs once the name is known (runtime/privileges.py): nobody else may read under it.
+            # Of a service that runs once the name is known (runtime/privileges.py): no other user may read under it.
             reader = world.service if isinstance(world.settings, ElectedSettings) else name
             await world.bus.subscribe(self._commands, shell.on_event, durable=f"{reader}-commands")
         self.shell = shell

@@ -100,7 +100,7 @@ async def _answers(holder: Holder) -> bool:
     """Whether that very process answers where it said it was."""
     try:
         async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as client:
-            told = (await client.get(f"{holder.url}/live")).json()
+            about = (await client.get(f"{holder.url}/live")).json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return False
-    return isinstance(told, dict) and told.get("process") == holder.process
+    return isinstance(about, dict) and about.get("process") == holder.process

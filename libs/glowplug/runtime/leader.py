@@ -65,12 +65,12 @@ class Candidate:
 
     @property
     def lease(self) -> Lease:
-        """Who leads, as last heard."""
+        """Who leads, as last read."""
         return self._election.lease
 
     @property
     def leader_id(self) -> str:
-        """Service id of whoever leads, or ""."""
+        """Service id of the leader, or ""."""
         return self.lease.holder.partition("@")[0]
 
     async def run(self) -> None:
@@ -109,7 +109,7 @@ class Candidate:
 
     async def _change(self, change: Change) -> None:
         if change is Change.STEP_DOWN:
-            log.warning("%s leads no more; %s does", self.service_id, self.leader_id or "nobody")
+            log.warning("%s leads no more; %s does", self.service_id, self.leader_id or "no process")
             await self._end_term()
         elif change is Change.LEAD:
             log.info("%s leads from now on, epoch %d", self.service_id, self._election.epoch)
@@ -183,16 +183,16 @@ class ElectedShell(Shell):
         async with self._turn:
             if epoch == 0 and self.epoch:
                 return True  # the term has begun while this was read
-            now_s, heir = self._clock(), self._make(epoch)
-            heir.inherit(self.controller, now_s)
+            now_s, successor = self._clock(), self._make(epoch)
+            successor.inherit(self.controller, now_s)
             tables = {table: rows for table, rows in read.items() if rows is not None}
-            effects = [effect for table, rows in tables.items() for effect in heir.restore(table, rows, now_s)]
-            self.controller, self.epoch = heir, epoch
+            effects = [effect for table, rows in tables.items() for effect in successor.restore(table, rows, now_s)]
+            self.controller, self.epoch = successor, epoch
             await self.execute(effects)
         return self._synced()
 
     async def lead(self, epoch: int, url: str) -> None:
-        """Begin a term: whoever led before is fenced off, and what the tables say is gone on with."""
+        """Begin a term: the leader before is fenced off, and the term goes on from what the tables say."""
         self.store.fence(self.service, epoch)
         while not await self._begin(epoch):
             await asyncio.sleep(RETRY_S)
@@ -202,7 +202,7 @@ class ElectedShell(Shell):
         await self.execute([Save(LEADERS, self.service, self._row)])
 
     def follow(self) -> None:
-        """End a term. What was decided and not done is left to whoever leads next. What a standby writes, its own
+        """End a term. What was decided and not done is left to the next leader. What a standby writes, its own
         service id, is fenced no more."""
         self._row = None
         self.epoch = 0

@@ -168,7 +168,7 @@ READER: Final = "reader"
 
 
 def bus_access(user: str) -> bus.BusAccess:
-    """What this user does on the bus. Readers of commands that run once have a name everybody knows."""
+    """What this user does on the bus. Readers of commands that run once have a fixed name."""
     rights = RIGHTS[user]
     known = {name: f"{name}-commands" for name, other in RIGHTS.items() if other.obeys and other.leads}
     return bus.BusAccess(
@@ -197,7 +197,7 @@ def store_access(user: str) -> store.StoreAccess:
 
 
 def user_of(url: str) -> str:
-    """The user of the declaration that an address names, or "": a server of somebody's own, with a token, another
+    """The user of the declaration that an address names, or "": a server that the user runs, with a token, another
     user or none."""
     user = urlsplit(url).username or ""
     return user if user in RIGHTS else ""
@@ -209,7 +209,7 @@ def inbox_of(url: str) -> str:
 
 
 def makes_streams(url: str) -> bool:
-    """Whether a client of this address may make streams; on servers of somebody's own everybody may."""
+    """Whether a client of this address may make streams; on servers that the user runs every client may."""
     return user_of(url) in ("", STREAMS_OWNER)
 
 

@@ -35,7 +35,7 @@ ASKS_FIRST = ("router", "autoscaler", "placer")  # without their commands and re
 
 
 class PortTaken(RuntimeError):
-    """The port a service was told to listen on is in use."""
+    """The port a service is set to listen on is in use."""
 
 
 def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:

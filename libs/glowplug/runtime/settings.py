@@ -103,8 +103,8 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _of_its_system(cls, given: dict[str, Any]) -> dict[str, Any]:
         system = SYSTEMS.get(str(given.get("policies", "")))
-        told = settings_of_system(system) if system else {}
-        return {name: value for name, value in told.items() if name in cls.model_fields} | given
+        chosen = settings_of_system(system) if system else {}
+        return {name: value for name, value in chosen.items() if name in cls.model_fields} | given
 
 
 def settings_of_system(system: System) -> dict[str, Any]:

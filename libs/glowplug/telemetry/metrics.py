@@ -32,7 +32,7 @@ class LabelCap:
 
 
 class _Total:
-    """A counter that follows a number somebody else counts up."""
+    """A counter that follows a number that other code counts up."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter, self._seen = counter, 0

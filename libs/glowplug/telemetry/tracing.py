@@ -165,7 +165,7 @@ class Tracing:
         *,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> trace.Span:
-        """An open span with an explicit start; whoever begins it ends it."""
+        """An open span with an explicit start; the code that begins it ends it."""
         return self._start(name, traceparent, started_at, attributes, kind)
 
     @contextmanager

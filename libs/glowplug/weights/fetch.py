@@ -69,7 +69,7 @@ class Fetch:
         self._on_sized, self._options, self._clock = on_sized, options, clock
         self._rng = rng or random.Random(region.digest)
         self._first_byte, self._last_byte = first_byte, last_byte
-        self.priority = priority  # may be raised while running, when somebody more urgent joins
+        self.priority = priority  # may be raised while running, when a more urgent start joins
         self.num_bytes = ref.num_bytes
         self.num_bytes_fetched = 0
         self.num_bytes_resumed = 0

@@ -29,7 +29,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 class PatientReader:
-    """Runs what touches a file system in threads that nobody has to wait for: one at a time per name, so that a mount
+    """Runs what touches a file system in threads that no caller waits for: one at a time per name, so that a mount
     which does not answer holds one thread and not one more at each try."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -86,5 +86,5 @@ def _hand_over(
 
     try:
         loop.call_soon_threadsafe(settle)
-    except RuntimeError:  # the loop has ended meanwhile: nobody waits
+    except RuntimeError:  # the loop has ended meanwhile: no caller waits
         return

@@ -53,7 +53,7 @@ def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
         if (whole := _complete(region)) is not None:
             complete.append(whole)
         elif region.read_state().state is RegionState.COMPLETE:
-            rubbish.append(directory.name)  # it says complete and is not: nobody may read it any more
+            rubbish.append(directory.name)  # it says complete and is not: it may not be read any more
         elif (part := _partial(region)) is not None:
             partial.append(part)
         elif failure is None:

@@ -33,7 +33,7 @@ _WATERMARK = struct.Struct("<Q")
 
 
 class RegionState(StrEnum):
-    ABSENT = "absent"  # nothing there, or only a failure of somebody else's try
+    ABSENT = "absent"  # nothing there, or only a failure of another's try
     FETCHING = "fetching"  # bytes are landing, or landed in part and wait to be resumed
     COMPLETE = "complete"  # checked; may be served
     FAILED = "failed"
@@ -57,7 +57,7 @@ class RegionFailure:
     code: str
     message: str
     failed_at: float = 0.0
-    instance_ids: tuple[str, ...] = ()  # whose try this was; empty: nobody's in particular
+    instance_ids: tuple[str, ...] = ()  # whose try this was; empty: no instance's in particular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class Region:
         _write_json(self._meta, meta)
 
     def add_model_key(self, model_key: str) -> None:
-        """Remember who uses these weights, for the inventory. An empty key is nobody."""
+        """Remember who uses these weights, for the inventory. An empty key is no model."""
         known = self.model_keys()
         if model_key and model_key not in known and self.directory.is_dir():
             _write_json(self._models, {"model_keys": sorted((*known, model_key))})

@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         answer = protocol.ask(options.socket, {"op": "hello" if options.what == "status" else "stop"})
     except (OSError, ValueError) as error:
-        print(f"nobody answers at {options.socket}: {error}", file=sys.stderr)
+        print(f"no zygote answers at {options.socket}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(answer))
     return 0

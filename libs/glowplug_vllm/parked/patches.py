@@ -1,7 +1,7 @@
 """What is replaced in vLLM, in memory, before the first fork. No file of vLLM is changed.
 
     get_mp_context        always 'fork': vLLM's CPU platform asks for 'spawn', so that the engine core and each worker
-                          would import everything again. On CUDA it stays, told 'fork' by the environment
+                          would import everything again. On CUDA it stays, set to 'fork' by the environment
     _maybe_force_spawn    does nothing on CPU. On CUDA it stays: it goes back to 'spawn' once CUDA is initialised
     run_engine_core       in the forked core: die with the parent, drop the API server's port, apply OpenMP settings
     worker_main           in the forked worker: die with the parent, apply OpenMP settings

@@ -7,7 +7,7 @@
     {"op": "release"}                              -> {"ok": true}              ends a lease on purpose
     {"op": "stop"}                                 -> {"ok": true}              its servers live on
 
-A refused question answers {"ok": false, "error"}. The socket is 0600: whoever can open it can run code as its owner.
+A refused question answers {"ok": false, "error"}. The socket is 0600: who can open it can run code as its owner.
 """
 
 import json
@@ -61,7 +61,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def ask(path: Path, message: dict[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
-    """One question over a connection of its own. Raises OSError when nobody listens, TimeoutError, ValueError."""
+    """One question over a connection of its own. Raises OSError when no zygote listens, TimeoutError, ValueError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         connection.connect(str(path))

@@ -1,4 +1,4 @@
-"""The zygote's loop: one thread, one selector; forks on request, reaps, and ends when nobody holds a lease.
+"""The zygote's loop: one thread, one selector; forks on request, reaps, and ends when no lease is held.
 
 A lease is an open connection. The last one that ends on purpose (`release`) ends the zygote at once; one that breaks
 leaves it `linger_s`, so that an agent that was killed finds it again. Servers never depend on it.
@@ -69,7 +69,7 @@ class Zygote:
         self._running = True
 
     def run(self) -> None:
-        """Listen and serve until told to stop, or until no lease was held for `linger_s`."""
+        """Listen and serve until asked to stop, or until no lease was held for `linger_s`."""
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)

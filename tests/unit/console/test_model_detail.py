@@ -100,7 +100,7 @@ def decided(number: int, kind: str, reason: str, **fields: object) -> DecisionRe
 
 def test_a_model_says_why_it_is_where_it_is_and_why_it_is_cold() -> None:
     log = DecisionLog()
-    assert "nobody has asked for it" in why_so("chat", [], log).reason
+    assert "no request has asked for it" in why_so("chat", [], log).reason
     log.put(decided(1, "place", "chat starts on node-1/0: there is room"))
     log.put(decided(2, "scale", "an instance of chat drains: it has been idle", service="autoscaler"))
     running = instance(1, InstanceState.READY, ready_at=AT, decision_id="d-1")

@@ -124,8 +124,8 @@ def _images(facts: ClusterFacts) -> Iterator[Finding]:
             if "glowplug/" in image and "/" not in tag:
                 by_tag.setdefault(tag, set()).add(image.rpartition("/")[2])
     if len(by_tag) > 1:
-        told = "; ".join(f"{tag}: {', '.join(sorted(names))}" for tag, names in sorted(by_tag.items()))
-        yield _K.warn("images", f"mixed versions: {told}", "finish the rollout or undo it: docs/howto/upgrade.md")
+        mixed = "; ".join(f"{tag}: {', '.join(sorted(names))}" for tag, names in sorted(by_tag.items()))
+        yield _K.warn("images", f"mixed versions: {mixed}", "finish the rollout or undo it: docs/howto/upgrade.md")
     elif by_tag:
         yield _K.ok("images", f"every pod runs {next(iter(by_tag))}")
 

@@ -28,7 +28,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenPort:
-    """A port the fleet needs and somebody has; `holder` is empty when the system does not tell."""
+    """A port the fleet needs and another process has; `holder` is empty when the system does not say which."""
 
     port: int
     owner: str
@@ -73,7 +73,7 @@ class MachineFacts:
     valkey: Program
     llamacpp: Program
     vllm: Program
-    vllm_expected: bool = False  # the fleet was told to use it
+    vllm_expected: bool = False  # the fleet's settings use it
     driver: Program
     driver_expected: bool = False  # GLOWPLUG_GPU_KIND is cuda
     cuda: str = ""
@@ -150,19 +150,19 @@ def _limits(facts: MachineFacts) -> Iterator[Finding]:
         )
     else:
         yield _M.ok("open files", f"up to {facts.open_files} per process")
-    told = []
+    caps = []
     if facts.memory_limit_bytes is not None:
-        told.append(f"memory {show_bytes(facts.memory_limit_bytes)}")
+        caps.append(f"memory {show_bytes(facts.memory_limit_bytes)}")
     if facts.cpu_limit is not None:
-        told.append(f"{facts.cpu_limit:g} of {facts.num_cpus} cores")
+        caps.append(f"{facts.cpu_limit:g} of {facts.num_cpus} cores")
     if facts.pids_limit is not None:
-        told.append(f"{facts.pids_limit} processes and threads")
+        caps.append(f"{facts.pids_limit} processes and threads")
     if facts.memory_limit_bytes is not None and facts.memory_limit_bytes < MEMORY_NEEDED_BYTES:
-        yield _M.warn("cgroup", f"limited to {', '.join(told)}", "raise the memory limit of this container or unit")
+        yield _M.warn("cgroup", f"limited to {', '.join(caps)}", "raise the memory limit of this container or unit")
     elif facts.pids_limit is not None and facts.pids_limit < PIDS_NEEDED:
-        yield _M.warn("cgroup", f"limited to {', '.join(told)}", "raise its limit of processes (docker: --pids-limit)")
+        yield _M.warn("cgroup", f"limited to {', '.join(caps)}", "raise its limit of processes (docker: --pids-limit)")
     else:
-        yield _M.ok("cgroup", f"limited to {', '.join(told)}" if told else "no limits on memory, cores and processes")
+        yield _M.ok("cgroup", f"limited to {', '.join(caps)}" if caps else "no limits on memory, cores and processes")
 
 
 def _network(facts: MachineFacts) -> Iterator[Finding]:

@@ -173,12 +173,12 @@ def _container() -> tuple[Program, bool | None]:
             continue
         tried = said([name, "info", "--format", "{{json .}}"], 8.0)
         try:
-            told = json.loads(tried.version)
+            answer = json.loads(tried.version)
         except ValueError:
             problem = f"{name} is installed and does not answer: {tried.problem or tried.version}"
             continue
-        version = told.get("ServerVersion") or (told.get("version") or {}).get("Version") or ""
-        return Program(version=f"{name} {version}".strip()), "nvidia" in (told.get("Runtimes") or {})
+        version = answer.get("ServerVersion") or (answer.get("version") or {}).get("Version") or ""
+        return Program(version=f"{name} {version}".strip()), "nvidia" in (answer.get("Runtimes") or {})
     return Program(problem=problem), None
 
 

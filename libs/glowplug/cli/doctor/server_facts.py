@@ -84,7 +84,7 @@ async def _store(client: Redis) -> StoreFacts:
 
 
 async def _config(client: Redis) -> dict[str, str]:
-    """Managed servers refuse CONFIG, and so does ours to whoever reads."""
+    """Managed servers refuse CONFIG, and so does ours to readers."""
     try:
         return cast(dict[str, str], await client.config_get("appendfsync"))
     except RedisError:
@@ -97,7 +97,7 @@ def _aof_problem(info: Mapping[str, Any]) -> str:
 
 
 def _fsync(state_dir: str) -> str:
-    """appendfsync as the server that a local fleet brought along was told, "" elsewhere."""
+    """appendfsync as the server that a local fleet starts has it, "" elsewhere."""
     return FSYNC if state_dir and (Path(state_dir) / "valkey" / ACL_FILE).exists() else ""
 
 

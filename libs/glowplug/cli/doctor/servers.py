@@ -32,7 +32,7 @@ def _store(store: StoreFacts) -> Iterator[Finding]:
         yield _F.fail("store", "the address is that of a replica, which takes no writes", "name the primary")
     yield _F.ok("store", f"{store.version} answers")
     if store.is_shared:
-        says = "its address names no user of one service: whoever takes over a service may write every table"
+        says = "its address names no user of one service: who takes over a service may write every table"
         yield _F.warn("store rights", says, "a user per service: docs/network.md tells how")
     yield _persistence(store)
     if store.max_bytes and store.used_bytes > FULL_RATIO * store.max_bytes:
@@ -75,7 +75,7 @@ def _bus(bus: BusFacts) -> Iterator[Finding]:
         return
     yield _F.ok("bus", f"NATS {bus.version} answers, {bus.cluster_size} server(s)")
     if bus.is_shared:
-        says = "its address names no user of one service: whoever takes over a service may publish every command"
+        says = "its address names no user of one service: who takes over a service may publish every command"
         yield _F.warn("bus rights", says, "a user per service: docs/network.md tells how")
     if bus.sync == "":
         yield _F.skipped(

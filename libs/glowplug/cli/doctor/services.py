@@ -67,8 +67,8 @@ def _versions(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]
     for service in alive:
         by_version.setdefault(service.version or "unknown", []).append(service.name)
     if len(by_version) > 1:
-        told = "; ".join(f"{version}: {', '.join(names)}" for version, names in sorted(by_version.items()))
-        yield _F.warn("versions", f"mixed: {told}", "finish the upgrade or go back: docs/howto/upgrade.md")
+        mixed = "; ".join(f"{version}: {', '.join(names)}" for version, names in sorted(by_version.items()))
+        yield _F.warn("versions", f"mixed: {mixed}", "finish the upgrade or go back: docs/howto/upgrade.md")
     elif by_version and facts.version not in by_version:
         only = next(iter(by_version))
         yield _F.warn("versions", f"the fleet is {only}, this command {facts.version}", "use the command of the fleet")
@@ -95,7 +95,7 @@ def _clocks(alive: list[ServiceFacts]) -> Iterator[Finding]:
 
 
 def _roles(alive: list[ServiceFacts]) -> Iterator[Finding]:
-    """Where services elect a leader: one each, and everybody knows the same one."""
+    """Where services elect a leader: one each, and all know the same one."""
     for kind in ("placer", "autoscaler", "predictor"):
         elected = [service for service in alive if service.service == kind and service.role in ("leader", "standby")]
         if not elected:
@@ -123,13 +123,13 @@ def _numbers(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]:
         if stale := metrics.get(semconv.STALE_COMMANDS_TOTAL, 0):
             yield _F.warn(
                 service.name,
-                f"refused {stale:.0f} command(s) of an older epoch: somebody who was replaced still speaks",
+                f"refused {stale:.0f} command(s) of an older epoch: a process that was replaced still sends",
                 "look for a second placer, autoscaler or predictor with the same duty",
             )
         if malformed := metrics.get(semconv.BUS_MALFORMED_TOTAL, 0):
             yield _F.warn(
                 service.name,
-                f"could not read {malformed:.0f} event(s): somebody of another version, or not of this fleet, writes",
+                f"could not read {malformed:.0f} event(s): a process of another version, or not of this fleet, writes",
                 f"glowplug tap --raw; {LOGS.format(name=service.name)}",
             )
         if given_up := metrics.get(semconv.BUS_GIVEN_UP_TOTAL, 0):
@@ -158,7 +158,7 @@ def _numbers(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]:
         if dropped := metrics.get(semconv.SPANS_DROPPED_TOTAL, 0):
             yield _F.warn(
                 service.name,
-                f"dropped {dropped:.0f} span(s): nobody took them",
+                f"dropped {dropped:.0f} span(s): no exporter took them",
                 "is OTEL_EXPORTER_OTLP_ENDPOINT right, and its receiver up?",
             )
 

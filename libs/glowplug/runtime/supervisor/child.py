@@ -264,7 +264,7 @@ class Child:
     def _report_crash_loop(self) -> None:
         self.crash_looping.set()
         if not self.ready_at:
-            return  # it never ran: whoever waits for it reports that
+            return  # it never ran: the code that waits for it reports that
         self.output.notice(
             f"{self.spec.name} keeps ending ({self.exit_reason}); its last lines:\n"
             + "\n".join(f"    {line}" for line in self.tail)

@@ -16,7 +16,7 @@ _QUEUE_LINES = 5000
 
 
 class LogFile:
-    """Nobody has to read this file for its writer to go on: a supervisor that is stopped delays nothing but the
+    """No process has to read this file for its writer to go on: a supervisor that is stopped delays nothing but the
     terminal. Every writer appends (O_APPEND), so that the file may be emptied under it."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -50,7 +50,7 @@ class LogFile:
             return []
         try:
             size = os.fstat(fd).st_size
-            if size < self._offset:  # somebody else emptied it
+            if size < self._offset:  # another process emptied it
                 self._offset = 0
             self._offset = max(self._offset, size - self._max_bytes)  # what is older stays in the file
             chunk = os.pread(fd, _READ_BYTES, self._offset)
@@ -144,7 +144,7 @@ class Output:
         try:
             file.append(line)
             if file is self._supervisor:
-                file.poll()  # nobody follows it; this keeps it small
+                file.poll()  # no terminal follows it; this keeps it small
         except OSError as error:
             if not self._disk_failed:
                 self._to_terminal(f"glowplug: logs are not written to {self._dir}: {error.strerror}")

@@ -19,14 +19,14 @@ _FREE_FROM, _FREE_TO = 10000, 32000  # below the ports that Linux gives to outgo
 
 
 async def http_status(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> int:
-    """The status of one GET, 0 when nobody answers in time."""
+    """The status of one GET, 0 when no answer comes in time."""
     return (await http_answer(url, timeout_s, max_body_bytes=0))[0]
 
 
 async def http_answer(
     url: str, timeout_s: float = PROBE_TIMEOUT_S, *, max_body_bytes: int = _BODY_BYTES
 ) -> tuple[int, bytes]:
-    """Status and beginning of the body of one GET; (0, b"") when nobody answers in time."""
+    """Status and beginning of the body of one GET; (0, b"") when no answer comes in time."""
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     request = f"GET {parts.path or '/'} HTTP/1.0\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"

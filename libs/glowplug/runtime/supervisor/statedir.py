@@ -22,7 +22,7 @@ from glowplug.runtime.supervisor.settings import AlreadyRunning, FleetError
 
 FLEET_FILE, LOCK_FILE, SECRETS_FILE = "fleet.json", "lock", "secrets.json"
 _TOKEN_BYTES = 24
-OTHERS = 0o077  # the bits of a mode that let anybody but the owner in
+OTHERS = 0o077  # the bits of a mode that let others than the owner in
 
 
 @dataclass(frozen=True, slots=True)
