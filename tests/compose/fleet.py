@@ -60,7 +60,7 @@ class ComposeFleet:
     def compose(self, *parts: str, timeout_s: float = 180.0, check: bool = True) -> str:
         """What a compose command prints."""
         files = [word for name in FILES for word in ("-f", name)]
-        argv = (*self.words, "--env-file", str(self.env_file), *files, *parts)
+        argv = (*self.parts, "--env-file", str(self.env_file), *files, *parts)
         return run(*argv, timeout_s=timeout_s, check=check, COMPOSE_HTTP_TIMEOUT="600")
 
     def up(self) -> "ComposeFleet":

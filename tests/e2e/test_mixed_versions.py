@@ -118,12 +118,13 @@ class Mixed:
         assert [row["model_key"] for row in self.instances()] == ["one"]
 
     def complaints(self) -> list[str]:
-        """What services said of rows and commands of the other version."""
+        """What services said of rows and commands of the other version. An agent may refuse the other's memory: the
+        two have other schemas, it says so, and ends the engines that it finds (docs/howto/upgrade.md)."""
         return [
             f"{path.name}: {row}"
             for path in sorted(self.folder.glob("*.log"))
             for row in path.read_text(errors="replace").splitlines()
-            if "refused: " in row or "is not readable" in row
+            if "refused: " in row or ("is not readable" in row and "the agent's memory" not in row)
         ]
 
 
