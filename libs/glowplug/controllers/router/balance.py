@@ -274,6 +274,5 @@ class Balances:
         balancer = self._balancers.get(model_key)
         if balancer is None or not self.tracks_tokens:
             return {}
-        mine = self._fleet.of(model_key)
-        seen = ((i, balancer.outlook(i, self._now_s)) for i in mine if is_target(mine[i]))
-        return {i: outlook for i, outlook in seen if outlook is not None}
+        seen = ((i.instance_id, balancer.outlook(i.instance_id, self._now_s)) for i in self._fleet.ready(model_key))
+        return {instance_id: outlook for instance_id, outlook in seen if outlook is not None}
