@@ -104,13 +104,17 @@ class AutoscalerController:
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`."""
+        """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances` (whose
+        rows may show a failure before its fact comes)."""
         for record in self._models.records.values():
             record.rest_until = 0.0
         if table == "models":
             return self._models.restore(rows, now_s)
+        living = {instance_id for instance_id, row in self.instances.by_id.items() if not row.state.is_gone}
         for instance in self.instances.restore(rows, now_s):
-            self._note(instance)
+            record = self._note(instance)
+            if instance.state is InstanceState.FAILED and instance.instance_id in living:
+                self._start_failed(record, instance, now_s)
         return []
 
     def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
@@ -169,10 +173,14 @@ class AutoscalerController:
         if not self.instances.apply(instance, now_s):
             return []
         record = self._note(instance)
-        if isinstance(event.data, InstanceFailed) and not (instance.replica or instance.part_of):
-            # nobody waits for a replica, and a stage's end is its pipeline's too
-            record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s)
+        if isinstance(event.data, InstanceFailed):
+            self._start_failed(record, instance, now_s)
         return self._balance(record, now_s)
+
+    def _start_failed(self, record: ModelRecord, instance: Instance, now_s: float) -> None:
+        """The next start waits. Nobody waits for a replica, and a stage's end is its pipeline's too."""
+        if not (instance.replica or instance.part_of):
+            record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s)
 
     def _note(self, instance: Instance) -> ModelRecord:
         """What the new state of an instance answers."""
