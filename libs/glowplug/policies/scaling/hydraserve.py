@@ -82,11 +82,9 @@ def watch(view: ScalingView, state: HydraserveState | None, params: HydraservePa
     counted = view.load.num_arrived
     if state is None:
         state = HydraserveState(opened_at=view.now_s, arrived_before=counted, demand_before=view.demand)
-    idle = {
-        i.instance_id: state.idle_since.get(i.instance_id, max(view.now_s, i.ready_at))
-        for i in view.running
-        if not view.in_flight(i)
-    }
+    since, busy = state.idle_since, view.load.in_flight_by_instance
+    free = [i for i in view.running if not busy.get(i.instance_id)]
+    idle = {i.instance_id: since.get(i.instance_id, max(view.now_s, i.ready_at)) for i in free}
     if view.now_s - state.opened_at < params.window_s:
         return state if idle == state.idle_since else replace(state, idle_since=idle)
     came = counted - state.arrived_before if counted else max(0, view.demand - state.demand_before)

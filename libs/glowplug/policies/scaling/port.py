@@ -114,7 +114,15 @@ def settle(
     if model.suspended:
         target, why = 0, "its operator has drained it"
     wanted = 0 if model.suspended else min(max(target, view.floor), view.ceiling)
-    figures = _figures(view) | dict(inputs or {})
+    figures: dict[str, float | int | str] = {
+        "waiting": view.load.num_waiting,
+        "in_flight": view.load.num_in_flight,
+        "per_instance": view.per_instance,
+        "running": view.num_running,
+        "min": view.floor,
+        "max": view.ceiling,
+        **(inputs or {}),
+    }
     if wanted >= view.num_running:
         back, missing, worth = [], wanted - view.num_running, worths(view.draining)
         for instance in view.draining if take_back else ():
@@ -168,14 +176,3 @@ def _drain(
         left = after
         serving -= worth[instance.instance_id]
     return drain, left
-
-
-def _figures(view: ScalingView) -> dict[str, float | int | str]:
-    return {
-        "waiting": view.load.num_waiting,
-        "in_flight": view.load.num_in_flight,
-        "per_instance": view.per_instance,
-        "running": view.num_running,
-        "min": view.floor,
-        "max": view.ceiling,
-    }
