@@ -157,9 +157,8 @@ class Demand:
         self._waiting: dict[str, dict[str, _Waiting]] = {}  # model_key -> router_id -> newer than its last report
         self._sent_at: dict[str, float] = {}  # router_id -> when it sent its last report, by its clock
         self._last_active: dict[str, float] = {}
-        self._counted: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_arrived as last reported
+        self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # (router_id, model_key) -> arrived, dispatched
         self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> (when reported, how many), of late
-        self._dispatched_by: dict[tuple[str, str], int] = {}  # (router_id, model_key) -> its num_dispatched, likewise
         self._dispatched: dict[str, int] = {}  # model_key -> how many since each router's first report
 
     def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> list[str]:
@@ -173,12 +172,7 @@ class Demand:
             if load.last_active_at > self._last_active.get(key, 0.0):
                 self._last_active[key] = min(load.last_active_at, now_s)
                 is_active = True
-            self._count(report.router_id, key, load.num_arrived, now_s)
-            before = self._dispatched_by.get((report.router_id, key))
-            if before != load.num_dispatched:
-                self._dispatched_by[report.router_id, key] = load.num_dispatched
-                if before is not None and load.num_dispatched > before:
-                    self._dispatched[key] = self._dispatched.get(key, 0) + load.num_dispatched - before
+            self._count(report.router_id, key, load, now_s)
             if is_active:
                 active.append(key)
         return active
@@ -215,17 +209,23 @@ class Demand:
         """Requests that have been sent to instances of the model; only its growth means something."""
         return self._dispatched.get(model_key, 0)
 
-    def _count(self, router_id: str, model_key: str, num: int, now_s: float) -> None:
+    def _count(self, router_id: str, model_key: str, load: ModelLoad, now_s: float) -> None:
+        """Add what has arrived and been dispatched since the router's last report. Its first one adds nothing, nor does
+        that of a router that began anew."""
+        counts = load.num_arrived, load.num_dispatched
         before = self._counted.get((router_id, model_key))
-        if before == num:
+        if before == counts:
             return
-        self._counted[router_id, model_key] = num
-        if before is None or num < before:  # the first report, or a router that began anew
+        self._counted[router_id, model_key] = counts
+        if before is None:
             return
-        arrived = self._arrived.setdefault(model_key, deque())
-        arrived.append((now_s, num - before))
-        while arrived[0][0] < now_s - ARRIVALS_KEPT_S:
-            arrived.popleft()
+        if counts[0] > before[0]:
+            arrived = self._arrived.setdefault(model_key, deque())
+            arrived.append((now_s, counts[0] - before[0]))
+            while arrived[0][0] < now_s - ARRIVALS_KEPT_S:
+                arrived.popleft()
+        if counts[1] > before[1]:
+            self._dispatched[model_key] = self._dispatched.get(model_key, 0) + counts[1] - before[1]
 
     def touch(self, model_key: str, now_s: float) -> None:
         """Count something else than a request as activity."""
@@ -249,8 +249,7 @@ class Demand:
                     self._drop_waiting(key, router_id)
         for router_id in self._reports.expire(now_s, DEMAND_KEPT_S):
             self._sent_at.pop(router_id, None)
-            self._counted = {k: num for k, num in self._counted.items() if k[0] != router_id}
-            self._dispatched_by = {k: num for k, num in self._dispatched_by.items() if k[0] != router_id}
+            self._counted = {k: counts for k, counts in self._counted.items() if k[0] != router_id}
 
     def of(self, model_key: str) -> ModelLoad:
         """The load of the model at every router that has reported lately, in one."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from glowplug.domain.snapshot import Outlook
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import (
@@ -14,7 +15,6 @@ from glowplug.policies.routing.preserve_load_aware import (
 )
 from glowplug.policies.scaling.preserve_scaler import (
     Capacity,
-    InstanceOutlook,
     ScalerParams,
     ScalerState,
     WindowTokens,
@@ -134,11 +134,10 @@ def test_order_kept_is_order_sorted():
     for name, tokens in (("i-1", 30), ("i-2", 10), ("i-3", 20)):
         order.put(an_instance(name, queued=tokens))
     assert order.route(1, 1).instance_id == "i-2"
-    order.moved("i-2", queued=50, current=5)
+    order.put(an_instance("i-2", queued=65))
     assert order.route(1, 1).instance_id == "i-3"
     order.drop("i-3")
     order.drop("i-3")
-    order.moved("i-3", queued=1)
     assert order.route(1, 1).instance_id == "i-1" and len(order) == 2
 
 
@@ -152,7 +151,7 @@ def tokens(prompt, response, window_s=600.0):
 
 
 def outlook(name, peak=0.5, over=0.0):
-    return InstanceOutlook(instance_id=name, peak_ratio=peak, over_share=over)
+    return name, Outlook(peak_ratio=peak, over_share=over)
 
 
 @pytest.mark.parametrize(

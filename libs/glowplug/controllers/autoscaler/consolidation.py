@@ -40,12 +40,10 @@ class Consolidations:
 
     def of_model(self, rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
         """`rows`: every living row of the model; `decision`: what its scaling policy wants now."""
-        pipelines = sorted(
-            (i for i in rows.values() if i.serves and not i.is_whole and i.state is InstanceState.READY),
-            key=lambda i: (i.created_at, i.instance_id),
-        )
+        pipelines = [i for i in rows.values() if not i.is_whole and i.serves and i.state is InstanceState.READY]
         if not pipelines:
             return []
+        pipelines.sort(key=lambda i: (i.created_at, i.instance_id))
         effects = self._unconsolidated(rows, decision, now_s)
         effects += self._decide(pipelines, rows, decision, now_s)
         for instance in pipelines:

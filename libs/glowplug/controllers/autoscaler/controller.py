@@ -104,13 +104,17 @@ class AutoscalerController:
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`."""
+        """Tables `models` (ours: a lost row is written again, one of an undeployed model removed) and `instances`,
+        where a failure may show before its fact comes."""
         for record in self._models.records.values():
             record.rest_until = 0.0
         if table == "models":
             return self._models.restore(rows, now_s)
+        living = {instance_id for instance_id, row in self.instances.by_id.items() if not row.state.is_gone}
         for instance in self.instances.restore(rows, now_s):
-            self._note(instance)
+            record = self._note(instance)
+            if instance.state is InstanceState.FAILED and instance.instance_id in living:
+                self._start_failed(record, instance, now_s)
         return []
 
     def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
@@ -169,10 +173,14 @@ class AutoscalerController:
         if not self.instances.apply(instance, now_s):
             return []
         record = self._note(instance)
-        if isinstance(event.data, InstanceFailed) and not (instance.replica or instance.part_of):
-            # nobody waits for a replica, and a stage's end is its pipeline's too
-            record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s)
+        if isinstance(event.data, InstanceFailed):
+            self._start_failed(record, instance, now_s)
         return self._balance(record, now_s)
+
+    def _start_failed(self, record: ModelRecord, instance: Instance, now_s: float) -> None:
+        """The next start waits. Nobody waits for a replica, and a stage's end is its pipeline's too."""
+        if not (instance.replica or instance.part_of):
+            record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s)
 
     def _note(self, instance: Instance) -> ModelRecord:
         """What the new state of an instance answers."""
@@ -302,20 +310,22 @@ class AutoscalerController:
         decision, record.policy_state = self._scale(view, record.policy_state)
         if record.asked and not reported.num_waiting:
             decision = replace(decision, reason=record.asked)
-        coming = list(record.starts)
+        has_starts = bool(record.starts)
         missing = decision.num_wanted - view.num_coming_or_there
-        resumed = [i for i in decision.resume if record.is_leaving(i, OrderKind.STOP) and not model.suspended]
-        resumed = resumed[: max(0, missing)]
-        effects = self._resume(record, decision, resumed, now_s)
-        effects += self._add(record, model, decision, missing - len(resumed), load, now_s)
-        if missing < 0 and not load.num_waiting:
+        effects: list[Effect] = []
+        if missing > 0:
+            resumed = [i for i in decision.resume if record.is_leaving(i, OrderKind.STOP) and not model.suspended]
+            resumed = resumed[:missing]
+            effects += self._resume(record, decision, resumed, now_s)
+            effects += self._add(record, model, decision, missing - len(resumed), load, now_s)
+        elif missing < 0 and not load.num_waiting:
             effects += self._cancel_spare(record, decision, missing, now_s)
         effects += self._drain(record, model, decision, now_s)
         if self._params.consolidate:
             effects += self._consolidations.of_model(rows, decision, now_s)
         effects += self._ask_again(record, model, now_s)
-        is_empty = not coming and all(i.state.is_dormant for i in rows.values())
-        has_nothing = is_empty and not (effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
+        has_nothing = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
+        has_nothing = has_nothing and all(i.state.is_dormant for i in rows.values())
         record.rest_until = now_s + self._params.rest_s if has_nothing else 0.0
         return effects
 

@@ -243,9 +243,9 @@ class ModelTable:
         known = record.model
         if known is not None and create:
             raise Conflict(f"model {model.name!r} exists (its key is {model.key!r})", param="name")
+        names = set(model.names)
         for other in self.deployed():
-            clash = set(model.names) & set(other.names) if other.key != model.key else set()
-            if clash:
+            if other.key != model.key and (clash := names.intersection(other.names)):
                 raise Conflict(f"the name {min(clash)!r} belongs to model {other.name!r}", param="aliases")
         if known is not None:
             model = replace(model, suspended=known.suspended, pinned=model.pinned or known.pinned)

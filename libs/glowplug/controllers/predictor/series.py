@@ -83,12 +83,13 @@ class Series:
         oldest = number - self.num_kept + 1
         if self.last < oldest:  # a long silence of ours: what lies before would be dropped at once
             self.last, self.changed_at = oldest, max(self.changed_at, oldest * width)
-        while self.last < number and self.concurrency:
-            self._spread((self.last + 1) * width)
+        concurrency = self.concurrency
+        while self.last < number and concurrency:
+            self._spread((self.last + 1) * width, concurrency)
             self.last += 1
         self.last = max(self.last, number)
-        if self.concurrency:
-            self._spread(now_s)
+        if concurrency:
+            self._spread(now_s, concurrency)
         self.changed_at = max(self.changed_at, now_s)
         self.first = max(self.first, oldest)
         while self.windows and (first := next(iter(self.windows))) < oldest:
@@ -98,9 +99,10 @@ class Series:
         """What one router holds and runs from now on, on instances of so many `slots` each, the fullest of which it
         expects to fill its KV cache to `kv_peak_ratio`."""
         self.by_router[router_id] = load
-        if self.concurrency:
+        concurrency = self.concurrency
+        if concurrency:
             window = self.open()
-            window.concurrency_peak = max(window.concurrency_peak, self.concurrency)
+            window.concurrency_peak = max(window.concurrency_peak, concurrency)
             window.kv_peak_ratio = max(window.kv_peak_ratio, kv_peak_ratio)
             window.slots_per_instance = max(window.slots_per_instance, slots)
 
@@ -108,10 +110,10 @@ class Series:
         """A router holds and runs nothing any more."""
         del self.by_router[router_id]
 
-    def _spread(self, until_s: float) -> None:
+    def _spread(self, until_s: float, concurrency: int) -> None:
         seconds = max(0.0, until_s - self.changed_at)
         window = self.open()
-        window.concurrency_seconds += self.concurrency * seconds
+        window.concurrency_seconds += concurrency * seconds
         window.instance_seconds += self._num_busy() * seconds
         self.changed_at = max(self.changed_at, until_s)
 

@@ -8,20 +8,21 @@ cannot keep the others waiting for ever. Between two reports an engine may be se
 most what the others' shares and their arrivals come to; it queues them itself.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from glowplug.controllers.router.queue import Request
 from glowplug.domain.instance import Instance
-from glowplug.domain.snapshot import Outlook, Target
+from glowplug.domain.snapshot import ModelLoad, Outlook, Target
 from glowplug.events.facts import RouterLoadReported
-from glowplug.fleet.demand import LoadReports
+from glowplug.fleet.demand import LoadReports, joined
 from glowplug.fleet.status import is_target
 from glowplug.fleet.tables import Fleet
 from glowplug.policies.prediction.response_length import LengthParams, ResponseLengths
 from glowplug.policies.routing.port import Balancer, BalancerParams
 
 Factory = Callable[[BalancerParams], Balancer]
+_NO_LOAD = ModelLoad()
 
 
 @dataclass(slots=True)
@@ -61,50 +62,40 @@ class Peers:
     def __init__(self, router_id: str) -> None:
         self._router_id = router_id
         self._reports = LoadReports()
-        self._in_flight: dict[str, int] = {}  # instance_id -> requests of all others
-        self._outlooks: dict[str, Outlook] = {}  # instance_id -> what all others see ahead of it, added up
+        self._loads: dict[str, ModelLoad] = {}  # model_key -> of all others, in one
         self._sharers: dict[str, int] = {}  # model_key -> others with requests for it, held or running
-        self.touched: set[str] = set()  # models of which the last report may have had news
 
-    def take(self, report: RouterLoadReported, now_s: float) -> bool:
-        """False when it is our own."""
+    def take(self, report: RouterLoadReported, now_s: float) -> set[str] | None:
+        """The models of which it says something new; None when it is our own."""
         if report.router_id == self._router_id:
-            return False
-        self._reports.take(report, now_s)
-        self._sum()
-        return True
+            return None
+        before = dict(self._reports.loads.get(report.router_id, {}))
+        after = self._reports.take(report, now_s)
+        return self._join({key for key in before.keys() | after.keys() if before.get(key) != after.get(key)})
 
-    def expire(self, now_s: float) -> bool:
-        """Forget routers that have gone silent: they are taken to run nothing. True when there was one."""
-        silent = self._reports.expire(now_s)
-        if silent:
-            self._sum()
-        return bool(silent)
+    def expire(self, now_s: float) -> set[str]:
+        """Forget routers that have gone silent: they are taken to run nothing. The models that others spoke of, when
+        there was one."""
+        return self._join(set(self._loads)) if self._reports.expire(now_s) else set()
 
-    def _sum(self) -> None:
-        in_flight: dict[str, int] = {}
-        sharers: dict[str, int] = {}
-        outlooks: dict[str, Outlook] = {}
-        for loads in self._reports.loads.values():
-            for key, load in loads.items():
-                if load.num_waiting or load.num_in_flight:
-                    sharers[key] = sharers.get(key, 0) + 1
-                for instance_id, count in load.in_flight_by_instance.items():
-                    in_flight[instance_id] = in_flight.get(instance_id, 0) + count
-                for instance_id, outlook in load.outlook_by_instance.items():
-                    known = outlooks.get(instance_id)
-                    outlooks[instance_id] = outlook if known is None else known.joined(outlook)
-        self.touched = self._sharers.keys() | sharers.keys()
-        self._in_flight, self._sharers, self._outlooks = in_flight, sharers, outlooks
+    def _join(self, model_keys: set[str]) -> set[str]:
+        for key in model_keys:
+            loads = [loads[key] for loads in self._reports.loads.values() if key in loads]
+            if loads:
+                self._loads[key] = joined(loads)
+                self._sharers[key] = sum(bool(load.num_waiting or load.num_in_flight) for load in loads)
+            else:
+                del self._loads[key], self._sharers[key]
+        return model_keys
 
-    def ahead(self, instance_id: str) -> Outlook | None:
+    def ahead(self, model_key: str, instance_id: str) -> Outlook | None:
         """What the others have sent there and expect of it; None when nobody looks ahead."""
-        return self._outlooks.get(instance_id)
+        return self._loads.get(model_key, _NO_LOAD).outlook_by_instance.get(instance_id)
 
     def seen(self, model_key: str, instance_id: str, own: int, max_concurrency: int) -> int:
         """How full that instance is to us, who run `own` requests there: the sum, but below full while we have not
         had our share."""
-        others = self._in_flight.get(instance_id, 0)
+        others = self._loads.get(model_key, _NO_LOAD).in_flight_by_instance.get(instance_id, 0)
         if not others:
             return own
         share = max(1, max_concurrency // (1 + self._sharers.get(model_key, 0)))
@@ -174,9 +165,10 @@ class Balances:
         balancer = self._balancers.get(model_key)
         if balancer is None:
             balancer = self._balancers[model_key] = self._factory(self._params_of(model_key))
-        balancer.put(
-            Target(instance_id, self.taken(instance), instance.max_concurrency, self._kv_tokens(instance)), now_s
-        )
+        num_taken, kv_tokens = self.taken(instance), self._kv_tokens(instance)
+        balancer.put(Target(instance_id, num_taken, instance.max_concurrency, kv_tokens), now_s)
+        if self.tracks_tokens and (ahead := self._peers.ahead(model_key, instance_id)) is not None:
+            balancer.others(instance_id, ahead)
 
     def _params_of(self, model_key: str) -> BalancerParams:
         model = self._fleet.models.get(model_key)
@@ -198,24 +190,22 @@ class Balances:
 
     def peer_reported(self, report: RouterLoadReported, now_s: float) -> bool:
         """A router's load. False when it is our own."""
-        if not self._peers.take(report, now_s):
-            return False
-        self._refill()
-        return True
+        news = self._peers.take(report, now_s)
+        self._refill(news or ())
+        return news is not None
 
     def forget_silent(self, now_s: float) -> None:
         """Forget routers that have gone silent."""
-        if self._peers.expire(now_s):
-            self._refill()
+        self._refill(self._peers.expire(now_s))
 
-    def _refill(self) -> None:
-        for key in self._peers.touched:
+    def _refill(self, model_keys: Iterable[str]) -> None:
+        for key in model_keys:
             balancer = self._balancers.get(key)
             if balancer is not None:
                 for instance_id, instance in self._fleet.of(key).items():
                     balancer.filled(instance_id, self.taken(instance))
                     if self.tracks_tokens:
-                        balancer.others(instance_id, self._peers.ahead(instance_id))
+                        balancer.others(instance_id, self._peers.ahead(key, instance_id))
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -274,6 +264,5 @@ class Balances:
         balancer = self._balancers.get(model_key)
         if balancer is None or not self.tracks_tokens:
             return {}
-        mine = self._fleet.of(model_key)
-        seen = ((i, balancer.outlook(i, self._now_s)) for i in mine if is_target(mine[i]))
-        return {i: outlook for i, outlook in seen if outlook is not None}
+        seen = ((i.instance_id, balancer.outlook(i.instance_id, self._now_s)) for i in self._fleet.ready(model_key))
+        return {instance_id: outlook for instance_id, outlook in seen if outlook is not None}

@@ -113,15 +113,18 @@ class Overload:
         num_there = num_without = 0
         done_s, held, owed = 0.0, dict[str, float](), dict[str, float]()
         for key, queue in queues:
-            unit_s = self._unit_s(key)
-            done_s += unit_s * (queue.num_dispatched - self._dispatched.get(key, 0))
-            self._dispatched[key] = queue.num_dispatched
+            num_new = queue.num_dispatched - self._dispatched.get(key, 0)
             while queue.asked_back and queue.asked_back[0] <= now_s:
                 queue.asked_back.popleft()
+            is_owed = queue.waiting or queue.asked_back
+            unit_s = self._unit_s(key) if num_new or is_owed else 0.0
+            done_s += unit_s * num_new
+            self._dispatched[key] = queue.num_dispatched
             if not queue.waiting and not queue.num_running:
                 continue
-            held[key] = unit_s * len(queue.waiting)
-            owed[key] = unit_s * (len(queue.waiting) + len(queue.asked_back))
+            if is_owed:
+                held[key] = unit_s * len(queue.waiting)
+                owed[key] = unit_s * (len(queue.waiting) + len(queue.asked_back))
             oldest = queue.oldest()
             if self._has_memory(key):
                 num_there += 1

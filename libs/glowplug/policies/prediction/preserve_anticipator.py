@@ -189,6 +189,8 @@ class LookAhead:
     def num_steps_above(self, ratio: float, num_steps: int) -> int:
         """How many of the next `num_steps` steps have U above `ratio` (the scaler's question)."""
         limit, last = ratio * self.kv_tokens, self.now_step + num_steps - 1
+        if self._constant + self._count * last <= limit:  # nobody ends, and still it is not
+            return 0
         constant, count, at, above = self._constant, self._count, self.now_step, 0
         for turn in (*self._steps[: bisect_left(self._steps, last + 1)], last + 1):
             if turn > at:

@@ -116,14 +116,6 @@ class LoadOrder:
         if self._loads.pop(instance_id, None) is not None:
             del self._order[bisect_left(self._order, (self._floors.pop(instance_id), instance_id))]
 
-    def moved(self, instance_id: str, *, queued: int = 0, current: int = 0) -> None:
-        """Its tokens changed by so many."""
-        load = self._loads.get(instance_id)
-        if load is not None:
-            load.queued_tokens += queued
-            load.current_tokens += current
-            self.put(load)
-
     def route(self, prompt_tokens: int, expected_tokens: int, most: int = 0) -> RouteDecision:
         """As `route` over every instance, or over the `most` of them with room that have the lowest floors."""
         ordered = ((floor, self._loads[name]) for floor, name in self._order)

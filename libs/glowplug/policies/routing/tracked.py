@@ -238,10 +238,9 @@ class Tracker:
     def _is_overloaded(self, here: Tracked) -> bool:
         """PreServe section 4.3.2: too full in more than a tenth of the steps ahead. One without requests never is."""
         look, params = here.look, self.params
-        ratio = params.hold_ratio - here.others.peak_ratio
-        if look.at_most(params.num_steps) <= ratio * look.kv_tokens or not len(look):
+        if not len(look):
             return False
-        above = look.num_steps_above(ratio, params.num_steps)
+        above = look.num_steps_above(params.hold_ratio - here.others.peak_ratio, params.num_steps)
         return above > params.overload_share * params.num_steps
 
     def _has_room(self, here: Tracked) -> bool:

@@ -25,7 +25,7 @@ here it is one or all. `up_share` below 1 scales up when that share of a group's
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from glowplug.domain.instance import Instance
@@ -82,21 +82,20 @@ def watch(view: ScalingView, state: HydraserveState | None, params: HydraservePa
     counted = view.load.num_arrived
     if state is None:
         state = HydraserveState(opened_at=view.now_s, arrived_before=counted, demand_before=view.demand)
-    idle = {
-        i.instance_id: state.idle_since.get(i.instance_id, max(view.now_s, i.ready_at))
-        for i in view.running
-        if not view.in_flight(i)
-    }
-    opened_at, before, arrivals = state.opened_at, state.arrived_before, state.arrivals
-    demand_before = state.demand_before
-    if view.now_s - opened_at >= params.window_s:
-        came = counted - before if counted else max(0, view.demand - demand_before)
-        num_empty = int((view.now_s - opened_at) / params.window_s) - 1  # nobody looked: no report came either
-        closed = (max(0, came), *([0] * min(num_empty, params.num_windows)))
-        arrivals = (*arrivals, *closed)[-params.num_windows :]
-        opened_at, before, demand_before = view.now_s, counted, view.demand
+    since, busy = state.idle_since, view.load.in_flight_by_instance
+    free = [i for i in view.running if not busy.get(i.instance_id)]
+    idle = {i.instance_id: since.get(i.instance_id, max(view.now_s, i.ready_at)) for i in free}
+    if view.now_s - state.opened_at < params.window_s:
+        return state if idle == state.idle_since else replace(state, idle_since=idle)
+    came = counted - state.arrived_before if counted else max(0, view.demand - state.demand_before)
+    num_empty = int((view.now_s - state.opened_at) / params.window_s) - 1  # nobody looked: no report came either
+    closed = (max(0, came), *([0] * min(num_empty, params.num_windows)))
     return HydraserveState(
-        opened_at=opened_at, arrived_before=before, arrivals=arrivals, demand_before=demand_before, idle_since=idle
+        opened_at=view.now_s,
+        arrived_before=counted,
+        arrivals=(*state.arrivals, *closed)[-params.num_windows :],
+        demand_before=view.demand,
+        idle_since=idle,
     )
 
 

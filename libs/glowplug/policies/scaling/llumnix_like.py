@@ -12,7 +12,7 @@ ahead, the share of its batch in use stands for it, against `high_ratio` and `lo
 import math
 from dataclasses import dataclass
 
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance
 from glowplug.domain.phrasing import counted
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import ScalingView, settle
@@ -42,8 +42,7 @@ def scale(
 ) -> tuple[ScaleDecision, LlumnixState]:
     """One instance more or less than there are, when what is free has been out of its range for a while."""
     state = state or LlumnixState()
-    ready = [i for i in view.running if i.state is InstanceState.READY]
-    there = view.num_coming_or_there
+    ready, there = view.ready, view.num_coming_or_there
     if not ready:
         wanted = max(there, 1 if view.demand else 0)
         return settle(view, wanted if view.demand else 0, "no instance is ready yet"), LlumnixState()

@@ -9,7 +9,6 @@ the newest among equals) and the keep-alive of the last one (HydraServe section 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model
@@ -19,10 +18,11 @@ from glowplug.policies.decisions import ScaleDecision
 Figures = Mapping[str, float | int | str]
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots: what is derived is kept
+@dataclass(slots=True, kw_only=True)
 class ScalingView:
-    """One model as it stands. Numbers of instances count what one GPU (or tensor group) each would make: a pipeline of
-    s stages can become s of them, and runs s batches until then (HydraServe section 6.1)."""
+    """One model as it stands; policies change nothing of it. Numbers of instances count what one GPU (or tensor group)
+    each would make: a pipeline of s stages can become s of them, and runs s batches until then (HydraServe section
+    6.1)."""
 
     now_s: float
     model: Model
@@ -33,56 +33,37 @@ class ScalingView:
     num_pending: int = 0  # instances asked for that have no row yet
     gpus_wanted_elsewhere: int = 0  # the most GPUs at once that an instance of another model needs and does not find
 
-    @cached_property
-    def serving(self) -> tuple[Instance, ...]:
-        """Those that serve, will or did just now, oldest first; none that is gone or dormant."""
-        mine = (i for i in self.instances if i.serves and not i.state.is_gone)
-        return tuple(sorted(mine, key=lambda i: (i.created_at, i.instance_id)))
+    serving: list[Instance] = field(init=False)  # that serve, will or did just now, oldest first; none gone or dormant
+    running: list[Instance] = field(init=False)  # of them, on their way up or READY
+    ready: list[Instance] = field(init=False)
+    draining: list[Instance] = field(init=False)
+    num_running: int = field(init=False)
+    num_coming: int = field(init=False)  # on their way up, rows or not
+    num_coming_or_there: int = field(init=False)
+    per_instance: int = field(init=False)  # requests that one runs at once: as READY engines say, else the model
+    floor: int = field(init=False)
+    ceiling: int = field(init=False)
+    demand: int = field(init=False)
 
-    @cached_property
-    def running(self) -> tuple[Instance, ...]:
-        """On their way up or READY, oldest first."""
-        return tuple(i for i in self.serving if i.state is not InstanceState.DRAINING)
-
-    @property
-    def draining(self) -> tuple[Instance, ...]:
-        return tuple(i for i in self.serving if i.state is InstanceState.DRAINING)
-
-    @cached_property
-    def num_running(self) -> int:
-        return sum(worths(self.running).values())
-
-    @property
-    def floor(self) -> int:
-        return max(self.model.min_instances, 1 if self.model.pinned else 0)
-
-    @property
-    def ceiling(self) -> int:
-        return max(self.model.max_instances, self.floor)
+    def __post_init__(self) -> None:
+        self.serving = serving = [i for i in self.instances if i.serves and not i.state.is_gone]
+        if len(serving) > 1:
+            serving.sort(key=lambda i: (i.created_at, i.instance_id))
+        self.running = [i for i in serving if i.state is not InstanceState.DRAINING]
+        self.ready = [i for i in serving if i.state is InstanceState.READY]
+        self.draining = [i for i in serving if i.state is InstanceState.DRAINING]
+        self.num_running = sum(worths(self.running).values())
+        self.num_coming_or_there = self.num_running + self.num_pending
+        self.num_coming = self.num_coming_or_there - sum(worths(self.ready).values())
+        self.per_instance = slots_per_instance(self.ready) or max(1, self.model.max_concurrency)
+        self.floor = max(self.model.min_instances, 1 if self.model.pinned else 0)
+        self.ceiling = max(self.model.max_instances, self.floor)
+        self.demand = self.load.num_waiting + self.load.num_in_flight
 
     @property
     def is_prewarmed(self) -> bool:
         """Whether weights of it lie on GPUs: the way back is short."""
         return any(i.state is InstanceState.PREWARMED for i in self.instances)
-
-    @property
-    def demand(self) -> int:
-        return self.load.num_waiting + self.load.num_in_flight
-
-    @property
-    def num_coming_or_there(self) -> int:
-        return self.num_running + self.num_pending
-
-    @property
-    def num_coming(self) -> int:
-        """On their way up, rows or not."""
-        ready = (i for i in self.running if i.state is InstanceState.READY)
-        return self.num_coming_or_there - sum(worths(ready).values())
-
-    @cached_property
-    def per_instance(self) -> int:
-        """Requests that one instance runs at once: as the engines that are READY say, else as the model declares."""
-        return slots_per_instance(self.running) or max(1, self.model.max_concurrency)
 
     @property
     def needed(self) -> int:
@@ -133,7 +114,15 @@ def settle(
     if model.suspended:
         target, why = 0, "its operator has drained it"
     wanted = 0 if model.suspended else min(max(target, view.floor), view.ceiling)
-    figures = _figures(view) | dict(inputs or {})
+    figures: dict[str, float | int | str] = {
+        "waiting": view.load.num_waiting,
+        "in_flight": view.load.num_in_flight,
+        "per_instance": view.per_instance,
+        "running": view.num_running,
+        "min": view.floor,
+        "max": view.ceiling,
+        **(inputs or {}),
+    }
     if wanted >= view.num_running:
         back, missing, worth = [], wanted - view.num_running, worths(view.draining)
         for instance in view.draining if take_back else ():
@@ -173,10 +162,9 @@ def _drain(
 ) -> tuple[list[str], int]:
     """Who goes, and how many are left. A pipeline goes only when all it is worth is spare, and nobody who is READY for
     one that is still on its way: it may be long in coming, and all that serve would wait for it."""
-    ready = [i for i in view.running if i.state is InstanceState.READY]
     drain, left, worth = [], view.num_running, worths(view.running)
-    serving = sum(worth[i.instance_id] for i in ready)
-    for instance in sorted(ready, key=lambda i: (view.in_flight(i), -i.created_at, i.instance_id)):
+    serving = sum(worth[i.instance_id] for i in view.ready)
+    for instance in sorted(view.ready, key=lambda i: (view.in_flight(i), -i.created_at, i.instance_id)):
         after = left - worth[instance.instance_id]
         if serving - worth[instance.instance_id] < wanted:
             continue
@@ -188,14 +176,3 @@ def _drain(
         left = after
         serving -= worth[instance.instance_id]
     return drain, left
-
-
-def _figures(view: ScalingView) -> dict[str, float | int | str]:
-    return {
-        "waiting": view.load.num_waiting,
-        "in_flight": view.load.num_in_flight,
-        "per_instance": view.per_instance,
-        "running": view.num_running,
-        "min": view.floor,
-        "max": view.ceiling,
-    }

@@ -17,7 +17,6 @@ Departures:
 
 from dataclasses import dataclass, field
 
-from glowplug.domain.instance import InstanceState
 from glowplug.domain.phrasing import counted
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import preserve_scaler
@@ -32,7 +31,7 @@ from glowplug.policies.scaling.baselines import (
 from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.scaling.preserve_scaler import (
     Capacity,
-    InstanceOutlook,
+    Outlooks,
     ScalerParams,
     ScalerState,
     WindowTokens,
@@ -111,9 +110,10 @@ def _added(view: ScalingView, state: ScalerState, why: str, params: PreservePara
         _outlooks(view), state.answered, view.num_coming, view.now_s, params.scaler
     )
     wanted = view.num_coming_or_there + len(fresh) if answered else 0
-    full = f"fill more than {params.scaler.overload_ratio:.0%} of the KV cache, or did a moment ago"
-    num = len(answered)
-    said = f"{counted(num, 'instance')} will {full}" if num else "no instance fills its KV cache too far"
+    said = "no instance fills its KV cache too far"
+    if answered:
+        full = f"fill more than {params.scaler.overload_ratio:.0%} of the KV cache, or did a moment ago"
+        said = f"{counted(len(answered), 'instance')} will {full}"
     return Plan(num_wanted=wanted, reason=f"{said}; {why}", is_cold=True), ScalerState(answered=answered)
 
 
@@ -154,17 +154,9 @@ def _prediction(view: ScalingView, params: PreserveParams) -> tuple[WindowTokens
     return most, capacity, int(view.forecast.made_at * 1000)
 
 
-def _outlooks(view: ScalingView) -> list[InstanceOutlook]:
+def _outlooks(view: ScalingView) -> Outlooks:
     """What the routers' look-ahead says of each READY instance; nothing unless it is of all of them."""
-    ready = [i for i in view.running if i.state is InstanceState.READY]
-    known = view.load.outlook_by_instance
+    ready, known = view.ready, view.load.outlook_by_instance
     if any(i.instance_id not in known for i in ready):
         ready = [i for i in ready if i.instance_id in known and known[i.instance_id].over_share > 0]
-    return [
-        InstanceOutlook(
-            instance_id=i.instance_id,
-            peak_ratio=known[i.instance_id].peak_ratio,
-            over_share=known[i.instance_id].over_share,
-        )
-        for i in ready
-    ]
+    return [(i.instance_id, known[i.instance_id]) for i in ready]

@@ -22,12 +22,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.phrasing import counted, listed
+from glowplug.domain.snapshot import Outlook
 from glowplug.policies.prediction.preserve_anticipator import (
     MEMORY_RATIO,
     NUM_STEPS,
     OVERLOAD_RATIO,
     OVERLOAD_SHARE,
 )
+
+Outlooks = Sequence[tuple[str, Outlook]]  # what the anticipator of each instance sees over the next steps, by its id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +49,6 @@ class WindowTokens:
     prompt_tokens: float
     response_tokens: float
     window_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceOutlook:
-    """What an instance's anticipator sees over the next steps."""
-
-    instance_id: str
-    peak_ratio: float  # the highest U
-    over_share: float  # share of the steps with U above `overload_ratio`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +108,7 @@ def instances_for(predicted: WindowTokens, capacity: Capacity) -> int:
 
 
 def overloaded(
-    outlooks: Sequence[InstanceOutlook],
+    outlooks: Outlooks,
     answered: Mapping[str, float],
     num_coming: int,
     now_s: float,
@@ -122,9 +116,7 @@ def overloaded(
 ) -> tuple[list[str], dict[str, float]]:
     """Instances that will be too full and have had nothing added for it yet, and who has been answered by now."""
     recent = {i: at for i, at in answered.items() if now_s - at < params.again_s}
-    hot = sorted(
-        o.instance_id for o in outlooks if o.over_share > params.overload_share and o.instance_id not in recent
-    )
+    hot = sorted(i for i, outlook in outlooks if outlook.over_share > params.overload_share and i not in recent)
     num_answers = max(0, num_coming - len(recent))  # on their way up, and nobody's answer so far
     return hot[num_answers:], recent | dict.fromkeys(hot, now_s)
 
@@ -134,7 +126,7 @@ def scale(
     window: int,
     predicted: WindowTokens | None,
     capacity: Capacity,
-    outlooks: Sequence[InstanceOutlook],
+    outlooks: Outlooks,
     state: ScalerState,
     params: ScalerParams = ScalerParams(),
     *,
@@ -160,10 +152,10 @@ def scale(
         state = replace(state, num_planned=max(num_running, state.num_planned) + len(fresh))
         why = f"{listed(sorted(fresh))} will fill more than {params.overload_ratio:.0%} of the KV cache"
         return Target(num_wanted=state.num_planned, reason=why), state
-    calm = outlooks and all(o.peak_ratio < params.idle_ratio for o in outlooks)
+    calm = outlooks and all(o.peak_ratio < params.idle_ratio for _, o in outlooks)
     if calm and not state.shrunk and num_running > 1:
         least = 1 if params.literal_windows else max(1, state.num_forecast)
-        wanted = max(least, math.ceil(sum(o.peak_ratio for o in outlooks) / params.memory_ratio))
+        wanted = max(least, math.ceil(sum(o.peak_ratio for _, o in outlooks) / params.memory_ratio))
         if wanted < num_running:
             why = f"every instance stays below {params.idle_ratio:.0%} of its KV cache"
             return Target(num_wanted=wanted, reason=why), replace(state, shrunk=True, num_planned=wanted)

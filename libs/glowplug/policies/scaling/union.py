@@ -103,7 +103,7 @@ def is_short(view: ScalingView) -> bool:
     union's routing holds some for the sake of what runs there: they have a slot."""
     if not view.model.slo.tpot_s:
         return view.load.num_waiting > 0
-    slots = sum(i.max_concurrency for i in view.running if i.state is InstanceState.READY)
+    slots = sum(i.max_concurrency for i in view.ready)
     return view.load.num_waiting > 0 and slots_used(view) > slots
 
 

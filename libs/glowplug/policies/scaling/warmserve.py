@@ -22,7 +22,6 @@ Departures:
 import math
 from dataclasses import dataclass, field
 
-from glowplug.domain.instance import InstanceState
 from glowplug.domain.phrasing import counted, doing
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import ScalingView, settle
@@ -158,6 +157,6 @@ def is_full(view: ScalingView) -> bool:
     """Whether requests wait while nothing is coming that they wait for and nothing that runs has a free slot."""
     if not view.load.num_waiting or view.num_pending:
         return False
-    if any(i.state is not InstanceState.READY for i in view.running):
+    if len(view.ready) < len(view.running):
         return False
     return all(view.in_flight(i) >= i.max_concurrency for i in view.running)

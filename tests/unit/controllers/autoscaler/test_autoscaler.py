@@ -217,6 +217,20 @@ def test_failed_starts_back_off_and_an_operator_may_try_at_once():
     assert len(published(other.handle(operator.Load("m"), 10.1), PlaceInstance)) == 1
 
 
+def test_a_failure_that_the_table_shows_before_its_fact_comes_counts_once():
+    controller = autoscaler(a_model())
+    starting = an_instance("i-1", state=InstanceState.STARTING)
+    failed = replace(starting, state=InstanceState.FAILED, revision=starting.revision + 1)
+    controller.handle(an_event(InstanceStarting(instance=starting)), 9.0)
+    controller.restore("instances", {"i-1": failed}, 10.0)
+    controller.handle(an_event(InstanceFailed(instance=failed)), 10.0)
+    assert published(controller.handle(waiting(), 10.4), PlaceInstance) == []
+    assert len(published(controller.handle(waiting(), 10.6), PlaceInstance)) == 1, "a second failure would wait for 1 s"
+    later = autoscaler(a_model())
+    later.restore("instances", {"i-1": failed}, 10.0)
+    assert len(published(later.handle(waiting(), 10.1), PlaceInstance)) == 1, "of long ago, as far as is known"
+
+
 def test_load_and_unload():
     controller = autoscaler(a_model())
     (command,) = published(controller.handle(operator.Load("m"), 1.0), PlaceInstance)
