@@ -13,7 +13,7 @@ from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner, Link
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.fleet.capacity import Capacity, Claim, Until
+from glowplug.fleet.capacity import Capacity
 from glowplug.fleet.demand import Demand
 from glowplug.policies.eviction.shares import Shares
 from glowplug.policies.eviction.turns import TurnParams
@@ -193,8 +193,7 @@ def test_an_index_kept_through_changes_is_one_made_anew(seed: int) -> None:
             for row in rows:
                 capacity.put_row(replace(row, revision=row.revision + 1))
         for gpu_id, num_bytes in reserved.items():
-            node_id = gpu_id.split("/")[0]
-            capacity.claim(f"p-{gpu_id}", [Claim(f"p-{gpu_id}", node_id, gpu_id, num_bytes, Until.ROW)])
+            capacity.claim(f"p-{gpu_id}", {gpu_id: num_bytes})
         for node_id in [n for n in alive if chance.random() < 0.2]:
             match chance.randrange(3):
                 case 0:

@@ -138,7 +138,7 @@ def why_they_leave(placement: Placement, eviction: EvictDecision, leaving: Seque
     """Why others leave for it, as a sentence; `leaving`: who they are, as a reader is shown them."""
     model = placement.command.model
     if not leaving:
-        return f"{model.name} waits for room on {', '.join(placement.stages[0].gpu_ids)}: {eviction.reason}"
+        return f"{model.name} waits for free memory on {', '.join(placement.stages[0].gpu_ids)}: {eviction.reason}"
     leave = "leaves" if len(leaving) == 1 else "leave"
     lacks = f"which lacks {show_bytes(eviction.need_bytes)}"
     return f"{listed(leaving)} {leave} {placement.node_id} for {model.name}, {lacks}: {eviction.reason}"

@@ -32,7 +32,6 @@ from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
 from glowplug.events.facts import InstanceFailed
-from glowplug.fleet.capacity import Claim, Until
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.eviction.shares import Shares, account
 from glowplug.policies.eviction.turns import TurnParams
@@ -104,7 +103,7 @@ class Placing:
         capacity = self.fleet.capacity
         for number in range(max(1, len(placement.stages))):
             if placement.stage_id(number) not in self.fleet.instances.by_id:
-                capacity.claim(placement.stage_id(number))
+                capacity.claim(placement.stage_id(number), {})
                 self.fleet.network.forget(placement.stage_id(number))
         for dormant in placement.sent.promised if placement.sent else ():
             if capacity.taken.get(dormant) == placement.instance_id:
@@ -115,12 +114,8 @@ class Placing:
         capacity, sent = self.fleet.capacity, placement.sent
         for number, stage in enumerate(placement.stages):
             given_up = (sent.source, *sent.drops.get(stage.node_id, ())) if sent else ()
-            holder = placement.stage_id(number)
-            claims = []
-            for gpu_id in stage.gpu_ids:
-                num_bytes = max(0, stage.bytes_per_gpu - capacity.bytes_of(gpu_id, given_up))
-                claims.append(Claim(holder, stage.node_id, gpu_id, num_bytes, Until.ROW))
-            capacity.claim(holder, claims)
+            claims = {g: max(0, stage.bytes_per_gpu - capacity.bytes_of(g, given_up)) for g in stage.gpu_ids}
+            capacity.claim(placement.stage_id(number), claims)
         for dormant in sent.promised if sent else ():
             capacity.take(dormant, placement.instance_id)
 

@@ -255,7 +255,7 @@ class Victims:
         if not self.waiting_for(model) and (why := is_too_new(self.now_s - instance.ready_at, self.turns)):
             return why
         if self._priority(instance) > model.priority:
-            return f"its priority is {self._priority(instance)}, and that of who wants the room {model.priority}"
+            return f"its priority is {self._priority(instance)}, and that of who wants the memory {model.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
         if wanting:
             ahead = self.shares.ahead(instance.model_key, of=model.key)
@@ -313,5 +313,5 @@ def _sketched(evict: Evict) -> Evict:
 
 
 DRAINS_SUFFICE = "instances that drain there already free enough"
-_HAS_BYTES = "there is room"
+_HAS_BYTES = "it has the free memory"
 _LATELY_S = 2.0  # four reports of a router

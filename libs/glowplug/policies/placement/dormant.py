@@ -1,7 +1,7 @@
 """Dormant copies in a placement: growing from the model's own, and dropping other models' replicas for their bytes.
 
 A replica's bytes are free the moment it is dropped (WarmServe section 4.2, page remapping), so that nobody waits for
-room made this way; evicting a running engine costs a drain. Which replicas go: those whose lost scores add up to least
+bytes freed this way; evicting a running engine costs a drain. Which replicas go: those whose lost scores add up to least
 (WarmServe section 5.2, last paragraph).
 """
 
@@ -15,7 +15,7 @@ from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
-from glowplug.policies.placement.shape import bytes_per_gpu, room_of
+from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
 from glowplug.policies.placement.warmserve_scores import LOST_UNIT
 
 MAX_RIVALS = 32
@@ -26,7 +26,7 @@ class Clearing:
     """One GPU with `drops` taken off it: the bytes free there then, and what they were worth together."""
 
     gpu_id: str
-    room: int
+    free: int
     drops: tuple[str, ...] = ()
     lost: float = 0.0
 
@@ -53,7 +53,7 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
 def grow(
     request: PlaceRequest, view: PlacementView, breaks: Callable[[Node, Sequence[str]], int] | None = None
 ) -> PlaceDecision | None:
-    """The dormant copy an instance grows from where its GPUs have room, or have it when other replicas are dropped:
+    """The dormant copy an instance grows from where its GPUs have the bytes free, or have them when other replicas are dropped:
     one that is prewarmed, else one asleep, else one on its way; of equals the one that costs least. None without.
 
     `breaks`: what taking those GPUs of a node breaks; of copies on one rung the one that breaks least is taken first.
@@ -67,7 +67,7 @@ def grow(
         node = view.fleet.node(row.node_id)
         cleared = _cleared(row, node, request, view) if node is not None and not node.draining else None
         if cleared is None:
-            rivals.append(Rival(name=row.instance_id, score=0.0, why="there is no room beside it", unit=LOST_UNIT))
+            rivals.append(Rival(name=row.instance_id, score=0.0, why="there is not enough free memory beside it", unit=LOST_UNIT))
             continue
         drops = _union(cleared)
         lost, broken = sum(view.fleet.scores.get(d, 0.0) for d in drops), 0
@@ -90,7 +90,7 @@ def grow(
 
 
 def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
-    """Room for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
+    """A place for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
     then the first node. None when that is not enough anywhere, or there is nothing to drop."""
     model, best = request.model, None
     need = bytes_per_gpu(model)
@@ -119,11 +119,11 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
 def clear(
     gpu: Gpu, need: int, here: Sequence[Instance], view: PlacementView, *, keep: str = "", extra: int = 0
 ) -> Clearing | None:
-    """That GPU with room for `need` bytes, fewest-worth replicas dropped first and none needlessly; None when all of
-    them would not do. `keep` stays, and `extra` bytes of it count as room."""
-    room = room_of(gpu, view.fleet.reserved) + extra
-    if room >= need:
-        return Clearing(gpu.gpu_id, room)
+    """That GPU with `need` bytes free, fewest-worth replicas dropped first and none needlessly; None when all of
+    them would not do. `keep` stays, and `extra` bytes of it count as free."""
+    free = free_bytes(gpu, view.fleet.reserved) + extra
+    if free >= need:
+        return Clearing(gpu.gpu_id, free)
     held = {g.holder: g.num_bytes for g in gpu.grants}
     may_go = sorted(
         (row for row in here if row.instance_id in held and row.instance_id != keep and gives_way(row)),
@@ -131,18 +131,18 @@ def clear(
     )
     dropped: list[Instance] = []
     for row in may_go:
-        if room >= need:
+        if free >= need:
             break
-        room += held[row.instance_id]
+        free += held[row.instance_id]
         dropped.append(row)
-    if room < need:
+    if free < need:
         return None
     for row in sorted(dropped, key=lambda r: -view.fleet.scores.get(r.instance_id, 0.0)):
-        if room - held[row.instance_id] >= need:  # a larger one that came later is enough without it
-            room -= held[row.instance_id]
+        if free - held[row.instance_id] >= need:  # a larger one that came later is enough without it
+            free -= held[row.instance_id]
             dropped.remove(row)
     lost = sum(view.fleet.scores.get(row.instance_id, 0.0) for row in dropped)
-    return Clearing(gpu.gpu_id, room, tuple(row.instance_id for row in dropped), lost)
+    return Clearing(gpu.gpu_id, free, tuple(row.instance_id for row in dropped), lost)
 
 
 def gives_way(row: Instance) -> bool:

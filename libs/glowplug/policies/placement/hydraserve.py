@@ -31,7 +31,7 @@ from glowplug.policies.placement.hydraserve_allocation import (
 from glowplug.policies.placement.links import gpu_kind_of
 from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
-from glowplug.policies.placement.shape import bytes_per_gpu, room_of
+from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
 from glowplug.policies.start_times import StartKind
 
 ENDLESS = float("inf")
@@ -168,7 +168,7 @@ def _open(node: Node, need: int, least_total: int, fleet: NodeIndex, params: Hyd
     for gpu in node.gpus:
         if gpu.total_bytes < least_total:
             continue
-        free = room_of(gpu, fleet.reserved)
+        free = free_bytes(gpu, fleet.reserved)
         if here:
             copies = [g for g in gpu.grants if g.holder in ids]
             free += sum(g.num_bytes for g in copies)

@@ -3,7 +3,7 @@
 The baseline of HydraServe section 8.1 (host memory as a cache, containers ready) and, with copies kept on the GPUs
 (`keep_last`, a prewarming policy), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest seconds
 to load, by estimate: over the network unless host memory has the weights, then over PCIe. Idle replicas of other models
-make room before anybody waits.
+give way before anybody waits.
 
 Departure: ServerlessLLM moves running models aside to free a good server (live migration); here such a server is full.
 """
@@ -29,7 +29,7 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     grown = grow(request, view)
     if grown is not None:
         return grown
-    options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_room(request, view)]
+    options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_memory(request, view)]
     if not options:
         return fit(request.model, view.fleet)
     options.sort(key=lambda option: (option[0], sum(c.lost for c in option[2]), option[1].node_id))
@@ -53,7 +53,7 @@ def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
     return load_s + model.fetch_bytes / offer.link.share()
 
 
-def _with_room(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
+def _with_memory(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
     """Nodes that may be among the first and have the bytes free, or once replicas are dropped; on each the GPUs where
     least is lost. Those that have the weights rank by themselves."""
     model, need, fleet = request.model, bytes_per_gpu(request.model), view.fleet

@@ -50,7 +50,7 @@ def decided(request: PlaceRequest, found: Takeover) -> PlaceDecision:
 
 
 def nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Why there is no room: never, or not while others serve."""
+    """Why no GPU can be had: never, or not while others serve."""
     said = fit(request.model, view.fleet)
     if said.possible:
         num = request.model.num_gpus

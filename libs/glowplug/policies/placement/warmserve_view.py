@@ -6,7 +6,7 @@ from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
-from glowplug.policies.placement.shape import room_of
+from glowplug.policies.placement.shape import free_bytes
 from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode
 
 
@@ -88,7 +88,7 @@ def prewarm_nodes(fleet: NodeIndex, draining: Collection[str], *, is_ahead: bool
         return PrewarmNode(
             node_id=node.node_id,
             gpu_ids=tuple(gpu.gpu_id for gpu in gpus),
-            free_bytes=tuple(room_of(gpu, fleet.reserved) for gpu in gpus),
+            free_bytes=tuple(free_bytes(gpu, fleet.reserved) for gpu in gpus),
             draining=frozenset(g.gpu_id for g in gpus if any(grant.holder in besides for grant in g.grants)),
             replicas=replicas_on(here, {}),
             engines=frozenset(e for e in node.engines if node.can(e, "prewarm")),
