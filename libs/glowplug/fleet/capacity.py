@@ -2,8 +2,9 @@
 
 A node's ledger says what is granted. A claim is bytes promised to a holder (an instance, a replica, one stage of a
 pipeline): it stands until it is replaced or given up, and for nothing where its GPU's ledger shows the holder, so that
-bytes count once. An instance that its agent has reported claims by its row. What is neither granted nor claimed is free. `version` grows when bytes come free anywhere or a node joins: a placement that was
-refused for want of bytes need not ask again before.
+bytes count once. An instance that its agent has reported claims by its row. What is neither granted nor claimed is
+free. `version` grows when bytes come free anywhere or a node joins: a placement that was refused for want of bytes need
+not ask again before.
 
 Instances are kept beside the bytes they hold, by GPU and by node; and the nodes in an index (`nodes`) that answers what
 a placement asks without reading all of them. Every change costs what it changes, whatever the size of the fleet.

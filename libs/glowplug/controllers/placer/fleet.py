@@ -115,9 +115,6 @@ class Fleet:
         return PlacementView(
             now_s=now_s,
             nodes=self.alive(now_s),
-            reserved=self.capacity.reserved,
-            dormant=self.capacity.dormant,
-            scores=self.scores,
             links=self.network.links,
             times=self.network.times,
             seconds=self.network.seconds,

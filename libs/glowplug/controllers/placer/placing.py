@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.asking import Place, Refusals
@@ -27,7 +26,7 @@ from glowplug.controllers.placer.placement import (
     stop,
     why_they_leave,
 )
-from glowplug.controllers.placer.victims import Victims
+from glowplug.controllers.placer.victims import Victims, Wanted
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
@@ -61,7 +60,7 @@ class Pass:
             shares=shares,
         )
         self.refusals: dict[tuple[str, ...], Refusals] = {}  # by the nodes that are left out
-        self.no_victims: set[Any] = set()
+        self.no_victims: set[Wanted] = set()  # those for which nobody may leave
 
 
 class Placing:
@@ -233,21 +232,18 @@ class Placing:
         """GPUs where others leave for it: those where an engine of its model sleeps before any."""
         model = placement.command.model
         home = _sleeps_at(model, now.view)
-        if home and (found := now.victims.make(model, self._evict, wanting=wanting, only=home)):
+        if home and (found := now.victims.make(now.victims.wanted(model, wanting=wanting), self._evict, home)):
             return found
         if decision.stages:
             return None
-        runs_it = bool(self.fleet.instances.living(model.key))
-        whose = model.key if runs_it else ""  # its own instances do not leave for it, but may for another model
-        is_ahead = not now.victims.waiting_for(model)
-        given = now.victims.shares.given.get(model.key, 0) if wanting else 0
-        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, wanting, is_ahead, whose, given)
-        if key in now.no_victims and not placement.stages:
+        is_there = bool(self.fleet.instances.living(model.key))
+        wanted = now.victims.wanted(model, wanting=wanting, whole=decision.whole_gpus, is_there=is_there)
+        if wanted in now.no_victims and not placement.stages:
             return None
         with self.fleet.capacity.without(placement.instance_id) if placement.stages else nullcontext():
-            found = now.victims.make(model, self._evict, wanting=wanting, whole=decision.whole_gpus)
+            found = now.victims.make(wanted, self._evict)
         if found is None:
-            now.no_victims.add(key)
+            now.no_victims.add(wanted)
         return found
 
     def _evict_for(

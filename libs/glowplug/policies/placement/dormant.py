@@ -1,8 +1,8 @@
 """Dormant copies in a placement: growing from the model's own, and dropping other models' replicas for their bytes.
 
 A replica's bytes are free the moment it is dropped (WarmServe section 4.2, page remapping), so that nobody waits for
-bytes freed this way; evicting a running engine costs a drain. Which replicas go: those whose lost scores add up to least
-(WarmServe section 5.2, last paragraph).
+bytes freed this way; evicting a running engine costs a drain. Which replicas go: those whose lost scores add up to
+least (WarmServe section 5.2, last paragraph).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +53,7 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
 def grow(
     request: PlaceRequest, view: PlacementView, breaks: Callable[[Node, Sequence[str]], int] | None = None
 ) -> PlaceDecision | None:
-    """The dormant copy an instance grows from where its GPUs have the bytes free, or have them when other replicas are dropped:
+    """The dormant copy an instance grows from where its GPUs have the bytes, or have them when others are dropped:
     one that is prewarmed, else one asleep, else one on its way; of equals the one that costs least. None without.
 
     `breaks`: what taking those GPUs of a node breaks; of copies on one rung the one that breaks least is taken first.
@@ -67,7 +67,9 @@ def grow(
         node = view.fleet.node(row.node_id)
         cleared = _cleared(row, node, request, view) if node is not None and not node.draining else None
         if cleared is None:
-            rivals.append(Rival(name=row.instance_id, score=0.0, why="there is not enough free memory beside it", unit=LOST_UNIT))
+            rivals.append(
+                Rival(name=row.instance_id, score=0.0, why="there is not enough free memory beside it", unit=LOST_UNIT)
+            )
             continue
         drops = _union(cleared)
         lost, broken = sum(view.fleet.scores.get(d, 0.0) for d in drops), 0
@@ -94,7 +96,7 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
     then the first node. None when that is not enough anywhere, or there is nothing to drop."""
     model, best = request.model, None
     need = bytes_per_gpu(model)
-    for node in view.fleet.with_rows(need, model.num_gpus, model.engine):
+    for node in view.fleet.among(view.fleet.dormant, need, model.num_gpus, model.engine):
         here = view.fleet.dormant[node.node_id]
         options = [c for gpu in node.gpus if (c := clear(gpu, need, here, view)) is not None]
         if len(options) < model.num_gpus:

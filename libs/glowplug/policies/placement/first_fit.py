@@ -1,7 +1,7 @@
 """First fit: the first node, and on it the first GPUs, whose free bytes hold the instance.
 
 The placement of "serverless vLLM", the baseline of HydraServe section 8.1. A model of several GPUs takes GPUs of one
-node. Where the model lies dormant on GPUs with enough free memory, the instance grows from there (SwapServeLLM section 4
+node. Where the model lies dormant on GPUs that have the bytes, the instance grows from there (SwapServeLLM section 4
 wakes an engine where it went to sleep); without dormant copies this is the baseline as it is.
 """
 
@@ -13,7 +13,7 @@ from glowplug.domain.model import Model
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import grow
-from glowplug.policies.placement.node_index import NodeIndex
+from glowplug.policies.placement.node_index import IndexedNodes
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
 
@@ -29,11 +29,11 @@ def place(request: PlaceRequest, view: PlacementView, params: FirstFitParams = F
     return grow(request, view) or fit(request.model, view.fleet, params)
 
 
-def fit(model: Model, fleet: NodeIndex, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:
+def fit(model: Model, fleet: IndexedNodes, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:
     """The first GPUs by node (ids as text: node-10 before node-2) and index that have the bytes free."""
     need, num_gpus = bytes_per_gpu(model), model.num_gpus
     rivals: list[Rival] = []
-    node = fleet.first(need, num_gpus, model.engine)
+    node = next(iter(fleet.candidates((need,), num_gpus, model.engine, 1)), None)
     chosen: StageDecision | None = None
     if node is not None:
         fitting = [gpu.gpu_id for gpu in node.gpus if free_bytes(gpu, fleet.reserved) >= need]
@@ -66,7 +66,7 @@ def _why(node: Node, gpu_id: str, free: int, need: int, chosen: StageDecision | 
     return "it has enough free memory too" if free >= need else f"{show_bytes(need)} are needed"
 
 
-def _impossible(model: Model, fleet: NodeIndex, need: int) -> str:
+def _impossible(model: Model, fleet: IndexedNodes, need: int) -> str:
     able = [kind for kind in fleet.kinds() if model.engine in kind.engines]
     if not fleet.kinds():
         return "no node has joined"

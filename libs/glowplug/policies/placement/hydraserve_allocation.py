@@ -16,7 +16,7 @@ Departures:
 - A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
 - b_q is what a fetch would get beside those under way, B/(N+1), not B (E16), and the newcomer is checked too (E17).
 - "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20).
-  A group rather has as many full-memory workers as instances it is to become (section 6.2): they have the memory for it.
+  A group rather has as many full-memory workers as instances it is to become (section 6.2): they can hold them.
   `prefer_free=True` puts free GPUs first, as the sentence after Eq. 2 reads.
 - Where no scheme meets the objectives the paper takes one worker on i_1. Here it is the first server that holds the
   model and where nobody else becomes late, else the first that holds it, and the reason says that somebody does; if

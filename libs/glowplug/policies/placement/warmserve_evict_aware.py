@@ -7,7 +7,7 @@ than the newcomer, the one with the least sum of scores is taken; if there is no
 Departures, all as the published code or needed by it (errata E8-E10):
 - Replicas already there take the first of their model's scores, in order of their ids; extras score 0.
 - A model never lies twice on one GPU.
-- Replicas that score 0 are dropped when a wish finds no free memory (`evict_stale`), an extension the code leaves as a TODO.
+- Replicas that score 0 are dropped when a wish fits nowhere (`evict_stale`), an extension the code leaves as a TODO.
 - Scale-up takes the least sum of lost scores on a hit and on a miss alike, as the text says.
 """
 

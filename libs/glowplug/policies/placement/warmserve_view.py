@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
+from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.shape import free_bytes
 from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode
 
@@ -48,7 +48,7 @@ def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[
     )
 
 
-def start_nodes(model: Model, need: int, fleet: NodeIndex) -> Iterator[PrewarmNode]:
+def start_nodes(model: Model, need: int, fleet: IndexedNodes) -> Iterator[PrewarmNode]:
     """Where an instance may start, by id: GPUs that serve, or could never hold `need` bytes, are marked (as
     `draining`)."""
     key, revision, engine, num_gpus = model.key, model.revision, model.engine, model.num_gpus
@@ -73,7 +73,7 @@ def start_nodes(model: Model, need: int, fleet: NodeIndex) -> Iterator[PrewarmNo
         )
 
 
-def prewarm_nodes(fleet: NodeIndex, draining: Collection[str], *, is_ahead: bool) -> Iterator[PrewarmNode]:
+def prewarm_nodes(fleet: IndexedNodes, draining: Collection[str], *, is_ahead: bool) -> Iterator[PrewarmNode]:
     """Where replicas may be prewarmed: idle and universal GPUs, and, when planning ahead, those whose instances all
     drain (section 4.1)."""
 

@@ -11,7 +11,8 @@ has shown how long a prefill takes, and for what kept its weights after a drain,
 
 `literal` follows the published code where it differs from the text (errata E4, E5): bursts weigh by L_P / L_A, and the
 order is by score alone. `unplaced` is the ablation without evict-aware placement (section 7.5): the first group with
-enough free memory, overlapping as it may. `unproactive` is the one without proactive prewarming: nothing where an instance drains.
+enough free memory, overlapping as it may. `unproactive` is the one without proactive prewarming: nothing where an
+instance drains.
 """
 
 from collections.abc import Mapping, Sequence
@@ -123,7 +124,9 @@ def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> 
     gone = frozenset(stale)
     nodes = list(prewarm_nodes(view.fleet, view.draining, is_ahead=params.proactive))
     if params.first_layers:
-        held = {r.instance_id: r.workers[0].num_bytes for rows in view.dormant.values() for r in rows if r.workers}
+        held = {
+            r.instance_id: r.workers[0].num_bytes for rows in view.fleet.dormant.values() for r in rows if r.workers
+        }
         nodes = [
             replace(n, replicas=tuple(replace(r, bytes_per_gpu=held.get(r.replica_id, 0)) for r in n.replicas))
             for n in nodes
@@ -136,7 +139,7 @@ def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> 
 def _first_fit(
     wishes: Sequence[ReplicaWish], shapes: Mapping[str, ReplicaShape], nodes: Sequence[PrewarmNode], max_steps: int
 ) -> list[PrewarmStep]:
-    """Each wish on the first GPUs with enough free memory, never two copies of a model on one; sets overlap as they may."""
+    """Each wish on the first GPUs that hold it, never two copies of a model on one; sets overlap as they may."""
     free = {g: n for node in nodes for g, n in zip(node.gpu_ids, node.free_bytes, strict=True)}
     models = {g: {r.model_key for r in node.replicas if g in r.gpu_ids} for node in nodes for g in node.gpu_ids}
     steps: list[PrewarmStep] = []
@@ -160,7 +163,7 @@ def _first_fit(
                         node_id=node.node_id,
                         gpu_ids=gpu_ids,
                         score=wish.score,
-                        reason="the load that is expected needs it, and these are the first GPUs with enough free memory",
+                        reason="the load that is expected needs it, and these are the first GPUs with free memory",
                         bytes_per_gpu=shape.bytes_per_gpu,
                     )
                 )

@@ -15,13 +15,13 @@ from dataclasses import replace
 from itertools import chain
 
 from glowplug.domain.instance import Instance
-from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
+from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep, ReplicaShape
 from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode
 from glowplug.policies.placement.warmserve_view import replicas_on
 
 
-def draining_gpus(fleet: NodeIndex, draining: Collection[str]) -> frozenset[str]:
+def draining_gpus(fleet: IndexedNodes, draining: Collection[str]) -> frozenset[str]:
     """GPUs on which an instance drains."""
     if not draining:
         return frozenset()

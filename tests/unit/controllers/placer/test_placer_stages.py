@@ -23,7 +23,7 @@ NODES = [a_node("node-1"), a_node("node-2")]
 
 def two_stages(request, view):
     """Half of the model on each node, where both have room."""
-    if any(view.reserved.get(f"{n.node_id}/0", 0) + n.gpus[0].used_bytes > 250 * MIB for n in view.nodes):
+    if any(view.fleet.reserved.get(f"{n.node_id}/0", 0) + n.gpus[0].used_bytes > 250 * MIB for n in view.nodes):
         return PlaceDecision(reason="no room")
     half = request.model.weights.num_bytes // 2
     stages = tuple(
