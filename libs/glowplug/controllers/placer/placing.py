@@ -20,7 +20,6 @@ from glowplug.controllers.placer.placement import (
     Placement,
     Refusal,
     Sent,
-    record,
     refused,
     start_commands,
     stop,
@@ -346,10 +345,35 @@ class Placing:
         chosen: str = "",
         figures: Mapping[str, int] | None = None,
     ) -> DecisionRecord:
-        policy = self.fleet.policies["eviction" if kind == "evict" else "placement"]
-        decision_id = self.fleet.ids.next("d-p")
-        return record(
-            placement, decision_id, kind, policy, reason, now_s, rivals=rivals, chosen=chosen, figures=figures
+        """The decision as `why` prints it, at the GPU the placement has now. `figures`: more inputs."""
+        command, expected = placement.command, placement.sent.expected if placement.sent else None
+        inputs: dict[str, float | int | str] = {
+            "need_bytes": command.model.memory_bytes,
+            "waited_s": round(now_s - command.wanted_at, 4),
+            "engine": command.model.engine,
+            "asked_because": command.reason,
+            **(figures or {}),
+        }
+        if expected is not None:
+            inputs["start_kind"] = expected.kind.value
+            inputs["predicted_start_s"] = round(expected.start_s, 4)
+            inputs["predicted_ttft_s"] = round(expected.ttft_s, 4)
+        return DecisionRecord(
+            decision_id=self.fleet.ids.next("d-p"),
+            kind=kind,
+            policy=self.fleet.policies["eviction" if kind == "evict" else "placement"],
+            service="placer",
+            reason=reason,
+            made_at=now_s,
+            model_key=command.model.key,
+            instance_id=command.instance_id,
+            node_id=placement.node_id,
+            gpu_id=placement.gpu_id,
+            chosen=chosen,
+            inputs=inputs,
+            rivals=rivals,
+            cause_id=placement.event.event_id,
+            traceparent=placement.event.traceparent,
         )
 
 
