@@ -18,7 +18,7 @@ from glowplug.fleet.demand import Demand
 from glowplug.policies.eviction.shares import Shares
 from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
+from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import KINDS, choose

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.decision import Rival
-from glowplug.policies.placement.hydraserve_contention import LinkLedger, admits, settle
+from glowplug.policies.placement.links import LinkLedger, admits, settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

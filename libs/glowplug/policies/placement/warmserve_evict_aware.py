@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from glowplug.policies.placement.dormant import giving_way
-from glowplug.policies.placement.warmserve_groups import (
+from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWish
+from glowplug.policies.placement.warmserve_view import (
     Prewarmed,
     PrewarmNode,
     groups_of,
     is_nested_or_disjoint,
     members,
 )
-from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, Takeover, take_over
-from glowplug.policies.placement.warmserve_groups import PrewarmNode, groups_of, members
-from glowplug.policies.placement.warmserve_view import start_nodes
+from glowplug.policies.placement.warmserve_view import PrewarmNode, groups_of, members, start_nodes
 
 
 def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
