@@ -1,18 +1,19 @@
-"""Making room: whose bytes come free, and when to ask anew."""
+"""Whose bytes come free for a placement, and when to ask anew."""
 
 from dataclasses import replace
 
-from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.effects import Tick
 from glowplug.controllers.placer.controller import PlacerController
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.commands import PlaceInstance, StartInstance, StopInstance
+from glowplug.events.commands import StartInstance, StopInstance
 from glowplug.events.facts import InstanceReady, InstanceStopped, NodeBeat
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
 from glowplug.policies.registry import choose
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
+from tests.unit.controllers.placer.rig import asked, payloads
 
 
 def placer(node, *instances, victims="oldest_use") -> PlacerController:
@@ -28,13 +29,8 @@ def placer(node, *instances, victims="oldest_use") -> PlacerController:
     return controller
 
 
-def asked(name, mib, instance_id):
-    command = PlaceInstance(instance_id=instance_id, model=a_model(name, mib=mib), reason="1 waiting", wanted_at=9.0)
-    return an_event(command, issuer="autoscaler-1", epoch=1)
-
-
 def sent(effects, cls):
-    return [e.payload.instance_id for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
+    return [payload.instance_id for payload in payloads(effects, cls)]
 
 
 def test_bytes_that_a_beat_shows_free_are_not_free_a_second_time_while_their_row_still_drains():
@@ -42,13 +38,15 @@ def test_bytes_that_a_beat_shows_free_are_not_free_a_second_time_while_their_row
     gone = an_instance("i-1", "a", InstanceState.DRAINING, mib=120)
     node = a_node(gpus_mib=(200,), grants={0: [("i-2", 80)]})
     controller = placer(node, busy, gone)
-    assert sent(controller.handle(asked("c", 150, "i-3"), 10.0), StopInstance) == ["i-2"], "120 MiB are all there is"
+    assert sent(controller.handle(asked(a_model("c", mib=150), "i-3"), 10.0), StopInstance) == ["i-2"], (
+        "120 MiB are all there is"
+    )
 
 
 def test_when_the_drain_it_waits_for_is_taken_back_room_is_asked_for_anew():
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]})
     controller = placer(node, an_instance("i-1", "a", InstanceState.DRAINING, mib=200, ready_at=1.0))
-    assert sent(controller.handle(asked("b", 150, "i-b"), 10.0), StopInstance) == [], "it leaves already"
+    assert sent(controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0), StopInstance) == [], "it leaves already"
     assert sent(controller.handle(Tick(), 10.5), StopInstance) == []
     resumed = an_instance("i-1", "a", mib=200, ready_at=1.0, revision=2)
     assert sent(controller.handle(an_event(InstanceReady(instance=resumed)), 11.0), StopInstance) == ["i-1"]
@@ -58,7 +56,7 @@ def test_when_the_drain_it_waits_for_is_taken_back_room_is_asked_for_anew():
 def test_between_the_end_of_a_victim_and_the_beat_that_shows_its_bytes_nobody_else_is_asked():
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]})
     controller = placer(node, *(an_instance(i, i, mib=100, ready_at=1.0) for i in ("i-1", "i-2")))
-    assert sent(controller.handle(asked("b", 100, "i-b"), 10.0), StopInstance) == ["i-1"]
+    assert sent(controller.handle(asked(a_model("b", mib=100), "i-b"), 10.0), StopInstance) == ["i-1"]
     stopped = an_instance("i-1", "i-1", InstanceState.STOPPED, mib=100, revision=2)
     effects = controller.handle(an_event(InstanceStopped(instance=stopped)), 11.0)
     assert sent(effects, StopInstance) == sent(effects, StartInstance) == []
@@ -70,12 +68,12 @@ def test_a_busy_instance_has_its_turn_before_it_makes_room_for_one_that_waited_l
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]})
     controller = placer(node, an_instance("i-1", "a", mib=200, ready_at=14.0))
     busy = load_report(a=ModelLoad(num_in_flight=4, in_flight_by_instance={"i-1": 4}))
-    controller.handle(asked("b", 150, "i-b"), 10.0)
+    controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0)
     stopped_at = []
     for half_s in range(21, 41):
         controller.handle(busy, half_s / 2)
         controller.handle(an_event(NodeBeat(node=replace(node, revision=half_s))), half_s / 2)
-        effects = controller.handle(asked("b", 150, "i-b"), half_s / 2)
+        effects = controller.handle(asked(a_model("b", mib=150), "i-b"), half_s / 2)
         stopped_at += [half_s / 2 for _ in sent(effects, StopInstance)]
     assert stopped_at == [19.0], "five seconds after it was ready, though the other has waited since 10"
 
@@ -100,7 +98,7 @@ def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_give
             for key, waits, row in zip(("a", "c"), queues, rows, strict=True)
         }
         controller.handle(load_report(**loads), 9.9)
-        stopped = sent(controller.handle(asked("b", 150, "i-b"), 10.0), StopInstance)
+        stopped = sent(controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0), StopInstance)
         for half_s in range(21, 41):
             for heard in (
                 load_report(b=ModelLoad(num_waiting=9), **loads),
@@ -118,7 +116,7 @@ def test_for_one_gpu_no_engine_on_several_leaves_that_one_on_one_can_spare():
     both = (*wide.workers, replace(wide.workers[0], worker_id="i-1-1", gpu_id="node-1/1", rank=1))
     for victims, gone in (("fewest_gpus", "i-2"), ("shortest_queue", "i-1"), ("oldest_use", "i-1")):
         controller = placer(node, replace(wide, workers=both), replace(small, ready_at=5.0), victims=victims)
-        assert sent(controller.handle(asked("b", 150, "i-b"), 10.0), StopInstance) == [gone], victims
+        assert sent(controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0), StopInstance) == [gone], victims
 
 
 def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
@@ -134,7 +132,7 @@ def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
             controller.handle(an_event(InstanceReady(instance=row)), 1.0)
         controller.handle(an_event(NodeBeat(node=replace(node, revision=2))), 9.9)
         controller.handle(load_report(**busy), 9.9)
-        stopped = sent(controller.handle(asked("b", 100, "i-b"), 10.0), StopInstance)
+        stopped = sent(controller.handle(asked(a_model("b", mib=100), "i-b"), 10.0), StopInstance)
         assert sorted(stopped) == ([] if busy else ["i-1", "i-2"])
 
 
@@ -142,5 +140,7 @@ def test_who_has_an_instance_of_its_own_there_does_not_answer_for_another_model_
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]})
     controller = placer(node, an_instance("i-1", "a", mib=150, ready_at=9.5))
     for name in ("a", "b"):
-        assert sent(controller.handle(asked(name, 150, f"i-{name}"), 10.0), StopInstance) == [], "it has just come"
+        assert sent(controller.handle(asked(a_model(name, mib=150), f"i-{name}"), 10.0), StopInstance) == [], (
+            "it has just come"
+        )
     assert sent(controller.handle(Tick(), 11.0), StopInstance) == ["i-1"], "not for its own model, but for the other"

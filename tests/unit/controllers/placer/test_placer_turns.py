@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.effects import Tick
 from glowplug.controllers.placer.controller import PlacerController, PlacerParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.commands import PlaceInstance, StartInstance, StopInstance
-from glowplug.events.facts import InstanceReady, InstanceStopped, NodeBeat
+from glowplug.events.commands import StartInstance, StopInstance
+from glowplug.events.facts import InstanceReady, InstanceStopped
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
+from tests.unit.controllers.placer.rig import asked, beat, payloads
 
 
 def placer(node, turns) -> PlacerController:
@@ -22,19 +23,6 @@ def placer(node, turns) -> PlacerController:
     for at in (0.0, 2.0):
         controller.handle(Tick(), at)
     return controller
-
-
-def beat(controller, now_s, node):
-    return controller.handle(an_event(NodeBeat(node=node)), now_s)
-
-
-def asked(model, instance_id="i-new", wanted_at=9.0):
-    command = PlaceInstance(instance_id=instance_id, model=model, reason="1 waiting", wanted_at=wanted_at)
-    return an_event(command, issuer="autoscaler-1", epoch=1)
-
-
-def payloads(effects, cls):
-    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
 
 
 def balanced(load, *, arrived):
