@@ -5,15 +5,17 @@ bytes freed this way; evicting a running engine costs a drain. Which replicas go
 least (WarmServe section 5.2, last paragraph).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
 from glowplug.policies.placement.warmserve_scores import LOST_UNIT
@@ -95,13 +97,8 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
     """A place for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
     then the first node. None when that is not enough anywhere, or there is nothing to drop."""
     model, best = request.model, None
-    need = bytes_per_gpu(model)
-    for node in view.fleet.among(view.fleet.dormant, need, model.num_gpus, model.engine):
-        here = view.fleet.dormant[node.node_id]
-        options = [c for gpu in node.gpus if (c := clear(gpu, need, here, view)) is not None]
-        if len(options) < model.num_gpus:
-            continue
-        cleared = sorted(options, key=lambda c: c.cost)[: model.num_gpus]
+    nodes = view.fleet.among(view.fleet.dormant, bytes_per_gpu(model), model.num_gpus, model.engine)
+    for node, cleared in cheapest_on(nodes, model, view):
         drops = _union(cleared)
         order = (sum(view.fleet.scores.get(d, 0.0) for d in drops), len(drops), node.node_id)
         if best is None or order < best[0]:
@@ -116,6 +113,19 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
         reason=f"{show_bytes(bytes_per_gpu(model))} are free there once {counted(order[1], 'replica')} of other models "
         f"{'gives' if order[1] == 1 else 'give'} way",
     )
+
+
+def cheapest(known: NodeMemory, model: Model, view: PlacementView) -> list[Clearing]:
+    """The GPUs of one node where the bytes of the model cost least; fewer than it takes where it fits not at all."""
+    options = (clear(gpu, bytes_per_gpu(model), known.rows, view) for gpu in known.node.gpus)
+    return sorted((one for one in options if one is not None), key=lambda one: one.cost)[: model.num_gpus]
+
+
+def cheapest_on(nodes: Sequence[Node], model: Model, view: PlacementView) -> Iterator[tuple[Node, list[Clearing]]]:
+    """Those nodes that can hold the model, each with its cheapest GPUs."""
+    question = ("cheapest", bytes_per_gpu(model), model.num_gpus)
+    found = view.fleet.answers(question, lambda known: cheapest(known, model, view), nodes)
+    return ((node, one) for node, one in zip(nodes, found, strict=True) if len(one) == model.num_gpus)
 
 
 def clear(

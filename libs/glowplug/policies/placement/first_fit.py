@@ -33,11 +33,12 @@ def fit(model: Model, fleet: IndexedNodes, params: FirstFitParams = FirstFitPara
     """The first GPUs by node (ids as text: node-10 before node-2) and index that have the bytes free."""
     need, num_gpus = bytes_per_gpu(model), model.num_gpus
     rivals: list[Rival] = []
-    node = next(iter(fleet.candidates((need,), num_gpus, model.engine, 1)), None)
     chosen: StageDecision | None = None
-    if node is not None:
-        fitting = [gpu.gpu_id for gpu in node.gpus if free_bytes(gpu, fleet.reserved) >= need]
-        chosen = StageDecision(node_id=node.node_id, gpu_ids=tuple(fitting[:num_gpus]), bytes_per_gpu=need)
+    for node in fleet.candidates((need,), num_gpus, model.engine, 1):
+        fitting = tuple(gpu.gpu_id for gpu in node.gpus if free_bytes(gpu, fleet.reserved) >= need)
+        if len(fitting) >= num_gpus:
+            chosen = StageDecision(node_id=node.node_id, gpu_ids=fitting[:num_gpus], bytes_per_gpu=need)
+            break
     for other in fleet:
         if len(rivals) >= params.max_rivals:
             break

@@ -13,7 +13,7 @@ from functools import partial
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision, StageDecision
-from glowplug.policies.placement.dormant import Clearing, clear, grow
+from glowplug.policies.placement.dormant import Clearing, cheapest, cheapest_on, grow
 from glowplug.policies.placement.expect import offer_of
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.links import has_weights
@@ -59,12 +59,8 @@ def _with_memory(request: PlaceRequest, view: PlacementView) -> list[tuple[Node,
     model, need, fleet = request.model, bytes_per_gpu(request.model), view.fleet
     num_gpus = model.num_gpus
 
-    def cheapest(known: NodeMemory) -> list[Clearing]:
-        options = (clear(gpu, need, known.rows, view) for gpu in known.node.gpus)
-        return sorted((one for one in options if one is not None), key=lambda one: one.cost)[:num_gpus]
-
     def loses(known: NodeMemory) -> float:
-        cleared = cheapest(known)
+        cleared = cheapest(known, model, view)
         return sum(one.lost for one in cleared) if len(cleared) == num_gpus else float("inf")
 
     if not fleet.candidates((need,), num_gpus, model.engine, 1, drops="free", loses=loses):
@@ -75,5 +71,4 @@ def _with_memory(request: PlaceRequest, view: PlacementView) -> list[tuple[Node,
     holders = fleet.holders(model)
     nodes = [*near(only=holders), *(() if holders is None else near(besides=holders))]
     nodes.sort(key=lambda node: node.node_id)
-    found = zip(nodes, fleet.answers(("cheapest", need, num_gpus), cheapest, nodes), strict=True)
-    return [(node, cleared) for node, cleared in found if len(cleared) == num_gpus]
+    return list(cheapest_on(nodes, model, view))
