@@ -1,1 +1,1 @@
-"""The placer: which GPU an instance goes to, and who makes room."""
+"""The placer: which GPU an instance goes to, and who leaves for it."""

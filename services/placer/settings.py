@@ -17,7 +17,7 @@ class PlacerSettings(ElectedSettings):
     fair_wait_s: float = Field(5.0, ge=0)  # a placement that waited this long may have a busy instance drained
     evict_grace_s: float = Field(300.0, ge=0)  # longest drain of a victim: it ends hung engines, not slow answers
     turns: Turns = "balanced"  # when a busy instance gives way; `balanced` weighs its arrivals against who waits
-    victims: Victims = "fewest_gpus"  # on which of several GPUs room is made: that, `shortest_queue` or `oldest_use`
+    victims: Victims = "fewest_gpus"  # which of several GPUs instances leave: that, `shortest_queue` or `oldest_use`
     fair_requests: int = Field(6, ge=0)  # with balanced turns a model so many requests ahead gives way; 0: no counting
     evict_becomes: Becomes = "swapped_out"  # what a victim turns into where its engine can
     prewarm_every_s: float = Field(2.0, gt=0)  # between two plans of what to prewarm, when nothing happens

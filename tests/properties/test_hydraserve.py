@@ -15,7 +15,7 @@ from glowplug.policies.placement.hydraserve_allocation import (
     StageSeconds,
     allocate,
 )
-from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, admits, begin, settle
+from glowplug.policies.placement.links import Fetch, LinkLedger, admits, begin, settle
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from tests.fleet_builder import MIB, a_model, a_node
 

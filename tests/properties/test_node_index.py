@@ -13,12 +13,12 @@ from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner, Link
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.fleet.capacity import Capacity, Claim, Until
+from glowplug.fleet.capacity import Capacity
 from glowplug.fleet.demand import Demand
 from glowplug.policies.eviction.shares import Shares
 from glowplug.policies.eviction.turns import TurnParams
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
+from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import KINDS, choose
@@ -44,12 +44,6 @@ ABILITIES = (("emulated:prewarm", "emulated:stages"), ("emulated:prewarm",), ())
 
 class Scanning(NodeIndex):
     """Reads every node at each question."""
-
-    def first(self, num_bytes: int, num_gpus: int, engine: str) -> Node | None:
-        return next((n for n in self._able(engine) if self._has(n, num_bytes, num_gpus)), None)
-
-    def with_rows(self, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
-        return [n for n in self._able(engine) if self.dormant.get(n.node_id)]
 
     def among(self, node_ids, num_bytes, num_gpus, engine):
         return [n for n in self._able(engine) if node_ids is None or n.node_id in node_ids]
@@ -193,8 +187,7 @@ def test_an_index_kept_through_changes_is_one_made_anew(seed: int) -> None:
             for row in rows:
                 capacity.put_row(replace(row, revision=row.revision + 1))
         for gpu_id, num_bytes in reserved.items():
-            node_id = gpu_id.split("/")[0]
-            capacity.claim(f"p-{gpu_id}", [Claim(f"p-{gpu_id}", node_id, gpu_id, num_bytes, Until.ROW)])
+            capacity.claim(f"p-{gpu_id}", {gpu_id: num_bytes})
         for node_id in [n for n in alive if chance.random() < 0.2]:
             match chance.randrange(3):
                 case 0:
@@ -237,7 +230,7 @@ def test_a_model_of_a_weights_digest_is_found_where_another_name_brought_it() ->
 class ScanningVictims(Victims):
     """Asks every node."""
 
-    def _by_least_cost(self, model, wanting, only):
+    def _by_least_cost(self, wanted, only):
         yield from (((False,), node.node_id) for node in self.nodes)
 
 
@@ -281,8 +274,6 @@ def test_who_leaves_is_chosen_as_if_every_node_was_asked(rule: str, seed: int, e
             "shares": shares,
         }
         for model in MODELS:
-            asked = {"wanting": chance.choice((0, 0, 3)), "whole": chance.random() < 0.2}
-            chosen = [
-                kind(**fields).make(model, choose("eviction", evict), **asked) for kind in (Victims, ScanningVictims)
-            ]
+            wanted = Victims(**fields).wanted(model, wanting=chance.choice((0, 0, 3)), whole=chance.random() < 0.2)
+            chosen = [kind(**fields).make(wanted, choose("eviction", evict)) for kind in (Victims, ScanningVictims)]
             assert chosen[0] == chosen[1]

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan, take_over
-from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode, is_nested_or_disjoint
 from glowplug.policies.placement.warmserve_scores import PrewarmDemand, ReplicaClass, replicas
+from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, is_nested_or_disjoint
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
 MODELS = [f"m{n}" for n in range(6)]

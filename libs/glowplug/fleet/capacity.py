@@ -1,8 +1,10 @@
-"""The bytes of every GPU: who holds them, who is promised them and until when. Nobody else keeps either.
+"""The bytes of every GPU: who holds them, and who is promised them. Nobody else keeps either.
 
-A node's ledger says what is granted. A `Claim` is bytes promised to a holder that the ledger does not show yet. What is
-neither granted nor claimed is free. `version` grows when bytes come free anywhere or a node joins: a placement that was
-refused for want of bytes need not ask again before.
+A node's ledger says what is granted. A claim is bytes promised to a holder (an instance, a replica, one stage of a
+pipeline): it stands until it is replaced or given up, and for nothing where its GPU's ledger shows the holder, so that
+bytes count once. An instance that its agent has reported claims by its row. What is neither granted nor claimed is
+free. `version` grows when bytes come free anywhere or a node joins: a placement that was refused for want of bytes need
+not ask again before.
 
 Instances are kept beside the bytes they hold, by GPU and by node; and the nodes in an index (`nodes`) that answers what
 a placement asks without reading all of them. Every change costs what it changes, whatever the size of the fleet.
@@ -12,33 +14,13 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.policies.placement.node_index import NodeIndex
 
 LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)  # their bytes come free without anybody asking
-
-
-class Until(Enum):
-    """What ends a claim, beside its holder giving it up. Either way the bytes count once: a claim stands for nothing
-    where its GPU's ledger shows the holder."""
-
-    ROW = "the agent has reported the instance, whose row then claims for itself"
-    GRANT = "the ledger of the GPU shows the instance's grant, or the instance has gone"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Bytes of one GPU that are promised to an instance (or a replica, or one stage of a pipeline)."""
-
-    holder: str
-    node_id: str
-    gpu_id: str
-    num_bytes: int
-    until: Until
 
 
 class LongestUnused:
@@ -99,7 +81,7 @@ class Capacity:
         self._free: dict[str, int] = {}  # gpu_id -> bytes not granted
         self._nodes: dict[str, Node] = {}
         self._granted: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
-        self._claims: dict[str, dict[str, Claim]] = {}  # gpu_id -> holder -> its claim
+        self._claims: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
         self._claimed: dict[str, tuple[str, ...]] = {}  # holder -> gpu_ids
         self._rows: dict[str, Instance] = {}
         self._gone: list[tuple[float, str]] = []
@@ -170,25 +152,18 @@ class Capacity:
     def bytes_of(self, gpu_id: str, holders: Iterable[str]) -> int:
         """What those hold on that GPU, or have claimed there."""
         granted, claims = self.granted(gpu_id), self._claims.get(gpu_id, {})
-        return sum(
-            granted[holder] if holder in granted else claims[holder].num_bytes if holder in claims else 0
-            for holder in holders
-        )
+        return sum(granted[holder] if holder in granted else claims.get(holder, 0) for holder in holders)
 
-    def claims_of(self, holder: str) -> list[Claim]:
-        return [self._claims[gpu_id][holder] for gpu_id in self._claimed.get(holder, ())]
-
-    def claim(self, holder: str, claims: Iterable[Claim] = ()) -> None:
-        """Promise bytes to a holder, in place of what it was promised before."""
+    def claim(self, holder: str, num_bytes: Mapping[str, int]) -> None:
+        """Promise bytes to a holder (gpu_id -> bytes), in place of what it was promised before."""
         old = self._claimed.pop(holder, ())
         for gpu_id in old:
             self._claims[gpu_id].pop(holder, None)
-        new = {claim.gpu_id: claim for claim in claims}
-        for gpu_id, claim in new.items():
-            self._claims.setdefault(gpu_id, {})[holder] = claim
-        if new:
-            self._claimed[holder] = tuple(new)
-        for gpu_id in {*old, *new}:
+        for gpu_id, num in num_bytes.items():
+            self._claims.setdefault(gpu_id, {})[holder] = num
+        if num_bytes:
+            self._claimed[holder] = tuple(num_bytes)
+        for gpu_id in {*old, *num_bytes}:
             before = self.free_bytes(gpu_id)
             self._add_up(gpu_id)
             self.version += self.free_bytes(gpu_id) > before
@@ -196,18 +171,16 @@ class Capacity:
     @contextmanager
     def without(self, holder: str) -> Iterator[None]:
         """Within it the holder's claims count for nothing: its own placement is tried anew."""
-        version, claims = self.version, self.claims_of(holder)
-        if claims:
-            self.claim(holder)
+        version, claims = self.version, {g: self._claims[g][holder] for g in self._claimed.get(holder, ())}
+        self.claim(holder, {})
         yield
-        if claims:
-            self.claim(holder, claims)
-            self.version = version
+        self.claim(holder, claims)
+        self.version = version
 
     def _add_up(self, gpu_id: str) -> None:
         claims = self._claims.get(gpu_id)
         granted = self._granted.get(gpu_id, {})
-        total = sum(claim.num_bytes for holder, claim in claims.items() if holder not in granted) if claims else 0
+        total = sum(num for holder, num in claims.items() if holder not in granted) if claims else 0
         if total != self.reserved.get(gpu_id, 0) and gpu_id in self._gpus:
             self.nodes.touch(self._gpus[gpu_id][0])
         if total:
@@ -226,14 +199,11 @@ class Capacity:
             self._unlist(old)
         self._rows[row.instance_id] = row
         self._list(row)
-        claims: dict[str, Claim] = {}
+        claims: Counter[str] = Counter()
         for worker in row.workers if _holds_bytes(row) else ():
             if worker.node_id == row.node_id:
-                known = claims.get(worker.gpu_id)
-                num_bytes = worker.num_bytes + (known.num_bytes if known else 0)
-                claims[worker.gpu_id] = Claim(row.instance_id, row.node_id, worker.gpu_id, num_bytes, Until.GRANT)
-        if claims or row.instance_id in self._claimed:
-            self.claim(row.instance_id, claims.values())
+                claims[worker.gpu_id] += worker.num_bytes
+        self.claim(row.instance_id, claims)
         has_changed = old is None or old.state is not row.state
         return self.version > before or (has_changed and not row.state.is_coming)
 
@@ -242,7 +212,7 @@ class Capacity:
         old = self._rows.pop(instance_id, None)
         if old is not None:
             self._unlist(old)
-            self.claim(instance_id)
+            self.claim(instance_id, {})
         self.taken.pop(instance_id, None)
         self._give_back_all(instance_id)
 

@@ -54,7 +54,7 @@ class PlaceDecision:
     possible: bool = True
     reason: str = ""
     rivals: tuple[Rival, ...] = ()
-    whole_gpus: bool = False  # who makes room for it makes GPUs that serve nobody
+    whole_gpus: bool = False  # it wants GPUs that serve nobody
     is_late: bool = False  # its bytes would fit, but not in time: other seconds or objectives may be told otherwise
 
     @property

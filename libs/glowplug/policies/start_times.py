@@ -181,6 +181,8 @@ class StartRow:
 
 
 _Group = tuple[str, str, StartKind, int | None]  # engine, kind of GPU, kind of start, size class (None: any)
+_Stage = tuple[float, int | None]
+_Read = tuple[str, str, str, int | None]  # a prediction's model_key, engine, kind of GPU, and the widest class it read
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,7 +196,7 @@ class StartTimes:
     rows: dict[str, StartRow] = field(default_factory=dict)
     _groups: dict[_Group, tuple[StartSample, ...]] = field(default_factory=dict)
     _gpu_kinds: dict[str, str] = field(default_factory=dict)  # engine -> kind of GPU of its newest start
-    _known: dict[tuple[object, ...], StageTimes] = field(default_factory=dict)  # predictions since the last change
+    _known: dict[tuple[object, ...], tuple[StageTimes, _Read]] = field(default_factory=dict)  # predictions that hold
     growths_s: dict[str, float] = field(default_factory=dict)  # model_key -> the quickest growth seen: it waited for no
     # weights
 
@@ -259,7 +261,12 @@ class StartTimes:
         else:
             self._group(row)
         self._gpu_kinds[row.engine] = row.gpu_kind
-        self._known.clear()
+        reads = ((row.engine, row.gpu_kind, row.size_class), (row.engine, row.gpu_kind, None))
+        self._known = {
+            asked: (times, read)
+            for asked, (times, read) in self._known.items()
+            if read[0] != row.model_key and read[1:] not in reads
+        }
         if row.kind is StartKind.GROWTH:
             quickest_s = min(sample.took.load_s for sample in row.samples)
             self.growths_s[row.model_key] = min(quickest_s, self.growths_s.get(row.model_key, quickest_s))
@@ -293,8 +300,10 @@ class StartTimes:
         if known is None:
             prior = self.prior_times(model, kind, pcie_bytes_per_s)
             found = {name: self._stage(name, model, kind, gpu_kind, prior) for name in _FIELDS}
-            known = self._known[asked] = StageTimes(**found)
-        return known
+            widest = None if any(size is None for _, size in found.values()) else size_class(model)
+            read = (model.key, model.engine, gpu_kind, widest)
+            known = self._known[asked] = StageTimes(**{name: took for name, (took, _) in found.items()}), read
+        return known[0]
 
     def prior_times(self, model: Model, kind: StartKind, pcie_bytes_per_s: float = 0.0) -> StageTimes:
         """What the engine's prior says of a start of that model."""
@@ -339,20 +348,20 @@ class StartTimes:
     def _row(self, model: Model, kind: StartKind, gpu_kind: str) -> StartRow | None:
         return self.rows.get(_key(model.key, model.engine, gpu_kind, kind))
 
-    def _stage(self, name: str, model: Model, kind: StartKind, gpu_kind: str, prior: StageTimes) -> float:
-        """One stage, by the nearest starts that show it."""
+    def _stage(self, name: str, model: Model, kind: StartKind, gpu_kind: str, prior: StageTimes) -> _Stage:
+        """One stage, by the nearest starts that show it, and the size class in which they were found (None: any)."""
         kinds = [kind, *([_SIBLING[kind]] if kind in _SIBLING and name != "fetch_s" else [])]
         mine: float = getattr(prior, name)
         for one in kinds:
             row = self._row(model, one, gpu_kind)
             if row is not None and (seen := [t for s in row.samples if (t := getattr(s.took, name)) >= 0]):
-                return float(median(seen))
+                return float(median(seen)), size_class(model)
         for size in (size_class(model), None):
             for one in kinds:
                 samples = self._groups.get((model.engine, gpu_kind, one, size), ())
                 if scaled := [_scaled(s, name, mine) for s in samples if getattr(s.took, name) >= 0]:
-                    return float(median(scaled))
-        return mine
+                    return float(median(scaled)), size
+        return mine, None
 
 
 def _key(model_key: str, engine: str, gpu_kind: str, kind: StartKind) -> str:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from glowplug.domain.instance import InstanceState
-from glowplug.fleet.capacity import Capacity, Claim, Until
+from glowplug.fleet.capacity import Capacity
 from tests.fleet_builder import MIB, a_node, an_instance
 
 GPU = "node-1/0"
-CLAIM = Claim("i-1", "node-1", GPU, 100 * MIB, Until.ROW)
+CLAIM = {GPU: 100 * MIB}
 
 
 def capacity(**fields):
@@ -26,7 +26,7 @@ def test_only_a_beat_that_frees_something_is_worth_a_look():
 
 def test_a_claim_counts_until_the_ledger_shows_it():
     kept = capacity()
-    kept.claim("i-1", [CLAIM])
+    kept.claim("i-1", CLAIM)
     assert kept.free_bytes(GPU) == 200 * MIB
     kept.put_node(a_node(revision=2, grants={0: [("i-1", 100)]}))
     assert kept.free_bytes(GPU) == 200 * MIB and kept.reserved == {}
@@ -34,7 +34,7 @@ def test_a_claim_counts_until_the_ledger_shows_it():
 
 def test_setting_a_claim_aside_and_back_makes_nobody_look_again():
     kept = capacity()
-    kept.claim("i-1", [CLAIM])
+    kept.claim("i-1", CLAIM)
     version = kept.version
     with kept.without("i-1"):
         assert kept.free_bytes(GPU) == 300 * MIB

@@ -7,7 +7,8 @@ import pytest
 from glowplug.policies.caching.mcache_importance import Importance, ImportanceParams, ranks
 from glowplug.policies.caching.ordering import Resident, evict
 from glowplug.policies.caching.recency import Arc, Belady, Lfu, Lru, Srrip
-from glowplug.policies.eviction.swapserve import PreemptionParams, RunningEngine, preempt
+from glowplug.policies.eviction.swapserve import PreemptionParams
+from glowplug.policies.eviction.swapserve import evict as preempt
 
 
 def a_resident(name, size=10, used=0.0, **fields):
@@ -202,40 +203,31 @@ def test_held_never_and_priority_last():
 # SwapServeLLM section 4
 
 
-def an_engine(name, waiting=0, used=0.0, in_flight=0, size=10, ready=0.0, held=""):
-    return RunningEngine(
-        instance_id=name,
-        num_bytes=size,
-        num_waiting=waiting,
-        num_in_flight=in_flight,
-        last_used_at=used,
-        ready_at=ready,
-        held=held,
-    )
+def an_engine(name, waiting=0, used=0.0, size=10, held=""):
+    return Resident(name=name, num_bytes=size, last_used_at=used, num_waiting=waiting, held=held)
 
 
 def test_shortest_queue_then_oldest_access():
     engines = [an_engine("busy", 5, 0.0), an_engine("new", 0, 9.0), an_engine("old", 0, 1.0)]
-    assert preempt(engines, 10, 100.0).victims == ("old",)
-    assert preempt(engines, 20, 100.0).victims == ("old", "new")
-    assert preempt(engines, 30, 100.0).victims == ("old", "new", "busy")
-    assert preempt(engines, 31, 100.0).victims == ()
+    assert preempt(engines, 10).victims == ("old",)
+    assert preempt(engines, 20).victims == ("old", "new")
+    assert preempt(engines, 30).victims == ("old", "new", "busy")
+    assert preempt(engines, 31).victims == ()
 
 
-def test_at_work_pinned_or_too_young_stays():
-    engines = [an_engine("working", in_flight=1), an_engine("pinned", held="pinned"), an_engine("young", ready=99.0)]
-    decision = preempt(engines, 10, 100.0, PreemptionParams(min_residency_s=5.0))
+def test_who_is_held_stays_and_says_why():
+    engines = [an_engine("working", held="1 request in flight"), an_engine("pinned", held="pinned"), an_engine("free")]
+    decision = preempt(engines, 20)
     assert decision.victims == ()
-    assert {r.name: r.why for r in decision.rivals} == {
+    assert {r.name: r.why for r in decision.rivals if r.name != "free"} == {
         "working": "1 request in flight",
         "pinned": "pinned",
-        "young": "it has been ready for 1.0 s only",
     }
-    assert preempt(engines, 10, 104.0, PreemptionParams(min_residency_s=5.0)).victims == ("young",)
+    assert preempt(engines, 10).victims == ("free",)
 
 
 def test_the_fewest_go():
     """Erratum E29."""
     engines = [an_engine("small", used=1.0, size=3), an_engine("large", used=2.0, size=30)]
-    assert preempt(engines, 20, 100.0).victims == ("large",)
-    assert preempt(engines, 20, 100.0, PreemptionParams(fewest=False)).victims == ("small", "large")
+    assert preempt(engines, 20).victims == ("large",)
+    assert preempt(engines, 20, PreemptionParams(fewest=False)).victims == ("small", "large")

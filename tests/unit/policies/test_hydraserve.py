@@ -11,7 +11,7 @@ from glowplug.policies.placement.hydraserve_allocation import (
     StageSeconds,
     allocate,
 )
-from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, admits, begin, finish, settle
+from glowplug.policies.placement.links import Fetch, LinkLedger, admits, begin, finish, settle
 
 GB = 10**9
 GBIT16 = 2e9  # bytes a second

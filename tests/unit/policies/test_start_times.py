@@ -1,5 +1,6 @@
 """What starts take: learned fleet-wide by model, else size class, else engine; priors before that."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -224,3 +225,21 @@ def test_rows_that_no_start_has_made_are_left_out() -> None:
     tiny = replace(sample, prior=replace(sample.prior, launch_s=1e-300))
     again.restore({row.key: replace(row, samples=(tiny,))})
     assert again.predict(model("n"), StartKind.CACHED, "host").launch_s == 300.0, "at most a hundred times as long"
+
+
+def test_a_start_changes_the_predictions_that_read_it_and_leaves_the_others_as_they_are() -> None:
+    chance, times = random.Random(1), StartTimes()
+    models = [model(f"m{n}", size_gb) for n, size_gb in enumerate((1, 1, 10, 10, 90))]
+    kinds = (StartKind.COLD, StartKind.CACHED, StartKind.WAKE)
+    for number in range(60):
+        asked = [(m, kind, gpu_kind) for m in models for kind in kinds for gpu_kind in ("", "host", "other")]
+        known = [times.predict(*one) for one in asked]
+        assert known == [replace(times, _known={}).predict(*one) for one in asked]
+        chosen, kind = chance.choice(models[:4]), chance.choice(kinds[:2])
+        row = start(
+            f"i-{number}", chosen.key, kind=kind, at=100.0 + number, launch=chance.random(), load=1.0, warmup=1.0
+        )
+        times.learn(replace(row, gpu_kind=chance.choice(("host", "host", "other"))), chosen)
+    before = times.predict(models[2], StartKind.CACHED, "host")
+    assert times.learn(start("i-last", "m0", at=900.0, launch=0.5, load=1.0, warmup=1.0), models[0]) is not None
+    assert times.predict(models[2], StartKind.CACHED, "host") is before, "of another class, which has starts of its own"

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan, take_over
-from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode, is_nested_or_disjoint
 from glowplug.policies.placement.warmserve_scores import (
     MAX_REPLICAS,
     PrewarmDemand,
@@ -13,6 +12,7 @@ from glowplug.policies.placement.warmserve_scores import (
     ScoreParams,
     replicas,
 )
+from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, is_nested_or_disjoint
 from glowplug.policies.prediction.warmserve_csp import CspParams, forecast, season
 from glowplug.policies.prewarming.warmserve_reservation import ReservationParams, prewarmable_bytes
 

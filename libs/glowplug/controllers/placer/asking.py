@@ -10,14 +10,14 @@ from typing import Any
 
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.policies.decisions import PlaceDecision
-from glowplug.policies.placement.node_index import NodeIndex
+from glowplug.policies.placement.node_index import IndexedNodes
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.start_times import StartTimes
 
 Place = Callable[..., PlaceDecision]
 _Path = tuple[str, ...]
 _Reading = tuple[_Path, Any, Any]  # of what, the arguments of a question (None of a field), the value
-_NESTED = (Model, WeightsRef, Slo, NodeIndex, StartTimes)
+_NESTED = (Model, WeightsRef, Slo, IndexedNodes, StartTimes)
 
 
 class Refusals:
@@ -83,12 +83,6 @@ class _Noted:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._real)
-
-    def __len__(self) -> int:
-        return len(self._real)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._real[key]
 
 
 def _settled(answer: Any) -> Any:

@@ -1,12 +1,10 @@
 """What every part of the placer knows: nodes, instances, demand, models, and what the GPUs hold."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.placer.network import Network
 from glowplug.controllers.placer.params import PlacerParams
-from glowplug.controllers.placer.placement import record_of_node
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
@@ -115,9 +113,6 @@ class Fleet:
         return PlacementView(
             now_s=now_s,
             nodes=self.alive(now_s),
-            reserved=self.capacity.reserved,
-            dormant=self.capacity.dormant,
-            scores=self.scores,
             links=self.network.links,
             times=self.network.times,
             seconds=self.network.seconds,
@@ -129,6 +124,29 @@ class Fleet:
         """Whether nodes and routers have had time to report."""
         return self.born_at is not None and now_s - self.born_at >= self.params.settle_s
 
-    def about_node(self, node_id: str, *what: Any) -> DecisionRecord:
-        """See record_of_node, which `what` is for."""
-        return record_of_node(node_id, self.ids.next("d-p"), *what)
+    def about_node(
+        self,
+        node_id: str,
+        kind: str,
+        policy: str,
+        reason: str,
+        chosen: str,
+        inputs: Mapping[str, float | int | str],
+        now_s: float,
+        instance: Instance | None = None,
+    ) -> DecisionRecord:
+        """What was decided about a node, or for its sake about one `instance` on it."""
+        return DecisionRecord(
+            decision_id=self.ids.next("d-p"),
+            kind=kind,
+            policy=policy,
+            service="placer",
+            reason=reason,
+            made_at=now_s,
+            model_key=instance.model_key if instance else "",
+            instance_id=instance.instance_id if instance else "",
+            node_id=node_id,
+            gpu_id=instance.gpu_id if instance else "",
+            chosen=chosen,
+            inputs=inputs,
+        )

@@ -21,8 +21,7 @@ from glowplug.domain.model import Model
 from glowplug.events.facts import RequestFinished
 from glowplug.policies.placement.expect import STREAMS
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds, besides_s
-from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger, begin, finish
-from glowplug.policies.placement.links import gpu_kind_of, has_weights, network_rate
+from glowplug.policies.placement.links import Fetch, LinkLedger, begin, finish, gpu_kind_of, has_weights, network_rate
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.start_times import KEPT, PRIORS, UNKNOWN, Prior, StartKind, StartRow, StartTimes
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.domain.phrasing import listed
 from glowplug.domain.units import show_bytes
@@ -138,7 +137,7 @@ def why_they_leave(placement: Placement, eviction: EvictDecision, leaving: Seque
     """Why others leave for it, as a sentence; `leaving`: who they are, as a reader is shown them."""
     model = placement.command.model
     if not leaving:
-        return f"{model.name} waits for room on {', '.join(placement.stages[0].gpu_ids)}: {eviction.reason}"
+        return f"{model.name} waits for free memory on {', '.join(placement.stages[0].gpu_ids)}: {eviction.reason}"
     leave = "leaves" if len(leaving) == 1 else "leave"
     lacks = f"which lacks {show_bytes(eviction.need_bytes)}"
     return f"{listed(leaving)} {leave} {placement.node_id} for {model.name}, {lacks}: {eviction.reason}"
@@ -147,78 +146,6 @@ def why_they_leave(placement: Placement, eviction: EvictDecision, leaving: Seque
 def stop(node_id: str, instance_id: str, reason: str, grace_s: float, becomes: str = "stopped") -> StopInstance:
     """What ends an instance, drained for at most `grace_s`."""
     return StopInstance(target=node_id, instance_id=instance_id, reason=reason, grace_s=grace_s, becomes=becomes)
-
-
-def record(
-    placement: Placement,
-    decision_id: str,
-    kind: str,
-    policy: str,
-    reason: str,
-    now_s: float,
-    *,
-    rivals: tuple[Rival, ...] = (),
-    chosen: str = "",
-    figures: Mapping[str, int] | None = None,
-) -> DecisionRecord:
-    """The decision as `why` prints it, at the GPU the placement has now. `figures`: inputs beside the usual ones."""
-    command, expected = placement.command, placement.sent.expected if placement.sent else None
-    inputs: dict[str, float | int | str] = {
-        "need_bytes": command.model.memory_bytes,
-        "waited_s": round(now_s - command.wanted_at, 4),
-        "engine": command.model.engine,
-        "asked_because": command.reason,
-        **(figures or {}),
-    }
-    if expected is not None:
-        inputs["start_kind"] = expected.kind.value
-        inputs["predicted_start_s"] = round(expected.start_s, 4)
-        inputs["predicted_ttft_s"] = round(expected.ttft_s, 4)
-    return DecisionRecord(
-        decision_id=decision_id,
-        kind=kind,
-        policy=policy,
-        service="placer",
-        reason=reason,
-        made_at=now_s,
-        model_key=command.model.key,
-        instance_id=command.instance_id,
-        node_id=placement.node_id,
-        gpu_id=placement.gpu_id,
-        chosen=chosen,
-        inputs=inputs,
-        rivals=rivals,
-        cause_id=placement.event.event_id,
-        traceparent=placement.event.traceparent,
-    )
-
-
-def record_of_node(
-    node_id: str,
-    decision_id: str,
-    kind: str,
-    policy: str,
-    reason: str,
-    chosen: str,
-    inputs: Mapping[str, float | int | str],
-    now_s: float,
-    instance: Instance | None = None,
-) -> DecisionRecord:
-    """What was decided about a node, or for its sake about one `instance` on it."""
-    return DecisionRecord(
-        decision_id=decision_id,
-        kind=kind,
-        policy=policy,
-        service="placer",
-        reason=reason,
-        made_at=now_s,
-        model_key=instance.model_key if instance else "",
-        instance_id=instance.instance_id if instance else "",
-        node_id=node_id,
-        gpu_id=instance.gpu_id if instance else "",
-        chosen=chosen,
-        inputs=inputs,
-    )
 
 
 def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> list[FetchWeights | StartInstance]:

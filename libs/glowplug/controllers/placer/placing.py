@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.asking import Place, Refusals
@@ -21,18 +20,16 @@ from glowplug.controllers.placer.placement import (
     Placement,
     Refusal,
     Sent,
-    record,
     refused,
     start_commands,
     stop,
     why_they_leave,
 )
-from glowplug.controllers.placer.victims import Victims
+from glowplug.controllers.placer.victims import Victims, Wanted
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model
 from glowplug.events.facts import InstanceFailed
-from glowplug.fleet.capacity import Claim, Until
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
 from glowplug.policies.eviction.shares import Shares, account
 from glowplug.policies.eviction.turns import TurnParams
@@ -62,7 +59,7 @@ class Pass:
             shares=shares,
         )
         self.refusals: dict[tuple[str, ...], Refusals] = {}  # by the nodes that are left out
-        self.no_victims: set[Any] = set()
+        self.no_victims: set[Wanted] = set()  # those for which nobody may leave
 
 
 class Placing:
@@ -104,7 +101,7 @@ class Placing:
         capacity = self.fleet.capacity
         for number in range(max(1, len(placement.stages))):
             if placement.stage_id(number) not in self.fleet.instances.by_id:
-                capacity.claim(placement.stage_id(number))
+                capacity.claim(placement.stage_id(number), {})
                 self.fleet.network.forget(placement.stage_id(number))
         for dormant in placement.sent.promised if placement.sent else ():
             if capacity.taken.get(dormant) == placement.instance_id:
@@ -115,12 +112,8 @@ class Placing:
         capacity, sent = self.fleet.capacity, placement.sent
         for number, stage in enumerate(placement.stages):
             given_up = (sent.source, *sent.drops.get(stage.node_id, ())) if sent else ()
-            holder = placement.stage_id(number)
-            claims = []
-            for gpu_id in stage.gpu_ids:
-                num_bytes = max(0, stage.bytes_per_gpu - capacity.bytes_of(gpu_id, given_up))
-                claims.append(Claim(holder, stage.node_id, gpu_id, num_bytes, Until.ROW))
-            capacity.claim(holder, claims)
+            claims = {g: max(0, stage.bytes_per_gpu - capacity.bytes_of(g, given_up)) for g in stage.gpu_ids}
+            capacity.claim(placement.stage_id(number), claims)
         for dormant in sent.promised if sent else ():
             capacity.take(dormant, placement.instance_id)
 
@@ -238,21 +231,18 @@ class Placing:
         """GPUs where others leave for it: those where an engine of its model sleeps before any."""
         model = placement.command.model
         home = _sleeps_at(model, now.view)
-        if home and (found := now.victims.make(model, self._evict, wanting=wanting, only=home)):
+        if home and (found := now.victims.make(now.victims.wanted(model, wanting=wanting), self._evict, home)):
             return found
         if decision.stages:
             return None
-        runs_it = bool(self.fleet.instances.living(model.key))
-        whose = model.key if runs_it else ""  # its own instances do not leave for it, but may for another model
-        is_ahead = not now.victims.waiting_for(model)
-        given = now.victims.shares.given.get(model.key, 0) if wanting else 0
-        key = (model.memory_bytes, model.num_gpus, model.engine, model.priority, wanting, is_ahead, whose, given)
-        if key in now.no_victims and not placement.stages:
+        is_there = bool(self.fleet.instances.living(model.key))
+        wanted = now.victims.wanted(model, wanting=wanting, whole=decision.whole_gpus, is_there=is_there)
+        if wanted in now.no_victims and not placement.stages:
             return None
         with self.fleet.capacity.without(placement.instance_id) if placement.stages else nullcontext():
-            found = now.victims.make(model, self._evict, wanting=wanting, whole=decision.whole_gpus)
+            found = now.victims.make(wanted, self._evict)
         if found is None:
-            now.no_victims.add(key)
+            now.no_victims.add(wanted)
         return found
 
     def _evict_for(
@@ -355,10 +345,35 @@ class Placing:
         chosen: str = "",
         figures: Mapping[str, int] | None = None,
     ) -> DecisionRecord:
-        policy = self.fleet.policies["eviction" if kind == "evict" else "placement"]
-        decision_id = self.fleet.ids.next("d-p")
-        return record(
-            placement, decision_id, kind, policy, reason, now_s, rivals=rivals, chosen=chosen, figures=figures
+        """The decision as `why` prints it, at the GPU the placement has now. `figures`: more inputs."""
+        command, expected = placement.command, placement.sent.expected if placement.sent else None
+        inputs: dict[str, float | int | str] = {
+            "need_bytes": command.model.memory_bytes,
+            "waited_s": round(now_s - command.wanted_at, 4),
+            "engine": command.model.engine,
+            "asked_because": command.reason,
+            **(figures or {}),
+        }
+        if expected is not None:
+            inputs["start_kind"] = expected.kind.value
+            inputs["predicted_start_s"] = round(expected.start_s, 4)
+            inputs["predicted_ttft_s"] = round(expected.ttft_s, 4)
+        return DecisionRecord(
+            decision_id=self.fleet.ids.next("d-p"),
+            kind=kind,
+            policy=self.fleet.policies["eviction" if kind == "evict" else "placement"],
+            service="placer",
+            reason=reason,
+            made_at=now_s,
+            model_key=command.model.key,
+            instance_id=command.instance_id,
+            node_id=placement.node_id,
+            gpu_id=placement.gpu_id,
+            chosen=chosen,
+            inputs=inputs,
+            rivals=rivals,
+            cause_id=placement.event.event_id,
+            traceparent=placement.event.traceparent,
         )
 
 

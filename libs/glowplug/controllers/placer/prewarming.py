@@ -114,8 +114,6 @@ class Prewarming:
             now_s=now_s,
             nodes=(nodes := fleet.alive(now_s)),
             models=models,
-            reserved=capacity.reserved,
-            dormant=capacity.dormant,
             draining=frozenset(row.instance_id for rows in finishing.values() for row in rows),
             finishing=finishing,
             num_active=capacity.num_active,

@@ -17,7 +17,7 @@ from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.eviction.shares import ModelDemand, Shares
 from glowplug.policies.eviction.turns import Turn, TurnParams, goes_on, is_too_new
 from glowplug.policies.eviction.turns import Victims as VictimsRule
-from glowplug.policies.placement.node_index import NodeIndex
+from glowplug.policies.placement.node_index import IndexedNodes
 from glowplug.policies.placement.shape import bytes_per_gpu
 
 Evict = Callable[..., EvictDecision]
@@ -25,11 +25,27 @@ Cost = tuple[bool, int, int, int, float, str]  # see Victims.make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """All that the choice of who leaves may read of the placement that wants the bytes: two that are equal here are
+    answered alike."""
+
+    engine: str
+    num_gpus: int
+    bytes_per_gpu: int
+    priority: int
+    wanting: int  # requests that wait and may have busy instances drained; 0: those must stay
+    is_ahead: bool  # nobody waits for it yet
+    given: int | None  # requests its model has been given while memory is short; None: it is not counted
+    runs_as: str  # its model where instances of it live, which do not leave for it; "" where none do
+    whole: bool  # everybody leaves who serves on those GPUs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
     """Who holds bytes, for one pass over what waits. What is worked out of residents is kept that long."""
 
     now_s: float
-    nodes: NodeIndex
+    nodes: IndexedNodes
     capacity: Capacity
     models: dict[str, Model]
     loads: Demand
@@ -38,45 +54,58 @@ class Victims:
     rule: VictimsRule
     shares: Shares
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
-    _residents: dict[tuple[str, int, int, bool, int], tuple[list[Resident], int]] = field(default_factory=dict)
+    _residents: dict[tuple[str, int, int, bool, int | None], tuple[list[Resident], int]] = field(default_factory=dict)
     _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
+    def wanted(self, model: Model, *, wanting: int, whole: bool = False, is_there: bool = True) -> Wanted:
+        """What a placement of that model wants. `is_there`: whether instances of it live."""
+        return Wanted(
+            engine=model.engine,
+            num_gpus=model.num_gpus,
+            bytes_per_gpu=bytes_per_gpu(model),
+            priority=model.priority,
+            wanting=wanting,
+            is_ahead=not self.waiting_for(model),
+            given=self.shares.given.get(model.key) if wanting else None,
+            runs_as=model.key if is_there else "",
+            whole=whole,
+        )
+
     def make(
-        self, model: Model, evict: Evict, *, wanting: int, only: Collection[str] = (), whole: bool = False
+        self, wanted: Wanted, evict: Evict, only: Collection[str] = ()
     ) -> tuple[StageDecision, EvictDecision] | None:
         """The GPUs where instances leave at the least cost (of `only`, when given), and who they are; None when nobody
-        may leave. `wanting`: how many requests wait that may have busy instances drained, 0 when those must stay.
-        `whole`: everybody leaves who serves there.
+        may leave.
 
-        Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of `model` (by whole
+        Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of its model (by whole
         quanta, see shares.py), then what `victims` names (turns.py), then id. A queue counts where those waited for
         may be chosen at all.
         """
         best: tuple[Cost, Node, StageDecision] | None = None
-        with closing(self._by_least_cost(model, wanting, only)) as nodes:
+        with closing(self._by_least_cost(wanted, only)) as nodes:
             for least, node_id in nodes:
                 if best is not None and least > best[0]:
                     break
                 node = self.nodes.node(node_id)
-                if node is None or node.draining or model.engine not in node.engines or len(node.gpus) < model.num_gpus:
+                if node is None or node.draining or wanted.engine not in node.engines:
                     continue
-                found = self._on_node(node, model, _sketched(evict), wanting, only, whole)
+                found = self._on_node(node, wanted, _sketched(evict), only)
                 if found is not None and (best is None or found[0] < best[0]):
                     best = (found[0], node, found[1])
         if best is None:
             return None
-        chosen = self._on_node(best[1], model, evict, wanting, best[2].gpu_ids, whole)
+        chosen = self._on_node(best[1], wanted, evict, best[2].gpu_ids)
         return (chosen[1], chosen[2]) if chosen else None
 
     def _by_least_cost(
-        self, model: Model, wanting: int, only: Collection[str]
+        self, wanted: Wanted, only: Collection[str]
     ) -> Generator[tuple[Cost | tuple[bool], str], None, None]:
         """Nodes, each with a cost that it is not below: first those where nobody may have to be asked, then those that
         were not used for longest. Every node is as good as another where shares count."""
         anything = (False,)
         if only:
             yield from ((anything, node_id) for node_id in sorted({gpu_id.rpartition("/")[0] for gpu_id in only}))
-        elif wanting and self.turns.fair_requests and self.shares.given:
+        elif wanted.wanting and self.turns.fair_requests and self.shares.given:
             yield from ((anything, node.node_id) for node in self.nodes)
         else:
             yield from ((anything, node_id) for node_id in list(self.capacity.leaving))
@@ -129,20 +158,20 @@ class Victims:
         return False
 
     def _on_node(
-        self, node: Node, model: Model, evict: Evict, wanting: int, only: Collection[str], whole: bool
+        self, node: Node, wanted: Wanted, evict: Evict, only: Collection[str]
     ) -> tuple[Cost, StageDecision, EvictDecision] | None:
         """The `num_gpus` GPUs of one node that cost least together; each is asked for by itself."""
         options = []
         for gpu in node.gpus:
             if only and gpu.gpu_id not in only:
                 continue
-            decision = self._on(gpu, model, evict, wanting, whole)
+            decision = self._on(gpu, wanted, evict)
             if decision is not None:
-                options.append((self._cost(gpu.gpu_id, model, decision, wanting), decision))
-        if len(options) < model.num_gpus:
+                options.append((self._cost(gpu.gpu_id, wanted, decision), decision))
+        if len(options) < wanted.num_gpus:
             return None
         options.sort(key=lambda option: option[0])
-        chosen = options[: model.num_gpus]
+        chosen = options[: wanted.num_gpus]
         if all(decision.reason == _HAS_BYTES for _, decision in chosen):
             return None  # its policy wants something else than bytes
         victims = tuple(dict.fromkeys(v for _, decision in chosen for v in decision.victims))
@@ -156,19 +185,19 @@ class Victims:
             need = sum(decision.need_bytes for _, decision in chosen)
             first = EvictDecision(victims=victims, freed_bytes=freed, need_bytes=need, reason=reason, rivals=rivals)
         gpu_ids = tuple(sorted(cost[5] for cost, _ in chosen))
-        stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
+        stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=wanted.bytes_per_gpu)
         going = {v: self.capacity.on_gpu[cost[5]][v] for cost, decision in chosen for v in decision.victims}
         lost = self._num_lost(going.values())
         return (bool(going), ahead, lost, queue, newest, gpu_ids[0]), stage, first
 
-    def _cost(self, gpu_id: str, model: Model, decision: EvictDecision, wanting: int) -> Cost:
+    def _cost(self, gpu_id: str, wanted: Wanted, decision: EvictDecision) -> Cost:
         here = self.capacity.on_gpu.get(gpu_id, {})
         going = [here[v] for v in decision.victims if v in here]
         queues = (self._load(i.model_key).num_waiting for i in going)
         queue = 0 if self.rule == "oldest_use" else max(queues, default=0)
         newest = max((self._used_at(i) for i in going), default=0.0)
-        quantum = self.turns.fair_requests if wanting else 0
-        least = min((self.shares.ahead(i.model_key, of=model.key) for i in going), default=0)
+        quantum = self.turns.fair_requests if wanted.wanting else 0
+        least = min((self._ahead(i, wanted) for i in going), default=0)
         ahead = max(0, least) // quantum if quantum else 0
         return (bool(going), -ahead, self._num_lost(going), queue, newest, gpu_id)
 
@@ -176,20 +205,20 @@ class Victims:
         """GPUs that lose an engine, where that counts."""
         return sum(len(i.workers) for i in going) if self.rule == "fewest_gpus" else 0
 
-    def _on(self, gpu: Gpu, model: Model, evict: Evict, wanting: int, whole: bool) -> EvictDecision | None:
-        wanted = bytes_per_gpu(model)
-        if gpu.total_bytes < wanted:
+    def _on(self, gpu: Gpu, wanted: Wanted, evict: Evict) -> EvictDecision | None:
+        if gpu.total_bytes < wanted.bytes_per_gpu:
             return None
         leaving, dropped, serving = self._tally(gpu.gpu_id)
-        need = max(wanted - self.capacity.free_bytes(gpu.gpu_id) - leaving - dropped, serving if whole else 0)
+        lacking = wanted.bytes_per_gpu - self.capacity.free_bytes(gpu.gpu_id) - leaving - dropped
+        need = max(lacking, serving if wanted.whole else 0)
         if need <= 0:
             reason = DRAINS_SUFFICE if leaving else _HAS_BYTES
-            return EvictDecision(reason=reason) if leaving or model.num_gpus > 1 else None
-        everybody, most = self._residents_on(gpu.gpu_id, model, wanting)
+            return EvictDecision(reason=reason) if leaving or wanted.num_gpus > 1 else None
+        everybody, most = self._residents_on(gpu.gpu_id, wanted)
         if most < need:
             return None
         here = self.capacity.on_gpu.get(gpu.gpu_id, {})
-        residents = [r for r in everybody if here[r.name].model_key != model.key]
+        residents = [r for r in everybody if here[r.name].model_key != wanted.runs_as]
         if sum(r.num_bytes for r in residents if not r.held) < need:
             return None
         decision = evict(residents, need)
@@ -215,33 +244,32 @@ class Victims:
         self._tallies[gpu_id] = (self.capacity.num_promises, leaving, dropped, serving)
         return leaving, dropped, serving
 
-    def _residents_on(self, gpu_id: str, model: Model, wanting: int) -> tuple[list[Resident], int]:
+    def _residents_on(self, gpu_id: str, wanted: Wanted) -> tuple[list[Resident], int]:
         """Who serves there, and the bytes of those who may go."""
-        given = self.shares.given.get(model.key, 0) if wanting else 0
-        key = (gpu_id, model.priority, wanting, bool(self.waiting_for(model)), given)
+        key = (gpu_id, wanted.priority, wanted.wanting, wanted.is_ahead, wanted.given)
         known = self._residents.get(key)
         if known is None:
             here = self.capacity.on_gpu.get(gpu_id, {}).values()
             residents = [
-                self._resident(i, gpu_id, model, wanting)
+                self._resident(i, gpu_id, wanted)
                 for i in here
                 if i.state is not InstanceState.DRAINING and not i.replica and not i.state.is_dormant
             ]
             known = self._residents[key] = residents, sum(r.num_bytes for r in residents if not r.held)
         return known
 
-    def _resident(self, instance: Instance, gpu_id: str, model: Model, wanting: int) -> Resident:
+    def _resident(self, instance: Instance, gpu_id: str, wanted: Wanted) -> Resident:
         load = self._load(instance.model_key)
         return Resident(
             name=instance.instance_id,
             num_bytes=sum(w.num_bytes for w in instance.workers if w.gpu_id == gpu_id),
             last_used_at=self._used_at(instance),
             priority=self._priority(instance),
-            held=self._held(instance, model, load, wanting),
+            held=self._held(instance, load, wanted),
             num_waiting=load.num_waiting,
         )
 
-    def _held(self, instance: Instance, model: Model, load: ModelLoad, wanting: int) -> str:
+    def _held(self, instance: Instance, load: ModelLoad, wanted: Wanted) -> str:
         """Why an instance must stay, "" when it may go."""
         owner = self.models.get(instance.model_key)
         if owner is not None and owner.pinned:
@@ -252,14 +280,13 @@ class Victims:
             return f"it is {instance.state.value}"
         if self.now_s - instance.ready_at < self.min_residency_s:
             return f"it has been ready for less than {self.min_residency_s:g} s"
-        if not self.waiting_for(model) and (why := is_too_new(self.now_s - instance.ready_at, self.turns)):
+        if wanted.is_ahead and (why := is_too_new(self.now_s - instance.ready_at, self.turns)):
             return why
-        if self._priority(instance) > model.priority:
-            return f"its priority is {self._priority(instance)}, and that of who wants the room {model.priority}"
+        if self._priority(instance) > wanted.priority:
+            return f"its priority is {self._priority(instance)}, and that of who wants the memory {wanted.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
-        if wanting:
-            ahead = self.shares.ahead(instance.model_key, of=model.key)
-            return goes_on(self._turn(instance, load, num, wanting, ahead), self.turns)
+        if wanted.wanting:
+            return goes_on(self._turn(instance, load, num, wanted), self.turns)
         if not self.loads.is_fresh(self.now_s):
             return "no router has reported its load lately"
         if num:
@@ -275,16 +302,21 @@ class Victims:
         num_bytes = sum(worker.num_bytes for worker in instance.workers)
         return f"{owner.name if owner else instance.model_key} ({show_bytes(num_bytes)}, {doing_what})"
 
-    def _turn(self, instance: Instance, load: ModelLoad, num_in_flight: int, wanting: int, ahead: int) -> Turn:
+    def _turn(self, instance: Instance, load: ModelLoad, num_in_flight: int, wanted: Wanted) -> Turn:
         return Turn(
             served_s=self.now_s - instance.ready_at,
             start_s=max(0.0, instance.ready_at - instance.created_at),
             num_in_flight=num_in_flight,
             num_waiting=load.num_waiting,
             arriving_per_s=self.loads.arrived(instance.model_key, self.now_s - _LATELY_S) / _LATELY_S,
-            num_wanting=wanting,
-            ahead=ahead,
+            num_wanting=wanted.wanting,
+            ahead=self._ahead(instance, wanted),
         )
+
+    def _ahead(self, instance: Instance, wanted: Wanted) -> int:
+        """By how many requests its model is ahead of the one that wants the bytes."""
+        given = self.shares.given.get(instance.model_key)
+        return 0 if given is None or wanted.given is None else given - wanted.given
 
     def _priority(self, instance: Instance) -> int:
         owner = self.models.get(instance.model_key)
@@ -313,5 +345,5 @@ def _sketched(evict: Evict) -> Evict:
 
 
 DRAINS_SUFFICE = "instances that drain there already free enough"
-_HAS_BYTES = "there is room"
+_HAS_BYTES = "it has the free memory"
 _LATELY_S = 2.0  # four reports of a router

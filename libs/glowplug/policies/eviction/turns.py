@@ -14,9 +14,10 @@ from typing import Literal
 
 Turns = Literal["fair", "balanced"]
 Victims = Literal["oldest_use", "shortest_queue", "fewest_gpus"]
-"""Where room is made, of GPUs on which it could be. The room's policy says who leaves one GPU; this says which GPU, in
-the same order: by the oldest use (LRU), by the shortest queue and then that (SwapServeLLM section 3.5), or, ours, by
-the fewest GPUs that lose an engine and then those two: a model of four GPUs is not swapped out for one that needs one.
+"""Which GPU instances leave, of those on which they could. The eviction policy says who leaves one GPU; this says which
+GPU, in the same order: by the oldest use (LRU), by the shortest queue and then that (SwapServeLLM section 3.5), or,
+ours, by the fewest GPUs that lose an engine and then those two: a model of four GPUs is not swapped out for one that
+needs one.
 """
 
 

@@ -67,7 +67,7 @@ def fresh(request: PlaceRequest, view: PlacementView, largest: int) -> tuple[int
 
 
 def _groups(cleared: Sequence[Clearing | None], num: int) -> list[list[Clearing]]:
-    """Aligned blocks of `num` GPUs with room; where there is none, the cheapest `num` of them."""
+    """Aligned blocks of `num` GPUs with enough free memory; where there is none, the cheapest `num` of them."""
     blocks = []
     for first in range(0, len(cleared) - num + 1, num):
         block = [one for one in cleared[first : first + num] if one is not None]

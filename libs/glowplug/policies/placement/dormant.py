@@ -1,21 +1,23 @@
 """Dormant copies in a placement: growing from the model's own, and dropping other models' replicas for their bytes.
 
 A replica's bytes are free the moment it is dropped (WarmServe section 4.2, page remapping), so that nobody waits for
-room made this way; evicting a running engine costs a drain. Which replicas go: those whose lost scores add up to least
-(WarmServe section 5.2, last paragraph).
+bytes freed this way; evicting a running engine costs a drain. Which replicas go: those whose lost scores add up to
+least (WarmServe section 5.2, last paragraph).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
+from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
-from glowplug.policies.placement.shape import bytes_per_gpu, room_of
+from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
 from glowplug.policies.placement.warmserve_scores import LOST_UNIT
 
 MAX_RIVALS = 32
@@ -26,7 +28,7 @@ class Clearing:
     """One GPU with `drops` taken off it: the bytes free there then, and what they were worth together."""
 
     gpu_id: str
-    room: int
+    free: int
     drops: tuple[str, ...] = ()
     lost: float = 0.0
 
@@ -53,7 +55,7 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
 def grow(
     request: PlaceRequest, view: PlacementView, breaks: Callable[[Node, Sequence[str]], int] | None = None
 ) -> PlaceDecision | None:
-    """The dormant copy an instance grows from where its GPUs have room, or have it when other replicas are dropped:
+    """The dormant copy an instance grows from where its GPUs have the bytes, or have them when others are dropped:
     one that is prewarmed, else one asleep, else one on its way; of equals the one that costs least. None without.
 
     `breaks`: what taking those GPUs of a node breaks; of copies on one rung the one that breaks least is taken first.
@@ -67,7 +69,9 @@ def grow(
         node = view.fleet.node(row.node_id)
         cleared = _cleared(row, node, request, view) if node is not None and not node.draining else None
         if cleared is None:
-            rivals.append(Rival(name=row.instance_id, score=0.0, why="there is no room beside it", unit=LOST_UNIT))
+            rivals.append(
+                Rival(name=row.instance_id, score=0.0, why="there is not enough free memory beside it", unit=LOST_UNIT)
+            )
             continue
         drops = _union(cleared)
         lost, broken = sum(view.fleet.scores.get(d, 0.0) for d in drops), 0
@@ -90,16 +94,11 @@ def grow(
 
 
 def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
-    """Room for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
+    """A place for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
     then the first node. None when that is not enough anywhere, or there is nothing to drop."""
     model, best = request.model, None
-    need = bytes_per_gpu(model)
-    for node in view.fleet.with_rows(need, model.num_gpus, model.engine):
-        here = view.fleet.dormant[node.node_id]
-        options = [c for gpu in node.gpus if (c := clear(gpu, need, here, view)) is not None]
-        if len(options) < model.num_gpus:
-            continue
-        cleared = sorted(options, key=lambda c: c.cost)[: model.num_gpus]
+    nodes = view.fleet.among(view.fleet.dormant, bytes_per_gpu(model), model.num_gpus, model.engine)
+    for node, cleared in cheapest_on(nodes, model, view):
         drops = _union(cleared)
         order = (sum(view.fleet.scores.get(d, 0.0) for d in drops), len(drops), node.node_id)
         if best is None or order < best[0]:
@@ -116,14 +115,27 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
     )
 
 
+def cheapest(known: NodeMemory, model: Model, view: PlacementView) -> list[Clearing]:
+    """The GPUs of one node where the bytes of the model cost least; fewer than it takes where it fits not at all."""
+    options = (clear(gpu, bytes_per_gpu(model), known.rows, view) for gpu in known.node.gpus)
+    return sorted((one for one in options if one is not None), key=lambda one: one.cost)[: model.num_gpus]
+
+
+def cheapest_on(nodes: Sequence[Node], model: Model, view: PlacementView) -> Iterator[tuple[Node, list[Clearing]]]:
+    """Those nodes that can hold the model, each with its cheapest GPUs."""
+    question = ("cheapest", bytes_per_gpu(model), model.num_gpus)
+    found = view.fleet.answers(question, lambda known: cheapest(known, model, view), nodes)
+    return ((node, one) for node, one in zip(nodes, found, strict=True) if len(one) == model.num_gpus)
+
+
 def clear(
     gpu: Gpu, need: int, here: Sequence[Instance], view: PlacementView, *, keep: str = "", extra: int = 0
 ) -> Clearing | None:
-    """That GPU with room for `need` bytes, fewest-worth replicas dropped first and none needlessly; None when all of
-    them would not do. `keep` stays, and `extra` bytes of it count as room."""
-    room = room_of(gpu, view.fleet.reserved) + extra
-    if room >= need:
-        return Clearing(gpu.gpu_id, room)
+    """That GPU with `need` bytes free, fewest-worth replicas dropped first and none needlessly; None when all of
+    them would not do. `keep` stays, and `extra` bytes of it count as free."""
+    free = free_bytes(gpu, view.fleet.reserved) + extra
+    if free >= need:
+        return Clearing(gpu.gpu_id, free)
     held = {g.holder: g.num_bytes for g in gpu.grants}
     may_go = sorted(
         (row for row in here if row.instance_id in held and row.instance_id != keep and gives_way(row)),
@@ -131,18 +143,18 @@ def clear(
     )
     dropped: list[Instance] = []
     for row in may_go:
-        if room >= need:
+        if free >= need:
             break
-        room += held[row.instance_id]
+        free += held[row.instance_id]
         dropped.append(row)
-    if room < need:
+    if free < need:
         return None
     for row in sorted(dropped, key=lambda r: -view.fleet.scores.get(r.instance_id, 0.0)):
-        if room - held[row.instance_id] >= need:  # a larger one that came later is enough without it
-            room -= held[row.instance_id]
+        if free - held[row.instance_id] >= need:  # a larger one that came later is enough without it
+            free -= held[row.instance_id]
             dropped.remove(row)
     lost = sum(view.fleet.scores.get(row.instance_id, 0.0) for row in dropped)
-    return Clearing(gpu.gpu_id, room, tuple(row.instance_id for row in dropped), lost)
+    return Clearing(gpu.gpu_id, free, tuple(row.instance_id for row in dropped), lost)
 
 
 def gives_way(row: Instance) -> bool:

@@ -17,8 +17,15 @@ from glowplug.policies.placement.hydraserve_allocation import (
     besides_s,
     ready_s,
 )
-from glowplug.policies.placement.hydraserve_contention import LinkLedger, settle
-from glowplug.policies.placement.links import declared_pcie, gpu_kind_of, has_weights, link_of, pcie_rate
+from glowplug.policies.placement.links import (
+    LinkLedger,
+    declared_pcie,
+    gpu_kind_of,
+    has_weights,
+    link_of,
+    pcie_rate,
+    settle,
+)
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.start_times import StageTimes, StartKind, fresh_kind, kind_from

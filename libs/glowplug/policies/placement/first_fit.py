@@ -1,7 +1,7 @@
 """First fit: the first node, and on it the first GPUs, whose free bytes hold the instance.
 
 The placement of "serverless vLLM", the baseline of HydraServe section 8.1. A model of several GPUs takes GPUs of one
-node. Where the model lies dormant on GPUs that have the room, the instance grows from there (SwapServeLLM section 4
+node. Where the model lies dormant on GPUs that have the bytes, the instance grows from there (SwapServeLLM section 4
 wakes an engine where it went to sleep); without dormant copies this is the baseline as it is.
 """
 
@@ -13,9 +13,9 @@ from glowplug.domain.model import Model
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import grow
-from glowplug.policies.placement.node_index import NodeIndex
+from glowplug.policies.placement.node_index import IndexedNodes
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
-from glowplug.policies.placement.shape import bytes_per_gpu, room_of
+from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +29,16 @@ def place(request: PlaceRequest, view: PlacementView, params: FirstFitParams = F
     return grow(request, view) or fit(request.model, view.fleet, params)
 
 
-def fit(model: Model, fleet: NodeIndex, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:
+def fit(model: Model, fleet: IndexedNodes, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:
     """The first GPUs by node (ids as text: node-10 before node-2) and index that have the bytes free."""
     need, num_gpus = bytes_per_gpu(model), model.num_gpus
     rivals: list[Rival] = []
-    node = fleet.first(need, num_gpus, model.engine)
     chosen: StageDecision | None = None
-    if node is not None:
-        fitting = [gpu.gpu_id for gpu in node.gpus if room_of(gpu, fleet.reserved) >= need]
-        chosen = StageDecision(node_id=node.node_id, gpu_ids=tuple(fitting[:num_gpus]), bytes_per_gpu=need)
+    for node in fleet.candidates((need,), num_gpus, model.engine, 1):
+        fitting = tuple(gpu.gpu_id for gpu in node.gpus if free_bytes(gpu, fleet.reserved) >= need)
+        if len(fitting) >= num_gpus:
+            chosen = StageDecision(node_id=node.node_id, gpu_ids=fitting[:num_gpus], bytes_per_gpu=need)
+            break
     for other in fleet:
         if len(rivals) >= params.max_rivals:
             break
@@ -45,9 +46,9 @@ def fit(model: Model, fleet: NodeIndex, params: FirstFitParams = FirstFitParams(
             rivals.append(Rival(name=other.node_id, score=0.0, why=f"it cannot start engine {model.engine}"))
             continue
         for gpu in other.gpus[: params.max_rivals - len(rivals)]:
-            room = room_of(gpu, fleet.reserved)
-            why = _why(other, gpu.gpu_id, room, need, chosen)
-            rivals.append(Rival(name=gpu.gpu_id, score=float(room), why=why, unit="bytes free"))
+            free = free_bytes(gpu, fleet.reserved)
+            why = _why(other, gpu.gpu_id, free, need, chosen)
+            rivals.append(Rival(name=gpu.gpu_id, score=float(free), why=why, unit="bytes free"))
     on = "GPU" if num_gpus == 1 else f"{num_gpus} GPUs of one node"
     if chosen is None:
         possible = fleet.could_hold(need, num_gpus, model.engine)
@@ -58,15 +59,15 @@ def fit(model: Model, fleet: NodeIndex, params: FirstFitParams = FirstFitParams(
     return PlaceDecision(stages=(chosen,), reason=f"{first} with {show_bytes(need)} free", rivals=tuple(rivals))
 
 
-def _why(node: Node, gpu_id: str, room: int, need: int, chosen: StageDecision | None) -> str:
+def _why(node: Node, gpu_id: str, free: int, need: int, chosen: StageDecision | None) -> str:
     if node.draining:
         return "its node is being drained"
     if chosen is not None and gpu_id in chosen.gpu_ids:
-        return "it is the first with room"
-    return "it has room too" if room >= need else f"{show_bytes(need)} are needed"
+        return "it is the first with enough free memory"
+    return "it has enough free memory too" if free >= need else f"{show_bytes(need)} are needed"
 
 
-def _impossible(model: Model, fleet: NodeIndex, need: int) -> str:
+def _impossible(model: Model, fleet: IndexedNodes, need: int) -> str:
     able = [kind for kind in fleet.kinds() if model.engine in kind.engines]
     if not fleet.kinds():
         return "no node has joined"

@@ -29,9 +29,9 @@ from glowplug.policies.placement.hydraserve_allocation import (
     allocate,
 )
 from glowplug.policies.placement.links import gpu_kind_of
-from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
+from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
-from glowplug.policies.placement.shape import bytes_per_gpu, room_of
+from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
 from glowplug.policies.start_times import StartKind
 
 ENDLESS = float("inf")
@@ -161,14 +161,14 @@ def _able(
     return [(node, open_gpus) for node, open_gpus in found if len(open_gpus.gpus) >= model.num_gpus]
 
 
-def _open(node: Node, need: int, least_total: int, fleet: NodeIndex, params: HydraserveParams) -> _Open:
+def _open(node: Node, need: int, least_total: int, fleet: IndexedNodes, params: HydraserveParams) -> _Open:
     here = fleet.dormant.get(node.node_id, ()) if params.clear else ()
     ids = {row.instance_id for row in here if gives_way(row)}
     gpus, lost = [], {}
     for gpu in node.gpus:
         if gpu.total_bytes < least_total:
             continue
-        free = room_of(gpu, fleet.reserved)
+        free = free_bytes(gpu, fleet.reserved)
         if here:
             copies = [g for g in gpu.grants if g.holder in ids]
             free += sum(g.num_bytes for g in copies)

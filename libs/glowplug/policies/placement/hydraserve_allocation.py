@@ -16,7 +16,7 @@ Departures:
 - A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
 - b_q is what a fetch would get beside those under way, B/(N+1), not B (E16), and the newcomer is checked too (E17).
 - "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20).
-  A group rather has as many full-memory workers as instances it is to become (section 6.2): they have room to.
+  A group rather has as many full-memory workers as instances it is to become (section 6.2): they can hold them.
   `prefer_free=True` puts free GPUs first, as the sentence after Eq. 2 reads.
 - Where no scheme meets the objectives the paper takes one worker on i_1. Here it is the first server that holds the
   model and where nobody else becomes late, else the first that holds it, and the reason says that somebody does; if
@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.decision import Rival
-from glowplug.policies.placement.hydraserve_contention import LinkLedger, admits, settle
+from glowplug.policies.placement.links import LinkLedger, admits, settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ def besides_s(stages: StageSeconds, num_stages: int, num_full: int) -> float:
 
 
 def _gpus(server: ServerOffer, num_bytes: int, num_gpus: int) -> tuple[str, ...]:
-    """GPUs with room for that many bytes each, in order of their ids: where least is lost, empty ones before shared
+    """GPUs with that many bytes free each, in order of their ids: where least is lost, empty ones before shared
     ones, then the fullest that fit. () when there are too few."""
     lost, empty = server.lost, server.empty_gpus
     fits = [

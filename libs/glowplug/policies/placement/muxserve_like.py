@@ -3,7 +3,7 @@
 The baseline of WarmServe section 7.1 ("collocates models on GPUs"; instances "are created in prior") with the scaling
 of the same name, which starts one engine of every model and stops none. Groups are aligned blocks of the model's
 GPUs. What is taken of the KV space is half of what the weights leave free there, and never more than the model asks
-for, so that the next engine finds room too; one that finds none has none ever, for nobody leaves.
+for, so that the next engine finds free memory too; one that finds none waits for ever, for nobody leaves.
 
 Departures: MuxServe searches for the widths of its groups with measured rates; here the width is the model's own
 `num_gpus`, which an operator sets (section 7.3 tells which groups it found). Its engines share one pool of KV blocks,
@@ -21,14 +21,14 @@ from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
-from glowplug.policies.placement.shape import bytes_per_gpu, room_of, weights_per_gpu
+from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes, weights_per_gpu
 
 MAX_RIVALS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuxserveParams:
-    kv_part: float = 0.5  # of the room beside its weights that one engine's KV cache takes
+    kv_part: float = 0.5  # of the memory beside its weights that one engine's KV cache takes
 
 
 def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = MuxserveParams()) -> PlaceDecision:
@@ -38,19 +38,19 @@ def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = M
         if node.draining or model.engine not in node.engines:
             continue
         for group in _groups(node, model.num_gpus):
-            room = min(room_of(gpu, view.fleet.reserved) for gpu in group)
-            if room >= weights_per_gpu(model) + _least_kv(model):
-                options.append((_sharers(group, view.fleet.reserved), -room, node, group))
+            free = min(free_bytes(gpu, view.fleet.reserved) for gpu in group)
+            if free >= weights_per_gpu(model) + _least_kv(model):
+                options.append((_sharers(group, view.fleet.reserved), -free, node, group))
     if not options:
         need = show_bytes(weights_per_gpu(model) + _least_kv(model))
         who = "no GPU has" if model.num_gpus == 1 else f"no {model.num_gpus} GPUs side by side each have"
         return PlaceDecision(possible=False, reason=f"{who} {need} free, and nobody leaves")
     options.sort(key=lambda option: (option[0], option[1], option[2].node_id))
-    sharers, negative_room, node, group = options[0]
+    sharers, negative_free, node, group = options[0]
     stage = StageDecision(
         node_id=node.node_id,
         gpu_ids=tuple(gpu.gpu_id for gpu in group),
-        bytes_per_gpu=granted(model, -negative_room, params),
+        bytes_per_gpu=granted(model, -negative_free, params),
     )
     rivals = (Rival(name=g[0].gpu_id, score=float(num), unit="engines there") for num, _, _, g in options[:MAX_RIVALS])
     holds = "holds" if sharers == 1 else "hold"
@@ -58,10 +58,10 @@ def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = M
     return PlaceDecision(stages=(stage,), reason=reason, rivals=tuple(rivals))
 
 
-def granted(model: Model, room: int, params: MuxserveParams = MuxserveParams()) -> int:
-    """Bytes on each GPU: the weights, and a part of what they leave of `room` bytes for the KV cache."""
+def granted(model: Model, free: int, params: MuxserveParams = MuxserveParams()) -> int:
+    """Bytes on each GPU: the weights, and a part of what they leave of `free` bytes for the KV cache."""
     weights = weights_per_gpu(model)
-    part = max(_least_kv(model), int((room - weights) * params.kv_part))
+    part = max(_least_kv(model), int((free - weights) * params.kv_part))
     return weights + min(part, bytes_per_gpu(model) - weights)
 
 

@@ -5,15 +5,15 @@ A placement ranks nodes by what they offer (a rate, what would be lost, their id
 bytes stand for all of them. A tree of maxima over the ids finds those without reading the others; a node whose copies
 of models would have to be dropped, or whose link is busy, is looked at by itself.
 
-Whoever owns the nodes calls `put`, `touch` and `drop`; what a node offers is worked out anew when next asked for.
-Policies only ask. An answer holds until the next change.
+Whoever owns the nodes says what changes (`NodeIndex`); what a node offers is worked out anew when next asked for.
+Policies only ask (`IndexedNodes`). An answer holds until the next change.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from glowplug.domain.hardware import CachedWeights, Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -62,20 +62,14 @@ class NodeMemory:
     answers: dict[Any, Any] = field(default_factory=dict)  # to questions about this node alone
 
 
-class NodeIndex(Sequence[Node]):
-    """Nodes by id with what they offer. `reserved` (gpu_id -> bytes promised), `dormant` (node_id -> dormant rows) and
-    `scores` (replica id -> its worth when last planned) are only read; who changes them calls `touch` or `score`."""
+class IndexedNodes:
+    """Nodes by id with what they offer, as policies ask for it; only a `NodeIndex` changes. `reserved`: gpu_id -> bytes
+    promised; `dormant`: node_id -> dormant rows; `scores`: replica id -> its worth when last planned."""
 
     def __init__(
-        self,
-        nodes: Iterable[Node] = (),
-        reserved: Mapping[str, int] | None = None,
-        dormant: Mapping[str, Sequence[Instance]] | None = None,
-        scores: Mapping[str, float] | None = None,
+        self, reserved: Mapping[str, int], dormant: Mapping[str, Sequence[Instance]], scores: Mapping[str, float]
     ) -> None:
-        self.reserved = {} if reserved is None else reserved
-        self.dormant = {} if dormant is None else dormant
-        self.scores = {} if scores is None else scores
+        self.reserved, self.dormant, self.scores = reserved, dormant, scores
         self._by_id: dict[str, NodeMemory] = {}
         self._kinds: Counter[NodeKind] = Counter()
         self._changed: set[str] = set()
@@ -87,60 +81,6 @@ class NodeIndex(Sequence[Node]):
         self._widths: Counter[int] = Counter()  # GPUs of the largest holder of each node, and of each dormant row
         self._worthless: set[str] = set()  # nodes with a copy that scores nothing
         self._caching: dict[str, set[str]] = {}  # digest, or key of a model -> nodes that have those weights
-        for node in nodes:
-            self.put(node)
-        for node_id in self.dormant:
-            self.touch(node_id)
-
-    # changes, by the owner alone
-
-    def put(self, node: Node) -> None:
-        """A node as it is now."""
-        node_id, known = node.node_id, self._by_id.get(node.node_id)
-        if known is None:
-            self._by_id[node_id] = known = NodeMemory(node, self._kind(node))
-            self._kinds[known.kind] += 1
-            self._widths[known.widest] += 1
-            self._order = None
-            self._cache(node_id, (), node.cached)
-            self._changed.add(node_id)
-            return
-        before, known.node = known.node, node
-        if before.cached is not node.cached and before.cached != node.cached:
-            self._cache(node_id, before.cached, node.cached)
-            known.answers.clear()
-        if not _is_like(before, node):
-            kind = self._kind(node)
-            if kind is not known.kind:
-                self._leave_trees(known)
-                self._count(self._kinds, known.kind, -1)
-                self._kinds[kind] += 1
-                known.kind = kind
-            self._changed.add(node_id)
-
-    def touch(self, node_id: str) -> None:
-        """Promises, rows or scores have changed there."""
-        self._changed.add(node_id)
-
-    def drop(self, node_id: str) -> None:
-        """It is no candidate any more."""
-        gone = self._by_id.pop(node_id, None)
-        if gone is not None:
-            self._leave_trees(gone)
-            self._count(self._kinds, gone.kind, -1)
-            self._count(self._widths, gone.widest, -1)
-            self._cache(node_id, gone.node.cached, ())
-            self._worthless.discard(node_id)
-            self._order = None
-
-    def score(self, scores: Mapping[str, float]) -> None:
-        """What every copy is worth now."""
-        self._work_out()
-        self.scores, self._worthless = scores, set()
-        for node_id in self._with_rows:
-            if (known := self._by_id.get(node_id)) is not None:
-                known.answers.clear()
-                self._judge(node_id, known)
 
     # questions
 
@@ -149,15 +89,6 @@ class NodeIndex(Sequence[Node]):
 
     def __iter__(self) -> Iterator[Node]:
         return (self._by_id[node_id].node for node_id in self._ids())
-
-    @overload
-    def __getitem__(self, at: int) -> Node: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Node]: ...
-    def __getitem__(self, at: int | slice) -> Node | list[Node]:
-        if isinstance(at, slice):
-            return [self._by_id[node_id].node for node_id in self._ids()[at]]
-        return self._by_id[self._ids()[at]].node
 
     def node(self, node_id: str) -> Node | None:
         """That node, None where it is not alive."""
@@ -204,19 +135,7 @@ class NodeIndex(Sequence[Node]):
         by_key = self._caching.get(_key(model.key), set())
         return by_digest | by_key if by_digest and by_key else by_digest or by_key
 
-    def first(self, num_bytes: int, num_gpus: int, engine: str) -> Node | None:
-        """The first node by id that has the bytes free on so many GPUs."""
-        found = (self._first(kind, num_gpus, "free", num_bytes, 1) for kind in self._taking(engine))
-        places = [place for places in found for place in places]
-        return self._by_id[self._ids()[min(places)]].node if places else None
-
-    def with_rows(self, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
-        """Nodes with dormant rows that have the bytes on so many GPUs once copies are dropped, by id."""
-        self._work_out()
-        ids = (node_id for node_id in self._with_rows if self._offers(node_id, "cleared", num_bytes, num_gpus, engine))
-        return [self._by_id[node_id].node for node_id in sorted(ids)]
-
-    def among(self, node_ids: Set[str] | None, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
+    def among(self, node_ids: Collection[str] | None, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
         """Those of `node_ids` (None: of all) that have the bytes once copies are dropped, by id."""
         self._work_out()
         ids = self._by_id.keys() if node_ids is None else node_ids
@@ -418,13 +337,80 @@ class NodeIndex(Sequence[Node]):
             del counter[key]
 
 
+class NodeIndex(IndexedNodes):
+    """The index as its owner has it. `reserved`, `dormant` and `scores` are only read: who changes them calls `touch`
+    or `score`."""
+
+    def __init__(
+        self,
+        nodes: Iterable[Node] = (),
+        reserved: Mapping[str, int] | None = None,
+        dormant: Mapping[str, Sequence[Instance]] | None = None,
+        scores: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(
+            {} if reserved is None else reserved, {} if dormant is None else dormant, {} if scores is None else scores
+        )
+        for node in nodes:
+            self.put(node)
+        self._changed.update(self.dormant)
+
+    def put(self, node: Node) -> None:
+        """A node as it is now."""
+        node_id, known = node.node_id, self._by_id.get(node.node_id)
+        if known is None:
+            self._by_id[node_id] = known = NodeMemory(node, self._kind(node))
+            self._kinds[known.kind] += 1
+            self._widths[known.widest] += 1
+            self._order = None
+            self._cache(node_id, (), node.cached)
+            self._changed.add(node_id)
+            return
+        before, known.node = known.node, node
+        if before.cached is not node.cached and before.cached != node.cached:
+            self._cache(node_id, before.cached, node.cached)
+            known.answers.clear()
+        if not _is_like(before, node):
+            kind = self._kind(node)
+            if kind is not known.kind:
+                self._leave_trees(known)
+                self._count(self._kinds, known.kind, -1)
+                self._kinds[kind] += 1
+                known.kind = kind
+            self._changed.add(node_id)
+
+    def touch(self, node_id: str) -> None:
+        """Promises, rows or scores have changed there."""
+        self._changed.add(node_id)
+
+    def drop(self, node_id: str) -> None:
+        """It is no candidate any more."""
+        gone = self._by_id.pop(node_id, None)
+        if gone is not None:
+            self._leave_trees(gone)
+            self._count(self._kinds, gone.kind, -1)
+            self._count(self._widths, gone.widest, -1)
+            self._cache(node_id, gone.node.cached, ())
+            self._worthless.discard(node_id)
+            self._order = None
+
+    def score(self, scores: Mapping[str, float]) -> None:
+        """What every copy is worth now."""
+        self._work_out()
+        self.scores, self._worthless = scores, set()
+        for node_id in self._with_rows:
+            if (known := self._by_id.get(node_id)) is not None:
+                known.answers.clear()
+                self._judge(node_id, known)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
     """The nodes as a policy sees them: alive, in order of their ids; cordoned ones are marked draining. A policy asks
     `fleet`; one that reads all of `nodes` costs as much as there are."""
 
     now_s: float
-    nodes: Sequence[Node]
+    nodes: Sequence[Node] | IndexedNodes
     reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in its ledger
     dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, those coming too,
     # and engines that are swapped out
@@ -432,9 +418,9 @@ class FleetView:
     _built: list[NodeIndex] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
-    def fleet(self) -> NodeIndex:
+    def fleet(self) -> IndexedNodes:
         """What the nodes offer: the index that was given as `nodes`, kept by its owner, or one of these nodes."""
-        if isinstance(self.nodes, NodeIndex):
+        if isinstance(self.nodes, IndexedNodes):
             return self.nodes
         if not self._built:
             self._built.append(NodeIndex(self.nodes, self.reserved, self.dormant, self.scores))

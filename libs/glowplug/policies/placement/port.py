@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from glowplug.domain.model import Model
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.policies.placement.hydraserve_contention import LinkLedger
+from glowplug.policies.placement.links import LinkLedger
 from glowplug.policies.placement.node_index import FleetView
 from glowplug.policies.start_times import StartTimes
 

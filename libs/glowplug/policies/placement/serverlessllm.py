@@ -3,7 +3,7 @@
 The baseline of HydraServe section 8.1 (host memory as a cache, containers ready) and, with copies kept on the GPUs
 (`keep_last`, a prewarming policy), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest seconds
 to load, by estimate: over the network unless host memory has the weights, then over PCIe. Idle replicas of other models
-make room before anybody waits.
+give way before anybody waits.
 
 Departure: ServerlessLLM moves running models aside to free a good server (live migration); here such a server is full.
 """
@@ -13,7 +13,7 @@ from functools import partial
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.policies.decisions import PlaceDecision, StageDecision
-from glowplug.policies.placement.dormant import Clearing, clear, grow
+from glowplug.policies.placement.dormant import Clearing, cheapest, cheapest_on, grow
 from glowplug.policies.placement.expect import offer_of
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.links import has_weights
@@ -29,7 +29,7 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     grown = grow(request, view)
     if grown is not None:
         return grown
-    options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_room(request, view)]
+    options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_memory(request, view)]
     if not options:
         return fit(request.model, view.fleet)
     options.sort(key=lambda option: (option[0], sum(c.lost for c in option[2]), option[1].node_id))
@@ -53,18 +53,14 @@ def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
     return load_s + model.fetch_bytes / offer.link.share()
 
 
-def _with_room(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
+def _with_memory(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
     """Nodes that may be among the first and have the bytes free, or once replicas are dropped; on each the GPUs where
     least is lost. Those that have the weights rank by themselves."""
     model, need, fleet = request.model, bytes_per_gpu(request.model), view.fleet
     num_gpus = model.num_gpus
 
-    def cheapest(known: NodeMemory) -> list[Clearing]:
-        options = (clear(gpu, need, known.rows, view) for gpu in known.node.gpus)
-        return sorted((one for one in options if one is not None), key=lambda one: one.cost)[:num_gpus]
-
     def loses(known: NodeMemory) -> float:
-        cleared = cheapest(known)
+        cleared = cheapest(known, model, view)
         return sum(one.lost for one in cleared) if len(cleared) == num_gpus else float("inf")
 
     if not fleet.candidates((need,), num_gpus, model.engine, 1, drops="free", loses=loses):
@@ -75,5 +71,4 @@ def _with_room(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, l
     holders = fleet.holders(model)
     nodes = [*near(only=holders), *(() if holders is None else near(besides=holders))]
     nodes.sort(key=lambda node: node.node_id)
-    found = zip(nodes, fleet.answers(("cheapest", need, num_gpus), cheapest, nodes), strict=True)
-    return [(node, cleared) for node, cleared in found if len(cleared) == num_gpus]
+    return list(cheapest_on(nodes, model, view))

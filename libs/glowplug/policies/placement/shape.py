@@ -16,6 +16,6 @@ def weights_per_gpu(model: Model, num_stages: int = 1) -> int:
     return -(-model.weights_bytes // (model.num_gpus * num_stages))
 
 
-def room_of(gpu: Gpu, reserved: Mapping[str, int]) -> int:
+def free_bytes(gpu: Gpu, reserved: Mapping[str, int]) -> int:
     """Bytes neither granted nor promised."""
     return gpu.free_bytes - reserved.get(gpu.gpu_id, 0)

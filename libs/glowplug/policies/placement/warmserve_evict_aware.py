@@ -7,7 +7,7 @@ than the newcomer, the one with the least sum of scores is taken; if there is no
 Departures, all as the published code or needed by it (errata E8-E10):
 - Replicas already there take the first of their model's scores, in order of their ids; extras score 0.
 - A model never lies twice on one GPU.
-- Replicas that score 0 are dropped when a wish finds no room (`evict_stale`), an extension the code leaves as a TODO.
+- Replicas that score 0 are dropped when a wish fits nowhere (`evict_stale`), an extension the code leaves as a TODO.
 - Scale-up takes the least sum of lost scores on a hit and on a miss alike, as the text says.
 """
 
@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from glowplug.policies.placement.dormant import giving_way
-from glowplug.policies.placement.warmserve_groups import (
+from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWish
+from glowplug.policies.placement.warmserve_view import (
     Prewarmed,
     PrewarmNode,
     groups_of,
     is_nested_or_disjoint,
     members,
 )
-from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class EvictAwareParams:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """GPUs with room, and the replicas they would be shared with."""
+    """GPUs with enough free memory, and the replicas they would be shared with."""
 
     lost: float  # sum of their scores
     bits: int
@@ -85,21 +85,21 @@ class _Node:
         return any(replica.score == 0.0 and replica.may_go for _, replica in self.held)
 
     def groups_for(self, shape: ReplicaShape) -> Sequence[_Group]:
-        """Groups with room whose replicas' sets hold it or lie in it, the least worth first."""
+        """Groups with enough free memory whose replicas' sets hold it or lie in it, the least worth first."""
         known = self.groups.get(shape)
         if known is None:
-            has_room = sum(1 << at for at, free in enumerate(self.free) if free >= shape.bytes_per_gpu)
+            has_bytes = sum(1 << at for at, free in enumerate(self.free) if free >= shape.bytes_per_gpu)
             held = tuple((bits, replica.score, replica.model_key) for bits, replica in self.held)
-            known = self.groups[shape] = _groups(len(self.free), shape.num_gpus, has_room, held)
+            known = self.groups[shape] = _groups(len(self.free), shape.num_gpus, has_bytes, held)
         return known
 
 
 @lru_cache(maxsize=8192)
-def _groups(num_gpus: int, size: int, has_room: int, held: tuple[tuple[int, float, str], ...]) -> tuple[_Group, ...]:
-    """Groups of `size` among the GPUs with room (bits), given the replicas there: bits, score, model."""
+def _groups(num_gpus: int, size: int, has_bytes: int, held: tuple[tuple[int, float, str], ...]) -> tuple[_Group, ...]:
+    """Groups of `size` among the GPUs with enough free memory (bits), given the replicas there: bits, score, model."""
     found = []
     for bits in groups_of(num_gpus, size):
-        if bits & has_room != bits:
+        if bits & has_bytes != bits:
             continue
         lost, highest, models = 0.0, -1.0, []
         for other, score, model_key in held:
@@ -154,7 +154,7 @@ def plan(
 
     sizes = {key: shape.bytes_per_gpu for key, shape in shapes.items()}
     steps: list[PrewarmStep] = []
-    full: set[ReplicaShape] = set()  # shapes no group has room for
+    full: set[ReplicaShape] = set()  # shapes no group has the free memory for
     for wish in new:
         shape = shapes.get(wish.model_key)
         if shape is None:
@@ -196,7 +196,7 @@ def share_out(
 
 
 def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fit | None:
-    """The best group with room. Nodes come by id: the first that loses nothing ends the search."""
+    """The best group with enough free memory. Nodes come by id: the first that loses nothing ends the search."""
     best: _Fit | None = None
     for node in nodes:
         tried = False  # a group that does not beat: the first of a node is its best

@@ -14,8 +14,7 @@ from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, Takeover, take_over
-from glowplug.policies.placement.warmserve_groups import PrewarmNode, groups_of, members
-from glowplug.policies.placement.warmserve_view import start_nodes
+from glowplug.policies.placement.warmserve_view import PrewarmNode, groups_of, members, start_nodes
 
 
 def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
@@ -50,7 +49,7 @@ def decided(request: PlaceRequest, found: Takeover) -> PlaceDecision:
 
 
 def nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Why there is no room: never, or not while others serve."""
+    """Why no GPU can be had: never, or not while others serve."""
     said = fit(request.model, view.fleet)
     if said.possible:
         num = request.model.num_gpus

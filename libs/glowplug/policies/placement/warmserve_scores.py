@@ -47,7 +47,7 @@ class PrewarmDemand:
 
 SCORE_UNIT = "s of loading saved, weighted by demand"  # of Eq. 7-8: T_c times a weight
 LOST_UNIT = "s of loading lost, weighted by demand"  # the same, of replicas that give way
-MAX_REPLICAS = 1024  # of a class and a model: above what any fleet has room for; a forecast may say any number
+MAX_REPLICAS = 1024  # of a class and a model: more than any fleet can hold; a forecast may say any number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

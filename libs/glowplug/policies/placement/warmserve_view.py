@@ -1,13 +1,73 @@
-"""Nodes as WarmServe's algorithms see them: which GPUs are free of running instances, and the replicas on them."""
+"""Nodes as WarmServe's algorithms see them: which GPUs (bits of one node's) are free of running instances, and the
+replicas on them."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
 
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.policies.placement.node_index import NodeIndex, NodeMemory
-from glowplug.policies.placement.shape import room_of
-from glowplug.policies.placement.warmserve_groups import Prewarmed, PrewarmNode
+from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
+from glowplug.policies.placement.shape import free_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prewarmed:
+    """One replica that lies on GPUs of one node, or is on its way there."""
+
+    replica_id: str
+    model_key: str
+    gpu_ids: tuple[str, ...]
+    score: float = 0.0
+    is_ready: bool = True
+    counts: bool = True  # for a wish; False: it lies where no start can use it
+    bytes_per_gpu: int = 0  # that it holds; 0: what any replica of its model does
+    may_go: bool = True  # a plan may drop it; not what drains, nor what is only planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrewarmNode:
+    """One node's GPUs that may hold prewarmed weights: idle and universal ones, and dedicated ones that drain.
+
+    `free_bytes` is what each could take, in the order of `gpu_ids`; `draining` names those that still serve.
+    """
+
+    node_id: str
+    gpu_ids: tuple[str, ...]
+    free_bytes: tuple[int, ...]
+    draining: frozenset[str] = frozenset()
+    replicas: tuple[Prewarmed, ...] = ()
+    engines: frozenset[str] | None = None  # whose replicas it can hold; None: any
+
+    def bits(self, gpu_ids: Sequence[str]) -> int:
+        """A set of this node's GPUs as bits. GPUs that are not candidates count as bits past the last."""
+        place = {gpu_id: at for at, gpu_id in enumerate(self.gpu_ids)}
+        beyond = len(self.gpu_ids)
+        return sum(1 << place.get(gpu_id, beyond + at) for at, gpu_id in enumerate(gpu_ids))
+
+
+@lru_cache(maxsize=256)
+def groups_of(num_gpus: int, size: int) -> tuple[int, ...]:
+    """Every set of `size` out of `num_gpus` GPUs, as bits, lowest GPUs first."""
+    return tuple(sum(1 << at for at in chosen) for chosen in combinations(range(num_gpus), size))
+
+
+def is_nested_or_disjoint(one: int, other: int) -> bool:
+    """WarmServe's first guideline: two models' GPU sets share nothing, or one holds the other."""
+    common = one & other
+    return common in (0, one, other)
+
+
+def members(bits: int) -> Iterator[int]:
+    """Positions of the set bits."""
+    at = 0
+    while bits:
+        if bits & 1:
+            yield at
+        bits >>= 1
+        at += 1
 
 
 def serving_gpus(
@@ -48,7 +108,7 @@ def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[
     )
 
 
-def start_nodes(model: Model, need: int, fleet: NodeIndex) -> Iterator[PrewarmNode]:
+def start_nodes(model: Model, need: int, fleet: IndexedNodes) -> Iterator[PrewarmNode]:
     """Where an instance may start, by id: GPUs that serve, or could never hold `need` bytes, are marked (as
     `draining`)."""
     key, revision, engine, num_gpus = model.key, model.revision, model.engine, model.num_gpus
@@ -73,7 +133,7 @@ def start_nodes(model: Model, need: int, fleet: NodeIndex) -> Iterator[PrewarmNo
         )
 
 
-def prewarm_nodes(fleet: NodeIndex, draining: Collection[str], *, is_ahead: bool) -> Iterator[PrewarmNode]:
+def prewarm_nodes(fleet: IndexedNodes, draining: Collection[str], *, is_ahead: bool) -> Iterator[PrewarmNode]:
     """Where replicas may be prewarmed: idle and universal GPUs, and, when planning ahead, those whose instances all
     drain (section 4.1)."""
 
@@ -88,7 +148,7 @@ def prewarm_nodes(fleet: NodeIndex, draining: Collection[str], *, is_ahead: bool
         return PrewarmNode(
             node_id=node.node_id,
             gpu_ids=tuple(gpu.gpu_id for gpu in gpus),
-            free_bytes=tuple(room_of(gpu, fleet.reserved) for gpu in gpus),
+            free_bytes=tuple(free_bytes(gpu, fleet.reserved) for gpu in gpus),
             draining=frozenset(g.gpu_id for g in gpus if any(grant.holder in besides for grant in g.grants)),
             replicas=replicas_on(here, {}),
             engines=frozenset(e for e in node.engines if node.can(e, "prewarm")),

@@ -1,1 +1,1 @@
-"""Prewarming: which weights go onto GPUs before anybody asks for them, and into which room."""
+"""Prewarming: which weights go onto GPUs before anybody asks for them, and into which free memory."""

@@ -17,7 +17,7 @@ def keep_last(view: PrewarmView) -> PrewarmPlan:
     """Worth by recency: 1 for a model used now, 1/2 a second later, towards 0."""
     scores = {
         row.instance_id: 1 / (1 + max(0.0, view.now_s - view.last_used_at.get(row.model_key, 0.0)))
-        for rows in view.dormant.values()
+        for rows in view.fleet.dormant.values()
         for row in rows
     }
     return PrewarmPlan(drops=outdated(view), scores=scores)

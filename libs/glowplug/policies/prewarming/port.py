@@ -51,7 +51,7 @@ def outdated(view: PrewarmView) -> tuple[str, ...]:
     """Replicas of models that are no more, or have changed since."""
     return tuple(
         row.instance_id
-        for rows in view.dormant.values()
+        for rows in view.fleet.dormant.values()
         for row in rows
         if (model := view.models.get(row.model_key)) is None or row.model_revision not in (0, model.revision)
     )

@@ -1,9 +1,15 @@
 """WarmServe's prewarming: replicas for the load that is forecast, placed where they cost the others least.
 
 Paper: WarmServe section 5.2, Eq. 5-8 (`warmserve_scores`) and Algorithm 1 (`warmserve_evict_aware`), over GPUs that are
-idle or universal and, ahead of time, over those whose instances drain (section 4.1, `warmserve_ahead`). Departures: see
-those files (`usable_first=False` leaves the last one's away); a plan makes at most `max_steps` replicas, the next one
-goes on; replicas of models that changed are dropped.
+idle or universal and, ahead of time, over those whose instances drain (section 4.1: "ensuring prewarming completion
+before the next allocation"). Departures, beside those of these files:
+
+- A plan makes at most `max_steps` replicas, the next one goes on; replicas of models that changed are dropped.
+- Algorithm 1 counts a replica under an instance that drains like any other, and a start cannot use it. So wishes are
+  met where a start can use them first, and GPUs that drain take what finds no place there; else the only copy of a
+  model lies under a drain while GPUs are idle (`usable_first=False`: as the paper).
+- What drains keeps its own weights when it stops (section 4.1: the worker then holds "both the previously running model
+  and the proactively loaded models"), so it counts as a replica of its model, and no second copy goes there.
 
 `first_layers` (section 4, erratum E7; off, as in the published code): a replica holds the first k layers, by the
 profile of its model (`first_layers.py`), and the rest is streamed when an instance grows from it. Until a warm request
@@ -11,28 +17,25 @@ has shown how long a prefill takes, and for what kept its weights after a drain,
 
 `literal` follows the published code where it differs from the text (errata E4, E5): bursts weigh by L_P / L_A, and the
 order is by score alone. `unplaced` is the ablation without evict-aware placement (section 7.5): the first group with
-room, overlapping as it may. `unproactive` is the one without proactive prewarming: nothing where an instance drains.
+enough free memory, overlapping as it may. `unproactive` is the one without proactive prewarming: nothing where an
+instance drains.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import chain
 
+from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
+from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.shape import weights_per_gpu
-from glowplug.policies.placement.warmserve_evict_aware import (
-    EvictAwareParams,
-    PrewarmStep,
-    ReplicaShape,
-    share_out,
-)
+from glowplug.policies.placement.warmserve_evict_aware import EvictAwareParams, PrewarmStep, ReplicaShape, share_out
 from glowplug.policies.placement.warmserve_evict_aware import plan as place_replicas
-from glowplug.policies.placement.warmserve_groups import PrewarmNode
 from glowplug.policies.placement.warmserve_scores import PrewarmDemand, ReplicaWish, ScoreParams, replicas
-from glowplug.policies.placement.warmserve_view import prewarm_nodes
+from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, prewarm_nodes, replicas_on
 from glowplug.policies.prewarming.first_layers import LayerProfile, first_layers_bytes
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
-from glowplug.policies.prewarming.warmserve_ahead import after, draining_gpus, usable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +62,12 @@ def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> Prew
     }
     scores, still_open = share_out(wishes, nodes)
     steps: list[PrewarmStep] = []
-    if params.proactive and params.usable_first and (closed := draining_gpus(view.fleet, view.draining)):
-        now = usable(_nodes(view, stale, replace(params, proactive=False)), closed)
+    if params.proactive and params.usable_first and (closed := _draining_gpus(view.fleet, view.draining)):
+        now = _usable(_nodes(view, stale, replace(params, proactive=False)), closed)
         at_once, still_open = share_out(wishes, now)
         scores |= at_once
         steps = _place(wishes, still_open, shapes, now, params)
-        nodes = after(nodes, steps, shapes, view.finishing)
+        nodes = _after(nodes, steps, shapes, view.finishing)
     _, rest = share_out(wishes, nodes)
     steps += _place(wishes, rest, shapes, nodes, params)
     inputs = {"wishes": len(wishes), "open": len(still_open)}
@@ -123,7 +126,9 @@ def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> 
     gone = frozenset(stale)
     nodes = list(prewarm_nodes(view.fleet, view.draining, is_ahead=params.proactive))
     if params.first_layers:
-        held = {r.instance_id: r.workers[0].num_bytes for rows in view.dormant.values() for r in rows if r.workers}
+        held = {
+            r.instance_id: r.workers[0].num_bytes for rows in view.fleet.dormant.values() for r in rows if r.workers
+        }
         nodes = [
             replace(n, replicas=tuple(replace(r, bytes_per_gpu=held.get(r.replica_id, 0)) for r in n.replicas))
             for n in nodes
@@ -136,7 +141,7 @@ def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> 
 def _first_fit(
     wishes: Sequence[ReplicaWish], shapes: Mapping[str, ReplicaShape], nodes: Sequence[PrewarmNode], max_steps: int
 ) -> list[PrewarmStep]:
-    """Each wish on the first GPUs with room, never two copies of a model on one; sets overlap as they may."""
+    """Each wish on the first GPUs that hold it, never two copies of a model on one; sets overlap as they may."""
     free = {g: n for node in nodes for g, n in zip(node.gpu_ids, node.free_bytes, strict=True)}
     models = {g: {r.model_key for r in node.replicas if g in r.gpu_ids} for node in nodes for g in node.gpu_ids}
     steps: list[PrewarmStep] = []
@@ -160,7 +165,7 @@ def _first_fit(
                         node_id=node.node_id,
                         gpu_ids=gpu_ids,
                         score=wish.score,
-                        reason="the load that is expected needs it, and these are the first GPUs with room",
+                        reason="the load that is expected needs it, and these are the first GPUs with free memory",
                         bytes_per_gpu=shape.bytes_per_gpu,
                     )
                 )
@@ -168,6 +173,50 @@ def _first_fit(
         else:
             full.add((wish.model_key, shape))
     return steps
+
+
+def _draining_gpus(fleet: IndexedNodes, draining: Collection[str]) -> frozenset[str]:
+    """GPUs on which an instance drains."""
+    if not draining:
+        return frozenset()
+
+    def here(known: NodeMemory) -> tuple[str, ...]:
+        return tuple(g.gpu_id for g in known.node.gpus if any(grant.holder in draining for grant in g.grants))
+
+    return frozenset(chain.from_iterable(fleet.answers("draining", here)))
+
+
+def _usable(nodes: Sequence[PrewarmNode], gpu_ids: Set[str]) -> list[PrewarmNode]:
+    """The nodes as a start sees them: replicas on those GPUs count for no wish."""
+    return [
+        replace(n, replicas=tuple(replace(r, counts=not gpu_ids & set(r.gpu_ids)) for r in n.replicas)) for n in nodes
+    ]
+
+
+def _after(
+    nodes: Sequence[PrewarmNode],
+    steps: Sequence[PrewarmStep],
+    shapes: Mapping[str, ReplicaShape],
+    finishing: Mapping[str, Sequence[Instance]],
+) -> list[PrewarmNode]:
+    """The nodes once these steps are taken and what drains has stopped: node_id -> what finishes there."""
+    found = []
+    for node in nodes:
+        mine = [step for step in steps if step.node_id == node.node_id]
+        gone = {replica_id for step in mine for replica_id in step.drop}
+        there = [r for r in node.replicas if r.replica_id not in gone]
+        coming = [
+            Prewarmed(replica_id=f"~{at}", model_key=s.model_key, gpu_ids=s.gpu_ids, score=s.score, is_ready=False)
+            for at, s in enumerate(mine)
+        ]
+        stays = (*replicas_on(finishing.get(node.node_id, ()), {}), *coming)
+        there += [replace(replica, may_go=False) for replica in stays]
+        free = dict(zip(node.gpu_ids, node.free_bytes, strict=True))
+        for step in mine:
+            for gpu_id in step.gpu_ids:
+                free[gpu_id] -= shapes[step.model_key].bytes_per_gpu
+        found.append(replace(node, free_bytes=tuple(max(0, n) for n in free.values()), replicas=tuple(there)))
+    return found
 
 
 literal = partial(plan, params=WarmserveParams(scores=ScoreParams(burst="ratio", class_first=False)))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
+from glowplug.controllers.effects import Record, Remove, Save, Tick
 from glowplug.controllers.placer.controller import Cordon, PlacerController
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import InstanceState
@@ -18,13 +18,13 @@ from glowplug.events.facts import (
     InstanceReady,
     InstanceStarting,
     InstanceStopped,
-    NodeBeat,
     NodeJoined,
     NodeLeft,
 )
 from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
+from tests.unit.controllers.placer.rig import asked, beat, payloads
 
 LONG_AGO = 0.0
 
@@ -37,25 +37,9 @@ def placer(*nodes, models=()) -> PlacerController:
     return controller
 
 
-def beat(controller, now_s, *nodes):
-    effects = []
-    for node in nodes:
-        effects += controller.handle(an_event(NodeBeat(node=node)), now_s)
-    return effects
-
-
 def ticks(controller, since_s, until_s):
     """Half a second apart; the first is half a second after `since_s`."""
     return [e for n in range(int(since_s * 2) + 1, int(until_s * 2) + 1) for e in controller.handle(Tick(), n / 2)]
-
-
-def asked(model, instance_id="i-new", epoch=1, wanted_at=9.0):
-    command = PlaceInstance(instance_id=instance_id, model=model, reason="1 waiting", wanted_at=wanted_at)
-    return an_event(command, issuer="autoscaler-1", epoch=epoch)
-
-
-def payloads(effects, cls):
-    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
 
 
 def test_a_place_command_becomes_a_decision_a_fetch_and_a_start():

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.controllers.effects import Publish, Record, Tick
+from glowplug.controllers.effects import Record, Tick
 from glowplug.controllers.placer.controller import PlacerController, PlacerParams
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
 from glowplug.domain.snapshot import Forecast, ModelLoad
-from glowplug.events.commands import FetchWeights, PlaceInstance, StartInstance, StopInstance
+from glowplug.events.commands import FetchWeights, StartInstance, StopInstance
 from glowplug.events.facts import (
     ForecastMade,
     InstanceDraining,
@@ -22,6 +22,8 @@ from glowplug.events.facts import (
 )
 from glowplug.policies.registry import choose
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
+from tests.unit.controllers.placer.rig import asked
+from tests.unit.controllers.placer.rig import payloads as sent
 
 CAN = ("emulated:prewarm", "emulated:swap")
 MODEL = a_model("a", mib=300, weights_bytes=100 * MIB, kv_bytes=200 * MIB)
@@ -54,17 +56,8 @@ def forecast(controller, now_s, *, mean=4.0, peak=4.0, model="a"):
     return controller.handle(Tick(), now_s + 0.5)
 
 
-def sent(effects, cls):
-    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
-
-
 def records(effects):
     return [e.decision for e in effects if isinstance(e, Record)]
-
-
-def asked(model=MODEL, instance_id="x"):
-    command = PlaceInstance(instance_id=instance_id, model=model, reason="1 waiting", wanted_at=0.5)
-    return an_event(command, issuer="autoscaler-1", epoch=1)
 
 
 def prewarmed(start, now_s, controller):
@@ -107,22 +100,22 @@ def test_an_instance_grows_from_the_replica_and_others_leave_it_alone():
     held = a_node(abilities=CAN, revision=2, grants={0: [(replica.instance_id, 100)]})
     controller.handle(an_event(NodeBeat(node=held)), 2.0)
     prewarmed(replica, 2.0, controller)
-    effects = controller.handle(asked(), 3.0)
+    effects = controller.handle(asked(MODEL, "x"), 3.0)
     (start,) = sent(effects, StartInstance)
     assert (start.source, start.workers[0].gpu_id) == (replica.instance_id, "node-1/0")
     assert sent(effects, FetchWeights) == [], "its weights are there"
     assert controller.fleet.capacity.reserved == {"node-1/0": 200 * MIB}, "less what the replica holds there"
-    assert sent(controller.handle(asked(instance_id="y"), 3.1), StartInstance) == []
+    assert sent(controller.handle(asked(MODEL, "y"), 3.1), StartInstance) == []
 
 
 def test_after_a_start_that_failed_its_copy_is_there_for_others():
     controller = placer(a_node(abilities=CAN))
     (replica,) = sent(forecast(controller, 1.0), StartInstance)
     prewarmed(replica, 2.0, controller)
-    controller.handle(asked(), 3.0)
+    controller.handle(asked(MODEL, "x"), 3.0)
     failed = an_instance("x", "a", InstanceState.FAILED, mib=300)
     controller.handle(an_event(InstanceFailed(instance=failed)), 3.5)
-    (start,) = sent(controller.handle(asked(instance_id="y"), 4.0), StartInstance)
+    (start,) = sent(controller.handle(asked(MODEL, "y"), 4.0), StartInstance)
     assert start.source == replica.instance_id
 
 
@@ -162,7 +155,7 @@ def test_replicas_are_dropped_for_a_newcomer_before_anybody_is_evicted():
     controller = placer(node, placement="first_fit", prewarming="keep_last", models=(MODEL, a_model("b")))
     kept = an_instance("r-1", "b", InstanceState.PREWARMED, replica=True)
     controller.handle(an_event(InstancePrewarmed(instance=kept)), 1.0)
-    (start,) = sent(controller.handle(asked(), 2.0), StartInstance)
+    (start,) = sent(controller.handle(asked(MODEL, "x"), 2.0), StartInstance)
     assert start.drops == ("r-1",) and start.source == ""
 
 
@@ -180,7 +173,7 @@ def test_a_victim_is_swapped_out_and_wakes_where_it_sleeps():
     running = an_instance("i-1", "b", mib=300, ready_at=1.0)
     controller.handle(an_event(InstanceReady(instance=running)), 1.0)
     controller.handle(load_report(b=ModelLoad(last_active_at=2.0)), 5.0)
-    effects = controller.handle(asked(), 5.0)
+    effects = controller.handle(asked(MODEL, "x"), 5.0)
     (stop,) = sent(effects, StopInstance)
     assert (stop.instance_id, stop.becomes) == ("i-1", "swapped_out")
     assert records(effects)[0].policy == "swapserve"
@@ -218,7 +211,7 @@ def test_a_replica_that_only_the_table_tells_of_is_neither_ordered_again_nor_giv
 def test_a_replica_taken_before_its_agent_spoke_leaves_no_promise_behind():
     controller = placer(a_node(abilities=CAN))
     (replica,) = sent(forecast(controller, 1.0), StartInstance)
-    (start,) = sent(controller.handle(asked(), 2.0), StartInstance)
+    (start,) = sent(controller.handle(asked(MODEL, "x"), 2.0), StartInstance)
     assert start.source == replica.instance_id
     ready = an_instance("x", "a", mib=300)
     controller.handle(an_event(InstanceReady(instance=ready)), 3.0)
@@ -233,7 +226,7 @@ def test_a_copy_its_taker_did_not_use_is_there_again():
     controller = placer(a_node(abilities=CAN, gpus_mib=(600,)))
     (replica,) = sent(forecast(controller, 1.0), StartInstance)
     row = prewarmed(replica, 2.0, controller)
-    controller.handle(asked(), 3.0)
+    controller.handle(asked(MODEL, "x"), 3.0)
     controller.handle(an_event(InstanceReady(instance=an_instance("x", "a", mib=300))), 3.5)
     assert controller.fleet.capacity.dormant == {"node-1": [row]}
 
@@ -241,7 +234,7 @@ def test_a_copy_its_taker_did_not_use_is_there_again():
 def test_a_replica_heard_of_after_it_was_taken_stays_taken():
     controller = placer(a_node(abilities=CAN))
     (replica,) = sent(forecast(controller, 1.0), StartInstance)
-    controller.handle(asked(), 2.0)
+    controller.handle(asked(MODEL, "x"), 2.0)
     prewarmed(replica, 2.1, controller)
     assert controller.fleet.capacity.dormant == {} and controller.fleet.capacity.taken == {replica.instance_id: "x"}
 
@@ -260,7 +253,7 @@ def test_with_first_layers_a_replica_is_ordered_by_its_profile_and_a_start_from_
     assert [w.num_bytes for w in start.workers] == [-(-100 * MIB * 17 // 32)]
     assert controller.fleet.capacity.reserved == {"node-1/0": start.workers[0].num_bytes}
     prewarmed(start, 2.0, controller)
-    (grown,) = sent(controller.handle(asked(), 3.0), StartInstance)
+    (grown,) = sent(controller.handle(asked(MODEL, "x"), 3.0), StartInstance)
     assert grown.source == start.instance_id and [w.num_bytes for w in grown.workers] == [300 * MIB]
 
 

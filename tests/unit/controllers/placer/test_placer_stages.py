@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.effects import Tick
 from glowplug.controllers.placer.controller import PlacerController, PlacerParams
 from glowplug.domain.instance import InstanceState
 from glowplug.events.commands import (
     CancelPlacement,
     FetchWeights,
     JoinStages,
-    PlaceInstance,
     StartInstance,
     StopInstance,
 )
@@ -17,13 +16,15 @@ from glowplug.events.facts import InstanceFailed, InstanceReady, InstanceStartin
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.eviction.lru import evict
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance
+from tests.unit.controllers.placer.rig import asked
+from tests.unit.controllers.placer.rig import payloads as sent
 
 NODES = [a_node("node-1"), a_node("node-2")]
 
 
 def two_stages(request, view):
     """Half of the model on each node, where both have room."""
-    if any(view.reserved.get(f"{n.node_id}/0", 0) + n.gpus[0].used_bytes > 250 * MIB for n in view.nodes):
+    if any(view.fleet.reserved.get(f"{n.node_id}/0", 0) + n.gpus[0].used_bytes > 250 * MIB for n in view.nodes):
         return PlaceDecision(reason="no room")
     half = request.model.weights.num_bytes // 2
     stages = tuple(
@@ -47,13 +48,8 @@ def placer(**params):
     return controller
 
 
-def sent(effects, cls):
-    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
-
-
 def place(controller, now_s=1.0):
-    command = PlaceInstance(instance_id="x", model=a_model(mib=100), reason="1 waiting", wanted_at=0.5)
-    return controller.handle(an_event(command, issuer="autoscaler-1", epoch=1), now_s)
+    return controller.handle(asked(a_model(mib=100), "x", wanted_at=0.5), now_s)
 
 
 def rows(command):

@@ -9,7 +9,7 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import WeightsRef
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.expect import Expected, expect
-from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
+from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import KINDS, choose
 from glowplug.policies.start_times import StartTimes

@@ -10,7 +10,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo, WeightsRef
 from glowplug.policies.placement import hydraserve, serverlessllm, union
 from glowplug.policies.placement.hydraserve_allocation import AllocationParams, StageSeconds
-from glowplug.policies.placement.hydraserve_contention import Fetch, LinkLedger
+from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import choose
 from glowplug.policies.start_times import StartTimes

@@ -1,0 +1,253 @@
+"""Who leaves for a placement and when: whose bytes come free, and whose turn it is (policies/eviction/turns.py)."""
+
+from dataclasses import replace
+
+import pytest
+
+from glowplug.controllers.effects import Tick
+from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.commands import StartInstance, StopInstance
+from glowplug.events.facts import InstanceReady, InstanceStopped, NodeBeat
+from glowplug.policies.eviction.lru import evict
+from glowplug.policies.placement.first_fit import place
+from glowplug.policies.registry import choose
+from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
+from tests.unit.controllers.placer.rig import asked, beat, payloads
+
+
+def placer(node, turns) -> PlacerController:
+    chosen = {"placement": "first_fit", "eviction": "lru"}
+    controller = PlacerController(place, evict, chosen, epoch=3, params=PlacerParams(turns=turns))
+    controller.restore("nodes", {node.node_id: node}, 0.0)
+    for at in (0.0, 2.0):
+        controller.handle(Tick(), at)
+    return controller
+
+
+def balanced(load, *, arrived):
+    """Who is told to go when another model's two requests wait for the GPU of a busy engine started in a second."""
+    controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5), "balanced")
+    fact = InstanceReady(instance=an_instance("i-1", "a", mib=150, created_at=1.0, ready_at=2.0))
+    controller.handle(an_event(fact), 2.0)
+    for num, at in ((0, 4.5), (1, 6.5), (1, 8.5)):
+        beat(controller, at, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=6))
+        controller.handle(load_report(a=replace(load, num_arrived=num), b=ModelLoad(num_waiting=2)), at)
+        early = controller.handle(asked(a_model("b", mib=150)), at) + controller.handle(Tick(), at)
+        assert payloads(early, StopInstance) == [], "it has just come"
+    controller.handle(load_report(a=replace(load, num_arrived=1 + arrived), b=ModelLoad(num_waiting=2)), 9.4)
+    return payloads(controller.handle(Tick(), 9.6), StopInstance)
+
+
+@pytest.mark.parametrize(("arrived", "goes"), [(0, True), (4, False)])
+def test_where_turns_are_balanced_a_burst_is_served_to_its_end_and_no_longer(arrived, goes):
+    busy = ModelLoad(num_in_flight=3, in_flight_by_instance={"i-1": 3})
+    assert bool(balanced(busy, arrived=arrived)) is goes
+
+
+def test_of_equal_priority_the_queue_that_has_waited_most_in_all_comes_first_where_turns_are_balanced():
+    for turns, first in (("fair", "i-b"), ("balanced", "i-c")):
+        controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]}, revision=5), turns)
+        controller.handle(an_event(InstanceReady(instance=an_instance("i-1", "a", mib=200, ready_at=9.4))), 9.4)
+        beat(controller, 9.5, a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]}, revision=6))
+        controller.handle(asked(a_model("b", mib=150), "i-b", wanted_at=9.0), 9.6)
+        controller.handle(asked(a_model("c", mib=150), "i-c", wanted_at=9.0), 9.7)
+        controller.handle(load_report(b=ModelLoad(num_waiting=1), c=ModelLoad(num_waiting=9)), 9.8)
+        started = beat(controller, 10.0, a_node(gpus_mib=(200,), revision=7))
+        gone = an_instance("i-1", "a", InstanceState.STOPPED, mib=200, revision=9)
+        started += controller.handle(an_event(InstanceStopped(instance=gone)), 10.0)
+        assert [start.instance_id for start in payloads(started, StartInstance)] == [first]
+
+
+def test_an_idle_engine_that_has_just_come_makes_room_for_who_waits_but_not_for_what_may_come():
+    stopped = {}
+    for turns, num_waiting in (("fair", 0), ("balanced", 0), ("balanced", 1)):
+        controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5), turns)
+        row = an_instance("i-1", "a", mib=150, created_at=7.0, ready_at=8.0)
+        controller.handle(an_event(InstanceReady(instance=row)), 8.0)
+        heard, now_s = [], 9.0
+        while not heard and now_s < 20.0:
+            now_s += 0.5
+            beat(controller, now_s, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=int(now_s * 2)))
+            controller.handle(load_report(b=ModelLoad(num_waiting=num_waiting)), now_s)
+            heard = controller.handle(asked(a_model("b", mib=150)), now_s) + controller.handle(Tick(), now_s)
+            heard = payloads(heard, StopInstance)
+        stopped[turns, num_waiting] = now_s
+    assert stopped == {("fair", 0): 9.5, ("balanced", 1): 9.5, ("balanced", 0): 13.0}, "five seconds after it was ready"
+
+
+def waits(num_dispatched=0, num_waiting=5):
+    return ModelLoad(num_waiting=num_waiting, num_dispatched=num_dispatched)
+
+
+def full_of(model_key):
+    mib = 200
+    controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", mib)]}, revision=5), "balanced")
+    row = an_instance("i-1", model_key, mib=mib, created_at=1.0, ready_at=9.4)
+    controller.handle(an_event(InstanceReady(instance=row)), 9.4)
+    beat(controller, 9.5, a_node(gpus_mib=(200,), grants={0: [("i-1", mib)]}, revision=6))
+    return controller
+
+
+def test_a_model_that_is_far_behind_another_that_waits_goes_before_a_longer_queue():
+    controller = full_of("a")
+    for key in "bc":
+        controller.handle(asked(a_model(key, mib=150), f"i-{key}", wanted_at=9.0), 9.6)
+    for at, num in ((9.7, 0), (9.9, 6)):
+        controller.handle(load_report(b=waits(num_waiting=1), c=waits(num, num_waiting=99)), at)
+        controller.handle(Tick(), at)
+    gone = an_instance("i-1", "a", InstanceState.STOPPED, mib=200, revision=9)
+    started = beat(controller, 10.0, a_node(gpus_mib=(200,), revision=7))
+    started += controller.handle(an_event(InstanceStopped(instance=gone)), 10.0)
+    assert [start.instance_id for start in payloads(started, StartInstance)] == ["i-b"]
+
+
+@pytest.mark.parametrize(("ahead", "num_b", "starts"), [(5, 5, True), (6, 5, False), (6, 0, True)])
+def test_bytes_that_come_free_are_left_by_who_is_far_ahead_of_another_that_waits(ahead, num_b, starts):
+    """b needs the whole GPU and waits for it; c has just left and would fit again beside what is there."""
+    controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]}, revision=5), "balanced")
+    for instance_id, key in (("i-1", "a"), ("i-2", "c")):
+        row = an_instance(instance_id, key, mib=100, created_at=1.0, ready_at=9.4)
+        controller.handle(an_event(InstanceReady(instance=row)), 9.4)
+    controller.handle(asked(a_model("b", mib=150), "i-b", wanted_at=9.0), 9.6)
+    for at, num in ((9.7, 0), (9.9, ahead)):
+        beat(controller, at, a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]}, revision=int(at * 10)))
+        controller.handle(load_report(a=waits(1), b=waits(num_waiting=num_b), c=waits(num)), at)
+        assert payloads(controller.handle(Tick(), at), StopInstance) == []
+    gone = an_instance("i-2", "c", InstanceState.STOPPED, mib=100, revision=9)
+    controller.handle(an_event(InstanceStopped(instance=gone)), 10.0)
+    beat(controller, 10.0, a_node(gpus_mib=(200,), grants={0: [("i-1", 100)]}, revision=100))
+    again = asked(a_model("c", mib=100), "i-c", wanted_at=9.0)
+    found = [*controller.handle(again, 10.1), *controller.handle(Tick(), 10.2)]
+    assert bool(payloads(found, StartInstance)) is starts
+
+
+def serving(node, *instances, victims="oldest_use") -> PlacerController:
+    chosen = {"placement": "first_fit", "eviction": "lru"}
+    controller = PlacerController(place, evict, chosen, epoch=3, params=PlacerParams(victims=victims))
+    controller.restore("nodes", {node.node_id: node}, 0.0)
+    controller.handle(Tick(), 0.0)
+    for instance in instances:
+        controller.handle(an_event(InstanceReady(instance=instance)), 1.0)
+    controller.handle(an_event(NodeBeat(node=replace(node, revision=2))), 9.9)
+    controller.handle(load_report(), 9.9)
+    controller.handle(Tick(), 9.9)
+    return controller
+
+
+def sent(effects, cls):
+    return [payload.instance_id for payload in payloads(effects, cls)]
+
+
+def test_bytes_that_a_beat_shows_free_are_not_free_a_second_time_while_their_row_still_drains():
+    busy = an_instance("i-2", "b", mib=80, ready_at=1.0)
+    gone = an_instance("i-1", "a", InstanceState.DRAINING, mib=120)
+    node = a_node(gpus_mib=(200,), grants={0: [("i-2", 80)]})
+    controller = serving(node, busy, gone)
+    assert sent(controller.handle(asked(a_model("c", mib=150), "i-3"), 10.0), StopInstance) == ["i-2"], (
+        "120 MiB are all there is"
+    )
+
+
+def test_when_the_drain_it_waits_for_is_taken_back_room_is_asked_for_anew():
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]})
+    controller = serving(node, an_instance("i-1", "a", InstanceState.DRAINING, mib=200, ready_at=1.0))
+    assert sent(controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0), StopInstance) == [], "it leaves already"
+    assert sent(controller.handle(Tick(), 10.5), StopInstance) == []
+    resumed = an_instance("i-1", "a", mib=200, ready_at=1.0, revision=2)
+    assert sent(controller.handle(an_event(InstanceReady(instance=resumed)), 11.0), StopInstance) == ["i-1"]
+    assert sent(controller.handle(Tick(), 11.5), StopInstance) == [], "asked a moment ago"
+
+
+def test_between_the_end_of_a_victim_and_the_beat_that_shows_its_bytes_nobody_else_is_asked():
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]})
+    controller = serving(node, *(an_instance(i, i, mib=100, ready_at=1.0) for i in ("i-1", "i-2")))
+    assert sent(controller.handle(asked(a_model("b", mib=100), "i-b"), 10.0), StopInstance) == ["i-1"]
+    stopped = an_instance("i-1", "i-1", InstanceState.STOPPED, mib=100, revision=2)
+    effects = controller.handle(an_event(InstanceStopped(instance=stopped)), 11.0)
+    assert sent(effects, StopInstance) == sent(effects, StartInstance) == []
+    free = a_node(gpus_mib=(200,), revision=5, grants={0: [("i-2", 100)]})
+    assert sent(controller.handle(an_event(NodeBeat(node=free)), 11.1), StartInstance) == ["i-b"]
+
+
+def test_a_busy_instance_has_its_turn_before_it_makes_room_for_one_that_waited_long():
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]})
+    controller = serving(node, an_instance("i-1", "a", mib=200, ready_at=14.0))
+    busy = load_report(a=ModelLoad(num_in_flight=4, in_flight_by_instance={"i-1": 4}))
+    controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0)
+    stopped_at = []
+    for half_s in range(21, 41):
+        controller.handle(busy, half_s / 2)
+        controller.handle(an_event(NodeBeat(node=replace(node, revision=half_s))), half_s / 2)
+        effects = controller.handle(asked(a_model("b", mib=150), "i-b"), half_s / 2)
+        stopped_at += [half_s / 2 for _ in sent(effects, StopInstance)]
+    assert stopped_at == [19.0], "five seconds after it was ready, though the other has waited since 10"
+
+
+def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_gives_way():
+    """SwapServeLLM: the shortest queue, then the oldest access. LRU asks for the latter alone."""
+    node = a_node(gpus_mib=(200, 200), grants={0: [("i-1", 200)], 1: [("i-2", 200)]})
+    queue, use = "shortest_queue", "oldest_use"
+    for victims, queues, gone in (
+        (queue, (3, 1), "i-2"),
+        (queue, (1, 3), "i-1"),
+        (queue, (2, 2), "i-1"),
+        (use, (3, 1), "i-1"),
+    ):
+        rows = (
+            an_instance("i-1", "a", mib=200, ready_at=1.0),
+            an_instance("i-2", "c", mib=200, ready_at=2.0, gpu_id="node-1/1"),
+        )
+        controller = serving(node, *rows, victims=victims)
+        loads = {
+            key: ModelLoad(num_waiting=waits, num_in_flight=1, in_flight_by_instance={row.instance_id: 1})
+            for key, waits, row in zip(("a", "c"), queues, rows, strict=True)
+        }
+        controller.handle(load_report(**loads), 9.9)
+        stopped = sent(controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0), StopInstance)
+        for half_s in range(21, 41):
+            for heard in (
+                load_report(b=ModelLoad(num_waiting=9), **loads),
+                an_event(NodeBeat(node=replace(node, revision=half_s))),
+                Tick(),
+            ):
+                stopped += sent(controller.handle(heard, half_s / 2), StopInstance)
+        assert stopped[:1] == [gone], queues
+
+
+def test_for_one_gpu_no_engine_on_several_leaves_that_one_on_one_can_spare():
+    """The union's rule, and nobody else's: no paper knows it."""
+    node = a_node(gpus_mib=(200, 200, 200), grants={0: [("i-1", 200)], 1: [("i-1", 200)], 2: [("i-2", 200)]})
+    wide, small = an_instance("i-1", "a", mib=200, ready_at=1.0), an_instance("i-2", "c", mib=200, gpu_id="node-1/2")
+    both = (*wide.workers, replace(wide.workers[0], worker_id="i-1-1", gpu_id="node-1/1", rank=1))
+    for victims, gone in (("fewest_gpus", "i-2"), ("shortest_queue", "i-1"), ("oldest_use", "i-1")):
+        controller = serving(node, replace(wide, workers=both), replace(small, ready_at=5.0), victims=victims)
+        assert sent(controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0), StopInstance) == [gone], victims
+
+
+def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
+    """WarmServe Fig. 5: a dedicated worker shares its GPU with nobody, though bytes were free."""
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 40), ("i-2", 40)]})
+    names = {"placement": "warmserve", "eviction": "lru"}
+    for busy in ({}, {"i-2": ModelLoad(num_in_flight=1, in_flight_by_instance={"i-2": 1})}):
+        controller = PlacerController(choose("placement", "warmserve"), evict, names, epoch=3)
+        controller.restore("nodes", {node.node_id: node}, 0.0)
+        controller.handle(Tick(), 0.0)
+        for instance_id in ("i-1", "i-2"):
+            row = an_instance(instance_id, instance_id, mib=40, ready_at=1.0)
+            controller.handle(an_event(InstanceReady(instance=row)), 1.0)
+        controller.handle(an_event(NodeBeat(node=replace(node, revision=2))), 9.9)
+        controller.handle(load_report(**busy), 9.9)
+        stopped = sent(controller.handle(asked(a_model("b", mib=100), "i-b"), 10.0), StopInstance)
+        assert sorted(stopped) == ([] if busy else ["i-1", "i-2"])
+
+
+def test_who_has_an_instance_of_its_own_there_does_not_answer_for_another_model_of_its_size():
+    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]})
+    controller = serving(node, an_instance("i-1", "a", mib=150, ready_at=9.5))
+    for name in ("a", "b"):
+        assert sent(controller.handle(asked(a_model(name, mib=150), f"i-{name}"), 10.0), StopInstance) == [], (
+            "it has just come"
+        )
+    assert sent(controller.handle(Tick(), 11.0), StopInstance) == ["i-1"], "not for its own model, but for the other"
