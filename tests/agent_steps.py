@@ -53,7 +53,7 @@ class CheckedAgent(AgentController):
         return effects
 
     def _check(self) -> None:
-        self.seen.update((move.before, move.stimulus) for move in self.moves)
+        self.seen.update((move.before and move.before.state, move.stimulus) for move in self.moves)
         self.validate()
 
 

@@ -32,7 +32,7 @@ from glowplug.controllers.agent.messages import (
     WeightsComplete,
     WeightsFailed,
 )
-from glowplug.controllers.agent.table import InvalidTransition
+from glowplug.controllers.agent.transaction import InvalidTransition
 from glowplug.controllers.effects import Save, Tick
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import Gpu

@@ -4,13 +4,13 @@
 which parts a record has there; `faults` holds a record against that. Times are epoch seconds, sizes bytes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from glowplug.domain.hardware import Gpu, GrantOwner
+from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import Instance, InstanceState, Phase, Worker
 from glowplug.domain.model import Model
 from glowplug.events.envelope import Event
@@ -22,9 +22,7 @@ Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
 class State(StrEnum):
     """Where one instance is on its node. What each means stands in RULES."""
 
-    LAUNCHING = "launching"
-    LAUNCHED = "launched"
-    FETCHED = "fetched"
+    STARTING = "starting"
     RESTARTING = "restarting"
     LOADING = "loading"
     STAGE_LOADED = "stage_loaded"
@@ -36,9 +34,6 @@ class State(StrEnum):
     PREWARMED = "prewarmed"
     SWAPPED_OUT = "swapped_out"
     STOPPING = "stopping"
-    DROPPING = "dropping"
-    FAILING = "failing"
-    LOSING = "losing"
     STOPPED = "stopped"
     FAILED = "failed"
     LOST = "lost"
@@ -57,6 +52,7 @@ class Start:
 
     deadline_at: float
     predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as its command expects
+    is_launched: bool = False  # its process is up
     weights_path: str | None = None  # once they are in host memory
     fetch: Phase | None = None
     grew_from: InstanceState | None = None  # what the instance was that it took over
@@ -74,7 +70,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A StopEngine is out. One whose process still lives is asked again `stop_retry_s` after `asked_at`."""
+    """A StopEngine is out. A process that still lives is asked again `stop_retry_s` after `asked_at`."""
 
     asked_at: float
 
@@ -124,6 +120,11 @@ class Holding:
         return self.engine_id or self.instance.instance_id
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended and no process is left."""
+        return self.state in ENDED and self.stop is None
+
+    @property
     def is_first_stage(self) -> bool:
         """Whether it is the stage of a pipeline that answers for all of them."""
         return not self.instance.is_whole and not self.instance.part_of
@@ -148,14 +149,11 @@ def _rule(public: InstanceState, means: str, needs: str = "", may: str = "") -> 
 
 
 RULES: Mapping[State, Rule] = {
-    State.LAUNCHING: _rule(
-        InstanceState.STARTING, "its process starts, and its weights are on their way", "start shares", "engine_id"
-    ),
-    State.LAUNCHED: _rule(
-        InstanceState.STARTING, "its process is up and waits for its weights", "start shares", "engine_id"
-    ),
-    State.FETCHED: _rule(
-        InstanceState.STARTING, "its weights are in host memory and wait for its process", "start shares", "engine_id"
+    State.STARTING: _rule(
+        InstanceState.STARTING,
+        "its process starts and its weights come to host memory, whichever is first",
+        "start shares",
+        "engine_id",
     ),
     State.RESTARTING: _rule(
         InstanceState.STARTING,
@@ -189,29 +187,18 @@ RULES: Mapping[State, Rule] = {
     State.STOPPING: _rule(
         InstanceState.DRAINING, "it has drained, and its process ends", "stop shares", "snapshot_bytes engine_id"
     ),
-    State.DROPPING: _rule(
-        InstanceState.STOPPED, "its bytes are free already, and its process ends", "stop", "snapshot_bytes engine_id"
+    State.STOPPED: _rule(
+        InstanceState.STOPPED, "it has stopped, and its bytes are free", "", "stop snapshot_bytes engine_id"
     ),
-    State.FAILING: _rule(
-        InstanceState.FAILED, "it has failed, and its process ends", "stop", "shares snapshot_bytes engine_id"
+    State.FAILED: _rule(InstanceState.FAILED, "it has failed", "", "stop shares snapshot_bytes engine_id"),
+    State.LOST: _rule(
+        InstanceState.STOPPED, "another node runs the instance by now", "", "stop shares snapshot_bytes engine_id"
     ),
-    State.LOSING: _rule(
-        InstanceState.STOPPED,
-        "another node runs the instance by now, and its process here ends",
-        "stop",
-        "shares snapshot_bytes engine_id",
-    ),
-    State.STOPPED: _rule(InstanceState.STOPPED, "it has stopped, and no process is left"),
-    State.FAILED: _rule(InstanceState.FAILED, "it has failed, and no process is left"),
-    State.LOST: _rule(InstanceState.STOPPED, "another node runs the instance, and nothing of it is left here"),
 }
 
-STARTING = frozenset({State.LAUNCHING, State.LAUNCHED, State.FETCHED})
-COMING = STARTING | {State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING}
+COMING = frozenset({State.STARTING, State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING})
 DORMANT = frozenset({State.PREWARMED, State.SWAPPED_OUT})
-ENDING = frozenset({State.STOPPING, State.DROPPING, State.FAILING, State.LOSING})
-OVER = frozenset({State.STOPPED, State.FAILED, State.LOST})
-ELSEWHERE = frozenset({State.LOSING, State.LOST})  # another node's by now: its row is theirs
+ENDED = frozenset({State.STOPPED, State.FAILED, State.LOST})  # with a `stop` while the process is left
 
 
 def enter(holding: Holding, state: State, **changes: Any) -> Holding:
@@ -225,11 +212,12 @@ def enter(holding: Holding, state: State, **changes: Any) -> Holding:
 def faults(holding: Holding) -> Iterator[str]:
     """What of one record contradicts its state."""
     name, rule, instance = holding.instance.instance_id, RULES[holding.state], holding.instance
+    allowed = frozenset() if holding.is_over else rule.needs | rule.may
     for part in PARTS:
         is_there = bool(getattr(holding, part))
         if part in rule.needs and not is_there:
             yield f"{name} is {holding.state} without {part}"
-        elif is_there and part not in rule.needs and part not in rule.may:
+        elif is_there and part not in allowed:
             yield f"{name} is {holding.state} and has {part}"
     if instance.state is not rule.public:
         yield f"{name} is {holding.state} and the fleet sees it {instance.state}"
@@ -241,9 +229,9 @@ def faults(holding: Holding) -> Iterator[str]:
         is_running = holding.consolidation is not None and holding.consolidation.state is ConsolidationState.RUNNING
         if instance.consolidating is not is_running:
             yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
-    path = holding.start.weights_path if holding.start is not None else None
-    if holding.state in STARTING and (path is not None) is not (holding.state is State.FETCHED):
-        yield f"{name} is {holding.state} with weights at {path!r}"
+    start = holding.start
+    if holding.state is State.STARTING and start is not None and start.is_launched and start.weights_path is not None:
+        yield f"{name} has its process and its weights, and does not load"
     if holding.state is State.FALLING_ASLEEP and holding.drain is not None and not holding.drain.becomes:
         yield f"{name} falls asleep to become nothing"
     for gpu_id, of_gpu in holding.shares.items():
@@ -251,32 +239,6 @@ def faults(holding: Holding) -> Iterator[str]:
             yield f"{name} (replica: {instance.replica}) holds {dict(of_gpu)} of {gpu_id}"
         if any(num_bytes < 0 for num_bytes in of_gpu.values()):
             yield f"{name} holds less than nothing of {gpu_id}"
-
-
-class Ledger(Protocol):
-    """The byte ledger of the node's GPUs (memory/ledger.py)."""
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]: ...
-
-    @property
-    def holders(self) -> frozenset[str]: ...
-
-    def grant(self, gpu_id: str, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> None:
-        """All the bytes or, raising OutOfMemory, none."""
-        ...
-
-    def release(self, holder: str) -> int: ...
-
-    def exchange(
-        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
-    ) -> None:
-        """Free and grant in one step or, raising OutOfMemory, not at all."""
-        ...
-
-    def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
-        """Keep `num_bytes`; the bytes freed."""
-        ...
 
 
 def own_workers(instance: Instance) -> tuple[Worker, ...]:

@@ -126,7 +126,7 @@ def test_outcomes_of_unknown_instances_are_ignored() -> None:
 @pytest.mark.parametrize("jump_s", [300.0, -300.0])
 def test_clock_jump_neither_ends_nor_stretches_a_wait(jump_s: float) -> None:
     agent = ready(make())
-    agent.params = agent._life.params = replace(PARAMS, max_tick_gap_s=5)
+    agent.params = replace(PARAMS, max_tick_gap_s=5)
     agent.handle(stop(grace_s=10), 20.0)
     agent.handle(Tick(), 20.1)
     effects = agent.handle(Tick(), 20.2 + jump_s)
