@@ -14,23 +14,23 @@ Written by `python docs/instance_states.py > docs/instance-states.md`; change th
 (`libs/glowplug/controllers/agent/record.py`, `libs/glowplug/controllers/agent/table.py`), not this file.
 
 The agent of a node keeps one record of each instance. What the fleet sees of it is its public state (column *public*);
-the agent tells more states apart, since it waits for a process, weights or an answer in each. A stimulus is a command of
-the placer or the autoscaler, an outcome of what the agent asked for, or time; what a pair of state and stimulus may do
-is one table, which the unit tests, the property tests and the simulator hold against every step.
+the agent tells more states apart, since it waits for a process, weights or an answer in each. A stimulus is a command
+of the placer or the autoscaler, an outcome of what the agent asked for, or time; what a pair of state and stimulus may
+do is one table, which the unit tests, the property tests and the simulator hold against every step.
 
 ## States
 
-Parts of a record: `start`, `drain`, `stop` and `consolidation` are what is known of each while it is under way; `shares`
-are the bytes that it is granted on each GPU; `snapshot_bytes` is the host memory that its engine sleeps in, or is to;
-`engine_id` is the id of the instance whose start it has taken over, until its engine has its own. What is in neither
-column, a record does not have. One that has ended has a `stop` while its process is left, and no part afterwards.
+Parts of a record: `start`, `drain`, `stop` and `consolidation` are what is known of each while it is under way;
+`shares` are the bytes that it is granted on each GPU; `snapshot_bytes` is the host memory that its engine sleeps in, or
+is to; `engine_id` is the id of the instance whose start it has taken over, until its engine has its own. A record has
+no other part. One that has ended has a `stop` while its process is left, and no part afterwards.
 """
 TRANSITIONS = """\
 ## Transitions
 
 Effects in brackets may be asked for. *stays*: the state may be the same afterwards. *nothing*: the stimulus may come
-late or twice there, and changes nothing. *refused*: it makes no sense there, since nobody has asked for such an outcome;
-the controller raises InvalidTransition with the instance, its state and the stimulus, and the service logs it.
+late or twice there, and changes nothing. *refused*: it makes no sense there, since nobody has asked for such an
+outcome; the controller raises InvalidTransition with the instance, its state and the stimulus, and the service logs it.
 """
 BESIDE = """
 ## Consolidation, beside `ready` and `draining`
@@ -73,8 +73,7 @@ def _diagram() -> Iterable[str]:
     yield from (line for edge, line in lines.items() if COMING.issuperset(edge))
     yield "    }"
     yield from (line for edge, line in lines.items() if not COMING.issuperset(edge))
-    yield "```"
-    yield f"\nWhat leads to {_names(EVERYWHERE)}, from nearly every state, is not drawn.\n"
+    yield f"```\n\nWhat leads to {_names(EVERYWHERE)}, from nearly every state, is not drawn.\n"
 
 
 def _transitions() -> Iterable[str]:

@@ -24,8 +24,8 @@ It never decides what runs where, never touches a clock, a process or a socket, 
 an answer.
 
 The life of one instance is a table (table.py; docs/instance-states.md is drawn from it). A new state is a line in
-`State` and one in `RULES` (record.py), and its rows in table.py; a new action is a method of the part it belongs to
-(lifecycle.py, starts.py, drains.py, stages.py), named in that part's `actions`; a new effect is a class in messages.py,
+`State` and one in `RULES` (record.py), and its rows in table.py; a new action is a function `on_...` of the part it
+belongs to (starts.py, lifecycle.py, drains.py, stages.py), which its row names; a new effect is a class in messages.py,
 listed in EFFECTS, with an executor in services/agent/executor.py and one in the simulator's node.
 """
 
@@ -52,7 +52,6 @@ from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
 MOVES_KEPT = 500  # where nobody checks them
-INSIDE = (msg.GivesWay, msg.TakenOver, msg.RunsElsewhere)  # what the controller sends to its own records
 
 
 class AgentController:
@@ -100,7 +99,7 @@ class AgentController:
             msg.Surroundings: self._look,
             msg.NodeStopping: self._node_stopping,
         }
-        outcomes = [kind for kind in STIMULI if kind not in (*commands, *others, *INSIDE)]
+        outcomes = [kind for kind in STIMULI if issubclass(kind, msg.Outcome)]
         return {
             **{kind: partial(self._on_command, do) for kind, do in commands.items()},
             **{kind: partial(self._on_stimulus, do) for kind, do in others.items()},

@@ -7,7 +7,6 @@ which parts a record has there; `faults` holds a record against that. Times are 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from glowplug.domain.hardware import GrantOwner
@@ -141,59 +140,31 @@ class Rule:
 
 
 PARTS = ("start", "drain", "stop", "consolidation", "shares", "snapshot_bytes", "engine_id")
-_ENDING_WITH_STATE: Mapping[str, None] = MappingProxyType(dict.fromkeys(("start", "drain", "stop", "consolidation")))
+_ENDING_WITH_STATE = ("start", "drain", "stop", "consolidation")
 
 
-def _rule(public: InstanceState, means: str, needs: str = "", may: str = "") -> Rule:
-    return Rule(public, means, frozenset(needs.split()), frozenset(may.split()))
-
-
+S, P = State, InstanceState
+# state, what the fleet sees of it, the parts that it needs, those that it may have, what it means
+_RULES = (
+    (S.STARTING, P.STARTING, "start shares", "engine_id", "its process starts, and its weights are on their way"),
+    (S.RESTARTING, P.STARTING, "start stop shares", "engine_id", "its process ends, and its start begins again then"),
+    (S.LOADING, P.LOADING, "start shares", "", "its engine takes the weights"),
+    (S.STAGE_LOADED, P.LOADING, "start shares", "", "a pipeline's first stage is loaded and waits for the others"),
+    (S.JOINING, P.LOADING, "start shares", "", "a pipeline's first stage connects to the others"),
+    (S.ACTIVATING, P.LOADING, "start shares", "", "the engine of a replica or of a sleeping instance becomes its own"),
+    (S.READY, P.READY, "shares", "consolidation", "its engine serves"),
+    (S.DRAINING, P.DRAINING, "drain shares", "consolidation snapshot_bytes", "its engine finishes what it has"),
+    (S.FALLING_ASLEEP, P.DRAINING, "drain shares", "snapshot_bytes", "its engine leaves its GPUs, or all but weights"),
+    (S.PREWARMED, P.PREWARMED, "shares", "", "its weights lie on its GPUs, without a KV cache"),
+    (S.SWAPPED_OUT, P.SWAPPED_OUT, "", "snapshot_bytes", "its engine sleeps in host memory"),
+    (S.STOPPING, P.DRAINING, "stop shares", "snapshot_bytes engine_id", "it has drained, and its process ends"),
+    (S.STOPPED, P.STOPPED, "", "stop snapshot_bytes engine_id", "it has stopped, and its bytes are free"),
+    (S.FAILED, P.FAILED, "", "stop shares snapshot_bytes engine_id", "it has failed"),
+    (S.LOST, P.STOPPED, "", "stop shares snapshot_bytes engine_id", "another node runs the instance by now"),
+)
 RULES: Mapping[State, Rule] = {
-    State.STARTING: _rule(
-        InstanceState.STARTING,
-        "its process starts and its weights come to host memory, whichever is first",
-        "start shares",
-        "engine_id",
-    ),
-    State.RESTARTING: _rule(
-        InstanceState.STARTING,
-        "its agent restarted during the start: its process ends, then the start begins again",
-        "start stop shares",
-        "engine_id",
-    ),
-    State.LOADING: _rule(InstanceState.LOADING, "its engine takes the weights", "start shares"),
-    State.STAGE_LOADED: _rule(
-        InstanceState.LOADING, "the first stage of a pipeline is loaded and waits for the others", "start shares"
-    ),
-    State.JOINING: _rule(InstanceState.LOADING, "the first stage connects to the others", "start shares"),
-    State.ACTIVATING: _rule(
-        InstanceState.LOADING, "the engine of a replica or of a sleeping instance becomes its own", "start shares"
-    ),
-    State.READY: _rule(InstanceState.READY, "its engine serves", "shares", "consolidation"),
-    State.DRAINING: _rule(
-        InstanceState.DRAINING,
-        "its engine finishes what it has and accepts nothing",
-        "drain shares",
-        "consolidation snapshot_bytes",
-    ),
-    State.FALLING_ASLEEP: _rule(
-        InstanceState.DRAINING,
-        "it has drained, and its engine leaves its GPUs (but for its weights, where they stay)",
-        "drain shares",
-        "snapshot_bytes",
-    ),
-    State.PREWARMED: _rule(InstanceState.PREWARMED, "its weights lie on its GPUs, without a KV cache", "shares"),
-    State.SWAPPED_OUT: _rule(InstanceState.SWAPPED_OUT, "its engine sleeps in host memory", "", "snapshot_bytes"),
-    State.STOPPING: _rule(
-        InstanceState.DRAINING, "it has drained, and its process ends", "stop shares", "snapshot_bytes engine_id"
-    ),
-    State.STOPPED: _rule(
-        InstanceState.STOPPED, "it has stopped, and its bytes are free", "", "stop snapshot_bytes engine_id"
-    ),
-    State.FAILED: _rule(InstanceState.FAILED, "it has failed", "", "stop shares snapshot_bytes engine_id"),
-    State.LOST: _rule(
-        InstanceState.STOPPED, "another node runs the instance by now", "", "stop shares snapshot_bytes engine_id"
-    ),
+    state: Rule(public, means, frozenset(needs.split()), frozenset(may.split()))
+    for state, public, needs, may, means in _RULES
 }
 
 COMING = frozenset({State.STARTING, State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING})
