@@ -143,15 +143,20 @@ class EngineExecutor:
         task.add_done_callback(lambda done: self._tasks.pop(key) if self._tasks.get(key) is done else None)
 
     async def _guard(self, kind: str, instance_id: str, body: Coroutine[Any, Any, None]) -> None:
-        """A fault of ours in one task ends that start, never the agent."""
+        """What an engine or its driver could not do ends what was under way, and so does a fault of ours, which never
+        ends the agent."""
         try:
             await body
         except Exception as error:
-            log.exception("%s of %s failed", kind, instance_id)
+            if isinstance(error, GlowplugError) and kind in ("launch", "load", "serve", "consolidate"):
+                code, why = error.code, error.message
+            else:
+                log.exception("%s of %s failed", kind, instance_id)
+                code, why = "internal_error", f"{kind}: {error!r}"
             if kind in ("launch", "weights", "load", "serve"):
-                await self._report(msg.EngineStartFailed(instance_id, "internal_error", f"{kind}: {error!r}"))
+                await self._report(msg.EngineStartFailed(instance_id, code, why))
             elif kind == "consolidate":
-                await self._report(msg.ConsolidationFailed(instance_id, f"{kind}: {error!r}"))
+                await self._report(msg.ConsolidationFailed(instance_id, why))
             elif kind == "stop":
                 await self._report(msg.EngineGone(instance_id, clean=False))
 
@@ -195,8 +200,6 @@ class EngineExecutor:
             run_dir.mkdir(parents=True, mode=0o700)
             log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = await driver.launch(request)
-        except GlowplugError as error:
-            await self._report(msg.EngineStartFailed(effect.instance_id, error.code, error.message))
         except OSError as error:
             await self._report(
                 msg.EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}")
@@ -250,15 +253,11 @@ class EngineExecutor:
     async def _load(self, effect: msg.LoadEngine) -> None:
         handle = self._state.handles[effect.instance_id]
         driver = self._driver(handle)
-        try:
-            loaded = _with_holds(await driver.load(handle, Path(effect.path)))
-            self._state.put_handle(loaded.handle)
-            if REPLICA in handle.data and isinstance(driver, Sleeper):
-                await driver.sleep(loaded.handle, "prewarmed")
-        except GlowplugError as error:
-            await self._report(msg.EngineStartFailed(effect.instance_id, error.code, error.message))
-            return
+        loaded = _with_holds(await driver.load(handle, Path(effect.path)))
+        self._state.put_handle(loaded.handle)
         if REPLICA in handle.data:
+            if isinstance(driver, Sleeper):
+                await driver.sleep(loaded.handle, "prewarmed")
             await self._report(msg.EnginePrewarmed(effect.instance_id))
             return
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
@@ -270,23 +269,17 @@ class EngineExecutor:
         handle = self._state.rename_handle(effect.source, effect.instance_id)
         path = self._weights.pop(effect.source, "")
         if handle is None or not self._is_alive(handle):
-            reason = f"the engine of {effect.source} is gone"
-            await self._report(msg.EngineStartFailed(effect.instance_id, "engine_failed", reason))
-            return
+            raise EngineFailed(f"the engine of {effect.source} is gone")
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(handle.log_path, self.log_path(effect.instance_id))  # one log, under both names
         self._begin(effect.instance_id, "watch", self._watch(handle))
         driver, began = self._driver(handle), self._clock()
-        try:
-            if not handle.url:
-                handle = _with_holds(await driver.load(handle, Path(path))).handle
-            handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
-            self._state.put_handle(handle)
-            if isinstance(driver, Sleeper):
-                await driver.wake(handle)
-        except GlowplugError as error:
-            await self._report(msg.EngineStartFailed(effect.instance_id, error.code, error.message))
-            return
+        if not handle.url:
+            handle = _with_holds(await driver.load(handle, Path(path))).handle
+        handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
+        self._state.put_handle(handle)
+        if isinstance(driver, Sleeper):
+            await driver.wake(handle)
         load = Phase(name=PhaseName.LOAD, started_at=began, ended_at=self._clock())
         await self._report(self._ready(effect.instance_id, handle, (load,)))
 
@@ -311,23 +304,14 @@ class EngineExecutor:
         return handle, driver if isinstance(driver, Stager) else NO_STAGES
 
     async def _serve_stages(self, effect: msg.ServeStages) -> None:
-        try:
-            handle, driver = self._staged(effect.instance_id)
-            loaded = _with_holds(await driver.serve_stages(handle))
-        except EngineFailed as error:
-            await self._report(msg.EngineStartFailed(effect.instance_id, error.code, error.message))
-            return
+        handle, driver = self._staged(effect.instance_id)
+        loaded = _with_holds(await driver.serve_stages(handle))
         self._state.put_handle(loaded.handle)
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
     async def _consolidate(self, effect: msg.ConsolidateEngine) -> None:
-        try:
-            handle, driver = self._staged(effect.instance_id)
-            kv_tokens = await driver.consolidate(handle, effect.model)
-        except EngineFailed as error:
-            await self._report(msg.ConsolidationFailed(effect.instance_id, error.message))
-            return
-        await self._whole(effect.instance_id, kv_tokens)
+        handle, driver = self._staged(effect.instance_id)
+        await self._whole(effect.instance_id, await driver.consolidate(handle, effect.model))
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that

@@ -67,6 +67,9 @@ class Ledger(Protocol):
     @property
     def gpus(self) -> tuple[Gpu, ...]: ...
 
+    @property
+    def holders(self) -> frozenset[str]: ...
+
     def release(self, holder: str) -> int: ...
 
     def exchange(
