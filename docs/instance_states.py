@@ -40,8 +40,7 @@ of ConsolidateEngine, an abandoned one for that of AbandonConsolidation. Another
 with the state of the record that it is in.
 """
 GROUPS = {"start under way": COMING, "dormant": DORMANT, "ended": ENDED}
-EVERYWHERE = (State.FAILED, State.LOST)  # what nearly every state leads to: in words, not drawn
-UNDER_WAY = "start_under_way"
+EVERYWHERE, UNDER_WAY = (State.FAILED, State.LOST), "start_under_way"  # nearly every state leads to those: not drawn
 
 
 def document() -> str:
