@@ -3,16 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar
 
+from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.controller import AgentController
-from glowplug.controllers.agent.messages import (
-    AgentMemory,
-    AgentParams,
-    EngineKind,
-    EngineLaunched,
-    EngineReady,
-    Recalled,
-    WeightsComplete,
-)
 from glowplug.controllers.agent.record import State
 from glowplug.controllers.effects import Effect, Publish
 from glowplug.domain.hardware import Gpu
@@ -24,7 +16,7 @@ from glowplug.memory.ledger import ByteLedger
 from tests.fleet_builder import MIB, a_model, an_event
 
 NODE = "node-1"
-PARAMS = AgentParams(
+PARAMS = msg.AgentParams(
     start_deadline_s=60,
     drain_quiet_s=0.3,
     stop_grace_s=5,
@@ -53,23 +45,23 @@ class CheckedAgent(AgentController):
         return effects
 
     def _check(self) -> None:
-        self.seen.update((move.before, move.stimulus) for move in self.moves)
+        self.seen.update((move.before and move.before.state, move.stimulus) for move in self.moves)
         self.validate()
 
 
 def make(
-    memory: AgentMemory | None = None,
+    memory: msg.AgentMemory | None = None,
     *,
     mib: int = 300,
     gpus: int = 1,
     abilities: Iterable[str] = (),
-    params: AgentParams = PARAMS,
+    params: msg.AgentParams = PARAMS,
 ) -> AgentController:
     """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities`."""
     ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB) for n in range(gpus)])
     engines = {
-        "emulated": EngineKind(name="emulated", emulated=True, abilities=frozenset(abilities)),
-        "vllm": EngineKind(name="vllm", unavailable="no vLLM here"),
+        "emulated": msg.EngineKind(name="emulated", emulated=True, abilities=frozenset(abilities)),
+        "vllm": msg.EngineKind(name="vllm", unavailable="no vLLM here"),
     }
     return CheckedAgent(NODE, ledger, engines, params=params, memory=memory, agent_url="http://a")
 
@@ -131,23 +123,23 @@ def owned(agent: AgentController, gpu: int = 0) -> dict[tuple[str, str], int]:
 
 def halves(agent: AgentController, instance_id: str, now_s: float) -> list[Effect]:
     """Its process is up and its weights are in host memory."""
-    agent.handle(EngineLaunched(instance_id), now_s)
-    return agent.handle(WeightsComplete(instance_id, "/w"), now_s)
+    agent.handle(msg.EngineLaunched(instance_id), now_s)
+    return agent.handle(msg.WeightsComplete(instance_id, "/w"), now_s)
 
 
 def ready(agent: AgentController, now_s: float = 10.0, **fields: Any) -> AgentController:
     """i-1 through its whole start, READY three seconds after `now_s`."""
     agent.handle(start(**fields), now_s)
-    agent.handle(EngineLaunched("i-1"), now_s + 0.5)
-    agent.handle(WeightsComplete("i-1", "/w"), now_s + 2)
+    agent.handle(msg.EngineLaunched("i-1"), now_s + 0.5)
+    agent.handle(msg.WeightsComplete("i-1", "/w"), now_s + 2)
     phases = (
         Phase(name=PhaseName.LAUNCH, started_at=now_s, ended_at=now_s + 0.5),
         Phase(name=PhaseName.LOAD, started_at=now_s + 2, ended_at=now_s + 3),
     )
-    agent.handle(EngineReady("i-1", "http://e:1", phases), now_s + 3)
+    agent.handle(msg.EngineReady("i-1", "http://e:1", phases), now_s + 3)
     return agent
 
 
-def recalled(memory: AgentMemory, living: set[str], now_s: float = 50.0) -> tuple[AgentController, list[Effect]]:
+def recalled(memory: msg.AgentMemory, living: set[str], now_s: float = 50.0) -> tuple[AgentController, list[Effect]]:
     agent = make(memory)
-    return agent, agent.handle(Recalled(frozenset(living)), now_s)
+    return agent, agent.handle(msg.Recalled(frozenset(living)), now_s)

@@ -16,35 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glowplug.controllers.agent.messages import (
-    AbandonConsolidation,
-    ActivateEngine,
-    AwaitWeights,
-    CheckHealth,
-    ConsolidateEngine,
-    ConsolidationFailed,
-    CountInFlight,
-    EngineAsleep,
-    EngineConsolidated,
-    EngineExited,
-    EngineGone,
-    EngineLaunched,
-    EnginePrewarmed,
-    EngineReady,
-    EngineStartFailed,
-    ForgetEngine,
-    HealthSeen,
-    InFlight,
-    LaunchEngine,
-    LimitKv,
-    LoadEngine,
-    Remember,
-    ServeStages,
-    SleepEngine,
-    StopEngine,
-    WeightsComplete,
-    WeightsFailed,
-)
+from glowplug.controllers.agent import messages as msg
 from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import ChecksumMismatch, EngineFailed, EngineUnable, GlowplugError
@@ -100,36 +72,36 @@ class EngineExecutor:
 
             return execute
 
-        async def load(effect: LoadEngine, _: Any) -> None:
+        async def load(effect: msg.LoadEngine, _: Any) -> None:
             self._weights[effect.instance_id] = effect.path
             self._begin(effect.instance_id, "load", self._load(effect))
 
-        async def limit(effect: LimitKv, _: Any) -> None:
+        async def limit(effect: msg.LimitKv, _: Any) -> None:
             self._kv_limits[effect.instance_id] = effect.num_bytes
             self._begin(effect.instance_id, "limit", self._limit_kv(effect.instance_id))
 
-        async def remember(effect: Remember, _: Any) -> None:
+        async def remember(effect: msg.Remember, _: Any) -> None:
             self._state.remember(effect.memory)
 
-        async def forget(effect: ForgetEngine, _: Any) -> None:
+        async def forget(effect: msg.ForgetEngine, _: Any) -> None:
             shutil.rmtree(self.run_dir(effect.instance_id), ignore_errors=True)
             self.log_path(effect.instance_id).unlink(missing_ok=True)
 
         return {
-            LaunchEngine: as_task("launch", self._launch),
-            AwaitWeights: as_task("weights", self._await_weights),
-            LoadEngine: load,
-            ActivateEngine: as_task("load", self._activate),
-            ServeStages: as_task("serve", self._serve_stages),
-            ConsolidateEngine: as_task("consolidate", self._consolidate),
-            AbandonConsolidation: as_task("abandon", self._abandon),
-            SleepEngine: as_task("sleep", self._sleep),
-            LimitKv: limit,
-            StopEngine: as_task("stop", self._stop),
-            CheckHealth: as_task("health", self._check_health),
-            CountInFlight: as_task("count", self._count),
-            Remember: remember,
-            ForgetEngine: forget,
+            msg.LaunchEngine: as_task("launch", self._launch),
+            msg.AwaitWeights: as_task("weights", self._await_weights),
+            msg.LoadEngine: load,
+            msg.ActivateEngine: as_task("load", self._activate),
+            msg.ServeStages: as_task("serve", self._serve_stages),
+            msg.ConsolidateEngine: as_task("consolidate", self._consolidate),
+            msg.AbandonConsolidation: as_task("abandon", self._abandon),
+            msg.SleepEngine: as_task("sleep", self._sleep),
+            msg.LimitKv: limit,
+            msg.StopEngine: as_task("stop", self._stop),
+            msg.CheckHealth: as_task("health", self._check_health),
+            msg.CountInFlight: as_task("count", self._count),
+            msg.Remember: remember,
+            msg.ForgetEngine: forget,
         }
 
     def run_dir(self, instance_id: str) -> Path:
@@ -171,17 +143,22 @@ class EngineExecutor:
         task.add_done_callback(lambda done: self._tasks.pop(key) if self._tasks.get(key) is done else None)
 
     async def _guard(self, kind: str, instance_id: str, body: Coroutine[Any, Any, None]) -> None:
-        """A fault of ours in one task ends that start, never the agent."""
+        """What an engine or its driver could not do ends what was under way, and so does a fault of ours, which never
+        ends the agent."""
         try:
             await body
         except Exception as error:
-            log.exception("%s of %s failed", kind, instance_id)
+            if isinstance(error, GlowplugError) and kind in ("launch", "load", "serve", "consolidate"):
+                code, why = error.code, error.message
+            else:
+                log.exception("%s of %s failed", kind, instance_id)
+                code, why = "internal_error", f"{kind}: {error!r}"
             if kind in ("launch", "weights", "load", "serve"):
-                await self._report(EngineStartFailed(instance_id, "internal_error", f"{kind}: {error!r}"))
+                await self._report(msg.EngineStartFailed(instance_id, code, why))
             elif kind == "consolidate":
-                await self._report(ConsolidationFailed(instance_id, f"{kind}: {error!r}"))
+                await self._report(msg.ConsolidationFailed(instance_id, why))
             elif kind == "stop":
-                await self._report(EngineGone(instance_id, clean=False))
+                await self._report(msg.EngineGone(instance_id, clean=False))
 
     async def _report(self, stimulus: Any) -> None:
         assert self._put is not None, "connect() first"
@@ -193,11 +170,11 @@ class EngineExecutor:
     def _is_alive(self, handle: EngineHandle) -> bool:
         return self._driver(handle).adopt(handle)
 
-    async def _launch(self, effect: LaunchEngine) -> None:
+    async def _launch(self, effect: msg.LaunchEngine) -> None:
         driver = self._drivers[effect.model.engine]
         if len(effect.workers) > 1 and not driver.capabilities.groups:
             reason = f"{effect.model.engine} runs on one GPU, not on {len(effect.workers)}"
-            await self._report(EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
+            await self._report(msg.EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
             return
         num_bytes = sum(w.num_bytes for w in effect.workers or (effect.worker,))
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
@@ -223,17 +200,17 @@ class EngineExecutor:
             run_dir.mkdir(parents=True, mode=0o700)
             log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = await driver.launch(request)
-        except GlowplugError as error:
-            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
         except OSError as error:
-            await self._report(EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}"))
+            await self._report(
+                msg.EngineStartFailed(effect.instance_id, "no_space", f"cannot prepare {run_dir}: {error}")
+            )
         else:
             limit = limit_bytes(request, self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes)
             data = {**handle.data, LIMIT: str(limit), KEY_ID: key_id}
             handle = replace(handle, data=data | ({REPLICA: "1"} if effect.replica else {}))
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
-            await self._report(EngineLaunched(effect.instance_id))
+            await self._report(msg.EngineLaunched(effect.instance_id))
         finally:
             self._ports.settled(effect.instance_id)  # the handle, if there is one, holds the port from now on
 
@@ -242,15 +219,15 @@ class EngineExecutor:
         watch = MemoryWatch(lambda: self._state.handles, self._is_alive, self._report)
         await watch.run(self._settings.engine_memory_s)
 
-    async def _await_weights(self, effect: AwaitWeights) -> None:
+    async def _await_weights(self, effect: msg.AwaitWeights) -> None:
         """Look until the region says complete or failed; past the deadline the controller has given up by itself."""
         if not effect.weights.uri:
-            await self._report(WeightsComplete(effect.instance_id, "", cached=True))
+            await self._report(msg.WeightsComplete(effect.instance_id, "", cached=True))
             return
         try:
             digest = region_digest(effect.weights)
         except GlowplugError as error:
-            await self._report(WeightsFailed(effect.instance_id, error.code, error.message))
+            await self._report(msg.WeightsFailed(effect.instance_id, error.code, error.message))
             return
         region = Region.at(self._settings.shm_dir.absolute(), self._settings.node, digest)
         began = self._clock()
@@ -261,64 +238,54 @@ class EngineExecutor:
                 declared, found = effect.weights.num_bytes, status.info.num_bytes
                 if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
                     wrong = f"{redacted(effect.weights.uri)}: {found} bytes, expected {declared}"
-                    await self._report(WeightsFailed(effect.instance_id, ChecksumMismatch.code, wrong))
+                    await self._report(msg.WeightsFailed(effect.instance_id, ChecksumMismatch.code, wrong))
                     return
                 region.touch(self._clock())
-                await self._report(WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
+                await self._report(msg.WeightsComplete(effect.instance_id, status.info.path, cached=is_first))
                 return
             if status.state is RegionState.FAILED and status.failure is not None:
-                await self._report(WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
+                await self._report(msg.WeightsFailed(effect.instance_id, status.failure.code, status.failure.message))
                 return
             is_first = False
             is_slow = self._clock() - began > REGION_GRACE_S
             await asyncio.sleep(self._settings.weights_poll_s * (SLOW_POLLS if is_slow else 1))
 
-    async def _load(self, effect: LoadEngine) -> None:
+    async def _load(self, effect: msg.LoadEngine) -> None:
         handle = self._state.handles[effect.instance_id]
         driver = self._driver(handle)
-        try:
-            loaded = _with_holds(await driver.load(handle, Path(effect.path)))
-            self._state.put_handle(loaded.handle)
-            if REPLICA in handle.data and isinstance(driver, Sleeper):
-                await driver.sleep(loaded.handle, "prewarmed")
-        except GlowplugError as error:
-            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
-            return
+        loaded = _with_holds(await driver.load(handle, Path(effect.path)))
+        self._state.put_handle(loaded.handle)
         if REPLICA in handle.data:
-            await self._report(EnginePrewarmed(effect.instance_id))
+            if isinstance(driver, Sleeper):
+                await driver.sleep(loaded.handle, "prewarmed")
+            await self._report(msg.EnginePrewarmed(effect.instance_id))
             return
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
-    async def _activate(self, effect: ActivateEngine) -> None:
+    async def _activate(self, effect: msg.ActivateEngine) -> None:
         """The process of `source` goes on under a new id, from wherever it is: a load under way is waited for."""
         for kind in ("load", "sleep", "limit", "watch", "health", "count"):
             await self._cancel(effect.source, kind)
         handle = self._state.rename_handle(effect.source, effect.instance_id)
         path = self._weights.pop(effect.source, "")
         if handle is None or not self._is_alive(handle):
-            reason = f"the engine of {effect.source} is gone"
-            await self._report(EngineStartFailed(effect.instance_id, "engine_failed", reason))
-            return
+            raise EngineFailed(f"the engine of {effect.source} is gone")
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(handle.log_path, self.log_path(effect.instance_id))  # one log, under both names
         self._begin(effect.instance_id, "watch", self._watch(handle))
         driver, began = self._driver(handle), self._clock()
-        try:
-            if not handle.url:
-                handle = _with_holds(await driver.load(handle, Path(path))).handle
-            handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
-            self._state.put_handle(handle)
-            if isinstance(driver, Sleeper):
-                await driver.wake(handle)
-        except GlowplugError as error:
-            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
-            return
+        if not handle.url:
+            handle = _with_holds(await driver.load(handle, Path(path))).handle
+        handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
+        self._state.put_handle(handle)
+        if isinstance(driver, Sleeper):
+            await driver.wake(handle)
         load = Phase(name=PhaseName.LOAD, started_at=began, ended_at=self._clock())
         await self._report(self._ready(effect.instance_id, handle, (load,)))
 
-    def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> EngineReady:
+    def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> msg.EngineReady:
         holds = json.loads(handle.data.get(HOLDS, "{}"))
-        return EngineReady(
+        return msg.EngineReady(
             instance_id,
             advertised(handle.url, self._settings.advertise_host),
             phases,
@@ -336,26 +303,17 @@ class EngineExecutor:
         driver = self._driver(handle)
         return handle, driver if isinstance(driver, Stager) else NO_STAGES
 
-    async def _serve_stages(self, effect: ServeStages) -> None:
-        try:
-            handle, driver = self._staged(effect.instance_id)
-            loaded = _with_holds(await driver.serve_stages(handle))
-        except EngineFailed as error:
-            await self._report(EngineStartFailed(effect.instance_id, error.code, error.message))
-            return
+    async def _serve_stages(self, effect: msg.ServeStages) -> None:
+        handle, driver = self._staged(effect.instance_id)
+        loaded = _with_holds(await driver.serve_stages(handle))
         self._state.put_handle(loaded.handle)
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
-    async def _consolidate(self, effect: ConsolidateEngine) -> None:
-        try:
-            handle, driver = self._staged(effect.instance_id)
-            kv_tokens = await driver.consolidate(handle, effect.model)
-        except EngineFailed as error:
-            await self._report(ConsolidationFailed(effect.instance_id, error.message))
-            return
-        await self._whole(effect.instance_id, kv_tokens)
+    async def _consolidate(self, effect: msg.ConsolidateEngine) -> None:
+        handle, driver = self._staged(effect.instance_id)
+        await self._whole(effect.instance_id, await driver.consolidate(handle, effect.model))
 
-    async def _abandon(self, effect: AbandonConsolidation) -> None:
+    async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """The engine says what has become of it. One that does not answer is asked again by the controller; one that
         cannot become whole is the stage that it was."""
         await self._cancel(effect.instance_id, "consolidate")
@@ -363,12 +321,12 @@ class EngineExecutor:
             handle, driver = self._staged(effect.instance_id)
             kv_tokens = await driver.abandon_consolidation(handle)
         except EngineUnable as error:
-            await self._report(ConsolidationFailed(effect.instance_id, error.message))
+            await self._report(msg.ConsolidationFailed(effect.instance_id, error.message))
         except EngineFailed as error:
             log.warning("%s does not say what became of its consolidation: %s", effect.instance_id, error.message)
         else:
             if kv_tokens is None:
-                await self._report(ConsolidationFailed(effect.instance_id, "given up"))
+                await self._report(msg.ConsolidationFailed(effect.instance_id, "given up"))
             else:
                 await self._whole(effect.instance_id, kv_tokens)
 
@@ -378,9 +336,9 @@ class EngineExecutor:
         if handle is not None:
             holds = json.loads(handle.data.get(HOLDS, "{}")) | {"kv_tokens": kv_tokens}
             self._state.put_handle(replace(handle, data={**handle.data, HOLDS: json.dumps(holds)}))
-        await self._report(EngineConsolidated(instance_id, kv_tokens))
+        await self._report(msg.EngineConsolidated(instance_id, kv_tokens))
 
-    async def _sleep(self, effect: SleepEngine) -> None:
+    async def _sleep(self, effect: msg.SleepEngine) -> None:
         handle = self._state.handles.get(effect.instance_id)
         driver = self._driver(handle) if handle is not None else None
         try:
@@ -389,11 +347,11 @@ class EngineExecutor:
             await driver.sleep(handle, effect.becomes)
         except EngineFailed as error:
             log.warning("%s is stopped: %s", effect.instance_id, error.message)
-            self._begin(effect.instance_id, "stop", self._stop(StopEngine(effect.instance_id, 0.0)))
+            self._begin(effect.instance_id, "stop", self._stop(msg.StopEngine(effect.instance_id, 0.0)))
             return
-        await self._report(EngineAsleep(effect.instance_id))
+        await self._report(msg.EngineAsleep(effect.instance_id))
 
-    async def _stop(self, effect: StopEngine) -> None:
+    async def _stop(self, effect: msg.StopEngine) -> None:
         """End the work under way, then the process; gone only when the kernel says so."""
         launching = self._tasks.get((effect.instance_id, "launch"))
         if launching is not None:  # a launch cut in half would leave a process nobody knows
@@ -418,13 +376,13 @@ class EngineExecutor:
             await self._driver(handle).stop(handle, effect.grace_s)
             if self._is_alive(handle):
                 log.error("engine %s (pid %s) outlived its stop", effect.instance_id, handle.pid)
-                await self._report(EngineGone(effect.instance_id, clean=False))
+                await self._report(msg.EngineGone(effect.instance_id, clean=False))
                 return
         self._state.drop_handle(effect.instance_id)
         shutil.rmtree(self.run_dir(effect.instance_id), ignore_errors=True)
         # The stop is over before it is reported, so that a retry or a relaunch finds the place free.
         self._tasks.pop((effect.instance_id, "stop"), None)
-        await self._report(EngineGone(effect.instance_id))
+        await self._report(msg.EngineGone(effect.instance_id))
 
     async def _cancel(self, instance_id: str, kind: str) -> None:
         task = self._tasks.get((instance_id, kind))
@@ -442,22 +400,22 @@ class EngineExecutor:
 
     async def _report_exit(self, handle: EngineHandle) -> None:
         tail = log_tail(Path(handle.log_path))
-        await self._report(EngineExited(handle.instance_id, f"the engine process ended by itself\n{tail}".strip()))
+        await self._report(msg.EngineExited(handle.instance_id, f"the engine process ended by itself\n{tail}".strip()))
 
-    async def _check_health(self, effect: CheckHealth) -> None:
+    async def _check_health(self, effect: msg.CheckHealth) -> None:
         handle = self._state.handles.get(effect.instance_id)
         if handle is None:
             await self._report(
-                HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it")
+                msg.HealthSeen(effect.instance_id, ok=False, alive=False, reason="no engine is known for it")
             )
             return
         seen = await self._driver(handle).health(handle)
         if not seen.alive:
             await self._report_exit(handle)
             return
-        await self._report(HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
+        await self._report(msg.HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
 
-    async def _count(self, effect: CountInFlight) -> None:
+    async def _count(self, effect: msg.CountInFlight) -> None:
         handle = self._state.handles.get(effect.instance_id)
         if handle is None:
             return
@@ -470,7 +428,7 @@ class EngineExecutor:
         except EngineFailed as error:
             log.warning("draining %s: %s", effect.instance_id, error.message)
             return
-        await self._report(InFlight(effect.instance_id, num_in_flight, kv_bytes_used))
+        await self._report(msg.InFlight(effect.instance_id, num_in_flight, kv_bytes_used))
 
     async def _limit_kv(self, instance_id: str) -> None:
         """Pass on the newest limit, until there is none that is newer."""

@@ -13,7 +13,7 @@ from glowplug.engines.port import EngineHandle
 from glowplug.events.envelope import MalformedEvent, from_json
 
 log = logging.getLogger(__name__)
-SCHEMA = 2  # of the file: 1 knew an instance by flags, 2 by its state
+SCHEMA = 3  # of the file: 1 knew an instance by flags, 2 by twenty states, 3 by fifteen
 MAX_STATE_BYTES = 64 << 20  # the instances of one node, each with its model: a few KiB apiece
 
 

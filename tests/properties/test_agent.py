@@ -11,28 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.controller import AgentController
-from glowplug.controllers.agent.messages import (
-    AgentMemory,
-    AgentParams,
-    AwaitWeights,
-    EngineExited,
-    EngineGone,
-    EngineKind,
-    EngineLaunched,
-    EngineReady,
-    EngineStartFailed,
-    HealthSeen,
-    InFlight,
-    LaunchEngine,
-    LoadEngine,
-    Recalled,
-    Remember,
-    StopEngine,
-    WeightsComplete,
-    WeightsFailed,
-)
-from glowplug.controllers.agent.table import InvalidTransition
+from glowplug.controllers.agent.transaction import InvalidTransition
 from glowplug.controllers.effects import Save, Tick
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import Gpu
@@ -43,8 +24,8 @@ from tests.agent_steps import CheckedAgent
 from tests.fleet_builder import MIB, a_model, an_event
 
 NODE = "node-1"
-PARAMS = AgentParams(start_deadline_s=20, keep_gone_s=60, stop_retry_s=2, max_tick_gap_s=1000)
-ENGINES = {"emulated": EngineKind(name="emulated", emulated=True)}
+PARAMS = msg.AgentParams(start_deadline_s=20, keep_gone_s=60, stop_retry_s=2, max_tick_gap_s=1000)
+ENGINES = {"emulated": msg.EngineKind(name="emulated", emulated=True)}
 ids = st.sampled_from([f"i-{n}" for n in range(6)])
 gpus = st.integers(0, 1)
 epochs = st.integers(1, 4)
@@ -68,7 +49,7 @@ class AgentMachine(RuleBasedStateMachine):
         self.stopping: set[str] = set()
         self.started: set[str] = set()
         self.last: dict[str, Instance] = {}
-        self.memory: AgentMemory | None = None
+        self.memory: msg.AgentMemory | None = None
         self.agent = self.new_agent()
 
     def new_agent(self) -> AgentController:
@@ -88,19 +69,19 @@ class AgentMachine(RuleBasedStateMachine):
 
     def perform(self, effect: Any) -> None:
         match effect:
-            case Remember(memory):
+            case msg.Remember(memory):
                 self.memory = memory
-            case LaunchEngine(instance_id=i):
+            case msg.LaunchEngine(instance_id=i):
                 assert i in self.agent.ledger.holders, "launched without a grant"
                 assert i not in self.processes, "launched twice"
                 self.processes.add(i)
                 self.started.add(i)
-            case AwaitWeights(instance_id=i):
+            case msg.AwaitWeights(instance_id=i):
                 self.waiting.add(i)
-            case LoadEngine(instance_id=i):
+            case msg.LoadEngine(instance_id=i):
                 assert i in self.processes
                 self.loading.add(i)
-            case StopEngine(instance_id=i):
+            case msg.StopEngine(instance_id=i):
                 self.stopping.add(i)
                 self.loading.discard(i)
                 self.waiting.discard(i)
@@ -131,13 +112,13 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(i=ids)
     def launched(self, i: str) -> None:
         if i in self.processes:
-            self.tell(EngineLaunched(i))
+            self.tell(msg.EngineLaunched(i))
 
     @rule(i=ids, ok=st.booleans())
     def weights(self, i: str, ok: bool) -> None:
         if i in self.waiting:
             self.waiting.discard(i)
-            self.tell(WeightsComplete(i, "/w") if ok else WeightsFailed(i, "weights_unavailable", "gone"))
+            self.tell(msg.WeightsComplete(i, "/w") if ok else msg.WeightsFailed(i, "weights_unavailable", "gone"))
 
     @rule(i=ids, ok=st.booleans())
     def loaded(self, i: str, ok: bool) -> None:
@@ -145,7 +126,7 @@ class AgentMachine(RuleBasedStateMachine):
             self.loading.discard(i)
             if not ok:
                 self.processes.discard(i)
-            self.tell(EngineReady(i, "http://e") if ok else EngineStartFailed(i, "engine_failed", "broken"))
+            self.tell(msg.EngineReady(i, "http://e") if ok else msg.EngineStartFailed(i, "engine_failed", "broken"))
 
     @rule(i=ids, clean=st.booleans())
     def stopped(self, i: str, clean: bool) -> None:
@@ -153,19 +134,19 @@ class AgentMachine(RuleBasedStateMachine):
             self.stopping.discard(i)
             if clean:
                 self.processes.discard(i)
-            self.tell(EngineGone(i, clean=clean))
+            self.tell(msg.EngineGone(i, clean=clean))
 
     @rule(i=ids)
     def dies(self, i: str) -> None:
         if i in self.processes:
             self.processes.discard(i)
-            self.tell(EngineExited(i, "killed"))
+            self.tell(msg.EngineExited(i, "killed"))
 
     @rule(i=ids, ok=st.booleans(), num_in_flight=st.integers(0, 2))
     def seen(self, i: str, ok: bool, num_in_flight: int) -> None:
         if i in self.processes:
-            self.tell(HealthSeen(i, ok=ok, reason="no answer"))
-            self.tell(InFlight(i, num_in_flight))
+            self.tell(msg.HealthSeen(i, ok=ok, reason="no answer"))
+            self.tell(msg.InFlight(i, num_in_flight))
 
     @rule(after_s=st.sampled_from([0.2, 1.0, 5.0, 30.0]))
     def tick(self, after_s: float) -> None:
@@ -180,7 +161,7 @@ class AgentMachine(RuleBasedStateMachine):
         self.waiting.clear()
         self.stopping.clear()
         self.agent = self.new_agent()
-        self.tell(Recalled(frozenset(self.processes)))
+        self.tell(msg.Recalled(frozenset(self.processes)))
 
     @invariant()
     def no_gpu_is_overbooked(self) -> None:
@@ -211,7 +192,7 @@ class AgentMachine(RuleBasedStateMachine):
     def _end(self, i: str) -> None:
         self.stopping.discard(i)
         self.processes.discard(i)
-        self.tell(EngineGone(i))
+        self.tell(msg.EngineGone(i))
 
 
 TestAgent = AgentMachine.TestCase

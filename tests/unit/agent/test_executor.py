@@ -11,22 +11,7 @@ from typing import Any
 
 import pytest
 
-from glowplug.controllers.agent.messages import (
-    AwaitWeights,
-    CheckHealth,
-    EngineExited,
-    EngineGone,
-    EngineLaunched,
-    EngineReady,
-    EngineStartFailed,
-    ForgetEngine,
-    HealthSeen,
-    LaunchEngine,
-    LoadEngine,
-    StopEngine,
-    WeightsComplete,
-    WeightsFailed,
-)
+from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import Worker
 from glowplug.domain.model import WeightsRef
@@ -124,8 +109,8 @@ class Rig:
 
     async def launch(self) -> EngineHandle:
         worker = Worker(worker_id="i-1-0", node_id="node-1", gpu_id="node-1/0", num_bytes=1)
-        await self.do(LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
-        await self.outcome(EngineLaunched)
+        await self.do(msg.LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
+        await self.outcome(msg.EngineLaunched)
         return self.state.handles["i-1"]
 
 
@@ -140,16 +125,16 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 async def test_whole_life(rig: Rig) -> None:
     handle = await rig.launch()
-    await rig.do(LoadEngine("i-1", "/weights"))
-    await rig.outcome(EngineReady)
+    await rig.do(msg.LoadEngine("i-1", "/weights"))
+    await rig.outcome(msg.EngineReady)
     assert rig.engines.living() == {"i-1"}
     await until(lambda: "hello" in rig.engines.log_path("i-1").read_text(), "the engine writes its log")
-    await rig.do(StopEngine("i-1", 0.0))
-    assert (await rig.outcome(EngineGone)).clean
+    await rig.do(msg.StopEngine("i-1", 0.0))
+    assert (await rig.outcome(msg.EngineGone)).clean
     assert not process.is_alive(handle.pid, handle.pid_started_at) and not rig.state.handles
-    assert not any(isinstance(o, EngineExited) for o in rig.outcomes)
+    assert not any(isinstance(o, msg.EngineExited) for o in rig.outcomes)
     assert not rig.engines.run_dir("i-1").exists() and "hello" in rig.engines.log_path("i-1").read_text()
-    await rig.do(ForgetEngine("i-1"))
+    await rig.do(msg.ForgetEngine("i-1"))
     assert not rig.engines.log_path("i-1").exists()
 
 
@@ -157,7 +142,7 @@ async def test_exit_is_told_at_once_with_the_end_of_the_log(rig: Rig) -> None:
     handle = await rig.launch()
     await until(lambda: "hello" in rig.engines.log_path("i-1").read_text(), "the engine writes its log")
     os.kill(handle.pid, signal.SIGKILL)
-    exited = await rig.outcome(EngineExited)
+    exited = await rig.outcome(msg.EngineExited)
     assert exited.reason.splitlines() == ["the engine process ended by itself", "hello from the engine"]
 
 
@@ -167,82 +152,82 @@ async def test_exit_is_told_at_once_with_the_end_of_the_log(rig: Rig) -> None:
 async def test_launch_that_fails_is_told(rig: Rig, error: Exception, code: str) -> None:
     rig.driver.launch_error = error
     worker = Worker(worker_id="i-1-0", node_id="node-1", gpu_id="node-1/0", num_bytes=1)
-    await rig.do(LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
-    failed = await rig.outcome(EngineStartFailed)
+    await rig.do(msg.LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
+    failed = await rig.outcome(msg.EngineStartFailed)
     assert failed.code == code and str(error) in failed.reason
 
 
 async def test_load_that_fails_is_told(rig: Rig) -> None:
     await rig.launch()
     rig.driver.load_error = EngineFailed("not a model\nlast line of the log")
-    await rig.do(LoadEngine("i-1", "/weights"))
-    assert "last line" in (await rig.outcome(EngineStartFailed)).reason
+    await rig.do(msg.LoadEngine("i-1", "/weights"))
+    assert "last line" in (await rig.outcome(msg.EngineStartFailed)).reason
 
 
 async def test_stop_during_a_launch_leaves_no_process(rig: Rig) -> None:
     rig.driver.launch_s = 0.1
     worker = Worker(worker_id="i-1-0", node_id="node-1", gpu_id="node-1/0", num_bytes=1)
-    await rig.do(LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
-    await rig.do(StopEngine("i-1", 0.0))
-    assert (await rig.outcome(EngineGone)).clean and not rig.state.handles
+    await rig.do(msg.LaunchEngine("i-1", a_model(engine="fake"), worker, "host", 0))
+    await rig.do(msg.StopEngine("i-1", 0.0))
+    assert (await rig.outcome(msg.EngineGone)).clean and not rig.state.handles
     assert not kill_orphans(rig.settings.node_dir / "run", ())
 
 
 async def test_stop_during_a_load_gives_it_up(rig: Rig) -> None:
     await rig.launch()
     rig.driver.may_load.clear()
-    await rig.do(LoadEngine("i-1", "/weights"))
-    await rig.do(StopEngine("i-1", 0.0))
-    assert (await rig.outcome(EngineGone)).clean
-    assert not any(isinstance(o, EngineReady | EngineStartFailed) for o in rig.outcomes)
+    await rig.do(msg.LoadEngine("i-1", "/weights"))
+    await rig.do(msg.StopEngine("i-1", 0.0))
+    assert (await rig.outcome(msg.EngineGone)).clean
+    assert not any(isinstance(o, msg.EngineReady | msg.EngineStartFailed) for o in rig.outcomes)
 
 
 async def test_process_that_outlives_its_stop_is_not_called_gone(rig: Rig) -> None:
     await rig.launch()
     rig.driver.is_immortal = True
-    await rig.do(StopEngine("i-1", 0.0))
-    assert not (await rig.outcome(EngineGone)).clean and "i-1" in rig.state.handles
+    await rig.do(msg.StopEngine("i-1", 0.0))
+    assert not (await rig.outcome(msg.EngineGone)).clean and "i-1" in rig.state.handles
     rig.driver.is_immortal = False
     await asyncio.sleep(0.05)
     rig.outcomes.clear()
-    await rig.do(StopEngine("i-1", 0.0))
-    assert (await rig.outcome(EngineGone)).clean and not rig.state.handles
+    await rig.do(msg.StopEngine("i-1", 0.0))
+    assert (await rig.outcome(msg.EngineGone)).clean and not rig.state.handles
 
 
 async def test_stop_that_breaks_is_not_called_gone(rig: Rig) -> None:
     await rig.launch()
     rig.driver.stop_error = RuntimeError("bug")
-    await rig.do(StopEngine("i-1", 0.0))
-    assert not (await rig.outcome(EngineGone)).clean and "i-1" in rig.state.handles
+    await rig.do(msg.StopEngine("i-1", 0.0))
+    assert not (await rig.outcome(msg.EngineGone)).clean and "i-1" in rig.state.handles
 
 
 async def test_stop_of_nothing_is_over_at_once(rig: Rig) -> None:
-    await rig.do(StopEngine("i-404", 0.0))
-    assert (await rig.outcome(EngineGone)).clean
+    await rig.do(msg.StopEngine("i-404", 0.0))
+    assert (await rig.outcome(msg.EngineGone)).clean
 
 
 async def test_weights_are_waited_for(rig: Rig) -> None:
     model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
-    await rig.do(AwaitWeights("i-1", model.weights, 9e9))
+    await rig.do(msg.AwaitWeights("i-1", model.weights, 9e9))
     await asyncio.sleep(0.05)
     assert not rig.outcomes
     region = write_weights(rig.settings.shm_dir.absolute(), model)
-    complete = await rig.outcome(WeightsComplete)
+    complete = await rig.outcome(msg.WeightsComplete)
     assert complete.path == str(region.blob) and not complete.cached
 
 
 async def test_weights_in_memory_already_are_cached(rig: Rig) -> None:
     model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
     write_weights(rig.settings.shm_dir.absolute(), model)
-    await rig.do(AwaitWeights("i-1", model.weights, 9e9))
-    assert (await rig.outcome(WeightsComplete)).cached
+    await rig.do(msg.AwaitWeights("i-1", model.weights, 9e9))
+    assert (await rig.outcome(msg.WeightsComplete)).cached
 
 
 async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_this_one_declares(rig: Rig) -> None:
     sha256 = "ab" * 32
     write_weights(rig.settings.shm_dir, a_model("m", weights=WeightsRef(uri="file:///w/m", sha256=sha256)))
-    await rig.do(AwaitWeights("i-1", WeightsRef(uri="file:///w/m", sha256=sha256, num_bytes=5), deadline_at=9e9))
-    failed = await rig.outcome(WeightsFailed)
+    await rig.do(msg.AwaitWeights("i-1", WeightsRef(uri="file:///w/m", sha256=sha256, num_bytes=5), deadline_at=9e9))
+    failed = await rig.outcome(msg.WeightsFailed)
     assert (failed.code, failed.message) == ("weights_corrupt", "file:///w/m: 4 bytes, expected 5")
 
 
@@ -250,22 +235,22 @@ async def test_weights_that_fail_are_told_to_those_who_wait(rig: Rig) -> None:
     model = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
     region = write_weights(rig.settings.shm_dir.absolute(), model)
     region.fail("weights_corrupt", "checksum differs", failed_at=1.0, instance_ids=("i-2",))
-    await rig.do(AwaitWeights("i-1", model.weights, 9e9))
-    await rig.do(AwaitWeights("i-2", model.weights, 9e9))
-    failed = await rig.outcome(WeightsFailed)
-    assert failed == WeightsFailed("i-2", "weights_corrupt", "checksum differs")
+    await rig.do(msg.AwaitWeights("i-1", model.weights, 9e9))
+    await rig.do(msg.AwaitWeights("i-2", model.weights, 9e9))
+    failed = await rig.outcome(msg.WeightsFailed)
+    assert failed == msg.WeightsFailed("i-2", "weights_corrupt", "checksum differs")
     await asyncio.sleep(0.05)
     assert len(rig.outcomes) == 1
 
 
 async def test_checksum_that_is_none_is_refused(rig: Rig) -> None:
-    await rig.do(AwaitWeights("i-1", WeightsRef(uri="file:///w", sha256="../../etc"), 9e9))
-    assert (await rig.outcome(WeightsFailed)).code == "invalid_model_file"
+    await rig.do(msg.AwaitWeights("i-1", WeightsRef(uri="file:///w", sha256="../../etc"), 9e9))
+    assert (await rig.outcome(msg.WeightsFailed)).code == "invalid_model_file"
 
 
 async def test_health_of_an_engine_nobody_knows(rig: Rig) -> None:
-    await rig.do(CheckHealth("i-404"))
-    assert not (await rig.outcome(HealthSeen)).alive
+    await rig.do(msg.CheckHealth("i-404"))
+    assert not (await rig.outcome(msg.HealthSeen)).alive
 
 
 def test_orphans_are_found_by_where_they_work_and_the_known_are_spared(tmp_path: Path) -> None:

@@ -24,25 +24,24 @@ It never decides what runs where, never touches a clock, a process or a socket, 
 an answer.
 
 The life of one instance is a table (table.py; docs/instance-states.md is drawn from it). A new state is a line in
-`State` and one in `RULES` (record.py), and its rows in table.py; a new action is a method of the part it belongs to
-(lifecycle.py, starts.py, drains.py, stages.py), named in that part's `actions`; a new effect is a class in messages.py,
+`State` and one in `RULES` (record.py), and its rows in table.py; a new action is a function `on_...` of the part it
+belongs to (starts.py, lifecycle.py, drains.py, stages.py), which its row names; a new effect is a class in messages.py,
 listed in EFFECTS, with an executor in services/agent/executor.py and one in the simulator's node.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from glowplug.controllers.agent import lifecycle, starts
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent.drains import Drains
-from glowplug.controllers.agent.lifecycle import INSTANCES, Action, Lifecycle, Transaction, fact_of
 from glowplug.controllers.agent.params import AgentParams, EngineKind
-from glowplug.controllers.agent.record import ELSEWHERE, OVER, RULES, Holding, Ledger, State, Stop, faults, shares_of
-from glowplug.controllers.agent.stages import Stages, pipeline_of
-from glowplug.controllers.agent.starts import Starts
-from glowplug.controllers.agent.table import Move, wrong
-from glowplug.controllers.effects import Effect, Publish, Save, Tick
+from glowplug.controllers.agent.record import Holding, State, faults
+from glowplug.controllers.agent.table import STIMULI, TABLE, wrong
+from glowplug.controllers.agent.transaction import INSTANCES, Ledger, Move, Transaction, fact_of
+from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.controllers.port import Handler, dispatch
 from glowplug.domain.hardware import GrantOwner, Node
@@ -53,23 +52,6 @@ from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
 MOVES_KEPT = 500  # where nobody checks them
-OUTCOMES = (
-    msg.EngineLaunched,
-    msg.WeightsComplete,
-    msg.WeightsFailed,
-    msg.EngineReady,
-    msg.EngineStartFailed,
-    msg.EngineExited,
-    msg.EngineOverLimit,
-    msg.EngineGone,
-    msg.HealthSeen,
-    msg.InFlight,
-    msg.EnginePrewarmed,
-    msg.EngineAsleep,
-    msg.EngineConsolidated,
-    msg.ConsolidationFailed,
-    msg.StopAsked,
-)
 
 
 class AgentController:
@@ -91,21 +73,12 @@ class AgentController:
         there = sorted(name for name, kind in engines.items() if not kind.unavailable)
         self._available = tuple(there)
         self._abilities = tuple(f"{name}:{ability}" for name in there for ability in sorted(engines[name].abilities))
-        self._life = Lifecycle(node_id, ledger, self.params)
-        self._stages = Stages(self._life)
-        self._drains = Drains(self._life, self._stages, engines, self.params)
-        self._starts = Starts(self._life, self._drains, engines, self.params)
-        self.actions: Mapping[str, Action] = {
-            "recall": self._recall_one,
-            **self._life.actions,
-            **self._stages.actions,
-            **self._drains.actions,
-            **self._starts.actions,
-        }
-        self.handlers = self._dispatch()
         self._fence = Fence(dict(memory.fence))
-        self._doubts: dict[str, str] = {}  # remembered records that contradict themselves: id -> why
-        self.holdings: dict[str, Holding] = self._life.regrant(map(self._sound, memory.holdings))
+        self._node_stops = ""  # why this node takes no start any more, or ""
+        self._overtaken: dict[str, tuple[float, str]] = {}  # stops that came before their start: id -> when, why
+        self.holdings: dict[str, Holding] = {}
+        self._doubts = starts.remembered(self._transaction(0.0), memory.holdings)
+        self.handlers = self._dispatch()
         self._surroundings = msg.Surroundings()
         self._beat_at, self._node_revision = 0.0, 0
         self._ticked_at = 0.0
@@ -113,7 +86,6 @@ class AgentController:
         self._is_checked = True
 
     def _dispatch(self) -> dict[type[Any], Handler]:
-        outcomes = dict.fromkeys(OUTCOMES, self._outcome)
         commands: dict[type[Any], Callable[[Transaction, Any], None]] = {
             StartInstance: self._start,
             StopInstance: self._stop,
@@ -125,11 +97,13 @@ class AgentController:
             Tick: self._tick,
             msg.Recalled: self._recall,
             msg.Surroundings: self._look,
-            msg.NodeStopping: self._node_stops,
+            msg.NodeStopping: self._node_stopping,
         }
+        outcomes = [kind for kind in STIMULI if issubclass(kind, msg.Outcome)]
         return {
-            **{kind: self._on_command(do) for kind, do in commands.items()},
-            **{kind: self._on_stimulus(do) for kind, do in (outcomes | others).items()},
+            **{kind: partial(self._on_command, do) for kind, do in commands.items()},
+            **{kind: partial(self._on_stimulus, do) for kind, do in others.items()},
+            **{kind: partial(self._on_stimulus, self._outcome) for kind in outcomes},
         }
 
     @property
@@ -140,12 +114,12 @@ class AgentController:
     @property
     def num_living(self) -> int:
         """Instances that are not over, or whose process is not yet known to be gone."""
-        return sum(holding.state not in OVER for holding in self.holdings.values())
+        return sum(not holding.is_over for holding in self.holdings.values())
 
     @property
     def is_stopping(self) -> bool:
         """The node has been asked to end."""
-        return bool(self._starts.node_stops)
+        return bool(self._node_stops)
 
     def memory(self) -> msg.AgentMemory:
         """What a successor needs to take up what runs here."""
@@ -174,32 +148,42 @@ class AgentController:
         an outcome that makes no sense, TypeError for what is no stimulus of an agent."""
         return dispatch(self.handlers, stimulus, now_s)
 
-    def _on_stimulus(self, do: Callable[[Transaction, Any], None]) -> Handler:
-        return lambda stimulus, now_s: self._run(now_s, lambda transaction: do(transaction, stimulus))
-
-    def _on_command(self, do: Callable[[Transaction, Any], None]) -> Handler:
-        """A command for this node, of a controller that still leads."""
-
-        def admitted(transaction: Transaction, event: Event) -> None:
-            if event.data.target != self.node_id:
-                return
-            seen = dict(self._fence.seen)
-            self._fence.admit(event)
-            transaction.is_dirty = seen != self._fence.seen
-            do(transaction, event.data)
-
-        return lambda event, now_s: self._run(now_s, lambda transaction: admitted(transaction, event), event)
-
-    def _run(self, now_s: float, do: Callable[[Transaction], None], event: Event | None = None) -> list[Effect]:
-        transaction = Transaction(now_s, self.holdings, self.actions, event)
-        self._is_checked = False
+    def _on_stimulus(self, do: Callable[[Transaction, Any], None], stimulus: Any, now_s: float) -> list[Effect]:
+        transaction = self._transaction(now_s)
         grants_before = self.ledger.gpus
-        do(transaction)
+        do(transaction, stimulus)
         if self.ledger.gpus != grants_before or not 0 <= now_s - self._beat_at < self.params.beat_s:
             self._beat(transaction)
         return self._effects(transaction)
 
+    def _on_command(self, do: Callable[[Transaction, Any], None], event: Event, now_s: float) -> list[Effect]:
+        """A command for this node, of a controller that still leads."""
+
+        def admitted(transaction: Transaction, command: Any) -> None:
+            if command.target != self.node_id:
+                return
+            seen = dict(self._fence.seen)
+            self._fence.admit(event)
+            transaction.event, transaction.is_dirty = event, seen != self._fence.seen
+            do(transaction, command)
+
+        return self._on_stimulus(admitted, event.data, now_s)
+
+    def _transaction(self, now_s: float) -> Transaction:
+        return Transaction(
+            now_s=now_s,
+            node_id=self.node_id,
+            ledger=self.ledger,
+            engines=self.engines,
+            params=self.params,
+            table=TABLE,
+            holdings=self.holdings,
+            overtaken=self._overtaken,
+            node_stops=self._node_stops,
+        )
+
     def _effects(self, transaction: Transaction) -> list[Effect]:
+        self._is_checked = False
         self.moves += transaction.moves
         remember = [msg.Remember(self.memory())] if transaction.is_dirty else []
         return [*remember, *transaction.in_order()]
@@ -213,7 +197,7 @@ class AgentController:
         if command.instance_id in self.holdings:
             transaction.step(command.instance_id, command)
         else:
-            self._starts.overtaken[command.instance_id] = (transaction.now_s, command.reason)
+            self._overtaken[command.instance_id] = (transaction.now_s, command.reason)
 
     def _resume(self, transaction: Transaction, command: ResumeInstance) -> None:
         if not self.is_stopping:
@@ -240,8 +224,8 @@ class AgentController:
     def _look(self, _: Transaction, around: msg.Surroundings) -> None:
         self._surroundings = around
 
-    def _node_stops(self, transaction: Transaction, asked: msg.NodeStopping) -> None:
-        self._starts.node_stops = asked.reason
+    def _node_stopping(self, transaction: Transaction, asked: msg.NodeStopping) -> None:
+        self._node_stops = asked.reason
         for instance_id in list(self.holdings):
             transaction.step(instance_id, asked)
 
@@ -250,46 +234,18 @@ class AgentController:
         gap_s, self._ticked_at = now_s - (self._ticked_at or now_s), now_s
         if not 0 <= gap_s <= self.params.max_tick_gap_s:
             for holding in list(self.holdings.values()):
-                self._life.shift(transaction, holding, gap_s)
+                lifecycle.shift(transaction, holding, gap_s)
         for instance_id in list(self.holdings):
             transaction.step(instance_id, tick)
-        self._starts.forget(now_s)
+        for instance_id, (when, _) in list(self._overtaken.items()):
+            if now_s - when >= self.params.keep_gone_s:  # no start can come for it any more
+                del self._overtaken[instance_id]
 
     def _recall(self, transaction: Transaction, recalled: msg.Recalled) -> None:
         for instance_id in list(self.holdings):
             if (why := self._doubts.pop(instance_id, None)) is not None:
                 transaction.publish(self.holdings[instance_id], reason=why)
             transaction.step(instance_id, recalled)
-
-    def _recall_one(self, transaction: Transaction, holding: Holding, recalled: msg.Recalled) -> None:
-        """Take it up after a restart of the agent, from what is left of its engine. A start has its time anew."""
-        is_living = holding.instance.instance_id in recalled.living
-        if holding.start is not None:
-            deadline_at = transaction.now_s + self.params.start_deadline_s
-            holding = replace(holding, start=replace(holding.start, deadline_at=deadline_at))
-        if is_living:
-            holding = self._stages.recall(transaction, holding)
-        self._life.recall(transaction, holding, is_living=is_living)
-
-    def _sound(self, holding: Holding) -> Holding:
-        """A remembered record; one that contradicts itself is FAILED, and its process is stopped."""
-        if not holding.shares and "shares" in RULES[holding.state].needs:
-            holding = replace(holding, shares=shares_of(holding.instance, holding.model, self.node_id))
-        doubts = tuple(faults(holding))
-        if not doubts:
-            return holding
-        name = holding.instance.instance_id
-        self._doubts[name] = f"what its agent remembered of it contradicts itself: {doubts[0]}"
-        return Holding(
-            state=State.FAILING,
-            instance=replace(holding.instance, state=InstanceState.FAILED),
-            model=holding.model,
-            cause=holding.cause,
-            pipeline=pipeline_of(holding.instance, 0),
-            stop=Stop(0.0),
-            engine_id=holding.engine_id,
-            past_ids=holding.past_ids,
-        )
 
     def _beat(self, transaction: Transaction) -> None:
         now_s = transaction.now_s
@@ -306,14 +262,13 @@ class AgentController:
             own = rows.get(self.node_id)
             self._node_revision = max(self._node_revision, own.revision if own is not None else 0)
             return []
-        transaction = Transaction(now_s, self.holdings, self.actions)
+        transaction = self._transaction(now_s)
         for instance_id, holding in list(self.holdings.items()):
-            if holding.state not in ELSEWHERE:
+            if holding.state is not State.LOST:  # else its row is another node's
                 self._compare(transaction, holding, rows.get(instance_id))
         for instance_id, row in rows.items():
             if instance_id not in self.holdings and row.workers and row.node_id == self.node_id:
                 self._disown(transaction, row)
-        self._is_checked = False
         return self._effects(transaction)
 
     def _compare(self, transaction: Transaction, holding: Holding, row: Instance | None) -> None:
@@ -343,7 +298,7 @@ class AgentController:
             )
             transaction.effects += (Publish(fact_of(row)), Save(INSTANCES, row.instance_id, row))
         elif transaction.now_s - row.changed_at >= self.params.keep_gone_s:
-            transaction.remove(row.instance_id)
+            transaction.effects.append(Remove(INSTANCES, row.instance_id))
 
     # what must hold
 
@@ -390,7 +345,7 @@ class AgentController:
         for name, holding in self.holdings.items():
             if name != holding.instance.instance_id:
                 yield f"the record of {holding.instance.instance_id} stands under {name}"
-            if holding.state in OVER:
+            if holding.is_over:
                 continue
             if holding.engine in owners:
                 yield f"the process of {holding.engine} belongs to {owners[holding.engine]} and {name}"

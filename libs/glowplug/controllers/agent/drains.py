@@ -14,22 +14,10 @@ SwapServeLLM section 3 (swap out and in). Departures:
   takes Eq. 1's value back, from free bytes first, then from replicas on its GPUs, the newest first.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from glowplug.controllers.agent.lifecycle import Action, Lifecycle, Transaction
-from glowplug.controllers.agent.messages import (
-    CountInFlight,
-    EngineAsleep,
-    EnginePrewarmed,
-    GivesWay,
-    InFlight,
-    LimitKv,
-    NodeStopping,
-    SleepEngine,
-    StopAsked,
-)
-from glowplug.controllers.agent.params import AgentParams, EngineKind
+from glowplug.controllers.agent import lifecycle, stages
+from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import (
     COMING,
     DORMANT,
@@ -42,227 +30,212 @@ from glowplug.controllers.agent.record import (
     shares_of,
     total_of,
 )
-from glowplug.controllers.agent.stages import Stages
+from glowplug.controllers.agent.transaction import Transaction
 from glowplug.controllers.effects import Tick
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import GrantOwner
 from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.policies.prewarming.warmserve_reservation import ReservationParams, prewarmable_bytes
 
-RESERVATIONS = ("", "paper", "literal_code")
 MARGIN = 4  # a cache is too small once less than M / C / MARGIN of it is free
 _ABILITIES = {"prewarmed": "prewarm", "swapped_out": "swap"}  # what an engine may become -> the ability it needs
 
 
-class Drains:
-    """The actions of a drain, and of what lies dormant after it. Raises ValueError for an unknown
-    `params.reservation`."""
+def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -> None:
+    """Drain, then stop or become what the command says, where the engine can and host memory is left."""
+    instance, becomes = holding.instance, command.becomes
+    if becomes not in _ABILITIES:
+        _drain(transaction, holding, command.reason, command.grace_s)
+        return
+    if holding.state in DORMANT or (instance.replica and instance.state.is_coming):
+        return  # it lies dormant already: a command that came twice
+    able = instance.is_whole and not instance.part_of and transaction.can(instance.engine, _ABILITIES[becomes])
+    if able and becomes == "swapped_out" and not holding.snapshot_bytes:
+        num_bytes = int(holding.model.weights_bytes * transaction.params.snapshot_ratio)
+        able = _fits_host(transaction, holding, num_bytes)
+        holding = replace(holding, snapshot_bytes=num_bytes) if able else holding
+    _drain(transaction, holding, command.reason, command.grace_s, becomes if able else "")
+    after = transaction.holdings[instance.instance_id]
+    if after.snapshot_bytes and (after.drain is None or after.drain.becomes != "swapped_out"):
+        transaction.keep(replace(after, snapshot_bytes=0))
 
-    def __init__(self, life: Lifecycle, stages: Stages, engines: Mapping[str, EngineKind], params: AgentParams) -> None:
-        if params.reservation not in RESERVATIONS:
-            raise ValueError(f"reservation is one of {RESERVATIONS}, not {params.reservation!r}")
-        self._life, self._stages, self._engines, self._params = life, stages, engines, params
-        self._reading = ReservationParams(literal_code=params.reservation == "literal_code")
-        self.actions: dict[str, Action] = {
-            "stop": self.stop,
-            "drain": self.asked,
-            "resume": self.resume,
-            "counted": self.counted,
-            "asleep": self.asleep,
-            "prewarmed": self.prewarmed,
-            "tick_ready": self.tick_ready,
-            "tick_drain": self.tick_drain,
-            "tick_sleep": self.tick_sleep,
-        }
 
-    def can(self, engine: str, ability: str) -> bool:
-        """Whether engines of that name have the ability here."""
-        kind = self._engines.get(engine)
-        return kind is not None and not kind.unavailable and ability in kind.abilities
+def _fits_host(transaction: Transaction, holding: Holding, num_bytes: int) -> bool:
+    name, budget = holding.instance.instance_id, transaction.params.swap_host_bytes
+    others = sum(h.snapshot_bytes for i, h in transaction.holdings.items() if i != name)
+    return not budget or others + num_bytes <= budget
 
-    # it begins
 
-    def stop(self, transaction: Transaction, holding: Holding, command: StopInstance) -> None:
-        """Drain, then stop or become what the command says, where the engine can and host memory is left."""
-        instance, becomes = holding.instance, command.becomes
-        if becomes not in _ABILITIES:
-            self._drain(transaction, holding, command.reason, command.grace_s)
+def on_stop_asked(transaction: Transaction, holding: Holding, asked: msg.StopAsked | msg.NodeStopping) -> None:
+    """An operator or the end of the agent itself asks for the drain."""
+    _drain(transaction, holding, asked.reason, asked.grace_s)
+
+
+def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: float, becomes: str = "") -> None:
+    """Accept nothing, finish what is there for at most `grace_s`, then stop, or become what it can (`becomes`, ""
+    for nothing). A start under way is given up; a replica, or what sleeps, is dropped at once."""
+    deadline_at = transaction.now_s + grace_s
+    is_coming = holding.state in COMING or holding.state is State.RESTARTING
+    if holding.state in DORMANT or (holding.instance.replica and is_coming):
+        lifecycle.drop(transaction, holding, reason)
+    elif is_coming:
+        holding = transaction.publish(enter(holding, State.STOPPING), reason=reason)
+        if holding.stop is None:
+            lifecycle.stop(transaction, holding, 0.0, State.STOPPING)
+    elif holding.state is State.FALLING_ASLEEP:
+        if not becomes:
+            lifecycle.stop(transaction, holding, transaction.params.stop_grace_s, State.STOPPING)
+    elif holding.drain is not None:
+        kept = becomes if holding.drain.becomes else ""  # once it is to stop, it stops
+        deadline_at = min(holding.drain.deadline_at, deadline_at)
+        drain = replace(holding.drain, deadline_at=deadline_at, becomes=kept)
+        _expire(transaction, transaction.keep(replace(holding, drain=drain)))
+    else:
+        quiet_until = min(transaction.now_s + transaction.params.drain_quiet_s, deadline_at)
+        drain = Drain(deadline_at=deadline_at, quiet_until=quiet_until, becomes=becomes)
+        holding = transaction.publish(enter(holding, State.DRAINING, drain=drain), reason=reason)
+        _expire(transaction, holding)
+
+
+# time passes
+
+
+def on_ready_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
+    """Ask for its health, and give up a consolidation that takes too long."""
+    stages.overdue(transaction, lifecycle.check_health(transaction, holding))
+
+
+def on_drain_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
+    """As for a READY one; and end the drain at its deadline, or ask what still runs."""
+    on_ready_tick(transaction, holding, tick)
+    holding = transaction.holdings[holding.instance.instance_id]
+    assert holding.drain is not None
+    if transaction.now_s >= holding.drain.deadline_at:
+        _expire(transaction, holding)
+    elif transaction.now_s >= holding.drain.quiet_until:
+        transaction.ask(msg.CountInFlight(holding.instance.instance_id))
+
+
+def on_sleep_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
+    """An engine that does not fall asleep in time is stopped."""
+    _expire(transaction, holding)
+
+
+def _expire(transaction: Transaction, holding: Holding) -> None:
+    assert holding.drain is not None
+    if transaction.now_s >= holding.drain.deadline_at:
+        _end(transaction, holding, transaction.params.stop_grace_s if holding.instance.ready_at else 0.0)
+
+
+def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
+    """The drain is over: put the engine to sleep, or stop it."""
+    drain = holding.drain
+    if drain is not None and drain.becomes and holding.state is State.DRAINING:
+        transaction.ask(msg.SleepEngine(holding.engine, drain.becomes))
+        drain = replace(drain, deadline_at=transaction.now_s + transaction.params.start_deadline_s)
+        transaction.keep(enter(holding, State.FALLING_ASLEEP, drain=drain))
+    else:
+        lifecycle.stop(transaction, holding, grace_s, State.STOPPING)
+
+
+# it ends
+
+
+def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> None:
+    """End the drain of an engine that has nothing left, once routers have had time to hear of it; cut the KV cache
+    of one that has."""
+    assert holding.drain is not None
+    if transaction.now_s < holding.drain.quiet_until:
+        return
+    if seen.num_in_flight == 0:
+        _end(transaction, holding, transaction.params.stop_grace_s)
+    elif transaction.can(holding.instance.engine, "prewarm"):
+        _reserve(transaction, holding, seen)
+
+
+def on_asleep(transaction: Transaction, holding: Holding, _: msg.EngineAsleep) -> None:
+    """A drained engine has left its GPUs: for its weights a replica's grant stays, or nothing at all."""
+    was, leaves = holding.shares, holding.drain is not None and holding.drain.becomes == "swapped_out"
+    holding = replace(transaction.ungrant(holding), num_misses=0)
+    if leaves:
+        asleep = enter(holding, State.SWAPPED_OUT)
+        transaction.publish(asleep, url="", reason="it sleeps in host memory")
+        return
+    weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
+    workers = tuple(replace(w, num_bytes=weights[w.gpu_id]) for w in own_workers(holding.instance))
+    instance = replace(holding.instance, replica=True, workers=workers, url="")
+    holding = transaction.grant(enter(holding, State.PREWARMED, instance=instance))
+    transaction.publish(holding, reason="it has drained, and its weights stay on the GPU")
+
+
+def on_prewarmed(transaction: Transaction, holding: Holding, _: msg.EnginePrewarmed) -> None:
+    """A replica has its weights on its GPUs."""
+    if holding.instance.replica:
+        seconds = transaction.now_s - holding.instance.created_at
+        why = f"its weights came to the GPU within {seconds:.2f} s"
+        transaction.publish(enter(holding, State.PREWARMED), ready_at=transaction.now_s, reason=why)
+
+
+def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstance) -> None:
+    """End a drain that is no longer wanted. A KV cache that has been cut down takes its bytes back, or the drain
+    goes on."""
+    instance = holding.instance
+    if not instance.url:
+        return
+    whole = shares_of(instance, holding.model, transaction.node_id)
+    if holding.consolidation is None and holding.shares != whole:
+        try:
+            holding = transaction.grant(replace(holding, shares={}), (instance.instance_id,))
+        except OutOfMemory as error:
+            why = f"it cannot go on, since its KV cache has been given away: {error.message}"
+            if instance.reason != why:
+                transaction.publish(holding, reason=why)
             return
-        if holding.state in DORMANT or (instance.replica and instance.state.is_coming):
-            return  # it lies dormant already: a command that came twice
-        able = instance.is_whole and not instance.part_of and self.can(instance.engine, _ABILITIES[becomes])
-        if able and becomes == "swapped_out" and not holding.snapshot_bytes:
-            num_bytes = int(holding.model.weights_bytes * self._params.snapshot_ratio)
-            able = self._fits_host(transaction, holding, num_bytes)
-            holding = replace(holding, snapshot_bytes=num_bytes) if able else holding
-        self._drain(transaction, holding, command.reason, command.grace_s, becomes if able else "")
-        after = transaction.holdings[instance.instance_id]
-        if after.snapshot_bytes and (after.drain is None or after.drain.becomes != "swapped_out"):
-            transaction.keep(replace(after, snapshot_bytes=0))
+        transaction.ask(msg.LimitKv(instance.instance_id, total_of(whole, GrantOwner.KV)))
+    transaction.publish(enter(holding, State.READY, snapshot_bytes=0), reason=command.reason)
 
-    def _fits_host(self, transaction: Transaction, holding: Holding, num_bytes: int) -> bool:
-        name, budget = holding.instance.instance_id, self._params.swap_host_bytes
-        others = sum(h.snapshot_bytes for i, h in transaction.holdings.items() if i != name)
-        return not budget or others + num_bytes <= budget
 
-    def asked(self, transaction: Transaction, holding: Holding, asked: StopAsked | NodeStopping) -> None:
-        """An operator or the end of the agent itself asks for the drain."""
-        self._drain(transaction, holding, asked.reason, asked.grace_s)
+# the KV cache meanwhile
 
-    def _drain(
-        self, transaction: Transaction, holding: Holding, reason: str, grace_s: float, becomes: str = ""
-    ) -> None:
-        """Accept nothing, finish what is there for at most `grace_s`, then stop, or become what it can (`becomes`, ""
-        for nothing). A start under way is given up; a replica, or what sleeps, is dropped at once."""
-        deadline_at, is_coming = (
-            transaction.now_s + grace_s,
-            holding.state in COMING or holding.state is State.RESTARTING,
-        )
-        if holding.state in DORMANT or (holding.instance.replica and is_coming):
-            self._life.drop(transaction, holding, reason)
-        elif is_coming:
-            holding = transaction.publish(enter(holding, State.STOPPING), reason=reason)
-            if holding.stop is None:
-                self._life.stop(transaction, holding, 0.0, State.STOPPING)
-        elif holding.state is State.FALLING_ASLEEP:
-            if not becomes:
-                self._life.stop(transaction, holding, self._params.stop_grace_s, State.STOPPING)
-        elif holding.drain is not None:
-            kept = becomes if holding.drain.becomes else ""  # once it is to stop, it stops
-            deadline_at = min(holding.drain.deadline_at, deadline_at)
-            drain = replace(holding.drain, deadline_at=deadline_at, becomes=kept)
-            self._expire(transaction, transaction.keep(replace(holding, drain=drain)))
-        else:
-            quiet_until = min(transaction.now_s + self._params.drain_quiet_s, deadline_at)
-            drain = Drain(deadline_at=deadline_at, quiet_until=quiet_until, becomes=becomes)
-            holding = transaction.publish(enter(holding, State.DRAINING, drain=drain), reason=reason)
-            self._expire(transaction, holding)
 
-    # time passes
+def _reserve(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> None:
+    """Keep what its requests may need, free the rest: never below what is used."""
+    instance = holding.instance
+    if not transaction.params.reservation or holding.consolidation is not None or seen.kv_bytes_used < 0:
+        return
+    whole = _kv_of(shares_of(instance, holding.model, transaction.node_id))
+    held = _kv_of(holding.shares)
+    total = sum(whole.values())  # M
+    used = min(seen.kv_bytes_used, total)  # K
+    reading = ReservationParams(literal_code=transaction.params.reservation == "literal_code")
+    running = min(seen.num_in_flight, instance.max_concurrency)  # R of C; those that wait inside count as well
+    kept = total - prewarmable_bytes(running, instance.max_concurrency, used, total, reading)
+    wanted = {gpu_id: -(-num_bytes * kept // max(total, 1)) for gpu_id, num_bytes in whole.items()}
+    if sum(held.values()) - sum(wanted.values()) >= max(1, transaction.params.reservation_step_bytes):
+        wanted = {gpu_id: min(n, held[gpu_id]) for gpu_id, n in wanted.items()}
+        for gpu_id, num_bytes in wanted.items():
+            transaction.ledger.shrink(gpu_id, instance.instance_id, GrantOwner.KV, num_bytes)
+        _limit(transaction, holding, wanted)
+    elif sum(wanted.values()) > sum(held.values()):
+        margin = total // instance.max_concurrency // MARGIN
+        if running and seen.kv_bytes_used + margin > sum(held.values()):
+            _restore(transaction, holding, {gpu_id: max(n, held[gpu_id]) for gpu_id, n in wanted.items()})
 
-    def tick_ready(self, transaction: Transaction, holding: Holding, _: Tick) -> None:
-        """Ask for its health, and give up a consolidation that takes too long."""
-        self._stages.overdue(transaction, self._life.check_health(transaction, holding))
 
-    def tick_drain(self, transaction: Transaction, holding: Holding, tick: Tick) -> None:
-        """As for a READY one; and end the drain at its deadline, or ask what still runs."""
-        self.tick_ready(transaction, holding, tick)
-        holding = transaction.holdings[holding.instance.instance_id]
-        assert holding.drain is not None
-        if transaction.now_s >= holding.drain.deadline_at:
-            self._expire(transaction, holding)
-        elif transaction.now_s >= holding.drain.quiet_until:
-            transaction.ask(CountInFlight(holding.instance.instance_id))
-
-    def tick_sleep(self, transaction: Transaction, holding: Holding, _: Tick) -> None:
-        """An engine that does not fall asleep in time is stopped."""
-        self._expire(transaction, holding)
-
-    def _expire(self, transaction: Transaction, holding: Holding) -> None:
-        assert holding.drain is not None
-        if transaction.now_s >= holding.drain.deadline_at:
-            self._end(transaction, holding, self._params.stop_grace_s if holding.instance.ready_at else 0.0)
-
-    def _end(self, transaction: Transaction, holding: Holding, grace_s: float) -> None:
-        """The drain is over: put the engine to sleep, or stop it."""
-        drain = holding.drain
-        if drain is not None and drain.becomes and holding.state is State.DRAINING:
-            transaction.ask(SleepEngine(holding.engine, drain.becomes))
-            drain = replace(drain, deadline_at=transaction.now_s + self._params.start_deadline_s)
-            transaction.keep(enter(holding, State.FALLING_ASLEEP, drain=drain))
-        else:
-            self._life.stop(transaction, holding, grace_s, State.STOPPING)
-
-    # it ends
-
-    def counted(self, transaction: Transaction, holding: Holding, seen: InFlight) -> None:
-        """End the drain of an engine that has nothing left, once routers have had time to hear of it; cut the KV cache
-        of one that has."""
-        assert holding.drain is not None
-        if transaction.now_s < holding.drain.quiet_until:
-            return
-        if seen.num_in_flight == 0:
-            self._end(transaction, holding, self._params.stop_grace_s)
-        elif self.can(holding.instance.engine, "prewarm"):
-            self._reserve(transaction, holding, seen)
-
-    def asleep(self, transaction: Transaction, holding: Holding, _: EngineAsleep) -> None:
-        """A drained engine has left its GPUs: for its weights a replica's grant stays, or nothing at all."""
-        was, leaves = holding.shares, holding.drain is not None and holding.drain.becomes == "swapped_out"
-        holding = replace(self._life.ungrant(holding), num_misses=0)
-        if leaves:
-            asleep = enter(holding, State.SWAPPED_OUT)
-            transaction.publish(asleep, url="", reason="it sleeps in host memory")
-            return
-        weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
-        workers = tuple(replace(w, num_bytes=weights[w.gpu_id]) for w in own_workers(holding.instance))
-        instance = replace(holding.instance, replica=True, workers=workers, url="")
-        holding = self._life.grant(enter(holding, State.PREWARMED, instance=instance))
-        transaction.publish(holding, reason="it has drained, and its weights stay on the GPU")
-
-    def prewarmed(self, transaction: Transaction, holding: Holding, _: EnginePrewarmed) -> None:
-        """A replica has its weights on its GPUs."""
-        if holding.instance.replica:
-            seconds = transaction.now_s - holding.instance.created_at
-            why = f"its weights came to the GPU within {seconds:.2f} s"
-            transaction.publish(enter(holding, State.PREWARMED), ready_at=transaction.now_s, reason=why)
-
-    def resume(self, transaction: Transaction, holding: Holding, command: ResumeInstance) -> None:
-        """End a drain that is no longer wanted. A KV cache that has been cut down takes its bytes back, or the drain
-        goes on."""
-        instance = holding.instance
-        if not instance.url:
-            return
-        whole = shares_of(instance, holding.model, self._life.node_id)
-        if holding.consolidation is None and holding.shares != whole:
-            try:
-                holding = self._life.grant(replace(holding, shares={}), (instance.instance_id,))
-            except OutOfMemory as error:
-                why = f"it cannot go on, since its KV cache has been given away: {error.message}"
-                if instance.reason != why:
-                    transaction.publish(holding, reason=why)
-                return
-            transaction.ask(LimitKv(instance.instance_id, total_of(whole, GrantOwner.KV)))
-        transaction.publish(enter(holding, State.READY, snapshot_bytes=0), reason=command.reason)
-
-    # the KV cache meanwhile
-
-    def _reserve(self, transaction: Transaction, holding: Holding, seen: InFlight) -> None:
-        """Keep what its requests may need, free the rest: never below what is used."""
-        instance = holding.instance
-        if not self._params.reservation or holding.consolidation is not None or seen.kv_bytes_used < 0:
-            return
-        whole = _kv_of(shares_of(instance, holding.model, self._life.node_id))
-        held = _kv_of(holding.shares)
-        total = sum(whole.values())  # M
-        used = min(seen.kv_bytes_used, total)  # K
-        running = min(seen.num_in_flight, instance.max_concurrency)  # R of C; those that wait inside count as well
-        kept = total - prewarmable_bytes(running, instance.max_concurrency, used, total, self._reading)
-        wanted = {gpu_id: -(-num_bytes * kept // max(total, 1)) for gpu_id, num_bytes in whole.items()}
-        if sum(held.values()) - sum(wanted.values()) >= max(1, self._params.reservation_step_bytes):
-            wanted = {gpu_id: min(n, held[gpu_id]) for gpu_id, n in wanted.items()}
-            for gpu_id, num_bytes in wanted.items():
-                self._life.ledger.shrink(gpu_id, instance.instance_id, GrantOwner.KV, num_bytes)
-            _limit(transaction, holding, wanted)
-        elif sum(wanted.values()) > sum(held.values()):
-            margin = total // instance.max_concurrency // MARGIN
-            if running and seen.kv_bytes_used + margin > sum(held.values()):
-                self._restore(transaction, holding, {gpu_id: max(n, held[gpu_id]) for gpu_id, n in wanted.items()})
-
-    def _restore(self, transaction: Transaction, holding: Holding, wanted: dict[str, int]) -> None:
-        """Take as much of `wanted` as there is, or can be made by dropping replicas."""
-        instance_id, held = holding.instance.instance_id, _kv_of(holding.shares)
-        for replica in _replicas(transaction, wanted):
-            free = {gpu.gpu_id: gpu.free_bytes for gpu in self._life.ledger.gpus}
-            short = {gpu_id for gpu_id, n in wanted.items() if n > held[gpu_id] + free[gpu_id]}
-            if short & replica.shares.keys():
-                why = f"its bytes go back to the KV cache of {instance_id}"
-                transaction.step(replica.instance.instance_id, GivesWay(why))
-        free = {gpu.gpu_id: gpu.free_bytes for gpu in self._life.ledger.gpus}
-        given = {gpu_id: min(n, held[gpu_id] + free[gpu_id]) for gpu_id, n in wanted.items()}
-        if given != held:
-            self._life.ledger.exchange((instance_id,), instance_id, _with_kv(holding, given))
-            _limit(transaction, holding, given)
+def _restore(transaction: Transaction, holding: Holding, wanted: dict[str, int]) -> None:
+    """Take as much of `wanted` as there is, or can be made by dropping replicas."""
+    instance_id, held = holding.instance.instance_id, _kv_of(holding.shares)
+    for replica in _replicas(transaction, wanted):
+        free = {gpu.gpu_id: gpu.free_bytes for gpu in transaction.ledger.gpus}
+        short = {gpu_id for gpu_id, n in wanted.items() if n > held[gpu_id] + free[gpu_id]}
+        if short & replica.shares.keys():
+            why = f"its bytes go back to the KV cache of {instance_id}"
+            transaction.step(replica.instance.instance_id, msg.GivesWay(why))
+    free = {gpu.gpu_id: gpu.free_bytes for gpu in transaction.ledger.gpus}
+    given = {gpu_id: min(n, held[gpu_id] + free[gpu_id]) for gpu_id, n in wanted.items()}
+    if given != held:
+        transaction.ledger.exchange((instance_id,), instance_id, _with_kv(holding, given))
+        _limit(transaction, holding, given)
 
 
 def _replicas(transaction: Transaction, gpu_ids: dict[str, int]) -> list[Holding]:
@@ -273,7 +246,7 @@ def _replicas(transaction: Transaction, gpu_ids: dict[str, int]) -> list[Holding
 
 
 def _limit(transaction: Transaction, holding: Holding, kv: dict[str, int]) -> None:
-    transaction.ask(LimitKv(holding.instance.instance_id, sum(kv.values())))
+    transaction.ask(msg.LimitKv(holding.instance.instance_id, sum(kv.values())))
     transaction.keep(replace(holding, shares=_with_kv(holding, kv)))
 
 

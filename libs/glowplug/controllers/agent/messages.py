@@ -17,6 +17,13 @@ from glowplug.domain.model import Model, WeightsRef
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of something that was asked for, or what has happened to one instance."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recalled:
     """First stimulus after a restart: which of the remembered instances have a living engine process."""
 
@@ -24,36 +31,31 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLaunched:
+class EngineLaunched(Outcome):
     """The process is up and imports; it has no weights yet."""
-
-    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsComplete:
+class WeightsComplete(Outcome):
     """`path` is the file or directory to load. `cached`: they were there at the first look."""
 
-    instance_id: str
     path: str
     cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsFailed:
+class WeightsFailed(Outcome):
     """`code` is an error code of domain/errors.py."""
 
-    instance_id: str
     code: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReady:
+class EngineReady(Outcome):
     """The engine serves at `url`; `phases` are its own (LAUNCH, LOAD, WARMUP). Of a pipeline's first stage it comes
     twice: once its own part is loaded, and once it answers for all (after ServeStages)."""
 
-    instance_id: str
     url: str
     phases: tuple[Phase, ...] = ()
     kv_tokens: int = 0  # that its KV cache holds; 0: not known
@@ -63,88 +65,75 @@ class EngineReady:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStartFailed:
-    instance_id: str
+class EngineStartFailed(Outcome):
     code: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class EngineExited:
+class EngineExited(Outcome):
     """The process has ended, and nobody had asked it to."""
 
-    instance_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOverLimit:
+class EngineOverLimit(Outcome):
     """The engine takes more host memory than it may: it must end at once, before the machine has none left."""
 
-    instance_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class EngineGone:
+class EngineGone(Outcome):
     """A stop is over. `clean` False: something of it still lives, so its bytes are not free."""
 
-    instance_id: str
     clean: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class HealthSeen:
-    instance_id: str
+class HealthSeen(Outcome):
     ok: bool
     alive: bool = True
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(Outcome):
     """Requests inside the engine, running and waiting, and the bytes of its KV cache that they fill (-1: not known)."""
 
-    instance_id: str
     num_in_flight: int
     kv_bytes_used: int = -1
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePrewarmed:
+class EnginePrewarmed(Outcome):
     """A replica's weights are on its GPUs."""
 
-    instance_id: str
-
 
 @dataclass(frozen=True, slots=True)
-class EngineAsleep:
+class EngineAsleep(Outcome):
     """An engine that was asked to has left its GPUs (but for its weights, where they stay)."""
 
-    instance_id: str
-
 
 @dataclass(frozen=True, slots=True)
-class EngineConsolidated:
+class EngineConsolidated(Outcome):
     """What was a stage serves all of the model, alone."""
 
-    instance_id: str
     kv_tokens: int = 0  # that its KV cache holds now; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
-class ConsolidationFailed:
+class ConsolidationFailed(Outcome):
     """It is the stage that it was, and holds no more of its GPU than then."""
 
-    instance_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopAsked(Outcome):
     """An operator asks this agent itself to drain and stop an instance."""
 
-    instance_id: str
     reason: str
     grace_s: float
 
@@ -193,10 +182,16 @@ class RunsElsewhere:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchEngine:
-    """Start the process now; weights may still be on their way. Outcome: EngineLaunched or EngineStartFailed."""
+class ForEngine:
+    """What the shell is to do for the engine of one instance."""
 
     instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEngine(ForEngine):
+    """Start the process now; weights may still be on their way. Outcome: EngineLaunched or EngineStartFailed."""
+
     model: Model
     worker: Worker
     gpu_kind: str
@@ -209,11 +204,10 @@ class LaunchEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitWeights:
+class AwaitWeights(ForEngine):
     """Watch the region in host memory; of a pipeline's stage, its part of it. Outcome: WeightsComplete or
     WeightsFailed; none at all past the deadline."""
 
-    instance_id: str
     weights: WeightsRef
     deadline_at: float
     stage: int = 0
@@ -221,85 +215,71 @@ class AwaitWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadEngine:
+class LoadEngine(ForEngine):
     """Outcome: EngineReady (of a replica EnginePrewarmed) or EngineStartFailed."""
 
-    instance_id: str
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class ActivateEngine:
+class ActivateEngine(ForEngine):
     """What lies dormant as `source` goes on as `instance_id` and serves. A replica that is still loading is streamed to
     its end meanwhile. Outcome: EngineReady or EngineStartFailed, of `instance_id`."""
 
-    instance_id: str
     source: str
     model: Model
     workers: tuple[Worker, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SleepEngine:
+class SleepEngine(ForEngine):
     """Give up the KV cache and, for "swapped_out", the weights on the GPU too; what still runs ends, as its grace did.
     Outcome: EngineAsleep, or EngineGone when it could not."""
 
-    instance_id: str
     becomes: str  # prewarmed | swapped_out
 
 
 @dataclass(frozen=True, slots=True)
-class LimitKv:
+class LimitKv(ForEngine):
     """The engine drains: from now on its KV cache is `num_bytes` at most (WarmServe section 4.1). No outcome."""
 
-    instance_id: str
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class ConsolidateEngine:
+class ConsolidateEngine(ForEngine):
     """Load the other stages' part of the model in the background, take over their KV, serve alone. Outcome:
     EngineConsolidated or ConsolidationFailed, or nothing when the engine goes before."""
 
-    instance_id: str
     model: Model
 
 
 @dataclass(frozen=True, slots=True)
-class AbandonConsolidation:
+class AbandonConsolidation(ForEngine):
     """A ConsolidateEngine has taken too long: stop it and drop what has come. It is asked again until there is an
     outcome: ConsolidationFailed, or EngineConsolidated where that was sooner."""
 
-    instance_id: str
-
 
 @dataclass(frozen=True, slots=True)
-class ServeStages:
+class ServeStages(ForEngine):
     """Every stage is there: the first one answers for all. Outcome: EngineReady."""
 
-    instance_id: str
-
 
 @dataclass(frozen=True, slots=True)
-class StopEngine:
+class StopEngine(ForEngine):
     """Give up whatever is under way for the instance and end its process. Outcome: EngineGone."""
 
-    instance_id: str
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class CheckHealth:
+class CheckHealth(ForEngine):
     """Outcome: HealthSeen."""
-
-    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class CountInFlight:
+class CountInFlight(ForEngine):
     """Outcome: InFlight, or nothing when the engine does not answer."""
-
-    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +292,8 @@ class ReportStart:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetEngine:
+class ForgetEngine(ForEngine):
     """Nothing is kept of the instance any more: its log and run directory may go."""
-
-    instance_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ from typing import Literal
 
 from glowplug.domain.bounds import check_bounds
 
+RESERVATIONS = ("", "paper", "literal_code")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
@@ -39,3 +41,5 @@ class AgentParams:
 
     def __post_init__(self) -> None:
         check_bounds(self, health_misses=1)
+        if self.reservation not in RESERVATIONS:
+            raise ValueError(f"reservation is one of {RESERVATIONS}, not {self.reservation!r}")

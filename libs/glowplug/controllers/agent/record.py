@@ -4,13 +4,12 @@
 which parts a record has there; `faults` holds a record against that. Times are epoch seconds, sizes bytes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from glowplug.domain.hardware import Gpu, GrantOwner
+from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import Instance, InstanceState, Phase, Worker
 from glowplug.domain.model import Model
 from glowplug.events.envelope import Event
@@ -22,9 +21,7 @@ Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
 class State(StrEnum):
     """Where one instance is on its node. What each means stands in RULES."""
 
-    LAUNCHING = "launching"
-    LAUNCHED = "launched"
-    FETCHED = "fetched"
+    STARTING = "starting"
     RESTARTING = "restarting"
     LOADING = "loading"
     STAGE_LOADED = "stage_loaded"
@@ -36,9 +33,6 @@ class State(StrEnum):
     PREWARMED = "prewarmed"
     SWAPPED_OUT = "swapped_out"
     STOPPING = "stopping"
-    DROPPING = "dropping"
-    FAILING = "failing"
-    LOSING = "losing"
     STOPPED = "stopped"
     FAILED = "failed"
     LOST = "lost"
@@ -57,6 +51,7 @@ class Start:
 
     deadline_at: float
     predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as its command expects
+    is_launched: bool = False  # its process is up
     weights_path: str | None = None  # once they are in host memory
     fetch: Phase | None = None
     grew_from: InstanceState | None = None  # what the instance was that it took over
@@ -74,7 +69,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A StopEngine is out. One whose process still lives is asked again `stop_retry_s` after `asked_at`."""
+    """A StopEngine is out. A process that still lives is asked again `stop_retry_s` after `asked_at`."""
 
     asked_at: float
 
@@ -124,6 +119,11 @@ class Holding:
         return self.engine_id or self.instance.instance_id
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended and no process is left."""
+        return self.state in ENDED and self.stop is None
+
+    @property
     def is_first_stage(self) -> bool:
         """Whether it is the stage of a pipeline that answers for all of them."""
         return not self.instance.is_whole and not self.instance.part_of
@@ -140,78 +140,36 @@ class Rule:
 
 
 PARTS = ("start", "drain", "stop", "consolidation", "shares", "snapshot_bytes", "engine_id")
-_ENDING_WITH_STATE: Mapping[str, None] = MappingProxyType(dict.fromkeys(("start", "drain", "stop", "consolidation")))
+_ENDING_WITH_STATE = ("start", "drain", "stop", "consolidation")
 
 
-def _rule(public: InstanceState, means: str, needs: str = "", may: str = "") -> Rule:
-    return Rule(public, means, frozenset(needs.split()), frozenset(may.split()))
-
-
+S, P = State, InstanceState
+# state, what the fleet sees of it, the parts that it needs, those that it may have, what it means
+_RULES = (
+    (S.STARTING, P.STARTING, "start shares", "engine_id", "its process starts, and its weights are on their way"),
+    (S.RESTARTING, P.STARTING, "start stop shares", "engine_id", "its process ends, and its start begins again then"),
+    (S.LOADING, P.LOADING, "start shares", "", "its engine takes the weights"),
+    (S.STAGE_LOADED, P.LOADING, "start shares", "", "a pipeline's first stage is loaded and waits for the others"),
+    (S.JOINING, P.LOADING, "start shares", "", "a pipeline's first stage connects to the others"),
+    (S.ACTIVATING, P.LOADING, "start shares", "", "the engine of a replica or of a sleeping instance becomes its own"),
+    (S.READY, P.READY, "shares", "consolidation", "its engine serves"),
+    (S.DRAINING, P.DRAINING, "drain shares", "consolidation snapshot_bytes", "its engine finishes what it has"),
+    (S.FALLING_ASLEEP, P.DRAINING, "drain shares", "snapshot_bytes", "its engine leaves its GPUs, or all but weights"),
+    (S.PREWARMED, P.PREWARMED, "shares", "", "its weights lie on its GPUs, without a KV cache"),
+    (S.SWAPPED_OUT, P.SWAPPED_OUT, "", "snapshot_bytes", "its engine sleeps in host memory"),
+    (S.STOPPING, P.DRAINING, "stop shares", "snapshot_bytes engine_id", "it has drained, and its process ends"),
+    (S.STOPPED, P.STOPPED, "", "stop snapshot_bytes engine_id", "it has stopped, and its bytes are free"),
+    (S.FAILED, P.FAILED, "", "stop shares snapshot_bytes engine_id", "it has failed"),
+    (S.LOST, P.STOPPED, "", "stop shares snapshot_bytes engine_id", "another node runs the instance by now"),
+)
 RULES: Mapping[State, Rule] = {
-    State.LAUNCHING: _rule(
-        InstanceState.STARTING, "its process starts, and its weights are on their way", "start shares", "engine_id"
-    ),
-    State.LAUNCHED: _rule(
-        InstanceState.STARTING, "its process is up and waits for its weights", "start shares", "engine_id"
-    ),
-    State.FETCHED: _rule(
-        InstanceState.STARTING, "its weights are in host memory and wait for its process", "start shares", "engine_id"
-    ),
-    State.RESTARTING: _rule(
-        InstanceState.STARTING,
-        "its agent restarted during the start: its process ends, then the start begins again",
-        "start stop shares",
-        "engine_id",
-    ),
-    State.LOADING: _rule(InstanceState.LOADING, "its engine takes the weights", "start shares"),
-    State.STAGE_LOADED: _rule(
-        InstanceState.LOADING, "the first stage of a pipeline is loaded and waits for the others", "start shares"
-    ),
-    State.JOINING: _rule(InstanceState.LOADING, "the first stage connects to the others", "start shares"),
-    State.ACTIVATING: _rule(
-        InstanceState.LOADING, "the engine of a replica or of a sleeping instance becomes its own", "start shares"
-    ),
-    State.READY: _rule(InstanceState.READY, "its engine serves", "shares", "consolidation"),
-    State.DRAINING: _rule(
-        InstanceState.DRAINING,
-        "its engine finishes what it has and accepts nothing",
-        "drain shares",
-        "consolidation snapshot_bytes",
-    ),
-    State.FALLING_ASLEEP: _rule(
-        InstanceState.DRAINING,
-        "it has drained, and its engine leaves its GPUs (but for its weights, where they stay)",
-        "drain shares",
-        "snapshot_bytes",
-    ),
-    State.PREWARMED: _rule(InstanceState.PREWARMED, "its weights lie on its GPUs, without a KV cache", "shares"),
-    State.SWAPPED_OUT: _rule(InstanceState.SWAPPED_OUT, "its engine sleeps in host memory", "", "snapshot_bytes"),
-    State.STOPPING: _rule(
-        InstanceState.DRAINING, "it has drained, and its process ends", "stop shares", "snapshot_bytes engine_id"
-    ),
-    State.DROPPING: _rule(
-        InstanceState.STOPPED, "its bytes are free already, and its process ends", "stop", "snapshot_bytes engine_id"
-    ),
-    State.FAILING: _rule(
-        InstanceState.FAILED, "it has failed, and its process ends", "stop", "shares snapshot_bytes engine_id"
-    ),
-    State.LOSING: _rule(
-        InstanceState.STOPPED,
-        "another node runs the instance by now, and its process here ends",
-        "stop",
-        "shares snapshot_bytes engine_id",
-    ),
-    State.STOPPED: _rule(InstanceState.STOPPED, "it has stopped, and no process is left"),
-    State.FAILED: _rule(InstanceState.FAILED, "it has failed, and no process is left"),
-    State.LOST: _rule(InstanceState.STOPPED, "another node runs the instance, and nothing of it is left here"),
+    state: Rule(public, means, frozenset(needs.split()), frozenset(may.split()))
+    for state, public, needs, may, means in _RULES
 }
 
-STARTING = frozenset({State.LAUNCHING, State.LAUNCHED, State.FETCHED})
-COMING = STARTING | {State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING}
+COMING = frozenset({State.STARTING, State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING})
 DORMANT = frozenset({State.PREWARMED, State.SWAPPED_OUT})
-ENDING = frozenset({State.STOPPING, State.DROPPING, State.FAILING, State.LOSING})
-OVER = frozenset({State.STOPPED, State.FAILED, State.LOST})
-ELSEWHERE = frozenset({State.LOSING, State.LOST})  # another node's by now: its row is theirs
+ENDED = frozenset({State.STOPPED, State.FAILED, State.LOST})  # with a `stop` while the process is left
 
 
 def enter(holding: Holding, state: State, **changes: Any) -> Holding:
@@ -225,11 +183,12 @@ def enter(holding: Holding, state: State, **changes: Any) -> Holding:
 def faults(holding: Holding) -> Iterator[str]:
     """What of one record contradicts its state."""
     name, rule, instance = holding.instance.instance_id, RULES[holding.state], holding.instance
+    allowed = frozenset() if holding.is_over else rule.needs | rule.may
     for part in PARTS:
         is_there = bool(getattr(holding, part))
         if part in rule.needs and not is_there:
             yield f"{name} is {holding.state} without {part}"
-        elif is_there and part not in rule.needs and part not in rule.may:
+        elif is_there and part not in allowed:
             yield f"{name} is {holding.state} and has {part}"
     if instance.state is not rule.public:
         yield f"{name} is {holding.state} and the fleet sees it {instance.state}"
@@ -241,9 +200,9 @@ def faults(holding: Holding) -> Iterator[str]:
         is_running = holding.consolidation is not None and holding.consolidation.state is ConsolidationState.RUNNING
         if instance.consolidating is not is_running:
             yield f"{name} consolidates: {is_running}, and the fleet sees {instance.consolidating}"
-    path = holding.start.weights_path if holding.start is not None else None
-    if holding.state in STARTING and (path is not None) is not (holding.state is State.FETCHED):
-        yield f"{name} is {holding.state} with weights at {path!r}"
+    start = holding.start
+    if holding.state is State.STARTING and start is not None and start.is_launched and start.weights_path is not None:
+        yield f"{name} has its process and its weights, and does not load"
     if holding.state is State.FALLING_ASLEEP and holding.drain is not None and not holding.drain.becomes:
         yield f"{name} falls asleep to become nothing"
     for gpu_id, of_gpu in holding.shares.items():
@@ -251,32 +210,6 @@ def faults(holding: Holding) -> Iterator[str]:
             yield f"{name} (replica: {instance.replica}) holds {dict(of_gpu)} of {gpu_id}"
         if any(num_bytes < 0 for num_bytes in of_gpu.values()):
             yield f"{name} holds less than nothing of {gpu_id}"
-
-
-class Ledger(Protocol):
-    """The byte ledger of the node's GPUs (memory/ledger.py)."""
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]: ...
-
-    @property
-    def holders(self) -> frozenset[str]: ...
-
-    def grant(self, gpu_id: str, holder: str, bytes_by_owner: Mapping[GrantOwner, int]) -> None:
-        """All the bytes or, raising OutOfMemory, none."""
-        ...
-
-    def release(self, holder: str) -> int: ...
-
-    def exchange(
-        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
-    ) -> None:
-        """Free and grant in one step or, raising OutOfMemory, not at all."""
-        ...
-
-    def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
-        """Keep `num_bytes`; the bytes freed."""
-        ...
 
 
 def own_workers(instance: Instance) -> tuple[Worker, ...]:

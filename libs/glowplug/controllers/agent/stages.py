@@ -10,15 +10,8 @@ asked to give up until it answers.
 
 from dataclasses import replace
 
-from glowplug.controllers.agent.lifecycle import Action, Lifecycle, Transaction
-from glowplug.controllers.agent.messages import (
-    AbandonConsolidation,
-    ConsolidateEngine,
-    ConsolidationFailed,
-    EngineConsolidated,
-    EngineReady,
-    ServeStages,
-)
+from glowplug.controllers.agent import lifecycle
+from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import (
     Consolidation,
     ConsolidationState,
@@ -29,6 +22,7 @@ from glowplug.controllers.agent.record import (
     own_workers,
     shares_of,
 )
+from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import BEFORE_START, Instance
 from glowplug.events.commands import ConsolidateInstance, JoinStages
@@ -37,143 +31,140 @@ from glowplug.policies.placement.shape import bytes_per_gpu
 RUNNING, ABANDONED = ConsolidationState.RUNNING, ConsolidationState.ABANDONED
 
 
-class Stages:
-    """The actions of pipelines; of an instance that is none, an engine that answers makes it READY."""
-
-    def __init__(self, life: Lifecycle) -> None:
-        self._life = life
-        self.actions: dict[str, Action] = {
-            "ready": self.ready,
-            "join": self.join,
-            "consolidate": self.consolidate,
-            "consolidated": self.consolidated,
-            "not_consolidated": self.not_consolidated,
-        }
-
-    def ready(self, transaction: Transaction, holding: Holding, report: EngineReady) -> None:
-        """An engine answers. A pipeline's first stage has only its own part then, and waits for the others. A replica
-        is not to answer."""
-        instance = holding.instance
-        if instance.replica:
-            return
-        if not holding.is_first_stage:
-            self._life.ready(transaction, holding, report)
-        elif holding.state is State.JOINING:
-            names = {phase.name for phase in report.phases} | BEFORE_START
-            kept = tuple(p for p in instance.phases if p.name not in names)
-            decided = tuple(p for p in instance.phases if p.name in BEFORE_START)
-            key_id = report.key_id or instance.key_id
-            whole = replace(report, url=report.url or instance.url, key_id=key_id, phases=(*kept, *report.phases))
-            self._life.ready(transaction, replace(holding, instance=replace(instance, phases=decided)), whole)
-        else:
-            holding = transaction.publish(
-                enter(holding, State.STAGE_LOADED),
-                url=report.url,
-                key_id=report.key_id,
-                phases=(*instance.phases, *report.phases),
-                reason="its own stage is loaded, and the others are not",
-            )
-            if holding.pipeline is not None and holding.pipeline.is_joined:
-                self._serve(transaction, holding)
-
-    def join(self, transaction: Transaction, holding: Holding, _: JoinStages) -> None:
-        """Every later stage is READY: serve as soon as this one is loaded. Said again, it changes nothing."""
-        pipeline = holding.pipeline
-        if pipeline is None or not holding.is_first_stage or pipeline.is_joined:
-            return
-        holding = transaction.keep(replace(holding, pipeline=replace(pipeline, is_joined=True)))
-        if holding.state is State.STAGE_LOADED:
-            self._serve(transaction, holding)
-
-    def _serve(self, transaction: Transaction, holding: Holding) -> None:
-        transaction.ask(ServeStages(holding.engine))
-        transaction.keep(enter(holding, State.JOINING))
-
-    def consolidate(self, transaction: Transaction, holding: Holding, command: ConsolidateInstance) -> None:
-        """Take the memory of the whole model, then bring the rest of it in. Without that memory it stays as it is."""
-        instance, pipeline, under_way = holding.instance, holding.pipeline, holding.consolidation
-        if pipeline is None or (under_way is not None and under_way.state is RUNNING):
-            return
-        if transaction.now_s < pipeline.retry_at:
-            return
-        if under_way is not None:
-            self._abandon(transaction, holding, "its engine does not say what became of the last time")
-            return
-        try:
-            shares = shares_of(_whole(holding), holding.model, self._life.node_id)
-            holding = self._life.grant(replace(holding, shares=shares), (instance.instance_id,))
-        except OutOfMemory as error:
-            why = _stays(holding, error.message)
-            if instance.reason != why:
-                transaction.publish(holding, reason=why)
-            return
-        transaction.ask(ConsolidateEngine(instance.instance_id, holding.model))
-        holding = replace(holding, consolidation=self._running(transaction))
-        transaction.publish(holding, consolidating=True, reason=f"it becomes whole: {command.reason}")
-
-    def overdue(self, transaction: Transaction, holding: Holding) -> None:
-        """It should have become whole by now: its engine is to give up, and serves on as the stage that it is."""
-        under_way = holding.consolidation
-        if under_way is not None and under_way.state is RUNNING and transaction.now_s >= under_way.deadline_at:
-            self._abandon(transaction, holding, f"not whole after {self._life.params.consolidate_deadline_s:g} s")
-
-    def recall(self, transaction: Transaction, holding: Holding) -> Holding:
-        """Ask a living engine again for what was under way when the agent restarted."""
-        if holding.consolidation is None or not holding.shares:
-            return holding
-        if holding.consolidation.state is RUNNING:
-            transaction.ask(ConsolidateEngine(holding.engine, holding.model))
-            return replace(holding, consolidation=self._running(transaction))
-        transaction.ask(AbandonConsolidation(holding.engine))
-        return holding
-
-    def _running(self, transaction: Transaction) -> Consolidation:
-        return Consolidation(deadline_at=transaction.now_s + self._life.params.consolidate_deadline_s)
-
-    def consolidated(self, transaction: Transaction, holding: Holding, report: EngineConsolidated) -> None:
-        """It has all of the model: an instance of its own, whatever it was part of."""
-        if holding.consolidation is None:
-            return
-        whole = _whole(holding)
-        transaction.publish(
-            replace(holding, consolidation=None, pipeline=None),
-            workers=whole.workers,
-            num_stages=1,
-            part_of="",
-            consolidating=False,
-            max_concurrency=holding.model.max_concurrency,
-            kv_tokens=report.kv_tokens or whole.kv_tokens,
-            reason="it has become whole and runs all of the model",
+def on_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
+    """An engine answers. A pipeline's first stage has only its own part then, and waits for the others. A replica
+    is not to answer."""
+    instance = holding.instance
+    if instance.replica:
+        return
+    if not holding.is_first_stage:
+        lifecycle.become_ready(transaction, holding, report)
+    elif holding.state is State.JOINING:
+        names = {phase.name for phase in report.phases} | BEFORE_START
+        kept = tuple(p for p in instance.phases if p.name not in names)
+        decided = tuple(p for p in instance.phases if p.name in BEFORE_START)
+        key_id = report.key_id or instance.key_id
+        whole = replace(report, url=report.url or instance.url, key_id=key_id, phases=(*kept, *report.phases))
+        lifecycle.become_ready(transaction, replace(holding, instance=replace(instance, phases=decided)), whole)
+    else:
+        holding = transaction.publish(
+            enter(holding, State.STAGE_LOADED),
+            url=report.url,
+            key_id=report.key_id,
+            phases=(*instance.phases, *report.phases),
+            reason="its own stage is loaded, and the others are not",
         )
+        if holding.pipeline is not None and holding.pipeline.is_joined:
+            _serve(transaction, holding)
 
-    def not_consolidated(self, transaction: Transaction, holding: Holding, report: ConsolidationFailed) -> None:
-        """It could not: a stage as before, with a stage's memory, which serves on."""
-        under_way = holding.consolidation
-        if under_way is None:
-            return
-        shares = shares_of(holding.instance, holding.model, self._life.node_id)
-        holding = self._life.grant(replace(holding, shares=shares), (holding.instance.instance_id,))
-        holding = replace(holding, consolidation=None)
-        if under_way.state is ABANDONED:  # that is published already
-            transaction.keep(holding)
-        else:
-            self._failed(transaction, holding, report.reason)
 
-    def _abandon(self, transaction: Transaction, holding: Holding, why: str) -> None:
-        transaction.ask(AbandonConsolidation(holding.engine))
-        abandoned = Consolidation(state=ABANDONED, deadline_at=transaction.now_s)
-        self._failed(transaction, replace(holding, consolidation=abandoned), why)
+def on_join(transaction: Transaction, holding: Holding, _: JoinStages) -> None:
+    """Every later stage is READY: serve as soon as this one is loaded. Said again, it changes nothing."""
+    pipeline = holding.pipeline
+    if pipeline is None or not holding.is_first_stage or pipeline.is_joined:
+        return
+    holding = transaction.keep(replace(holding, pipeline=replace(pipeline, is_joined=True)))
+    if holding.state is State.STAGE_LOADED:
+        _serve(transaction, holding)
 
-    def _failed(self, transaction: Transaction, holding: Holding, why: str) -> None:
-        """Note when it may be tried again."""
-        params, pipeline = self._life.params, holding.pipeline
-        assert pipeline is not None
-        pause_s = min(params.consolidate_retry_s * 2.0 ** min(pipeline.num_failed, 30), params.consolidate_retry_max_s)
-        retry_at = transaction.now_s + pause_s
-        pipeline = replace(pipeline, num_failed=pipeline.num_failed + 1, retry_at=retry_at)
-        said = f"failed to consolidate, again in {pause_s:g} s at the earliest: {why}"
-        reason = _stays(holding, said)
-        transaction.publish(replace(holding, pipeline=pipeline), consolidating=False, reason=reason)
+
+def _serve(transaction: Transaction, holding: Holding) -> None:
+    transaction.ask(msg.ServeStages(holding.engine))
+    transaction.keep(enter(holding, State.JOINING))
+
+
+def on_consolidate(transaction: Transaction, holding: Holding, command: ConsolidateInstance) -> None:
+    """Take the memory of the whole model, then bring the rest of it in. Without that memory it stays as it is."""
+    instance, pipeline, under_way = holding.instance, holding.pipeline, holding.consolidation
+    if pipeline is None or (under_way is not None and under_way.state is RUNNING):
+        return
+    if transaction.now_s < pipeline.retry_at:
+        return
+    if under_way is not None:
+        _abandon(transaction, holding, "its engine does not say what became of the last time")
+        return
+    try:
+        shares = shares_of(_whole(holding), holding.model, transaction.node_id)
+        holding = transaction.grant(replace(holding, shares=shares), (instance.instance_id,))
+    except OutOfMemory as error:
+        why = _stays(holding, error.message)
+        if instance.reason != why:
+            transaction.publish(holding, reason=why)
+        return
+    transaction.ask(msg.ConsolidateEngine(instance.instance_id, holding.model))
+    holding = replace(holding, consolidation=_running(transaction))
+    transaction.publish(holding, consolidating=True, reason=f"it becomes whole: {command.reason}")
+
+
+def overdue(transaction: Transaction, holding: Holding) -> None:
+    """It should have become whole by now: its engine is to give up, and serves on as the stage that it is."""
+    under_way = holding.consolidation
+    if under_way is not None and under_way.state is RUNNING and transaction.now_s >= under_way.deadline_at:
+        _abandon(transaction, holding, f"not whole after {transaction.params.consolidate_deadline_s:g} s")
+
+
+def recall(transaction: Transaction, holding: Holding) -> Holding:
+    """Ask a living engine again for what was under way when the agent restarted."""
+    if holding.consolidation is None or not holding.shares:
+        return holding
+    if holding.consolidation.state is RUNNING:
+        transaction.ask(msg.ConsolidateEngine(holding.engine, holding.model))
+        return replace(holding, consolidation=_running(transaction))
+    transaction.ask(msg.AbandonConsolidation(holding.engine))
+    return holding
+
+
+def _running(transaction: Transaction) -> Consolidation:
+    return Consolidation(deadline_at=transaction.now_s + transaction.params.consolidate_deadline_s)
+
+
+def on_consolidated(transaction: Transaction, holding: Holding, report: msg.EngineConsolidated) -> None:
+    """It has all of the model: an instance of its own, whatever it was part of."""
+    if holding.consolidation is None:
+        return
+    whole = _whole(holding)
+    transaction.publish(
+        replace(holding, consolidation=None, pipeline=None),
+        workers=whole.workers,
+        num_stages=1,
+        part_of="",
+        consolidating=False,
+        max_concurrency=holding.model.max_concurrency,
+        kv_tokens=report.kv_tokens or whole.kv_tokens,
+        reason="it has become whole and runs all of the model",
+    )
+
+
+def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.ConsolidationFailed) -> None:
+    """It could not: a stage as before, with a stage's memory, which serves on."""
+    under_way = holding.consolidation
+    if under_way is None:
+        return
+    shares = shares_of(holding.instance, holding.model, transaction.node_id)
+    holding = transaction.grant(replace(holding, shares=shares), (holding.instance.instance_id,))
+    holding = replace(holding, consolidation=None)
+    if under_way.state is ABANDONED:  # that is published already
+        transaction.keep(holding)
+    else:
+        _failed(transaction, holding, report.reason)
+
+
+def _abandon(transaction: Transaction, holding: Holding, why: str) -> None:
+    transaction.ask(msg.AbandonConsolidation(holding.engine))
+    abandoned = Consolidation(state=ABANDONED, deadline_at=transaction.now_s)
+    _failed(transaction, replace(holding, consolidation=abandoned), why)
+
+
+def _failed(transaction: Transaction, holding: Holding, why: str) -> None:
+    """Note when it may be tried again."""
+    params, pipeline = transaction.params, holding.pipeline
+    assert pipeline is not None
+    pause_s = min(params.consolidate_retry_s * 2.0 ** min(pipeline.num_failed, 30), params.consolidate_retry_max_s)
+    retry_at = transaction.now_s + pause_s
+    pipeline = replace(pipeline, num_failed=pipeline.num_failed + 1, retry_at=retry_at)
+    said = f"failed to consolidate, again in {pause_s:g} s at the earliest: {why}"
+    reason = _stays(holding, said)
+    transaction.publish(replace(holding, pipeline=pipeline), consolidating=False, reason=reason)
 
 
 def pipeline_of(instance: Instance, stage: int) -> Pipeline | None:

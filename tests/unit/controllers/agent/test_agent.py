@@ -5,30 +5,7 @@ from typing import Any
 
 import pytest
 
-from glowplug.controllers.agent.messages import (
-    AwaitWeights,
-    CheckHealth,
-    CountInFlight,
-    EngineExited,
-    EngineGone,
-    EngineLaunched,
-    EngineOverLimit,
-    EngineReady,
-    EngineStartFailed,
-    ForgetEngine,
-    HealthSeen,
-    InFlight,
-    LaunchEngine,
-    LoadEngine,
-    NodeStopping,
-    Remember,
-    ReportStart,
-    StopAsked,
-    StopEngine,
-    Surroundings,
-    WeightsComplete,
-    WeightsFailed,
-)
+from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import CachedWeights
@@ -41,11 +18,11 @@ def test_start_grants_first_then_launches_while_weights_come() -> None:
     agent = make()
     effects = agent.handle(start(), 10.0)
     assert used(agent) == 100
-    assert [type(e) for e in effects[:3]] == [Remember, LaunchEngine, AwaitWeights]
+    assert [type(e) for e in effects[:3]] == [msg.Remember, msg.LaunchEngine, msg.AwaitWeights]
     assert effects[0].memory.holdings[0].shares
-    (launch,) = of(LaunchEngine, effects)
+    (launch,) = of(msg.LaunchEngine, effects)
     assert launch.gpu_kind == "host" and launch.gpu_index == 0 and launch.traceparent == "tp"
-    assert of(AwaitWeights, effects)[0].deadline_at == 70.0
+    assert of(msg.AwaitWeights, effects)[0].deadline_at == 70.0
     assert told(effects) == ["instance.starting"] and instance(agent).emulated
     assert [e.table for e in of(Save, effects)] == ["instances", "nodes"]
 
@@ -54,25 +31,25 @@ def test_start_grants_first_then_launches_while_weights_come() -> None:
 def test_loads_when_engine_and_weights_are_there(launched_first: bool) -> None:
     agent = make()
     agent.handle(start(), 10.0)
-    halves = [EngineLaunched("i-1"), WeightsComplete("i-1", "/w")]
+    halves = [msg.EngineLaunched("i-1"), msg.WeightsComplete("i-1", "/w")]
     first, second = halves if launched_first else halves[::-1]
-    assert not of(LoadEngine, agent.handle(first, 11.0))
+    assert not of(msg.LoadEngine, agent.handle(first, 11.0))
     effects = agent.handle(second, 12.0)
-    assert of(LoadEngine, effects) == [LoadEngine("i-1", "/w")] and told(effects) == ["instance.loading"]
-    assert not of(LoadEngine, agent.handle(second, 12.5))
+    assert of(msg.LoadEngine, effects) == [msg.LoadEngine("i-1", "/w")] and told(effects) == ["instance.loading"]
+    assert not of(msg.LoadEngine, agent.handle(second, 12.5))
 
 
 def test_ready_tells_url_phases_and_trace() -> None:
     agent = make()
     agent.handle(start(phases=(Phase(name=PhaseName.DECIDE, started_at=9.0, ended_at=10.0),)), 10.0)
-    agent.handle(EngineLaunched("i-1"), 10.5)
-    agent.handle(WeightsComplete("i-1", "/w"), 12.0)
+    agent.handle(msg.EngineLaunched("i-1"), 10.5)
+    agent.handle(msg.WeightsComplete("i-1", "/w"), 12.0)
     phases = (Phase(name=PhaseName.LOAD, started_at=12.0, ended_at=13.0),)
-    effects = agent.handle(EngineReady("i-1", "http://e:1", phases), 13.0)
+    effects = agent.handle(msg.EngineReady("i-1", "http://e:1", phases), 13.0)
     now = instance(agent)
     assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and now.ready_at == 13.0
     assert [(p.name, p.actual_s) for p in now.phases] == [("decide", 1.0), ("fetch", 2.0), ("load", 1.0)]
-    assert of(ReportStart, effects) == [ReportStart(now, "tp")]
+    assert of(msg.ReportStart, effects) == [msg.ReportStart(now, "tp")]
     (fact,) = [e for e in of(Publish, effects) if e.payload.TYPE == "instance.ready"]
     assert fact.cause is not None and fact.cause.traceparent == "tp" and fact.cause.event_id == now.cause_id
 
@@ -83,9 +60,9 @@ def test_slots_and_kv_tokens_are_what_the_engine_says_and_else_what_the_model_de
     for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",)}, {})):
         instance_id, at = f"i-{n + 1}", 10.0 + 10 * n
         agent.handle(start(instance_id), at)
-        agent.handle(EngineLaunched(instance_id), at + 1)
-        agent.handle(WeightsComplete(instance_id, "/w"), at + 2)
-        agent.handle(EngineReady(instance_id, "u", **said), at + 3)
+        agent.handle(msg.EngineLaunched(instance_id), at + 1)
+        agent.handle(msg.WeightsComplete(instance_id, "/w"), at + 2)
+        agent.handle(msg.EngineReady(instance_id, "u", **said), at + 3)
     rows = [instance(agent, "i-1"), instance(agent, "i-2")]
     assert [(r.max_concurrency, r.kv_tokens, r.lacks) for r in rows] == [(3, 6144, ("tool_choice",)), (8, 0, ())]
 
@@ -95,12 +72,12 @@ def test_each_write_raises_the_revision() -> None:
     revisions = []
     for stimulus, now_s in [
         (start(), 10.0),
-        (EngineLaunched("i-1"), 11.0),
-        (WeightsComplete("i-1", "/w"), 12.0),
-        (EngineReady("i-1", "u"), 13.0),
+        (msg.EngineLaunched("i-1"), 11.0),
+        (msg.WeightsComplete("i-1", "/w"), 12.0),
+        (msg.EngineReady("i-1", "u"), 13.0),
         (stop(), 14.0),
-        (InFlight("i-1", 0), 15.0),
-        (EngineGone("i-1"), 16.0),
+        (msg.InFlight("i-1", 0), 15.0),
+        (msg.EngineGone("i-1"), 16.0),
     ]:
         revisions += [e.value.revision for e in of(Save, agent.handle(stimulus, now_s)) if e.table == "instances"]
     assert revisions == [1, 2, 3, 4, 5]
@@ -120,16 +97,16 @@ def test_phases_carry_what_the_command_expected_on_whatever_node_they_are() -> N
 def test_a_start_says_what_it_found(cached: bool, kind: str) -> None:
     agent = make()
     agent.handle(start(), 10.0)
-    agent.handle(WeightsComplete("i-1", "/w", cached=cached), 10.0)
-    agent.handle(EngineLaunched("i-1"), 10.5)
-    agent.handle(EngineReady("i-1", "u"), 11.0)
+    agent.handle(msg.WeightsComplete("i-1", "/w", cached=cached), 10.0)
+    agent.handle(msg.EngineLaunched("i-1"), 10.5)
+    agent.handle(msg.EngineReady("i-1", "u"), 11.0)
     assert (instance(agent).start_kind, instance(agent).gpu_kind) == (kind, "host")
 
 
 def test_no_room_fails_that_start_alone() -> None:
     agent = ready(make())
     effects = agent.handle(start("i-2", mib=201), 20.0)
-    assert code(effects) == "out_of_memory" and not of(LaunchEngine, effects) and not of(StopEngine, effects)
+    assert code(effects) == "out_of_memory" and not of(msg.LaunchEngine, effects) and not of(msg.StopEngine, effects)
     assert instance(agent).state is InstanceState.READY and used(agent) == 100
     assert told(agent.handle(start("i-3", mib=200), 21.0)) == ["instance.starting"]
 
@@ -146,21 +123,21 @@ def test_duplicate_start_changes_nothing() -> None:
     agent = ready(make())
     before = instance(agent)
     effects = agent.handle(start(epoch=1), 13.1)
-    assert instance(agent) == before and not told(effects) and not of(LaunchEngine, effects) and used(agent) == 100
+    assert instance(agent) == before and not told(effects) and not of(msg.LaunchEngine, effects) and used(agent) == 100
 
 
 def test_start_of_an_ended_instance_is_ignored() -> None:
     agent = ready(make())
     agent.handle(stop(grace_s=0), 20.0)
-    agent.handle(EngineGone("i-1"), 21.0)
-    assert not of(LaunchEngine, agent.handle(start(), 22.0)) and instance(agent).state is InstanceState.STOPPED
+    agent.handle(msg.EngineGone("i-1"), 21.0)
+    assert not of(msg.LaunchEngine, agent.handle(start(), 22.0)) and instance(agent).state is InstanceState.STOPPED
 
 
 def test_start_that_its_stop_has_overtaken_ends_stopped() -> None:
     agent = make()
     assert not told(agent.handle(stop(), 1.0))
     effects = agent.handle(start(), 2.0)
-    assert told(effects) == ["instance.stopped"] and not of(LaunchEngine, effects) and used(agent) == 0
+    assert told(effects) == ["instance.stopped"] and not of(msg.LaunchEngine, effects) and used(agent) == 0
     agent.handle(stop("i-9"), 3.0)
     agent.handle(Tick(), 3.0 + PARAMS.keep_gone_s)
     assert told(agent.handle(start("i-9"), 200.0)) == ["instance.starting"]
@@ -171,7 +148,7 @@ def test_stale_epoch_is_refused_and_remembered_over_a_restart() -> None:
     effects = agent.handle(start(epoch=7), 1.0)
     with pytest.raises(StaleEpoch):
         agent.handle(start("i-2", epoch=6), 2.0)
-    reborn = make(of(Remember, effects)[0].memory)
+    reborn = make(of(msg.Remember, effects)[0].memory)
     with pytest.raises(StaleEpoch):
         reborn.handle(start("i-2", epoch=6), 3.0)
     assert used(reborn) == 100
@@ -185,44 +162,46 @@ def test_commands_to_another_node_are_not_ours() -> None:
 def test_drain_waits_for_quiet_and_for_zero() -> None:
     agent = ready(make())
     assert told(agent.handle(stop(), 20.0)) == ["instance.draining"]
-    assert not of(CountInFlight, agent.handle(Tick(), 20.1))
-    assert not of(StopEngine, agent.handle(InFlight("i-1", 0), 20.2))
-    assert of(CountInFlight, agent.handle(Tick(), 20.3)) == [CountInFlight("i-1")]
-    assert not of(StopEngine, agent.handle(InFlight("i-1", 2), 20.4))
-    assert of(StopEngine, agent.handle(InFlight("i-1", 0), 20.5)) == [StopEngine("i-1", PARAMS.stop_grace_s)]
-    assert not of(StopEngine, agent.handle(InFlight("i-1", 0), 20.6))
+    assert not of(msg.CountInFlight, agent.handle(Tick(), 20.1))
+    assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.2))
+    assert of(msg.CountInFlight, agent.handle(Tick(), 20.3)) == [msg.CountInFlight("i-1")]
+    assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 2), 20.4))
+    assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.5)) == [
+        msg.StopEngine("i-1", PARAMS.stop_grace_s)
+    ]
+    assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.6))
     assert used(agent) == 100
-    effects = agent.handle(EngineGone("i-1"), 21.0)
+    effects = agent.handle(msg.EngineGone("i-1"), 21.0)
     assert told(effects) == ["instance.stopped"] and used(agent) == 0
 
 
 def test_grace_bounds_a_drain() -> None:
     agent = ready(make())
     agent.handle(stop(grace_s=5), 20.0)
-    agent.handle(InFlight("i-1", 3), 24.0)
-    assert not of(StopEngine, agent.handle(Tick(), 24.9))
-    assert of(StopEngine, agent.handle(Tick(), 25.0))
+    agent.handle(msg.InFlight("i-1", 3), 24.0)
+    assert not of(msg.StopEngine, agent.handle(Tick(), 24.9))
+    assert of(msg.StopEngine, agent.handle(Tick(), 25.0))
 
 
 def test_second_stop_may_only_hurry() -> None:
     agent = ready(make())
     agent.handle(stop(grace_s=30), 20.0)
     agent.handle(stop(grace_s=300), 21.0)
-    assert of(StopEngine, agent.handle(stop(grace_s=0), 22.0))
+    assert of(msg.StopEngine, agent.handle(stop(grace_s=0), 22.0))
 
 
 def test_no_grace_stops_at_once() -> None:
     effects = ready(make()).handle(stop(grace_s=0), 20.0)
-    assert told(effects) == ["instance.draining"] and of(StopEngine, effects)
+    assert told(effects) == ["instance.draining"] and of(msg.StopEngine, effects)
 
 
 def test_resume_ends_a_drain_until_the_engine_is_being_stopped() -> None:
     agent = ready(make())
     agent.handle(stop(), 20.0)
     assert told(agent.handle(resume(), 20.1)) == ["instance.ready"]
-    assert not of(CountInFlight, agent.handle(Tick(), 30.0))
+    assert not of(msg.CountInFlight, agent.handle(Tick(), 30.0))
     agent.handle(stop(), 31.0)
-    agent.handle(InFlight("i-1", 0), 32.0)
+    agent.handle(msg.InFlight("i-1", 0), 32.0)
     assert not told(agent.handle(resume(), 32.1))
     assert instance(agent).state is InstanceState.DRAINING
 
@@ -231,19 +210,19 @@ def test_stop_gives_up_a_start_under_way() -> None:
     agent = make()
     agent.handle(start(), 10.0)
     effects = agent.handle(stop(), 11.0)
-    assert of(StopEngine, effects) == [StopEngine("i-1", 0.0)] and told(effects) == ["instance.draining"]
-    late = [EngineLaunched("i-1"), WeightsComplete("i-1", "/w"), EngineReady("i-1", "u"), resume()]
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and told(effects) == ["instance.draining"]
+    late = [msg.EngineLaunched("i-1"), msg.WeightsComplete("i-1", "/w"), msg.EngineReady("i-1", "u"), resume()]
     assert not any(told(agent.handle(s, 12.0)) for s in late)
-    assert told(agent.handle(EngineGone("i-1"), 13.0)) == ["instance.stopped"] and used(agent) == 0
+    assert told(agent.handle(msg.EngineGone("i-1"), 13.0)) == ["instance.stopped"] and used(agent) == 0
 
 
 @pytest.mark.parametrize(
     ("stimulus", "expected"),
     [
-        (WeightsFailed("i-1", "weights_corrupt", "checksum"), "weights_corrupt"),
-        (EngineStartFailed("i-1", "engine_failed", "log tail"), "engine_failed"),
-        (EngineExited("i-1", "killed"), "engine_failed"),
-        (EngineOverLimit("i-1", "took 9 GiB"), "engine_failed"),
+        (msg.WeightsFailed("i-1", "weights_corrupt", "checksum"), "weights_corrupt"),
+        (msg.EngineStartFailed("i-1", "engine_failed", "log tail"), "engine_failed"),
+        (msg.EngineExited("i-1", "killed"), "engine_failed"),
+        (msg.EngineOverLimit("i-1", "took 9 GiB"), "engine_failed"),
     ],
 )
 def test_failed_start_frees_only_when_the_process_is_gone(stimulus: Any, expected: str) -> None:
@@ -251,9 +230,9 @@ def test_failed_start_frees_only_when_the_process_is_gone(stimulus: Any, expecte
     agent.handle(start(), 10.0)
     effects = agent.handle(stimulus, 11.0)
     assert code(effects) == expected and used(agent) == 100
-    assert of(StopEngine, effects) == [StopEngine("i-1", 0.0)]
-    assert of(ReportStart, effects) == [ReportStart(instance(agent), "tp")]
-    assert not told(agent.handle(EngineGone("i-1"), 12.0)) and used(agent) == 0
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)]
+    assert of(msg.ReportStart, effects) == [msg.ReportStart(instance(agent), "tp")]
+    assert not told(agent.handle(msg.EngineGone("i-1"), 12.0)) and used(agent) == 0
     assert instance(agent).state is InstanceState.FAILED
 
 
@@ -262,22 +241,22 @@ def test_start_deadline_says_what_was_missing() -> None:
     agent.handle(start(), 10.0)
     assert code(agent.handle(Tick(), 70.0)) == "weights_unavailable"
     agent.handle(start("i-2"), 100.0)
-    agent.handle(WeightsComplete("i-2", "/w"), 101.0)
+    agent.handle(msg.WeightsComplete("i-2", "/w"), 101.0)
     assert code(agent.handle(Tick(), 160.0)) == "start_timeout"
 
 
 def test_dead_engine_fails_at_once() -> None:
-    effects = ready(make()).handle(EngineExited("i-1", "signal 9\nlog"), 20.0)
-    assert code(effects) == "engine_failed" and of(StopEngine, effects)
-    assert not of(ReportStart, effects)
+    effects = ready(make()).handle(msg.EngineExited("i-1", "signal 9\nlog"), 20.0)
+    assert code(effects) == "engine_failed" and of(msg.StopEngine, effects)
+    assert not of(msg.ReportStart, effects)
 
 
 def test_hung_engine_fails_after_its_misses_in_a_row() -> None:
     agent = ready(make())
-    miss = HealthSeen("i-1", ok=False, reason="no answer")
+    miss = msg.HealthSeen("i-1", ok=False, reason="no answer")
     agent.handle(miss, 20.0)
     agent.handle(miss, 21.0)
-    agent.handle(HealthSeen("i-1", ok=True), 22.0)
+    agent.handle(msg.HealthSeen("i-1", ok=True), 22.0)
     agent.handle(miss, 23.0)
     assert not told(agent.handle(miss, 24.0))
     assert code(agent.handle(miss, 25.0)) == "engine_failed" and "3 health checks failed" in instance(agent).reason
@@ -285,27 +264,27 @@ def test_hung_engine_fails_after_its_misses_in_a_row() -> None:
 
 def test_health_is_asked_at_its_pace() -> None:
     agent = ready(make())
-    asked = [now for now in (20.0, 20.5, 21.0, 21.2, 22.0) if of(CheckHealth, agent.handle(Tick(), now))]
+    asked = [now for now in (20.0, 20.5, 21.0, 21.2, 22.0) if of(msg.CheckHealth, agent.handle(Tick(), now))]
     assert asked == [20.0, 21.0, 22.0]
 
 
 def test_process_that_outlives_its_stop_keeps_its_bytes_and_is_stopped_again() -> None:
     agent = ready(make())
     agent.handle(stop(grace_s=0), 20.0)
-    assert not told(agent.handle(EngineGone("i-1", clean=False), 26.0)) and used(agent) == 100
-    assert not of(StopEngine, agent.handle(Tick(), 27.0))
-    assert of(StopEngine, agent.handle(Tick(), 31.0)) == [StopEngine("i-1", 0.0)]
-    agent.handle(EngineGone("i-1"), 32.0)
+    assert not told(agent.handle(msg.EngineGone("i-1", clean=False), 26.0)) and used(agent) == 100
+    assert not of(msg.StopEngine, agent.handle(Tick(), 27.0))
+    assert of(msg.StopEngine, agent.handle(Tick(), 31.0)) == [msg.StopEngine("i-1", 0.0)]
+    agent.handle(msg.EngineGone("i-1"), 32.0)
     assert used(agent) == 0 and instance(agent).state is InstanceState.STOPPED
 
 
 def test_ended_instances_are_kept_a_while_then_forgotten() -> None:
     agent = ready(make())
     agent.handle(stop(grace_s=0), 20.0)
-    agent.handle(EngineGone("i-1"), 21.0)
+    agent.handle(msg.EngineGone("i-1"), 21.0)
     assert not of(Remove, agent.handle(Tick(), 200.0)) and agent.instances
     effects = agent.handle(Tick(), 201.0)
-    assert of(Remove, effects) == [Remove("instances", "i-1")] and of(ForgetEngine, effects) and not agent.instances
+    assert of(Remove, effects) == [Remove("instances", "i-1")] and of(msg.ForgetEngine, effects) and not agent.instances
 
 
 def test_beats_each_second_and_when_grants_change() -> None:
@@ -315,12 +294,12 @@ def test_beats_each_second_and_when_grants_change() -> None:
         return any(e.payload.TYPE == "node.beat" for e in of(Publish, agent.handle(stimulus, now_s)))
 
     assert [beats(Tick(), t) for t in (1.0, 1.5, 2.0, 2.9, 3.0)] == [True, False, True, False, True]
-    assert beats(start(), 3.1) and not beats(EngineLaunched("i-1"), 3.2)
+    assert beats(start(), 3.1) and not beats(msg.EngineLaunched("i-1"), 3.2)
 
 
 def test_node_tells_engines_cache_and_grows_in_revision() -> None:
     agent = make()
-    agent.handle(Surroundings(cached=(CachedWeights(digest="d", num_bytes=1),), host_cache_bytes=9), 1.0)
+    agent.handle(msg.Surroundings(cached=(CachedWeights(digest="d", num_bytes=1),), host_cache_bytes=9), 1.0)
     rows = [e.value for t in (5.0, 6.0) for e in of(Save, agent.handle(Tick(), t)) if e.table == "nodes"]
     assert rows[0].engines == ("emulated",) and rows[0].cached[0].digest == "d" and rows[0].agent_url == "http://a"
     assert rows[1].revision > rows[0].revision and rows[1].heartbeat_at == 6.0
@@ -336,16 +315,16 @@ def test_clock_that_jumps_back_does_not_silence_the_beat() -> None:
 def test_stopping_node_drains_all_and_starts_none() -> None:
     agent = ready(make())
     agent.handle(start("i-2"), 19.0)
-    effects = agent.handle(NodeStopping("bye", 5.0), 20.0)
-    assert told(effects) == ["instance.draining"] * 2 and of(StopEngine, effects) == [StopEngine("i-2", 0.0)]
+    effects = agent.handle(msg.NodeStopping("bye", 5.0), 20.0)
+    assert told(effects) == ["instance.draining"] * 2 and of(msg.StopEngine, effects) == [msg.StopEngine("i-2", 0.0)]
     assert code(agent.handle(start("i-3"), 20.1)) == "node_stopping"
     assert agent.node(20.2).draining and agent.num_living == 2
-    agent.handle(EngineGone("i-2"), 20.3)
-    agent.handle(InFlight("i-1", 0), 20.5)
-    agent.handle(EngineGone("i-1"), 20.6)
+    agent.handle(msg.EngineGone("i-2"), 20.3)
+    agent.handle(msg.InFlight("i-1", 0), 20.5)
+    agent.handle(msg.EngineGone("i-1"), 20.6)
     assert agent.num_living == 0
 
 
 def test_operator_stops_an_instance() -> None:
-    effects = ready(make()).handle(StopAsked("i-1", "operator", 0.0), 20.0)
-    assert of(StopEngine, effects) and told(effects) == ["instance.draining"]
+    effects = ready(make()).handle(msg.StopAsked("i-1", "operator", 0.0), 20.0)
+    assert of(msg.StopEngine, effects) and told(effects) == ["instance.draining"]

@@ -4,22 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.controllers.agent.messages import (
-    ActivateEngine,
-    AwaitWeights,
-    EngineAsleep,
-    EngineExited,
-    EngineGone,
-    EngineLaunched,
-    EnginePrewarmed,
-    EngineReady,
-    ForgetEngine,
-    LaunchEngine,
-    LoadEngine,
-    ReportStart,
-    StopEngine,
-    WeightsComplete,
-)
+from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Tick
 from glowplug.domain.hardware import GpuRole
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
@@ -42,14 +27,14 @@ def test_section_4_a_replica_holds_weights_alone_and_makes_its_gpu_universal() -
     """WarmServe Fig. 5: IDLE -> UNIVERSAL."""
     agent = make(abilities=ALL)
     effects = agent.handle(start_of("r-1", replica=True), 10.0)
-    (launch,) = of(LaunchEngine, effects)
+    (launch,) = of(msg.LaunchEngine, effects)
     assert launch.replica and owned(agent) == {("r-1", "prewarm"): 60}
     assert told(halves(agent, "r-1", 11.0)) == ["instance.loading"]
-    effects = agent.handle(EnginePrewarmed("r-1"), 12.0)
+    effects = agent.handle(msg.EnginePrewarmed("r-1"), 12.0)
     row = instance(agent, "r-1")
     assert told(effects) == ["instance.prewarmed"] and row.replica and not row.serves and row.url == ""
     assert agent.ledger.gpus[0].role is GpuRole.UNIVERSAL
-    assert not told(agent.handle(EnginePrewarmed("r-1"), 12.1))
+    assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1))
 
 
 def test_several_replicas_share_a_gpu() -> None:
@@ -63,17 +48,17 @@ def test_section_4_a_hit_gives_the_whole_gpu_to_one_and_drops_the_others_in_one_
     """WarmServe section 4.2: the other models' pages are unmapped, the hit's slot takes all the rest as KV cache."""
     agent = replica(replica(make(abilities=ALL), "r-1"), "r-2", model=a_model("other", weights_bytes=200 * MIB))
     effects = agent.handle(start_of("i-1", source="r-1", drops=("r-2",)), 20.0)
-    assert of(ActivateEngine, effects) == [ActivateEngine("i-1", "r-1", MODEL, instance(agent).workers)]
-    assert not of(LaunchEngine, effects) and not of(AwaitWeights, effects)
-    assert of(StopEngine, effects) == [StopEngine("r-2", 0.0)]
+    assert of(msg.ActivateEngine, effects) == [msg.ActivateEngine("i-1", "r-1", MODEL, instance(agent).workers)]
+    assert not of(msg.LaunchEngine, effects) and not of(msg.AwaitWeights, effects)
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("r-2", 0.0)]
     assert owned(agent) == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
     assert told(effects) == ["instance.stopped", "instance.loading", "instance.stopped"]
     assert instance(agent, "r-1").reason == "it goes on as i-1" and instance(agent).source == "r-1"
     load = (Phase(name=PhaseName.LOAD, started_at=20.0, ended_at=20.5),)
-    effects = agent.handle(EngineReady("i-1", "http://e", load), 20.5)
-    assert told(effects) == ["instance.ready"] and len(of(ReportStart, effects)) == 1
+    effects = agent.handle(msg.EngineReady("i-1", "http://e", load), 20.5)
+    assert told(effects) == ["instance.ready"] and len(of(msg.ReportStart, effects)) == 1
     assert [(p.name.value, p.actual_s) for p in instance(agent).phases] == [("load", 0.5)]
-    assert not told(agent.handle(EngineGone("r-2"), 21.0)) and used(agent) == 240
+    assert not told(agent.handle(msg.EngineGone("r-2"), 21.0)) and used(agent) == 240
 
 
 def test_a_start_that_grew_says_so_and_carries_what_was_expected_of_it() -> None:
@@ -81,7 +66,7 @@ def test_a_start_that_grew_says_so_and_carries_what_was_expected_of_it() -> None
     command = start_of("i-1", source="r-1")
     agent.handle(replace(command, data=replace(command.data, predicted={"load": 0.5})), 20.0)
     load = (Phase(name=PhaseName.LOAD, started_at=20.0, ended_at=20.7),)
-    agent.handle(EngineReady("i-1", "u", load), 20.7)
+    agent.handle(msg.EngineReady("i-1", "u", load), 20.7)
     (phase,) = instance(agent).phases
     assert phase.predicted_s == 0.5 and instance(agent).start_kind == "growth"
 
@@ -100,32 +85,37 @@ def test_section_4_1_a_source_that_is_still_loading_streams_on() -> None:
     agent.handle(start_of("r-1", replica=True), 10.0)
     halves(agent, "r-1", 11.0)
     effects = agent.handle(start_of("i-1", source="r-1"), 12.0)
-    assert of(ActivateEngine, effects) and state(agent, "i-1") == "loading"
-    assert not told(agent.handle(EnginePrewarmed("r-1"), 12.1)) and state(agent, "r-1") == "stopped"
-    assert told(agent.handle(EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
+    assert of(msg.ActivateEngine, effects) and state(agent, "i-1") == "loading"
+    assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1)) and state(agent, "r-1") == "stopped"
+    assert told(agent.handle(msg.EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
 
 
 @pytest.mark.parametrize("launched_first", [True, False])
 def test_a_source_that_has_not_begun_to_load_hands_over_its_start(launched_first: bool) -> None:
     agent = make(abilities=ALL)
     agent.handle(start_of("r-1", replica=True), 10.0)
-    first, second = [EngineLaunched("r-1"), WeightsComplete("r-1", "/w")][:: 1 if launched_first else -1]
+    first, second = [msg.EngineLaunched("r-1"), msg.WeightsComplete("r-1", "/w")][:: 1 if launched_first else -1]
     agent.handle(first, 10.5)
     effects = agent.handle(start_of("i-1", source="r-1"), 11.0)
-    assert not of(ActivateEngine, effects) and not of(LaunchEngine, effects) and state(agent, "i-1") == "starting"
+    assert (
+        not of(msg.ActivateEngine, effects) and not of(msg.LaunchEngine, effects) and state(agent, "i-1") == "starting"
+    )
     assert owned(agent) == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
     effects = agent.handle(second, 12.0)
-    assert [type(e) for e in effects if isinstance(e, LoadEngine | ActivateEngine)] == [LoadEngine, ActivateEngine]
-    assert of(LoadEngine, effects) == [LoadEngine("r-1", "/w")] and told(effects) == ["instance.loading"]
-    assert told(agent.handle(EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
+    assert [type(e) for e in effects if isinstance(e, msg.LoadEngine | msg.ActivateEngine)] == [
+        msg.LoadEngine,
+        msg.ActivateEngine,
+    ]
+    assert of(msg.LoadEngine, effects) == [msg.LoadEngine("r-1", "/w")] and told(effects) == ["instance.loading"]
+    assert told(agent.handle(msg.EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
 
 
 def test_a_start_taken_over_is_stopped_by_the_id_its_engine_has() -> None:
     agent = make(abilities=ALL)
     agent.handle(start_of("r-1", replica=True), 10.0)
     agent.handle(start_of("i-1", source="r-1"), 11.0)
-    assert of(StopEngine, agent.handle(stop(grace_s=0), 12.0)) == [StopEngine("r-1", 0.0)]
-    assert told(agent.handle(EngineGone("r-1"), 13.0)) == ["instance.stopped"] and used(agent) == 0
+    assert of(msg.StopEngine, agent.handle(stop(grace_s=0), 12.0)) == [msg.StopEngine("r-1", 0.0)]
+    assert told(agent.handle(msg.EngineGone("r-1"), 13.0)) == ["instance.stopped"] and used(agent) == 0
 
 
 @pytest.mark.parametrize("why", ["unknown", "dropped", "other weights", "another gpu"])
@@ -138,8 +128,8 @@ def test_a_start_whose_source_is_gone_begins_from_scratch(why: str) -> None:
         agent.handle(stop("r-1", grace_s=0), 12.0)
     workers = on_gpu(1) if why == "another gpu" else start_of("i-1").data.workers
     effects = agent.handle(start_of("i-1", source="r-1", workers=workers), 20.0)
-    assert of(LaunchEngine, effects) and of(AwaitWeights, effects) and told(effects) == ["instance.starting"]
-    assert instance(agent).source == "" and not of(ActivateEngine, effects)
+    assert of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects) and told(effects) == ["instance.starting"]
+    assert instance(agent).source == "" and not of(msg.ActivateEngine, effects)
     if why == "unknown":  # its start comes late: it was given away already
         assert told(agent.handle(start_of("r-1", replica=True), 21.0)) == ["instance.stopped"]
     elif why != "dropped":
@@ -163,9 +153,9 @@ def test_a_replica_is_dropped_at_once_and_its_process_follows() -> None:
     """WarmServe section 4.2: its pages are free as they are unmapped."""
     agent = replica(make(abilities=ALL), "r-1")
     effects = agent.handle(stop("r-1", grace_s=0), 20.0)
-    assert told(effects) == ["instance.stopped"] and of(StopEngine, effects) and used(agent) == 0
+    assert told(effects) == ["instance.stopped"] and of(msg.StopEngine, effects) and used(agent) == 0
     assert agent.num_living == 1
-    assert not told(agent.handle(stop("r-1", grace_s=0), 20.1)) and not told(agent.handle(EngineGone("r-1"), 20.2))
+    assert not told(agent.handle(stop("r-1", grace_s=0), 20.1)) and not told(agent.handle(msg.EngineGone("r-1"), 20.2))
     assert agent.num_living == 0
 
 
@@ -176,28 +166,30 @@ def test_a_replica_on_its_way_is_dropped_at_once_too(phase: str) -> None:
     if phase == "loading":
         halves(agent, "r-1", 11.0)
     assert told(agent.handle(stop("r-1", grace_s=30), 12.0)) == ["instance.stopped"] and used(agent) == 0
-    assert not told(agent.handle(EnginePrewarmed("r-1"), 12.1)) and not told(agent.handle(EngineGone("r-1"), 13.0))
+    assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1)) and not told(
+        agent.handle(msg.EngineGone("r-1"), 13.0)
+    )
 
 
 def test_a_replica_whose_engine_dies_is_failed() -> None:
     agent = replica(make(abilities=ALL), "r-1")
-    assert code(agent.handle(EngineExited("r-1", "killed"), 20.0)) == "engine_failed"
-    assert of(StopEngine, agent.handle(Tick(), 40.0)) and told(agent.handle(EngineGone("r-1"), 41.0)) == []
+    assert code(agent.handle(msg.EngineExited("r-1", "killed"), 20.0)) == "engine_failed"
+    assert of(msg.StopEngine, agent.handle(Tick(), 40.0)) and told(agent.handle(msg.EngineGone("r-1"), 41.0)) == []
     assert used(agent) == 0
 
 
 def test_engine_of_a_forgotten_source_is_not_forgotten_before_its_heir() -> None:
     agent = replica(make(abilities=ALL), "r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
-    agent.handle(EngineReady("i-1", "u"), 21.0)
+    agent.handle(msg.EngineReady("i-1", "u"), 21.0)
     drained(agent, "swapped_out", 22.0)
-    agent.handle(EngineAsleep("i-1"), 24.0)
+    agent.handle(msg.EngineAsleep("i-1"), 24.0)
     agent.handle(start_of("i-2", source="i-1"), 25.0)
-    agent.handle(EngineReady("i-2", "u"), 26.0)
-    assert not of(ForgetEngine, agent.handle(Tick(), 300.0)) and list(agent.holdings) == ["i-2"]
+    agent.handle(msg.EngineReady("i-2", "u"), 26.0)
+    assert not of(msg.ForgetEngine, agent.handle(Tick(), 300.0)) and list(agent.holdings) == ["i-2"]
     agent.handle(stop("i-2", grace_s=0), 301.0)
-    agent.handle(EngineGone("i-2"), 302.0)
-    assert [e.instance_id for e in of(ForgetEngine, agent.handle(Tick(), 500.0))] == ["i-2", "r-1", "i-1"]
+    agent.handle(msg.EngineGone("i-2"), 302.0)
+    assert [e.instance_id for e in of(msg.ForgetEngine, agent.handle(Tick(), 500.0))] == ["i-2", "r-1", "i-1"]
 
 
 def test_ready_of_another_engine_is_as_it_was() -> None:
@@ -205,7 +197,7 @@ def test_ready_of_another_engine_is_as_it_was() -> None:
     agent = make(abilities=ALL)
     agent.handle(start_of("r-1", replica=True), 10.0)
     halves(agent, "r-1", 11.0)
-    assert not told(agent.handle(EngineReady("r-1", "u"), 12.0))
+    assert not told(agent.handle(msg.EngineReady("r-1", "u"), 12.0))
     assert instance(ready(make())).state is InstanceState.READY
 
 
@@ -214,9 +206,9 @@ def test_a_start_from_a_source_begins_from_scratch_after_a_restart() -> None:
     agent = replica(make(abilities=ALL), "r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
     reborn, effects = again(agent, {"r-1"})
-    assert {e.instance_id for e in of(StopEngine, effects)} == {"i-1", "r-1"}
-    reborn.handle(EngineGone("r-1"), 50.5)
-    effects = reborn.handle(EngineGone("i-1"), 51.0)
-    assert of(LaunchEngine, effects) and used(reborn) == 240 and instance(reborn).source == ""
+    assert {e.instance_id for e in of(msg.StopEngine, effects)} == {"i-1", "r-1"}
+    reborn.handle(msg.EngineGone("r-1"), 50.5)
+    effects = reborn.handle(msg.EngineGone("i-1"), 51.0)
+    assert of(msg.LaunchEngine, effects) and used(reborn) == 240 and instance(reborn).source == ""
     halves(reborn, "i-1", 52.0)
-    assert told(reborn.handle(EngineReady("i-1", "u"), 53.0)) == ["instance.ready"]
+    assert told(reborn.handle(msg.EngineReady("i-1", "u"), 53.0)) == ["instance.ready"]

@@ -4,21 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.controllers.agent.messages import (
-    AwaitWeights,
-    CheckHealth,
-    CountInFlight,
-    EngineGone,
-    EngineLaunched,
-    EngineReady,
-    ForgetEngine,
-    InFlight,
-    LaunchEngine,
-    Recalled,
-    Remember,
-    StopEngine,
-    WeightsComplete,
-)
+from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Remove, Save, Tick
 from glowplug.domain.instance import InstanceState
 from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, recalled, start, stop, told, used
@@ -30,28 +16,30 @@ def test_living_engine_is_taken_back_as_it_was() -> None:
     agent, effects = recalled(before.memory(), {"i-1"})
     now = instance(agent)
     assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and used(agent) == 100
-    assert now.revision == instance(before).revision + 1 and not of(StopEngine, effects)
+    assert now.revision == instance(before).revision + 1 and not of(msg.StopEngine, effects)
     assert now.start_kind == "cold"
 
 
 def test_engine_that_died_meanwhile_is_failed() -> None:
     agent, effects = recalled(ready(make()).memory(), set())
-    assert code(effects) == "engine_failed" and of(StopEngine, effects)
-    agent.handle(EngineGone("i-1"), 51.0)
+    assert code(effects) == "engine_failed" and of(msg.StopEngine, effects)
+    agent.handle(msg.EngineGone("i-1"), 51.0)
     assert used(agent) == 0
 
 
 def test_start_under_way_begins_again() -> None:
     before = make()
     before.handle(start(), 10.0)
-    before.handle(EngineLaunched("i-1"), 11.0)
+    before.handle(msg.EngineLaunched("i-1"), 11.0)
     agent, effects = recalled(before.memory(), {"i-1"})
-    assert of(StopEngine, effects) == [StopEngine("i-1", 0.0)] and told(effects) == ["instance.starting"]
-    effects = agent.handle(EngineGone("i-1"), 51.0)
-    assert of(LaunchEngine, effects) and of(AwaitWeights, effects)[0].deadline_at == 110.0 and used(agent) == 100
-    agent.handle(WeightsComplete("i-1", "/w"), 52.0)
-    agent.handle(EngineLaunched("i-1"), 53.0)
-    agent.handle(EngineReady("i-1", "u"), 54.0)
+    assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and told(effects) == ["instance.starting"]
+    effects = agent.handle(msg.EngineGone("i-1"), 51.0)
+    assert (
+        of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects)[0].deadline_at == 110.0 and used(agent) == 100
+    )
+    agent.handle(msg.WeightsComplete("i-1", "/w"), 52.0)
+    agent.handle(msg.EngineLaunched("i-1"), 53.0)
+    agent.handle(msg.EngineReady("i-1", "u"), 54.0)
     assert instance(agent).state is InstanceState.READY
 
 
@@ -60,23 +48,23 @@ def test_drain_goes_on_over_a_restart() -> None:
     before.handle(stop(), 20.0)
     agent, effects = recalled(before.memory(), {"i-1"}, 21.0)
     assert told(effects) == ["instance.draining"]
-    agent.handle(InFlight("i-1", 0), 22.0)
-    assert told(agent.handle(EngineGone("i-1"), 23.0)) == ["instance.stopped"]
+    agent.handle(msg.InFlight("i-1", 0), 22.0)
+    assert told(agent.handle(msg.EngineGone("i-1"), 23.0)) == ["instance.stopped"]
 
 
 def test_stop_under_way_is_asked_again_after_a_restart() -> None:
     before = ready(make())
     before.handle(stop(grace_s=0), 20.0)
     agent, effects = recalled(before.memory(), {"i-1"})
-    assert of(StopEngine, effects) and used(agent) == 100
-    assert told(agent.handle(EngineGone("i-1"), 51.0)) == ["instance.stopped"] and used(agent) == 0
+    assert of(msg.StopEngine, effects) and used(agent) == 100
+    assert told(agent.handle(msg.EngineGone("i-1"), 51.0)) == ["instance.stopped"] and used(agent) == 0
 
 
 def test_gpu_that_became_too_small_fails_what_does_not_fit() -> None:
     agent = make(ready(make()).memory(), mib=50)
-    effects = agent.handle(Recalled(frozenset({"i-1"})), 50.0)
-    assert code(effects) == "out_of_memory" and of(StopEngine, effects) and used(agent) == 0
-    agent.handle(EngineGone("i-1"), 51.0)
+    effects = agent.handle(msg.Recalled(frozenset({"i-1"})), 50.0)
+    assert code(effects) == "out_of_memory" and of(msg.StopEngine, effects) and used(agent) == 0
+    agent.handle(msg.EngineGone("i-1"), 51.0)
     assert agent.num_living == 0
 
 
@@ -92,7 +80,7 @@ def test_store_is_healed_where_it_is_behind() -> None:
 def test_store_that_is_ahead_is_overtaken() -> None:
     agent = ready(make())
     effects = agent.restore("instances", {"i-1": replace(instance(agent), revision=40)}, 20.0)
-    assert instance(agent).revision == 41 and told(effects) == ["instance.ready"] and of(Remember, effects)
+    assert instance(agent).revision == 41 and told(effects) == ["instance.ready"] and of(msg.Remember, effects)
 
 
 def test_node_given_up_too_early_is_taken_back() -> None:
@@ -120,21 +108,21 @@ def test_rows_of_this_node_that_nobody_knows_are_ended_then_removed() -> None:
 def test_outcomes_of_unknown_instances_are_ignored() -> None:
     agent = make()
     agent.handle(Tick(), 1.0)
-    assert agent.handle(EngineGone("i-404"), 1.1) == [] and agent.handle(InFlight("i-404", 0), 1.2) == []
+    assert agent.handle(msg.EngineGone("i-404"), 1.1) == [] and agent.handle(msg.InFlight("i-404", 0), 1.2) == []
 
 
 @pytest.mark.parametrize("jump_s", [300.0, -300.0])
 def test_clock_jump_neither_ends_nor_stretches_a_wait(jump_s: float) -> None:
     agent = ready(make())
-    agent.params = agent._life.params = replace(PARAMS, max_tick_gap_s=5)
+    agent.params = replace(PARAMS, max_tick_gap_s=5)
     agent.handle(stop(grace_s=10), 20.0)
     agent.handle(Tick(), 20.1)
     effects = agent.handle(Tick(), 20.2 + jump_s)
-    assert not of(StopEngine, effects) and not of(CountInFlight, effects)
-    assert of(CheckHealth, agent.handle(Tick(), 21.4 + jump_s))
+    assert not of(msg.StopEngine, effects) and not of(msg.CountInFlight, effects)
+    assert of(msg.CheckHealth, agent.handle(Tick(), 21.4 + jump_s))
     for tenth in range(14, 102):
         effects = agent.handle(Tick(), 20.1 + tenth / 10 + jump_s)
-        if of(StopEngine, effects):
+        if of(msg.StopEngine, effects):
             break
     assert tenth in (100, 101)
 
@@ -143,11 +131,11 @@ def test_instance_given_to_another_node_later_is_theirs() -> None:
     agent = ready(make())
     theirs = an_instance("i-1", gpu_id="node-2/0", created_at=15.0, revision=1)
     effects = agent.restore("instances", {"i-1": theirs}, 20.0)
-    assert of(StopEngine, effects) and not told(effects) and not of(Save, effects)
-    assert not told(agent.handle(EngineGone("i-1"), 21.0)) and used(agent) == 0
+    assert of(msg.StopEngine, effects) and not told(effects) and not of(Save, effects)
+    assert not told(agent.handle(msg.EngineGone("i-1"), 21.0)) and used(agent) == 0
     assert not agent.restore("instances", {"i-1": theirs}, 22.0)
     effects = agent.handle(Tick(), 500.0)
-    assert of(ForgetEngine, effects) and not of(Remove, effects)
+    assert of(msg.ForgetEngine, effects) and not of(Remove, effects)
 
 
 def test_instance_given_to_this_node_later_is_ours() -> None:

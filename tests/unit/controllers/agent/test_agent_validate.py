@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from glowplug.controllers.agent import messages as aw
-from glowplug.controllers.agent import table
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.agent.record import Consolidation, Drain, Holding, Pipeline, Start, State, Stop, faults
-from glowplug.controllers.agent.table import C, InvalidTransition, Move, Transition, wrong
+from glowplug.controllers.agent.table import TABLE, wrong
+from glowplug.controllers.agent.transaction import InvalidTransition, Move, Transition
 from glowplug.controllers.effects import Tick
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import InstanceState
@@ -19,7 +19,9 @@ from glowplug.memory.ledger import ByteLedger
 from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, recalled, start, told, used
 from tests.dormant_steps import ALL, drained, serving, state
 
+S = State
 START, DRAIN, STOP = Start(deadline_at=1.0), Drain(deadline_at=1.0, quiet_until=0.0), Stop(1.0)
+RUNS = Consolidation(deadline_at=1.0)
 
 
 def a_ready() -> Holding:
@@ -39,13 +41,14 @@ def a_ready() -> Holding:
         ("is stopping without stop", {"state": State.STOPPING}),
         ("is loading without start", {"state": State.LOADING}),
         ("is swapped_out and has shares", {"state": State.SWAPPED_OUT}),
-        ("is stopped and has consolidation", {"state": State.STOPPED, "consolidation": Consolidation(deadline_at=1.0)}),
+        ("is stopped and has consolidation", {"state": State.STOPPED, "consolidation": RUNS}),
         ("is draining and the fleet sees it ready", {"state": State.DRAINING, "drain": DRAIN}),
         ("has 1 stages and pipeline=Pipeline", {"pipeline": Pipeline(stage=0)}),
-        ("is whole and consolidates", {"consolidation": Consolidation(deadline_at=1.0)}),
-        ("consolidates: True, and the fleet sees False", {"consolidation": Consolidation(deadline_at=1.0)}),
-        ("is fetched with weights at None", {"state": State.FETCHED, "start": START}),
-        ("is launched with weights at '/w'", {"state": State.LAUNCHED, "start": replace(START, weights_path="/w")}),
+        ("is whole and consolidates", {"consolidation": RUNS}),
+        ("consolidates: True, and the fleet sees False", {"consolidation": RUNS}),
+        ("and does not load", {"state": State.STARTING, "start": replace(START, is_launched=True, weights_path="/w")}),
+        ("is stopped and has engine_id", {"state": State.STOPPED, "engine_id": "i-0"}),
+        ("is failed and has shares", {"state": State.FAILED}),
         ("falls asleep to become nothing", {"state": State.FALLING_ASLEEP, "drain": DRAIN}),
         ("(replica: False) holds", {"shares": {f"{NODE}/0": {GrantOwner.PREWARM: 1}}}),
         ("holds less than nothing", {"shares": {f"{NODE}/0": {GrantOwner.KV: -1}}}),
@@ -106,26 +109,31 @@ def test_host_memory_promised_twice_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "move"),
+    ("said", "before", "stimulus", "after", "asked"),
     [
-        ("is not in the table", Move("i-1", State.READY, aw.EngineLaunched, State.READY, ())),
-        ("is not in the table", Move("i-1", State.READY, aw.EngineGone, State.STOPPED, ())),
-        ("the table allows", Move("i-1", State.LAUNCHING, aw.EngineLaunched, State.READY, ())),
-        ("asks for ['StopEngine']", Move("i-1", State.LAUNCHING, aw.EngineLaunched, State.LAUNCHED, (aw.StopEngine,))),
-        ("waits for the outcome of ['LoadEngine']", Move("i-1", State.FETCHED, aw.EngineLaunched, State.LOADING, ())),
-        ("waits for the outcome of ['StopEngine']", Move("i-1", State.READY, aw.EngineExited, State.FAILING, ())),
-        ("waits for the outcome of ['SleepEngine']", Move("i-1", State.READY, StopInstance, State.FALLING_ASLEEP, ())),
+        ("is not in the table", S.READY, aw.EngineLaunched, S.READY, ()),
+        ("is not in the table", S.READY, aw.EngineGone, S.STOPPED, ()),
+        ("the table allows", S.STARTING, aw.EngineLaunched, S.READY, ()),
+        ("asks for ['StopEngine']", S.STARTING, aw.EngineLaunched, S.STARTING, (aw.StopEngine,)),
+        ("waits for the outcome of ['LoadEngine']", S.STARTING, aw.EngineLaunched, S.LOADING, ()),
+        ("waits for the outcome of ['StopEngine']", S.READY, aw.EngineExited, {"state": S.FAILED, "stop": STOP}, ()),
+        ("waits for the outcome of ['AwaitWeights', 'LaunchEngine']", S.RESTARTING, aw.EngineGone, S.STARTING, ()),
+        ("waits for the outcome of ['SleepEngine']", S.READY, StopInstance, S.FALLING_ASLEEP, ()),
+        ("its consolidation goes from running to None", {"consolidation": RUNS}, Tick, S.READY, ()),
         (
-            "its consolidation goes from running to None",
-            Move("i-1", State.READY, Tick, State.READY, (), C.RUNNING, None),
-        ),
-        (
-            "its consolidation is running, which was not asked for",
-            Move("i-1", State.READY, ConsolidateInstance, State.READY, (), None, C.RUNNING),
+            "waits for the outcome of ['ConsolidateEngine']",
+            S.READY,
+            ConsolidateInstance,
+            {"consolidation": RUNS},
+            (),
         ),
     ],
 )
-def test_a_move_that_the_table_does_not_allow_is_found(said: str, move: Move) -> None:
+def test_a_move_that_the_table_does_not_allow_is_found(
+    said: str, before: State | dict[str, Any], stimulus: type, after: State | dict[str, Any], asked: tuple[type, ...]
+) -> None:
+    ends = [replace(a_ready(), **(end if isinstance(end, dict) else {"state": end})) for end in (before, after)]
+    move = Move("i-1", ends[0], stimulus, ends[1], asked)
     assert any(said in fault for fault in wrong(move)), list(wrong(move))
 
 
@@ -139,11 +147,10 @@ def test_a_stimulus_that_makes_no_sense_is_refused_by_name_and_changes_nothing()
     assert (agent.holdings, agent.ledger.gpus) == before
 
 
-def test_every_action_of_the_table_is_there_and_every_effect_is_listed() -> None:
-    rows = [row for row in table.TABLE.values() if isinstance(row, Transition)]
-    assert {row.does for row in rows} == set(make().actions)
+def test_every_effect_and_every_stimulus_of_the_table_is_listed() -> None:
+    rows = [row for row in TABLE.values() if isinstance(row, Transition)]
     assert {effect for row in rows for effect in row.asks} | {aw.Remember} == set(aw.EFFECTS)
-    assert {stimulus for _, stimulus in table.TABLE} - {aw.GivesWay, aw.TakenOver, aw.RunsElsewhere} | {
+    assert {stimulus for _, stimulus in TABLE} - {aw.GivesWay, aw.TakenOver, aw.RunsElsewhere} | {
         aw.Surroundings
     } == set(make().handlers)
 
@@ -166,7 +173,7 @@ def test_a_start_that_was_taken_over_belongs_to_its_taker_alone_after_a_restart(
     agent.handle(start("r-1", replica=True), 10.0)
     agent.handle(aw.EngineLaunched("r-1"), 11.0)
     agent.handle(start("i-1", source="r-1"), 12.0)
-    assert (state(agent, "r-1"), agent.holdings["i-1"].state) == ("stopped", State.LAUNCHED)
+    assert (state(agent, "r-1"), agent.holdings["i-1"].state) == ("stopped", State.STARTING)
     again, effects = recalled(agent.memory(), {"r-1"})
     assert of(aw.StopEngine, effects) == [aw.StopEngine("r-1", 0.0)]
     assert of(aw.LaunchEngine, again.handle(aw.EngineGone("r-1"), 51.0)) and again.holdings["i-1"].engine == "i-1"

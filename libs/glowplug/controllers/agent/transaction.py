@@ -1,0 +1,180 @@
+"""The handling of one stimulus: the records it changes, the bytes it grants, and the effects it asks for."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+from glowplug.controllers.agent.params import AgentParams, EngineKind
+from glowplug.controllers.agent.record import RULES, Holding, State, own_workers, shares_of
+from glowplug.controllers.effects import Effect, Publish, Remove, Save
+from glowplug.domain.hardware import Gpu, GrantOwner
+from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.events import Event, facts
+
+INSTANCES = "instances"
+_FACTS = {
+    InstanceState.STARTING: facts.InstanceStarting,
+    InstanceState.LOADING: facts.InstanceLoading,
+    InstanceState.READY: facts.InstanceReady,
+    InstanceState.DRAINING: facts.InstanceDraining,
+    InstanceState.STOPPED: facts.InstanceStopped,
+    InstanceState.PREWARMED: facts.InstancePrewarmed,
+    InstanceState.SWAPPED_OUT: facts.InstanceSwappedOut,
+}
+Action = Callable[["Transaction", Any, Any], None]  # (transaction, record, stimulus)
+
+
+class InvalidTransition(RuntimeError):
+    """A stimulus that makes no sense in the state that an instance is in."""
+
+    def __init__(self, instance_id: str, state: State | None, stimulus: type) -> None:
+        super().__init__(f"{instance_id} is {state or 'not known'}, and {stimulus.__name__} makes no sense there")
+        self.instance_id, self.state, self.stimulus = instance_id, state, stimulus
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """`does` leaves the record in one of `to`, having asked for no engine effects but those of `asks`."""
+
+    does: Action
+    to: frozenset[State | None]
+    asks: frozenset[type] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """The stimulus changes nothing, and `why` it may come all the same."""
+
+    why: str
+
+
+Table = Mapping[tuple[State | None, type], Transition | Ignored]
+
+
+class Move(NamedTuple):
+    """What one stimulus has done to one record, and the effects that were asked for."""
+
+    instance_id: str
+    before: Holding | None
+    stimulus: type
+    after: Holding | None
+    asked: tuple[type, ...]
+
+
+class Ledger(Protocol):
+    """The byte ledger of the node's GPUs (memory/ledger.py)."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]: ...
+
+    @property
+    def holders(self) -> frozenset[str]: ...
+
+    def release(self, holder: str) -> int: ...
+
+    def exchange(
+        self, releases: Iterable[str], holder: str, bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]]
+    ) -> None:
+        """Free and grant in one step or, raising OutOfMemory, not at all."""
+        ...
+
+    def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
+        """Keep `num_bytes`; the bytes freed."""
+        ...
+
+
+def fact_of(instance: Instance, code: str = "") -> Any:
+    """The fact that publishes an instance's state."""
+    if instance.state is InstanceState.FAILED:
+        return facts.InstanceFailed(instance=instance, code=code or "engine_failed")
+    return _FACTS[instance.state](instance=instance)
+
+
+def _rank(effect: Effect) -> int:
+    """What needs nobody else goes first, so that a slow bus or store delays no engine."""
+    return {Publish: 1, Save: 2, Remove: 2}.get(type(effect), 0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Transaction:
+    """One stimulus at `now_s`. `holdings`, `overtaken` and the ledger are the controller's own; an action changes a
+    record through `keep` and `publish`, and `step` applies a stimulus to one record by the table."""
+
+    now_s: float
+    node_id: str
+    ledger: Ledger
+    engines: Mapping[str, EngineKind]
+    params: AgentParams
+    table: Table
+    holdings: dict[str, Holding]
+    overtaken: dict[str, tuple[float, str]]  # stops that came before their start: id -> when, why
+    node_stops: str = ""  # why this node takes no start any more, or ""
+    event: Event | None = None
+    effects: list[Effect] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    is_dirty: bool = False  # what a restart must know has changed
+    _asked: list[type] = field(default_factory=list)  # by the step under way
+
+    def step(self, instance_id: str, stimulus: Any) -> None:
+        """Apply a stimulus to one record. Raises InvalidTransition, with nothing changed."""
+        holding, kind = self.holdings.get(instance_id), type(stimulus)
+        state = holding.state if holding is not None else None
+        row = self.table.get((state, kind))
+        if row is None:
+            raise InvalidTransition(instance_id, state, kind)
+        if isinstance(row, Transition):
+            outer, self._asked = self._asked, []
+            row.does(self, holding, stimulus)
+            asked, self._asked = tuple(self._asked), outer
+            self.moves.append(Move(instance_id, holding, kind, self.holdings.get(instance_id), asked))
+
+    def ask(self, *effects: Effect) -> None:
+        """Ask for effects of the agent's own."""
+        self.effects.extend(effects)
+        self._asked.extend(map(type, effects))
+
+    def keep(self, holding: Holding) -> Holding:
+        """Take the record as it is now, and remember it over a restart."""
+        self.is_dirty = True
+        return self.note(holding)
+
+    def note(self, holding: Holding) -> Holding:
+        """Take the record as it is now; a restart may forget what has changed."""
+        self.holdings[holding.instance.instance_id] = holding
+        return holding
+
+    def publish(self, holding: Holding, code: str = "", **changes: Any) -> Holding:
+        """Change the instance, raise its revision, and publish and save it in the state that its record is in."""
+        was = holding.instance
+        changes |= {"state": RULES[holding.state].public, "changed_at": self.now_s, "revision": was.revision + 1}
+        instance = replace(was, **changes)
+        cause = None if self.event is not None else holding.cause  # None: the shell takes the event in hand
+        self.effects += (Publish(fact_of(instance, code), cause), Save(INSTANCES, instance.instance_id, instance))
+        return self.keep(replace(holding, instance=instance))
+
+    def in_order(self) -> list[Effect]:
+        """The effects, those that need neither bus nor store first."""
+        return sorted(self.effects, key=_rank)
+
+    def grant(self, holding: Holding, releases: Iterable[str] = ()) -> Holding:
+        """Take the bytes of its workers on this node, in one step with giving up those of `releases`.
+
+        Raises OutOfMemory, with nothing changed.
+        """
+        shares = holding.shares or shares_of(holding.instance, holding.model, self.node_id)
+        self.ledger.exchange(releases, holding.instance.instance_id, shares)
+        return replace(holding, shares=shares)
+
+    def ungrant(self, holding: Holding) -> Holding:
+        """Free what it holds."""
+        self.ledger.release(holding.instance.instance_id)
+        return replace(holding, shares={})
+
+    def workers_here(self, instance: Instance) -> tuple[Worker, ...]:
+        """Its own GPU processes on this node."""
+        return tuple(w for w in own_workers(instance) if w.node_id == self.node_id)
+
+    def can(self, engine: str, ability: str) -> bool:
+        """Whether engines of that name have the ability here."""
+        kind = self.engines.get(engine)
+        return kind is not None and not kind.unavailable and ability in kind.abilities
