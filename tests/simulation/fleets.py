@@ -9,7 +9,7 @@ from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.systems import SYSTEMS
-from glowplug.simulator.hardware.costs import FITTED
+from glowplug.simulator.costs import FITTED
 from glowplug.simulator.setup import GB, QUIET_AGENT, ModelSetup, Params, PolicyNames, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.sampling import gamma_times, merge, power_law_shares

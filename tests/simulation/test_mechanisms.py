@@ -10,7 +10,7 @@ from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.instance import InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events.commands import ConsolidateInstance, FetchWeights, JoinStages, StartInstance, StopInstance
-from glowplug.simulator.hardware.costs import FITTED
+from glowplug.simulator.costs import FITTED
 from glowplug.simulator.setup import GB, QUIET_AGENT, Fault, ModelSetup, Params, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World

@@ -11,7 +11,7 @@ from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.simulator.hardware.costs import FITTED
+from glowplug.simulator.costs import FITTED
 from glowplug.simulator.setup import (
     GB,
     Fault,

@@ -10,7 +10,7 @@ import pytest
 from glowplug.controllers.reads import MissingExecutor
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.events.envelope import encode
-from glowplug.simulator.hardware.costs import FITTED
+from glowplug.simulator.costs import FITTED
 from glowplug.simulator.setup import GB, ModelSetup, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.workload.sampling import gamma_times, merge, power_law_shares

@@ -14,8 +14,7 @@ from glowplug.events.envelope import wrong_with
 from glowplug.policies.options import base_name
 from glowplug.policies.registry import KINDS
 from glowplug.simulator.recording.starts import Starts
-from glowplug.simulator.report.summary import summary
-from glowplug.simulator.results import Results
+from glowplug.simulator.results import Results, summary
 from glowplug.simulator.run_folder import read_rows
 from glowplug.simulator.scenario.errors import ScenarioError
 

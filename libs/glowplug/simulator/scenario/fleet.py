@@ -13,7 +13,7 @@ from glowplug.domain.model import Model, WeightsRef, model_key
 from glowplug.domain.units import show_bytes
 from glowplug.policies.options import base_name
 from glowplug.policies.registry import KINDS, choose
-from glowplug.simulator.hardware.costs import FITTED, StepCosts
+from glowplug.simulator.costs import FITTED, StepCosts
 from glowplug.simulator.scenario.errors import ScenarioError, from_pydantic, join, known
 from glowplug.simulator.scenario.tree import merge
 from glowplug.simulator.scenario.words import LengthWords, ModelWords, ScenarioWords
