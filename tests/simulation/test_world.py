@@ -12,8 +12,8 @@ from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.events.envelope import encode
 from glowplug.simulator.costs import FITTED
 from glowplug.simulator.setup import GB, ModelSetup, ServerSetup, Setup, StartSeconds
-from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.workload.sampling import gamma_times, merge, power_law_shares
+from glowplug.simulator.workload.arrival import Arrival, merge
+from glowplug.simulator.workload.sampling import gamma_times, power_law_shares
 from glowplug.simulator.world import World
 from tests.simulation.seeds import seeds
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.domain.instance import Instance
+from glowplug.domain.model import Slo
 
 _BASE = 1.01  # neighbouring buckets differ by 1 %
 _LOG = math.log(_BASE)
@@ -105,11 +106,34 @@ class ModelResult:
     def tpot_attainment(self) -> float:
         return self.num_tpot_met / self.num_tpot_asked if self.num_tpot_asked else math.nan
 
-    def arrived(self, ttft_slo_s: float, tpot_slo_s: float) -> None:
+    def arrived(self, slo: Slo) -> None:
         """One more request; an objective of 0 is none."""
         self.num_arrived += 1
-        self.num_ttft_asked += bool(ttft_slo_s)
-        self.num_tpot_asked += bool(tpot_slo_s)
+        self.num_ttft_asked += bool(slo.ttft_s)
+        self.num_tpot_asked += bool(slo.tpot_s)
+
+    def refused(self, how: str) -> None:
+        """One that was not answered well: an error's code, or what happened to its client."""
+        self.num_refused[how] = self.num_refused.get(how, 0) + 1
+
+    def answered(
+        self, slo: Slo, tokens: tuple[int, int], *, cold: bool, ttft_s: float, decode_s: float, e2e_s: float
+    ) -> None:
+        """One that was answered: `tokens` of its prompt and response, seconds to its first token, from there to its
+        last, and to its end."""
+        prompt, response = tokens
+        tpot_s = decode_s / (response - 1) if response > 1 else 0.0
+        self.num_finished += 1
+        self.num_cold += cold
+        self.prompt_tokens += prompt
+        self.response_tokens += response
+        self.ttft.add(ttft_s)
+        self.e2e.add(e2e_s)
+        self.normalised.add(e2e_s / max(1, response))
+        if response > 1:
+            self.tpot.add(tpot_s)
+        self.num_ttft_met += bool(slo.ttft_s) and ttft_s <= slo.ttft_s
+        self.num_tpot_met += bool(slo.tpot_s) and tpot_s <= slo.tpot_s
 
 
 @dataclass(slots=True)

@@ -69,10 +69,8 @@ class Traffic:
         self.num_arrived += 1
         ticket = self.num_arrived
         self._open[ticket] = _Request(ticket, arrival)
-        slo = Slo()
-        if arrival.model in self._run.models:
-            slo = self._run.models[arrival.model].model.slo
-        self._run.results.of(arrival.model).arrived(slo.ttft_s, slo.tpot_s)
+        known = self._run.models.get(arrival.model)
+        self._run.results.of(arrival.model).arrived(known.model.slo if known else Slo())
         expected = arrival.expected_tokens
         if not expected and self._run.setup.params.exact_lengths:
             expected = arrival.response_tokens
@@ -86,7 +84,7 @@ class Traffic:
                 expected_tokens=expected,
             ),
         )
-        if arrival.model in self._run.models:
+        if known:
             self._control.load_changed(arrival.model)
         return ticket
 
@@ -116,8 +114,7 @@ class Traffic:
 
     def _ended(self, request: _Request, how: str, status: int = 0) -> None:
         """Count one that was not answered well. `how` is an error's code, or what happened to the client."""
-        refused = self._run.results.of(request.arrival.model).num_refused
-        refused[how] = refused.get(how, 0) + 1
+        self._run.results.of(request.arrival.model).refused(how)
         self._tell_end(request.ticket, f"{status} {how}" if status else how)
 
     def _tell_end(self, ticket: int, how: str) -> None:
@@ -224,25 +221,15 @@ class Traffic:
             self.sharing.idle(engine)
 
     def _measure(self, request: _Request, sequence: Sequence, now_s: float) -> None:
-        arrival, model = request.arrival, self._run.models[request.arrival.model].model
-        result = self._run.results.of(arrival.model)
+        arrival, slo = request.arrival, self._run.models[request.arrival.model].model.slo
         arrived_s = self._run.began_s + arrival.at_s
         ttft_s = sequence.first_token_at - arrived_s + self._run.setup.params.network_s
-        after = arrival.response_tokens - 1
-        tpot_s = (sequence.finished_at - sequence.first_token_at) / after if after else 0.0
-        e2e_s = now_s - arrived_s
-        result.num_finished += 1
-        result.num_cold += request.cold
-        result.prompt_tokens += arrival.prompt_tokens
-        result.response_tokens += arrival.response_tokens
-        result.ttft.add(ttft_s)
-        result.e2e.add(e2e_s)
-        result.normalised.add(e2e_s / arrival.response_tokens)
+        e2e_s, decode_s = now_s - arrived_s, sequence.finished_at - sequence.first_token_at
+        tokens = arrival.prompt_tokens, arrival.response_tokens
+        self._run.results.of(arrival.model).answered(
+            slo, tokens, cold=request.cold, ttft_s=ttft_s, decode_s=decode_s, e2e_s=e2e_s
+        )
         self._run.results.normalised_peak.add(now_s - self._run.began_s, e2e_s / arrival.response_tokens)
-        if after:
-            result.tpot.add(tpot_s)
-        result.num_ttft_met += bool(model.slo.ttft_s) and ttft_s <= model.slo.ttft_s
-        result.num_tpot_met += bool(model.slo.tpot_s) and tpot_s <= model.slo.tpot_s
         if self._control.reads_ends or self._control.on_event:
             self._tell(request, sequence, ttft_s, now_s)
 

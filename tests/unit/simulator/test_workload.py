@@ -10,17 +10,15 @@ from random import Random
 import pytest
 
 from glowplug.simulator.scenario.load import ScenarioError, load
-from glowplug.simulator.workload.arrival import Arrival, TraceError
+from glowplug.simulator.workload.arrival import Arrival, TraceError, merge
 from glowplug.simulator.workload.formats import Reading, length_pairs, read
 from glowplug.simulator.workload.sampling import (
     Lengths,
     binomial,
     gamma_times,
     lognormal_pairs,
-    merge,
     power_law_shares,
     renewal_times,
-    squeeze,
 )
 from glowplug.simulator.workload.servegen import read_folder
 from glowplug.simulator.workload.tables import read_once
@@ -336,17 +334,12 @@ def test_lognormal_lengths_have_their_means():
     assert sum(r for _, r in pairs) / len(pairs) == pytest.approx(200, rel=0.05)
 
 
-def test_squeezed_and_merged_in_order():
-    slow = [Arrival(t, "a", 1, 1) for t in (0.0, 10.0, 20.0)]
-    fast = [Arrival(t, "b", 1, 1) for t in (0.0, 1.0, 7.0)]
-    assert [(a.at_s, a.model) for a in merge(squeeze(slow, 10.0), fast)] == [
-        (0.0, "a"),
-        (0.0, "b"),
-        (1.0, "a"),
-        (1.0, "b"),
-        (2.0, "a"),
-        (7.0, "b"),
-    ]
+def test_streams_are_merged_in_order_of_time_then_of_naming():
+    slow, fast = (
+        [Arrival(t, name, 1, 1) for t in times] for name, times in (("a", (0.0, 1.0, 2.0)), ("b", (0.0, 7.0)))
+    )
+    found = [(a.at_s, a.model) for a in merge(slow, fast)]
+    assert found == [(0.0, "a"), (0.0, "b"), (1.0, "a"), (2.0, "a"), (7.0, "b")]
 
 
 def test_a_trace_is_read_once_and_again_when_it_has_changed(tmp_path):

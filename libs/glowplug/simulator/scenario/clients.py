@@ -1,6 +1,5 @@
 """ServeGen clients as the models of a scenario: popular ones, bursty ones, and the long tail."""
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import Final
 from glowplug.simulator.scenario.errors import ScenarioError
 from glowplug.simulator.scenario.sources import SERVEGEN_LENGTHS, LengthBook, client_lengths, find, require
 from glowplug.simulator.scenario.words import ClientWords, WorkloadWords
-from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.workload.arrival import Arrival, merge
 from glowplug.simulator.workload.formats import SERVEGEN_WINDOW_S
 from glowplug.simulator.workload.sampling import Lengths, renewal_times
 from glowplug.simulator.workload.tables import read_once, rows
@@ -100,7 +99,7 @@ class Clients:
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """Every client's requests, in order of time."""
         streams = [self._one(key, client, Random(f"{seed}/{key}")) for key, client in self._by_key.items()]
-        return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+        return merge(*streams)
 
     def _one(self, key: str, client: Client, chance: Random) -> Iterator[Arrival]:
         start_s, squeeze, lengths = self._words.start_s, self._words.squeeze, self._lengths[key]

@@ -1,6 +1,5 @@
 """Generated traffic under a scenario's models: the seeded generator, for those who want it and those without traces."""
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Final
@@ -8,7 +7,7 @@ from typing import Final
 from glowplug.domain.units import DAY_S
 from glowplug.simulator.scenario.words import WorkloadWords
 from glowplug.simulator.workload import generator, generator_fitted
-from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.workload.arrival import Arrival, merge
 from glowplug.simulator.workload.generator import hours
 from glowplug.simulator.workload.sampling import Lengths, bounded
 
@@ -50,14 +49,11 @@ class Generated:
             stream = generator.functions(seed, len(keys), rate, span_s, cv=words.cv or 1.0, names=keys)
         else:
             make = generator.code if self._kind == "generator_code" else generator.conversation
-            stream = heapq.merge(
-                *(
-                    make(seed, rate * share, span_s, start_s=self._start_s(number), model=key, cv=words.cv or None)
-                    for number, (key, share) in enumerate(self._shares.items())
-                    if share > 0
-                ),
-                key=lambda arrival: arrival.at_s,
-            )
+            stream = merge(*(
+                make(seed, rate * share, span_s, start_s=self._start_s(number), model=key, cv=words.cv or None)
+                for number, (key, share) in enumerate(self._shares.items())
+                if share > 0
+            ))  # fmt: skip
         return self._fitted(stream, Random(f"{seed}/lengths"))
 
     def past(self, key: str, seconds: float) -> list[tuple[float, float, float]]:

@@ -13,7 +13,6 @@ Scaling down keeps each request with a probability; scaling up repeats every req
 moment and then scales down, which makes bursts (WarmServe section 7.1).
 """
 
-import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from glowplug.simulator.scenario.sources import DRAWN, SERVEGEN, TRACES, LengthB
 from glowplug.simulator.scenario.trace import contents, is_path, served_by
 from glowplug.simulator.scenario.tree import data_folder
 from glowplug.simulator.scenario.words import LengthWords, WorkloadWords
-from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.workload.arrival import Arrival, merge
 from glowplug.simulator.workload.formats import Reading, counts, is_counted
 from glowplug.simulator.workload.generator import dealt_functions
 from glowplug.simulator.workload.length_errors import with_errors
@@ -233,7 +232,7 @@ class Traffic:
             self._one_renewal(key, rate * share, cv, Random(f"{seed}/{key}"))
             for key, share in zip(self.keys, self.shares, strict=True)
         ]
-        return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+        return merge(*streams)
 
     def _one_renewal(self, key: str, rate: float, cv: float, chance: Random) -> Iterator[Arrival]:
         """One model's stream, as if it had gone on for long: the first gap is cut at a random place."""
@@ -244,12 +243,10 @@ class Traffic:
                 yield Arrival(at_s - early_s, key, *lengths.draw(chance))
 
     def _by_day(self, seed: int) -> Iterator[Arrival]:
-        streams = []
-        for number, (key, share) in enumerate(zip(self.keys, self.shares, strict=True)):
-            chance = Random(f"{seed}/{key}")
-            start_s = self._day_s(number)
-            streams.append(self._one_day(key, start_s, share, chance))
-        return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+        return merge(*(
+            self._one_day(key, self._day_s(number), share, Random(f"{seed}/{key}"))
+            for number, (key, share) in enumerate(zip(self.keys, self.shares, strict=True))
+        ))  # fmt: skip
 
     def _one_day(self, key: str, start_s: float, share: float, chance: Random) -> Iterator[Arrival]:
         lengths = self._lengths[key]

@@ -4,7 +4,6 @@ Power law over models: WarmServe section 7.1 (share of model i ~ i^-alpha). Gamm
 variation: HydraServe section 8.1. Thinning of counted traces: each request is kept with a probability of its own.
 """
 
-import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -84,18 +83,6 @@ def spread(counts: Iterable[Count], lengths: "Lengths", chance: Random) -> Itera
         for offset_s in times:
             prompt, response = lengths.draw(chance)
             yield Arrival(count.from_s + offset_s, count.model, prompt, response)
-
-
-def squeeze(arrivals: Iterable[Arrival], ratio: float) -> Iterator[Arrival]:
-    """The same requests `ratio` times as fast (PreServe section 5.3 squeezes two days into two hours)."""
-    if not ratio > 0:
-        raise ValueError(f"squeezing time by {ratio}")
-    return (arrival._replace(at_s=arrival.at_s / ratio) for arrival in arrivals)
-
-
-def merge(*streams: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Several ordered streams as one; ties go to the stream named first."""
-    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
 
 
 class Lengths:
