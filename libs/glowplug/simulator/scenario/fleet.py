@@ -185,15 +185,8 @@ def _costs(given: Any, gpu_kind: str, path: str) -> StepCosts:
         raise ScenarioError(join(path, "scale"), f"{scale!r} is not a number above 0")
     if "profile" in given:
         return _profile(str(given["profile"]), gpu_kind, path).scaled(float(scale))
-    prefill, decode = _terms(given, "prefill_ms", path), _terms(given, "decode_ms", path)
-    return StepCosts(
-        prefill_base_s=prefill[0],
-        prefill_s_per_token=prefill[1],
-        prefill_s_per_token2=prefill[2],
-        decode_base_s=decode[0],
-        decode_s_per_sequence=decode[1],
-        decode_s_per_context=decode[2],
-    ).scaled(float(scale))
+    terms = (_terms(given, name, path) for name in ("prefill_ms", "decode_ms"))
+    return StepCosts.of_ms(*terms).scaled(float(scale))
 
 
 def _terms(given: Mapping[str, Any], name: str, path: str) -> tuple[float, float, float]:
@@ -202,7 +195,7 @@ def _terms(given: Mapping[str, Any], name: str, path: str) -> tuple[float, float
     sound = all(isinstance(term, int | float) and not isinstance(term, bool) and term >= 0 for term in numbers)
     if not 1 <= len(numbers) <= 3 or not sound or not sum(numbers) > 0:
         raise ScenarioError(join(path, name), f"{terms!r} is not one to three numbers from 0 up")
-    filled = [float(term) / 1e3 for term in numbers] + [0.0, 0.0]
+    filled = [*map(float, numbers), 0.0, 0.0]
     return filled[0], filled[1], filled[2]
 
 
