@@ -9,7 +9,7 @@ import pytest
 
 from glowplug.simulator.scenario.load import load
 from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.workload.length_errors import PRESERVE, ErrorShape, expected_tokens, with_errors
+from glowplug.simulator.workload.sampling import PRESERVE, ErrorShape, expected_tokens, with_errors
 
 NUM = 40_000
 

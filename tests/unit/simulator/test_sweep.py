@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.simulator.fleet_size import (
+from glowplug.simulator.jobs import run_cases
+from glowplug.simulator.scenario.load import ScenarioError, load
+from glowplug.simulator.sweep import (
     Search,
     all_met,
+    cases,
     check_objectives,
     parse_objective,
     parse_range,
+    parse_seeds,
+    variants,
     with_gpus,
 )
-from glowplug.simulator.jobs import run_cases
-from glowplug.simulator.scenario.load import ScenarioError, load
-from glowplug.simulator.sweep import cases, parse_seeds, variants
 from tests.unit.simulator.scenarios import TINY, write
 
 
