@@ -8,7 +8,7 @@ rest; decisions beyond `MAX_DECISIONS` keep those about requests and instances t
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -113,16 +113,6 @@ OWNERS: Final = ("weights", "kv", "prewarm", "reservation")
 ReadRows = Callable[[], Iterable[Mapping[str, Any]]]  # from the beginning, each time it is called
 
 
-@dataclass(slots=True)
-class _Names:
-    """Names by number, in the order they come."""
-
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    def of(self, name: str) -> int:
-        return self.numbers.setdefault(name, len(self.numbers))
-
-
 class Spans:
     """Who held which bytes from when to when. Told of a node's GPUs whenever they change, in order of time."""
 
@@ -135,7 +125,7 @@ class Spans:
         ]
         self._numbers = {gpu["id"]: number for number, gpu in enumerate(self.gpus)}
         self._open: dict[int, tuple[float, tuple[tuple[str, str, int], ...]]] = {}
-        self._holders = _Names()
+        self._holders: dict[str, int] = {}  # numbered in the order they come
         self.columns: dict[str, list[Any]] = {
             name: [] for name in ("gpu", "from", "to", "owner", "holder", "base", "bytes")
         }
@@ -181,7 +171,7 @@ class Spans:
 
     @property
     def holders(self) -> list[str]:
-        return list(self._holders.numbers)
+        return list(self._holders)
 
     def _close(self, number: int, since_s: float, upto_s: float, held: Sequence[tuple[str, str, int]]) -> None:
         if upto_s <= 0 or upto_s <= since_s:
@@ -192,8 +182,8 @@ class Spans:
             if last is not None:
                 columns["to"][last] = round(upto_s, 3)
             else:
-                span = (number, round(since_s, 3), round(upto_s, 3), OWNERS.index(owner), self._holders.of(holder),
-                        base, num_bytes)  # fmt: skip
+                of = self._holders.setdefault(holder, len(self._holders))
+                span = (number, round(since_s, 3), round(upto_s, 3), OWNERS.index(owner), of, base, num_bytes)
                 self._latest[(number, holder, owner)] = len(columns["gpu"])
                 for name, value in zip(columns, span, strict=True):
                     columns[name].append(value)
@@ -300,29 +290,27 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def detail_of(
-    setup: Setup,
-    requests: ReadRows,
-    decisions: ReadRows,
-    timeline: Iterable[Mapping[str, Any]],
-    models_of: Mapping[str, str],
-    end_s: float,
-) -> Detail:
-    """Everything of one run. `models_of` gives the model key of every instance id."""
+def detail_of_run(folder: Path, setup: Setup) -> Detail:
+    """Everything of the run in `folder`. Raises ScenarioError when it is none."""
+    about, results = read_json(folder, "setup.json"), read_json(folder, "results.json")
+    models_of: dict[str, str] = {}
+    for row in read_lines(folder, "events.jsonl", INSTANCES):
+        instance = row["data"]["instance"]
+        models_of[instance["instance_id"]] = instance["model_key"]
     models = sorted(one.model.key for one in setup.models)
     numbers = {key: number for number, key in enumerate(models)}
     spans = Spans(setup)
-    for row in timeline:
+    for row in read_lines(folder, "timeline.jsonl"):
         spans.gpu(row["gpu"], row["t_s"], [(holder, owner, num) for holder, owner, num in row["grants"]])
-    spans.finish(end_s)
-    columns, num_left_out = request_columns(requests, models, setup.began_at)
-    kept, decisions_left_out = decision_rows(decisions, columns, setup.began_at)
+    spans.finish(results["end_s"])
+    columns, num_left_out = request_columns(lambda: read_lines(folder, "requests.jsonl"), models, setup.began_at)
+    kept, decisions_left_out = decision_rows(lambda: read_lines(folder, "decisions.jsonl"), columns, setup.began_at)
     held, spans_left_out = spans.kept()
     of_holder = [numbers.get(models_of.get(holder, ""), -1) for holder in spans.holders]
     held["model"] = [of_holder[holder] for holder in held["holder"]]
     return {
         "began_at": setup.began_at,
-        "end_s": end_s,
+        "end_s": results["end_s"],
         "gpus": spans.gpus,
         "models": models,
         "holders": spans.holders,
@@ -333,22 +321,6 @@ def detail_of(
         "requests_left_out": num_left_out,
         "decisions": kept,
         "decisions_left_out": decisions_left_out,
+        "label": about["variant"],
+        "seed": about["seed"],
     }
-
-
-def detail_of_run(folder: Path, setup: Setup) -> Detail:
-    """Everything of the run in `folder`. Raises ScenarioError when it is none."""
-    about, results = read_json(folder, "setup.json"), read_json(folder, "results.json")
-    models_of: dict[str, str] = {}
-    for row in read_lines(folder, "events.jsonl", INSTANCES):
-        instance = row["data"]["instance"]
-        models_of[instance["instance_id"]] = instance["model_key"]
-    detail = detail_of(
-        setup,
-        lambda: read_lines(folder, "requests.jsonl"),
-        lambda: read_lines(folder, "decisions.jsonl"),
-        read_lines(folder, "timeline.jsonl"),
-        models_of,
-        results["end_s"],
-    )
-    return {**detail, "label": about["variant"], "seed": about["seed"]}

@@ -20,7 +20,6 @@ from glowplug.simulator.scenario.words import LengthWords, ModelWords, ScenarioW
 from glowplug.simulator.setup import Fault, ModelSetup, Params, PolicyNames, ServerSetup, Setup, watchful
 
 T = TypeVar("T")
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {}
 _OURS = frozenset(ModelWords.model_fields)
 _FIXED = frozenset({"key", "weights", "source", "revision"})
 
@@ -246,8 +245,6 @@ def _types(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(cls) if field.init}
 
 
+@cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    found = _ADAPTERS.get(repr(kind))
-    if found is None:
-        found = _ADAPTERS[repr(kind)] = TypeAdapter(kind)
-    return found
+    return TypeAdapter(kind)

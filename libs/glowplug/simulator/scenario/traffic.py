@@ -314,7 +314,7 @@ class Traffic:
         chance = Random(f"{seed}/traffic")
         if self.words.cv_of == "fleet":
             times = gamma_times(rate, cv, self.seconds, chance)
-            return self._split(((at_s, None) for at_s in times), chance)
+            return self._split(times, chance)
         streams = [
             self._one_renewal(key, rate * share, cv, Random(f"{seed}/{key}"))
             for key, share in zip(self.keys, self.shares, strict=True)
@@ -337,10 +337,10 @@ class Traffic:
 
     def _one_day(self, key: str, start_s: float, share: float, chance: Random) -> Iterator[Arrival]:
         lengths = self._lengths[key]
-        for at_s, _ in self._from_bins(start_s, share, chance):
+        for at_s in self._from_bins(start_s, share, chance):
             yield Arrival(at_s, key, *lengths.draw(chance))
 
-    def _from_bins(self, start_s: float, share: float, chance: Random) -> Iterator[tuple[float, None]]:
+    def _from_bins(self, start_s: float, share: float, chance: Random) -> Iterator[float]:
         """Times in the run, from the counts after `start_s`: uniform inside each bin."""
         start_s = start_s if self.words.days else self.words.start_s
         ratio, squeeze = self._ratio(start_s, share), self.words.squeeze
@@ -352,7 +352,7 @@ class Traffic:
             if repeats > 1:
                 times = _repeated(width_s, num, repeats, ratio / repeats, chance)
             for offset_s in sorted(times):
-                yield (from_s - start_s + offset_s) / squeeze, None
+                yield (from_s - start_s + offset_s) / squeeze
 
     def _requests(self, chance: Random) -> Iterator[Arrival]:
         """A trace of requests: cut, squeezed, scaled and split."""
@@ -389,9 +389,9 @@ class Traffic:
             if at_s >= 0:
                 yield at_s, arrival
 
-    def _split(self, times: Iterator[tuple[float, None]], chance: Random) -> Iterator[Arrival]:
+    def _split(self, times: Iterator[float], chance: Random) -> Iterator[Arrival]:
         pick = self._picker(chance)
-        for at_s, _ in times:
+        for at_s in times:
             key = pick()
             yield Arrival(at_s, key, *self._lengths[key].draw(chance))
 
