@@ -166,9 +166,14 @@ def rounded(values: object, digits: int) -> list[float]:
 
 
 def literal(value: object) -> str:
-    if isinstance(value, list):
-        return "(" + ", ".join(literal(v) for v in value) + ")"
-    return repr(value)
+    """A value as Python writes it: of lists one a line, of many numbers twelve a line."""
+    if not isinstance(value, list):
+        return repr(value)
+    items, each = [literal(v) for v in value], 1 if isinstance(value[0], list) else 12
+    if each > 1 and len(items) <= each:
+        return f"({', '.join(items)})"
+    lines = (f"        {', '.join(items[at : at + each])},\n" for at in range(0, len(items), each))
+    return f"(\n{''.join(lines)}    )"
 
 
 HEADER = '''"""What the generator was fitted to. Written by bench/fit/generator.py: change that script, not this file.
@@ -186,18 +191,14 @@ from glowplug.simulator.workload.generator_shapes import Cycle, TenantLengths, T
 
 def main() -> None:
     out = [HEADER]
-    for name, kind in (("CONVERSATION", "conv"), ("CODE", "code")):
-        fields = profile(kind) | mixture(kind)
-        out.append(
-            f"\n{name}: Final = Cycle(\n" + "".join(f"    {k}={literal(v)},\n" for k, v in fields.items()) + ")\n"
-        )
     for name, kind, fields in (
+        ("CONVERSATION", "Cycle", profile("conv") | mixture("conv")),
+        ("CODE", "Cycle", profile("code") | mixture("code")),
         ("TENANTS", "Tenants", tenants()),
         ("TENANT_LENGTHS", "TenantLengths", tenant_lengths()),
     ):
-        out.append(
-            f"\n{name}: Final = {kind}(\n" + "".join(f"    {k}={literal(v)},\n" for k, v in fields.items()) + ")\n"
-        )
+        lines = "".join(f"    {k}={literal(v)},\n" for k, v in fields.items())
+        out.append(f"\n{name}: Final = {kind}(\n{lines})  # fmt: skip\n")
     sys.stdout.write("".join(out))
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glowplug.simulator.costs import FITTED, StepCosts
 from glowplug.simulator.hardware.batching import BatchEngine, EngineLimits, Sequence, State, What
-from glowplug.simulator.hardware.costs import FITTED, StepCosts
 
 COSTS = FITTED["llama-2-7b", "a10"]
 FLAT = StepCosts(prefill_base_s=0.05, prefill_s_per_token=1e-4, decode_base_s=0.03)

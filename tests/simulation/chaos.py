@@ -18,7 +18,7 @@ from glowplug.events.commands import CancelPlacement, PlaceInstance, StartInstan
 from glowplug.policies.systems import SYSTEMS
 from glowplug.simulator.checkers import Checker
 from glowplug.simulator.control_plane import Chaos
-from glowplug.simulator.hardware.costs import StepCosts
+from glowplug.simulator.costs import StepCosts
 from glowplug.simulator.hardware.node import SimNode
 from glowplug.simulator.setup import ABILITIES, ModelSetup, Params, PolicyNames, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival

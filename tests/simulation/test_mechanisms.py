@@ -8,32 +8,24 @@ from glowplug.controllers.agent.messages import AgentParams
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.instance import InstanceState, Worker
-from glowplug.domain.model import Model, WeightsRef
 from glowplug.events.commands import ConsolidateInstance, FetchWeights, JoinStages, StartInstance, StopInstance
-from glowplug.simulator.hardware.costs import FITTED
-from glowplug.simulator.setup import GB, QUIET_AGENT, Fault, ModelSetup, Params, ServerSetup, Setup, StartSeconds
+from glowplug.simulator.costs import FITTED
+from glowplug.simulator.setup import GB, QUIET_AGENT, Fault, Params, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
+from tests.simulation import fleets
 
 COSTS = FITTED["llama-2-7b", "h800"]
 START = StartSeconds(launch_s=2.0, warmup_s=0.5, activate_s=0.01, swap_base_s=1.0, swap_bytes_per_s=10e9)
 ABLE = frozenset({"prewarm", "swap", "stages"})
 
 
-def a_setup(num_gpus=1, num_servers=1, start=START, agent=QUIET_AGENT, **fields):
-    model = Model(
-        name="m",
-        key="m",
-        engine="emulated",
-        weights=WeightsRef(uri="s3://m", num_bytes=16 * GB),
-        weights_bytes=16 * GB,
-        **{"kv_bytes": 32 * GB, "keep_alive_s": -1, "max_concurrency": 8, "max_instances": 4, "num_gpus": num_gpus}
-        | fields,
-    )
+def a_setup(num_gpus=1, num_servers=1, start=START, agent=QUIET_AGENT, kv_bytes=32 * GB, **fields):
+    own = {"keep_alive_s": -1, "max_instances": 4, "num_gpus": num_gpus} | fields
+    one = fleets.a_model("m", 16, kv_bytes / GB, {"h800": COSTS}, start, **own)
     server = ServerSetup(
         num_servers=num_servers, num_gpus=4, pcie_bytes_per_s=16e9, weights_in_host=num_servers == 1, abilities=ABLE
     )
-    one = ModelSetup(model=model, costs={"h800": COSTS}, kv_bytes_per_token=500_000, start=start)
     return Setup(servers=(server,), models=(one,), params=Params(agent=agent))
 
 
@@ -53,12 +45,8 @@ def ask(world, payload, at_s=0.0):
 
 def start(world, instance_id, at_s=0.0, **fields):
     model = world.setup.models[0].model
-    target = fields["workers"][fields.get("stage", 0)].node_id
-    ask(
-        world,
-        StartInstance(target=target, instance_id=instance_id, model=model, decision_id="", **fields),
-        at_s,
-    )
+    target = fields["workers"][0].node_id
+    ask(world, StartInstance(target=target, instance_id=instance_id, model=model, decision_id="", **fields), at_s)
 
 
 def state_of(world, instance_id):
@@ -76,8 +64,7 @@ def held(world, node="server-1"):
 def test_a_replica_loads_without_a_process_and_serves_at_once():
     """WarmServe section 5: 16 GB at 16 GB/s in the background; an engine grows from it in 10 ms."""
     world = World(a_setup(), [Arrival(5.0, "m", 100, 5)], check=True)
-    weights = world.setup.models[0].model.weights_bytes
-    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=weights))
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=16 * GB))
     world.kernel.at(world.began_s + 2.0, lambda: seen.append((state_of(world, "r1"), held(world)[0])))
     seen = []
     start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
@@ -92,8 +79,7 @@ def test_a_replica_loads_without_a_process_and_serves_at_once():
 def test_pages_of_the_kv_cache_are_mapped_when_a_replica_becomes_an_engine():
     """WarmServe section 4.2: 32 GB are 15,259 pages of 2 MiB, at 193 us each where they are created first."""
     world = World(a_setup(start=replace(START, page_map_s=193e-6)), [], check=True)
-    weights = world.setup.models[0].model.weights_bytes
-    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=weights))
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=16 * GB))
     start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
     world.run(10.0)
     assert ready_s(world, "i1") == pytest.approx(3.01 + 15_259 * 193e-6, abs=0.01)
@@ -102,8 +88,7 @@ def test_pages_of_the_kv_cache_are_mapped_when_a_replica_becomes_an_engine():
 def test_a_replica_that_is_still_loading_is_streamed_to_its_end():
     """The last layers may come while the first prefill runs: (L-1)/L x shortest prefill x bandwidth are missing."""
     world = World(a_setup(), [], check=True)
-    weights = world.setup.models[0].model.weights_bytes
-    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=weights))
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=16 * GB))
     start(world, "i1", at_s=0.4, source="r1", workers=workers_of(world.setup))
     world.run(5.0)
     early_s = 31 / 32 * COSTS.prefill_s(1, 1)
@@ -229,28 +214,10 @@ def pipeline(setup, arrivals, num_stages=4, **kwargs):
     workers = tuple(Worker(worker_id=f"w{n}", node_id=n, gpu_id=f"{n}/0", num_bytes=share) for n in nodes)
     part = model.weights_bytes // num_stages
     for r, node in enumerate(nodes):
-        instance_id = "x" if r == 0 else f"x.{r}"
-        fetch = FetchWeights(
-            target=node,
-            model_key="m",
-            weights=model.weights,
-            instance_id=instance_id,
-            first_byte=r * part,
-            last_byte=(r + 1) * part,
-        )
-        ask(world, fetch)
-        mine = workers if r == 0 else (workers[r],)
-        command = StartInstance(
-            target=node,
-            instance_id=instance_id,
-            model=model,
-            workers=mine,
-            decision_id="",
-            part_of="x" if r else "",
-            num_stages=num_stages,
-            stage=r,
-        )
-        ask(world, command)
+        name, mine = ("x", workers) if r == 0 else (f"x.{r}", (workers[r],))
+        span = {"first_byte": r * part, "last_byte": (r + 1) * part}
+        ask(world, FetchWeights(target=node, model_key="m", weights=model.weights, instance_id=name, **span))
+        start(world, name, workers=mine, part_of="x" if r else "", num_stages=num_stages, stage=r)
     ask(world, JoinStages(target=nodes[0], instance_id="x"), 5.0)
     return world
 
@@ -363,9 +330,8 @@ def test_engines_busy_on_one_gpu_share_its_time():
     arrivals = [Arrival(10.0, "m", 100, 101), Arrival(10.0, "n", 100, 101)]
     world = World(both, arrivals, check=True)
     for n, one in enumerate(both.models):
-        worker = Worker(worker_id="w", node_id="server-1", gpu_id="server-1/0", num_bytes=one.model.memory_bytes)
         command = StartInstance(
-            target="server-1", instance_id=f"i{n}", model=one.model, workers=(worker,), decision_id=""
+            target="server-1", instance_id=f"i{n}", model=one.model, workers=workers_of(setup), decision_id=""
         )
         ask(world, command)
     total = world.run(30.0).total()

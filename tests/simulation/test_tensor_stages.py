@@ -9,19 +9,10 @@ from glowplug.controllers.agent.messages import AgentParams
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.instance import InstanceState
-from glowplug.domain.model import Model, Slo, WeightsRef
+from glowplug.domain.model import Slo
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.simulator.hardware.costs import FITTED
-from glowplug.simulator.setup import (
-    GB,
-    Fault,
-    ModelSetup,
-    Params,
-    PolicyNames,
-    ServerSetup,
-    Setup,
-    StartSeconds,
-)
+from glowplug.simulator.costs import FITTED
+from glowplug.simulator.setup import GB, Fault, Params, PolicyNames, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
 from glowplug.simulator.world import World
 from tests.simulation import fleets
@@ -37,21 +28,10 @@ STAGES = StageSeconds(container_s=1.0, prefill_s=0.02, decode_s=0.01, hop_s=0.00
 
 def a_setup(placement=OVER_TENSOR, scaling="hydraserve", num_servers=2, node_lease_s=math.inf, **fields):
     """16 GB on two GPUs: 8 s from far away, which an objective of 6 s forbids; two halves take 4 s."""
-    model = Model(
-        name="m",
-        key="m",
-        engine="emulated",
-        weights=WeightsRef(uri="s3://m", num_bytes=16 * GB),
-        weights_bytes=16 * GB,
-        kv_bytes=8 * GB,
-        num_gpus=2,
-        max_concurrency=8,
-        max_instances=4,
-        keep_alive_s=-1,
-        slo=Slo(ttft_s=6.0, tpot_s=1.0),
-    )
+    slo = Slo(ttft_s=6.0, tpot_s=1.0)
+    own = {"num_gpus": 2, "max_instances": 4, "keep_alive_s": -1, "slo": slo}
+    one = fleets.a_model("m", 16, 8, {"h800": COSTS}, START, **own)
     server = ServerSetup(num_servers=num_servers, num_gpus=3, gpu_bytes=20 * GB, abilities=frozenset({"stages"}))
-    one = ModelSetup(model=model, costs={"h800": COSTS}, kv_bytes_per_token=500_000, start=START)
     return Setup(
         servers=(server,),
         models=(one,),

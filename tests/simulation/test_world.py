@@ -2,51 +2,34 @@
 
 import hashlib
 from dataclasses import replace
-from random import Random
 from types import SimpleNamespace
 
 import pytest
 
 from glowplug.controllers.reads import MissingExecutor
-from glowplug.domain.model import Model, Slo, WeightsRef
+from glowplug.domain.model import Slo
 from glowplug.events.envelope import encode
-from glowplug.simulator.hardware.costs import FITTED
-from glowplug.simulator.setup import GB, ModelSetup, ServerSetup, Setup, StartSeconds
+from glowplug.simulator.costs import FITTED
+from glowplug.simulator.setup import GB, ServerSetup, Setup, StartSeconds
 from glowplug.simulator.workload.arrival import Arrival
-from glowplug.simulator.workload.sampling import gamma_times, merge, power_law_shares
+from glowplug.simulator.workload.sampling import power_law_shares
 from glowplug.simulator.world import World
+from tests.simulation import fleets
 from tests.simulation.seeds import seeds
 
 SEEDS = seeds(2)
 COSTS = {"h800": FITTED["llama-2-7b", "h800"]}
 
 
-def a_model(key, gb=12.5, kv_gb=20.0, **fields):
-    model = Model(
-        name=key,
-        key=key,
-        engine="emulated",
-        weights=WeightsRef(uri=f"s3://{key}", num_bytes=int(gb * GB)),
-        weights_bytes=int(gb * GB),
-        kv_bytes=int(kv_gb * GB),
-        **{"max_concurrency": 16, "max_instances": 4, "keep_alive_s": 10.0, "max_wait_s": 120.0, "slo": Slo(ttft_s=5.0)}
-        | fields,
-    )
-    return ModelSetup(
-        model=model, costs=COSTS, kv_bytes_per_token=500_000, start=StartSeconds(launch_s=0.5, warmup_s=0.2)
-    )
+def a_model(key, kv_gb=20.0):
+    fields = {"max_concurrency": 16, "max_instances": 4, "keep_alive_s": 10.0, "max_queue": 256, "max_wait_s": 120.0}
+    start = StartSeconds(launch_s=0.5, warmup_s=0.2)
+    return fleets.a_model(key, 12.5, kv_gb, COSTS, start, slo=Slo(ttft_s=5.0), **fields)
 
 
-def traffic(seed, num_models, rate, seconds, cv=2.0):
-    chance = Random(seed)
-    streams = [
-        [
-            Arrival(at_s, f"m{n}", chance.randint(10, 1024), chance.randint(2, 300))
-            for at_s in gamma_times(rate * share, cv, seconds, chance)
-        ]
-        for n, share in enumerate(power_law_shares(num_models, 1.0))
-    ]
-    return list(merge(*streams))
+def traffic(seed, num_models, rate, seconds):
+    shares = {f"m{n}": share for n, share in enumerate(power_law_shares(num_models, 1.0))}
+    return fleets.requests(seed, shares, rate, seconds)
 
 
 def a_setup(num_models, **server):

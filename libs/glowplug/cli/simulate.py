@@ -16,8 +16,7 @@ import typer
 
 from glowplug.cli.terminal import CliError, Format, OutputOption, emit, say, table
 from glowplug.simulator.jobs import Outcome, run_cases
-from glowplug.simulator.report.detail import detail_of_run
-from glowplug.simulator.report.page_data import html, page_data, variants_over_seeds
+from glowplug.simulator.report.page_data import detail_of_run, html, page_data, variants_over_seeds
 from glowplug.simulator.run_folder import FILES
 from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
 from glowplug.simulator.scenario.trace import fleet_for, is_path

@@ -26,22 +26,25 @@ from glowplug.cli.simulate import (
     told_apart,
 )
 from glowplug.cli.terminal import CliError, Format, OutputOption, emit, say, table
-from glowplug.simulator.fleet_size import (
-    Objective,
-    Search,
-    all_met,
-    check_objectives,
-    parse_objective,
-    parse_range,
-    with_gpus,
-)
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.recording.read import read_recording
 from glowplug.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals
 from glowplug.simulator.run_folder import read_json
 from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
 from glowplug.simulator.scenario.tree import Tree, override
-from glowplug.simulator.sweep import Case, cases, parse_seeds, variants
+from glowplug.simulator.sweep import (
+    Case,
+    Objective,
+    Search,
+    all_met,
+    cases,
+    check_objectives,
+    parse_objective,
+    parse_range,
+    parse_seeds,
+    variants,
+    with_gpus,
+)
 
 RECORDED = "recorded"
 NO_HOST_MEMORY = "replayed: weights lie in host memory from the start, for the recording saw none brought there"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glowplug.simulator.report.summary import summary
+from glowplug.simulator.results import summary
 from glowplug.simulator.run_folder import recorded
 from glowplug.simulator.scenario.load import ScenarioError, load_tree
 from glowplug.simulator.sweep import Case
@@ -29,7 +29,7 @@ Progress = Callable[[Sequence[float]], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one case: its numbers (see report/summary.py), and the notes that must stand beside them."""
+    """What came of one case: its numbers (see `results.summary`), and the notes that must stand beside them."""
 
     variant: str
     seed: int

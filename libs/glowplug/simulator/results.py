@@ -1,28 +1,25 @@
 """What came of a run: counts, quantiles that take the same memory for a thousand requests and for a billion, and who
-held what for how long."""
+held what for how long; then the plain numbers that the table, results.json and the report show. Seconds, bytes."""
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any, Final
 
 from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.domain.instance import Instance
+from glowplug.domain.model import Slo
 
 _BASE = 1.01  # neighbouring buckets differ by 1 %
 _LOG = math.log(_BASE)
 _LEAST = 1e-6
-_COUNTS = (
-    "num_arrived",
-    "num_finished",
-    "num_cold",
-    "num_ttft_asked",
-    "num_tpot_asked",
-    "num_ttft_met",
-    "num_tpot_met",
-    "num_preempted",
-    "prompt_tokens",
-    "response_tokens",
+SHARES: Final = (
+    *(n / 200 for n in range(1, 198)),
+    *(n / 1000 for n in range(990, 1000)),
+    0.9995,
+    1.0,
 )
+Row = dict[str, Any]
 
 
 class Quantiles:
@@ -109,11 +106,34 @@ class ModelResult:
     def tpot_attainment(self) -> float:
         return self.num_tpot_met / self.num_tpot_asked if self.num_tpot_asked else math.nan
 
-    def arrived(self, ttft_slo_s: float, tpot_slo_s: float) -> None:
+    def arrived(self, slo: Slo) -> None:
         """One more request; an objective of 0 is none."""
         self.num_arrived += 1
-        self.num_ttft_asked += bool(ttft_slo_s)
-        self.num_tpot_asked += bool(tpot_slo_s)
+        self.num_ttft_asked += bool(slo.ttft_s)
+        self.num_tpot_asked += bool(slo.tpot_s)
+
+    def refused(self, how: str) -> None:
+        """One that was not answered well: an error's code, or what happened to its client."""
+        self.num_refused[how] = self.num_refused.get(how, 0) + 1
+
+    def answered(
+        self, slo: Slo, tokens: tuple[int, int], *, cold: bool, ttft_s: float, decode_s: float, e2e_s: float
+    ) -> None:
+        """One that was answered: `tokens` of its prompt and response, seconds to its first token, from there to its
+        last, and to its end."""
+        prompt, response = tokens
+        tpot_s = decode_s / (response - 1) if response > 1 else 0.0
+        self.num_finished += 1
+        self.num_cold += cold
+        self.prompt_tokens += prompt
+        self.response_tokens += response
+        self.ttft.add(ttft_s)
+        self.e2e.add(e2e_s)
+        self.normalised.add(e2e_s / max(1, response))
+        if response > 1:
+            self.tpot.add(tpot_s)
+        self.num_ttft_met += bool(slo.ttft_s) and ttft_s <= slo.ttft_s
+        self.num_tpot_met += bool(slo.tpot_s) and tpot_s <= slo.tpot_s
 
 
 @dataclass(slots=True)
@@ -202,12 +222,14 @@ class Results:
         """All models as one."""
         whole = ModelResult()
         for one in self.by_model.values():
-            for name in _COUNTS:
-                setattr(whole, name, getattr(whole, name) + getattr(one, name))
+            for name in (one.name for one in fields(whole)):
+                mine, more = getattr(whole, name), getattr(one, name)
+                if isinstance(mine, Quantiles):
+                    mine.merge(more)
+                elif name != "num_refused":
+                    setattr(whole, name, mine + more)
             for code, num in one.num_refused.items():
                 whole.num_refused[code] = whole.num_refused.get(code, 0) + num
-            for name in ("ttft", "tpot", "e2e", "normalised"):
-                getattr(whole, name).merge(getattr(one, name))
         return whole
 
 
@@ -269,3 +291,76 @@ class Accounts:
         elif not counts and row.instance_id in self._serving:
             self._serving.discard(row.instance_id)
             self.instances.add(-1, now_s)
+
+
+def row_of(name: str, one: ModelResult) -> Row:
+    """One model's figures. Attainment counts every request that came for a model with an objective: refused and
+    unfinished ones missed it. None where there is no objective."""
+    refused = sum(one.num_refused.values())
+    return {
+        "model": name,
+        "num_arrived": one.num_arrived,
+        "num_finished": one.num_finished,
+        "num_refused": refused,
+        "refused_by": dict(sorted(one.num_refused.items())),
+        "num_unfinished": one.num_arrived - one.num_finished - refused,
+        "num_cold": one.num_cold,
+        "warm_ratio": _ratio(one.num_finished - one.num_cold, one.num_finished),
+        "ttft_attainment": _ratio(one.num_ttft_met, one.num_ttft_asked),
+        "tpot_attainment": _ratio(one.num_tpot_met, one.num_tpot_asked),
+        "num_preempted": one.num_preempted,
+        "prompt_tokens": one.prompt_tokens,
+        "response_tokens": one.response_tokens,
+        **_quantiles("ttft_s", one.ttft),
+        **_quantiles("tpot_s", one.tpot),
+        **_quantiles("e2e_s", one.e2e),
+        **_quantiles("normalised_s", one.normalised),
+    }
+
+
+def summary(results: Results) -> dict[str, Any]:
+    """`total`, `models` by name, `fleet` with whatever the run counted as a whole, and `curves` of all requests."""
+    total = results.total()
+    return {
+        "total": row_of("total", total),
+        "models": [row_of(name, one) for name, one in sorted(results.by_model.items())],
+        "fleet": fleet_of(results),
+        "curves": {"ttft_s": curve(total.ttft), "tpot_s": curve(total.tpot), "e2e_s": curve(total.e2e)},
+    }
+
+
+def fleet_of(results: Results) -> Row:
+    """Every plain number and every count by name that a run keeps, and its own ratios."""
+    row: Row = {}
+    for name in (*(one.name for one in fields(results)), "num_starts", "hit_ratio", "load_s_per_request",
+                 "normalised_peak_s"):  # fmt: skip
+        value = getattr(results, name)
+        if isinstance(value, int | float):
+            row[name] = _finite(value)
+        elif name == "starts":
+            row[name] = dict(sorted(value.items()))
+    return row | {"normalised_s_peak": _finite(results.normalised_peak.highest)}
+
+
+def curve(values: Quantiles) -> list[tuple[float, float]]:
+    """(value, share of all that do not exceed it), denser towards the tail; empty when there is none."""
+    points = [(round(values.at(share), 6), share) for share in SHARES] if values.count else []
+    return [one for one, after in pairwise(points) if one[0] != after[0]] + points[-1:]
+
+
+def _quantiles(name: str, values: Quantiles) -> Row:
+    return {
+        f"{name}_p50": _finite(values.at(0.50)),
+        f"{name}_p95": _finite(values.at(0.95)),
+        f"{name}_p99": _finite(values.at(0.99)),
+        f"{name}_mean": _finite(values.mean),
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no nan: where there is no figure there is null."""
+    return value if math.isfinite(value) else None

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from glowplug.domain.model import WeightsRef
-from glowplug.simulator.hardware.links import Links
 from glowplug.simulator.kernel import Kernel
+from glowplug.simulator.links import Links
 from glowplug.simulator.results import Results
 from glowplug.simulator.setup import ModelSetup, Setup, StartSeconds
 

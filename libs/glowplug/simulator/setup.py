@@ -17,7 +17,7 @@ from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.bounds import OutOfBounds, check_bounds
 from glowplug.domain.model import Model
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.simulator.hardware.costs import StepCosts
+from glowplug.simulator.costs import StepCosts
 
 GB = 10**9
 GIB = 2**30

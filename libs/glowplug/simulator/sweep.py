@@ -1,13 +1,16 @@
-"""Variants and seeds: what one command runs side by side."""
+"""What one command runs side by side: variants and seeds; or a scenario on other numbers of GPUs, objectives, and the
+search for the least that meets them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any, Final
 
-from glowplug.simulator.scenario.errors import ScenarioError
+from glowplug.simulator.scenario.errors import ScenarioError, known
 from glowplug.simulator.scenario.tree import Tree, override
+from glowplug.simulator.setup import MAX_GPUS, Setup
 
 _COMMA = re.compile(r",(?![^\[{]*[\]}])")  # not inside a YAML list or mapping
 MAX_CASES = 10_000
@@ -86,3 +89,145 @@ def cases(tree: Tree, beside: Path, some: Iterable[Variant], seeds: Sequence[int
         for variant in some
         for seed in seeds
     ]
+
+
+_TIMES: Final = tuple(f"{name}_{which}" for name in ("ttft", "tpot", "e2e", "normalised")
+                      for which in ("p50", "p95", "p99", "mean"))  # fmt: skip
+_SHARES: Final = ("ttft_attainment", "tpot_attainment", "warm_ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What must hold of all requests together: a time or a share of those refused at most, an attainment at least."""
+
+    name: str
+    limit: float
+
+    @property
+    def is_share(self) -> bool:
+        return self.name in (*_SHARES, "refused")
+
+    @property
+    def words(self) -> str:
+        limit = f"{self.limit * 100:g} %" if self.is_share else f"{self.limit:g} s"
+        return f"{self.name} {'of at least' if self.name in _SHARES else 'of at most'} {limit}"
+
+    def value(self, total: Mapping[str, Any]) -> float | None:
+        """The figure of a run; None when no request gave one."""
+        if self.name == "refused":
+            arrived = total["num_arrived"]
+            return (total["num_refused"] + total["num_unfinished"]) / arrived if arrived else None
+        name, _, which = self.name.partition("_")
+        found: float | None = total[self.name if self.name in _SHARES else f"{name}_s_{which}"]
+        return found
+
+    def met(self, total: Mapping[str, Any], *, may_lose: bool = False) -> bool:
+        """Whether a run met it; a time is met only when every request was answered, unless some may be lost."""
+        value = self.value(total)
+        if value is None:
+            return False
+        if self.name in _SHARES:
+            return value >= self.limit
+        lost = total["num_refused"] + total["num_unfinished"] if self.name != "refused" else 0
+        return value <= self.limit and (may_lose or not lost)
+
+
+def all_met(objectives: Sequence[Objective], total: Mapping[str, Any]) -> bool:
+    """Whether a run met them all. Where one of them says how many may be refused, times are those of the others."""
+    may_lose = any(one.name == "refused" for one in objectives)
+    return all(one.met(total, may_lose=may_lose) for one in objectives)
+
+
+def check_objectives(objectives: Sequence[Objective], setup: Setup) -> None:
+    """Raises ScenarioError for an attainment of what no model has a limit for: no number of GPUs could give one."""
+    for one in objectives:
+        limit = f"{one.name.removesuffix('_attainment')}_s"
+        if one.name.endswith("_attainment") and not any(getattr(m.model.slo, limit) for m in setup.models):
+            raise ScenarioError("--slo", f"{one.name}: no model of the scenario has slo.{limit}")
+
+
+def parse_objective(text: str) -> Objective:
+    """'ttft_p99=1.0', 'ttft_attainment=0.99'. Raises ScenarioError."""
+    name, equals, limit = text.partition("=")
+    names = (*_TIMES, *_SHARES, "refused")
+    if not equals or name not in names:
+        raise ScenarioError("--slo", f"{text!r} is not like ttft_p99=1.0 {known(name, names)}")
+    try:
+        number = float(limit.removesuffix("s"))
+    except ValueError as error:
+        raise ScenarioError("--slo", f"{limit!r} is no number") from error
+    objective = Objective(name, number)
+    if not 0 <= number < float("inf") or (objective.is_share and number > 1):
+        raise ScenarioError(
+            "--slo", f"{name}={limit}: {'a share lies in 0..1' if objective.is_share else 'not a time'}"
+        )
+    return objective
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """'2..16'. Raises ScenarioError."""
+    first, dots, last = text.partition("..")
+    if not dots or not first.isdigit() or not last.isdigit() or not 1 <= int(first) <= int(last) <= MAX_GPUS:
+        raise ScenarioError("--gpus", f"{text!r} is not like 2..16")
+    return int(first), int(last)
+
+
+def with_gpus(tree: Tree, num_gpus: int, server: str = "") -> Tree:
+    """The scenario with `num_gpus` GPUs of one kind of server (the first when none is named): as many whole servers as
+    that makes, and one with the rest. Other kinds stay. Raises ScenarioError."""
+    servers = list(tree["servers"])
+    names = [str(one.get("name", "")) for one in servers]
+    if server and server not in names:
+        raise ScenarioError("--server", f"there is no {server!r} {known(server, names)}")
+    at = names.index(server) if server else 0
+    kind = dict(servers[at])
+    name, per_server = kind.get("name") or "server", int(kind.get("num_gpus", 8))
+    whole, rest = divmod(num_gpus, per_server)
+    made = []
+    if whole:
+        made.append({**kind, "name": name, "num_servers": whole})
+    if rest:
+        made.append({**kind, "name": f"{name}-part" if whole else name, "num_servers": 1, "num_gpus": rest})
+    return {**tree, "servers": [*servers[:at], *made, *servers[at + 1 :]]}
+
+
+@dataclass(slots=True)
+class Search:
+    """Bisection for the least number that meets the objectives, then its neighbours: more GPUs need not always help, so
+    what was found is looked at from both sides, and `notes` says when it does not hold there."""
+
+    low: int
+    high: int
+    neighbours: int = 2
+
+    def run(self, try_all: Callable[[Sequence[int]], Mapping[int, bool]]) -> tuple[int | None, list[str]]:
+        """(the least that is met in an unbroken row up to what was tried above it, notes). `try_all` runs several."""
+        tried: dict[int, bool] = {}
+
+        def look(*numbers: int) -> None:
+            new = [n for n in dict.fromkeys(numbers) if self.low <= n <= self.high and n not in tried]
+            tried.update(try_all(new) if new else {})
+
+        look(self.high, self.low)
+        if not tried[self.high]:
+            look((self.low + self.high) // 2)
+            found = [n for n, met in tried.items() if met]
+            if not found:
+                return None, []
+            return None, [f"{self.high} GPUs do not meet it, and {min(found)} do: more of them do not always help"]
+        low, high = self.low, self.low if tried[self.low] else self.high
+        while high - low > 1:
+            middle = (low + high) // 2
+            look(middle)
+            low, high = (low, middle) if tried[middle] else (middle, high)
+        while True:
+            look(*(high - n for n in range(1, self.neighbours + 1)), high + 1)
+            lower = [n for n in range(high - self.neighbours, high) if tried.get(n)]
+            if not lower:
+                break
+            high = min(lower)
+        odd = [n for n, met in sorted(tried.items()) if n > high and not met]
+        notes = [f"{', '.join(map(str, odd))} GPUs were tried, too, and miss it"] if odd else []
+        if high == self.low > 1:
+            notes.append(f"{high} is the least of this range: fewer may do, too")
+        return high, notes

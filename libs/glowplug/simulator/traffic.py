@@ -1,31 +1,21 @@
 """Clients and engines: requests arrive at the router, run inside a batching engine, and are measured when they end."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from glowplug.controllers.router import messages as rw
+from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
 from glowplug.events.facts import RequestFinished
 from glowplug.simulator.control_plane import ControlPlane
 from glowplug.simulator.hardware.batching import Sequence, What
 from glowplug.simulator.hardware.engine import Sharing, SimEngine
+from glowplug.simulator.hardware.server import Server
 from glowplug.simulator.run import Run
 from glowplug.simulator.workload.arrival import Arrival
 
 ERROR_STATUS: Final = {"context_length_exceeded": 400, "engine_failed": 502}
 UNHEEDED: Final = (rw.Hold, rw.Recall)  # who waits, waits; an engine that is gone ends its requests itself
-
-
-class Engines(Protocol):
-    """Where the engines are."""
-
-    def engine(self, node_id: str, instance_id: str) -> SimEngine | None:
-        """The engine of an instance, if it lives there."""
-        ...
-
-    def drained_a_little(self, engine: SimEngine) -> None:
-        """One of its requests has ended."""
-        ...
 
 
 class _Request:
@@ -41,13 +31,15 @@ class _Request:
 
 class Traffic:
     """Every open request, and the effects of the router. Arrivals are read one ahead, so a trace of any length takes
-    the same memory. `on_end` is called with the ticket of each request and how it ended: "200", the status and code of
-    an error, or what happened to the client."""
+    the same memory. `servers` are those of the run, by node_id, once they are there. `on_end` is called with the ticket
+    of each request and how it ended: "200", the status and code of an error, or what happened to the client."""
 
     executes = (rw.Dispatch, rw.Reject, *UNHEEDED)
 
-    def __init__(self, run: Run, control: ControlPlane, engines: Engines, arrivals: Iterator[Arrival]) -> None:
-        self._run, self._control, self._engines = run, control, engines
+    def __init__(
+        self, run: Run, control: ControlPlane, servers: Mapping[str, Server], arrivals: Iterator[Arrival]
+    ) -> None:
+        self._run, self._control, self._servers = run, control, servers
         self.sharing = Sharing(run, self.watch)
         self.num_arrived = 0
         self.on_end: list[Callable[[int, str], None]] = []
@@ -77,10 +69,8 @@ class Traffic:
         self.num_arrived += 1
         ticket = self.num_arrived
         self._open[ticket] = _Request(ticket, arrival)
-        slo = Slo()
-        if arrival.model in self._run.models:
-            slo = self._run.models[arrival.model].model.slo
-        self._run.results.of(arrival.model).arrived(slo.ttft_s, slo.tpot_s)
+        known = self._run.models.get(arrival.model)
+        self._run.results.of(arrival.model).arrived(known.model.slo if known else Slo())
         expected = arrival.expected_tokens
         if not expected and self._run.setup.params.exact_lengths:
             expected = arrival.response_tokens
@@ -94,7 +84,7 @@ class Traffic:
                 expected_tokens=expected,
             ),
         )
-        if arrival.model in self._run.models:
+        if known:
             self._control.load_changed(arrival.model)
         return ticket
 
@@ -124,8 +114,7 @@ class Traffic:
 
     def _ended(self, request: _Request, how: str, status: int = 0) -> None:
         """Count one that was not answered well. `how` is an error's code, or what happened to the client."""
-        refused = self._run.results.of(request.arrival.model).num_refused
-        refused[how] = refused.get(how, 0) + 1
+        self._run.results.of(request.arrival.model).refused(how)
         self._tell_end(request.ticket, f"{status} {how}" if status else how)
 
     def _tell_end(self, ticket: int, how: str) -> None:
@@ -143,7 +132,8 @@ class Traffic:
     def _dispatch(self, effect: rw.Dispatch) -> None:
         request = self._open[effect.ticket]
         request.cold = request.cold or effect.cold
-        engine = self._engines.engine(effect.instance.node_id, effect.instance.instance_id)
+        server = self._servers.get(effect.instance.node_id)
+        engine = server.engines.get(effect.instance.instance_id) if server else None
         self._run.kernel.after(self._run.setup.params.network_s, self._reach, request, engine)
 
     def _reach(self, request: _Request, engine: SimEngine | None) -> None:
@@ -218,7 +208,10 @@ class Traffic:
         took_s = now_s - sequence.submitted_at
         self._control.give("router", rw.RequestEnded(request.ticket, took_s, sequence.num_emitted))
         self._control.load_changed(request.arrival.model)
-        self._engines.drained_a_little(engine)
+        server = self._servers[engine.node_id]
+        holding = server.agent.holdings.get(engine.instance_id)
+        if holding is not None and holding.instance.state is InstanceState.DRAINING:
+            server.count(engine)  # an agent that drains its engine is notified at once (WarmServe section 4.1)
 
     def _leave(self, engine: SimEngine, request: _Request) -> None:
         del engine.tickets[request.ticket]
@@ -228,25 +221,15 @@ class Traffic:
             self.sharing.idle(engine)
 
     def _measure(self, request: _Request, sequence: Sequence, now_s: float) -> None:
-        arrival, model = request.arrival, self._run.models[request.arrival.model].model
-        result = self._run.results.of(arrival.model)
+        arrival, slo = request.arrival, self._run.models[request.arrival.model].model.slo
         arrived_s = self._run.began_s + arrival.at_s
         ttft_s = sequence.first_token_at - arrived_s + self._run.setup.params.network_s
-        after = arrival.response_tokens - 1
-        tpot_s = (sequence.finished_at - sequence.first_token_at) / after if after else 0.0
-        e2e_s = now_s - arrived_s
-        result.num_finished += 1
-        result.num_cold += request.cold
-        result.prompt_tokens += arrival.prompt_tokens
-        result.response_tokens += arrival.response_tokens
-        result.ttft.add(ttft_s)
-        result.e2e.add(e2e_s)
-        result.normalised.add(e2e_s / arrival.response_tokens)
+        e2e_s, decode_s = now_s - arrived_s, sequence.finished_at - sequence.first_token_at
+        tokens = arrival.prompt_tokens, arrival.response_tokens
+        self._run.results.of(arrival.model).answered(
+            slo, tokens, cold=request.cold, ttft_s=ttft_s, decode_s=decode_s, e2e_s=e2e_s
+        )
         self._run.results.normalised_peak.add(now_s - self._run.began_s, e2e_s / arrival.response_tokens)
-        if after:
-            result.tpot.add(tpot_s)
-        result.num_ttft_met += bool(model.slo.ttft_s) and ttft_s <= model.slo.ttft_s
-        result.num_tpot_met += bool(model.slo.tpot_s) and tpot_s <= model.slo.tpot_s
         if self._control.reads_ends or self._control.on_event:
             self._tell(request, sequence, ttft_s, now_s)
 

@@ -7,10 +7,8 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from glowplug.domain.instance import InstanceState
 from glowplug.simulator.checkers import Checker
 from glowplug.simulator.control_plane import ControlPlane, Delivery
-from glowplug.simulator.hardware.engine import SimEngine
 from glowplug.simulator.hardware.node import SimNode
 from glowplug.simulator.results import Accounts, Results
 from glowplug.simulator.run import Run
@@ -44,7 +42,7 @@ class World(Run):
             delivery=delivery,
         )
         self.nodes: dict[str, SimNode] = {}
-        self.traffic = Traffic(self, self.control, self, iter(arrivals))
+        self.traffic = Traffic(self, self.control, self.nodes, iter(arrivals))
         for server in setup.servers:
             for number in range(1, server.num_servers + 1):
                 node_id = f"{server.name}-{number}"
@@ -52,17 +50,6 @@ class World(Run):
         self.accounts = Accounts(self.began_s)
         self.control.on_save.append(self.accounts.saved)
         self._checker = Checker(self, self.control, self.nodes, self.traffic) if check else None
-
-    def engine(self, node_id: str, instance_id: str) -> SimEngine | None:
-        node = self.nodes.get(node_id)
-        return node.engines.get(instance_id) if node else None
-
-    def drained_a_little(self, engine: SimEngine) -> None:
-        """A request has ended: an agent that drains its engine hears of it at once (WarmServe section 4.1)."""
-        node = self.nodes[engine.node_id]
-        holding = node.agent.holdings.get(engine.instance_id)
-        if holding is not None and holding.instance.state is InstanceState.DRAINING:
-            node.count(engine)
 
     def run(
         self, seconds: float, *, drain_s: float = 300.0, progress: Callable[[float], None] | None = None

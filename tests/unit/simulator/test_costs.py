@@ -2,7 +2,7 @@
 
 import pytest
 
-from glowplug.simulator.hardware.costs import FITTED
+from glowplug.simulator.costs import FITTED
 
 MEASURED = {  # ms: prefill base, per token, per token squared; decode base, per sequence, per token of context
     ("llama-2-7b", "a10"): ((17.5, 0.1968, 5.2e-6), (32.1, 0.231, 1.04e-3)),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from glowplug.simulator.hardware.links import Link, Links
 from glowplug.simulator.kernel import Kernel
+from glowplug.simulator.links import Link, Links
 
 
 class Yard:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from glowplug.simulator.report import detail
-from glowplug.simulator.report.detail import Spans
+from glowplug.simulator.report import page_data
+from glowplug.simulator.report.page_data import Spans
 from glowplug.simulator.scenario.load import load
 from tests.unit.simulator.scenarios import write
 
@@ -30,8 +30,8 @@ def test_a_page_that_can_carry_all_stays_leaves_none_out(spans: Spans) -> None:
 
 
 def test_of_too_many_stays_the_longest_are_kept_in_their_order(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detail, "MAX_SPANS", 3)
-    monkeypatch.setattr(detail, "MAX_STEPS", 5)
+    monkeypatch.setattr(page_data, "MAX_SPANS", 3)
+    monkeypatch.setattr(page_data, "MAX_STEPS", 5)
     columns, num_left_out = spans.kept()
     assert [upto - since for since, upto in zip(columns["from"], columns["to"], strict=True)] == [8, 9, 10]
     assert num_left_out == 7

@@ -1,12 +1,15 @@
-"""Quantiles over growing buckets, against sorting."""
+"""What came of a run: quantiles against sorting; held time, peaks and hit ratios against sums done by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.simulator.results import Quantiles, Results
+from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.simulator.results import Accounts, Peak, Quantiles, Results
 
 VALUES = st.lists(st.floats(0, 1e5).filter(lambda v: v == 0 or v > 1e-5), min_size=1, max_size=200)
 
@@ -47,3 +50,81 @@ def test_all_models_as_one():
         results.of(key).num_refused["wait_timeout"] = 2
     total = results.total()
     assert (total.num_arrived, total.ttft.highest, total.num_refused) == (2, 3.0, {"wait_timeout": 4})
+
+
+def a_node(*owners):
+    """GPUs of which each is held for one owner, or for none."""
+    gpus = tuple(
+        Gpu(
+            gpu_id=f"n/{at}",
+            total_bytes=10,
+            grants=(Grant(holder="h", owner=owner, num_bytes=1),) if owner is not None else (),
+        )
+        for at, owner in enumerate(owners)
+    )
+    return Node(node_id="n", gpus=gpus, engines=(), agent_url="")
+
+
+def an_instance(state, **fields):
+    return Instance(instance_id="i", model_key="m", engine="e", state=state, workers=(), **fields)
+
+
+def test_gpus_count_from_grant_to_release_and_replicas_apart():
+    accounts, results = Accounts(0.0), Results()
+    accounts.saved("nodes", a_node(GrantOwner.WEIGHTS, GrantOwner.PREWARM, None), 10.0)
+    accounts.saved("nodes", a_node(GrantOwner.WEIGHTS, None, None), 20.0)
+    accounts.saved("nodes", a_node(None, None, None), 50.0)
+    accounts.close(results, 100.0)
+    assert results.gpu_seconds == 2 * 10 + 30 and results.gpu_serving_seconds == 40
+
+
+def test_what_is_held_before_the_count_begins_counts_from_then_on():
+    accounts, results = Accounts(10.0), Results()
+    accounts.saved("nodes", a_node(GrantOwner.WEIGHTS), 5.0)
+    accounts.saved("instances", an_instance(InstanceState.STARTING), 5.0)
+    accounts.close(results, 30.0)
+    assert results.gpu_seconds == results.gpu_serving_seconds == results.instance_seconds == 20.0
+
+
+def test_instances_count_while_they_serve_or_come_and_replicas_never():
+    accounts, results = Accounts(0.0), Results()
+    accounts.saved("instances", an_instance(InstanceState.STARTING), 5.0)
+    accounts.saved("instances", an_instance(InstanceState.READY), 8.0)
+    accounts.saved("instances", replace(an_instance(InstanceState.LOADING), instance_id="r", replica=True), 9.0)
+    accounts.saved("instances", an_instance(InstanceState.SWAPPED_OUT), 15.0)
+    accounts.saved("instances", an_instance(InstanceState.STOPPED), 18.0)
+    accounts.close(results, 30.0)
+    assert results.instance_seconds == 10.0 and results.instances_peak == 1
+
+
+def test_the_peak_is_the_highest_mean_of_any_minute():
+    peak = Peak(width_s=60.0)
+    for at_s, value in ((1.0, 1.0), (59.0, 3.0), (60.0, 2.5), (130.0, 0.1)):
+        peak.add(at_s, value)
+    peak.close()
+    assert (peak.highest, peak.at_s) == (2.5, 60.0)
+
+
+def test_a_minute_with_too_few_is_no_peak():
+    peak = Peak(width_s=60.0, least=2)
+    for at_s, value in ((1.0, 9.0), (61.0, 1.0), (62.0, 2.0)):
+        peak.add(at_s, value)
+    peak.close()
+    assert peak.highest == 1.5
+    assert math.isnan(Peak().highest)
+
+
+def test_hits_are_replicas_found_of_all_starts():
+    results = Results()
+    assert math.isnan(results.hit_ratio)
+    for origin in ("prewarmed", "prewarming", "host", "remote"):
+        results.started(origin)
+    assert results.hit_ratio == 0.5 and results.num_starts == 4
+
+
+def test_load_seconds_are_shared_by_all_that_came():
+    """mCache section 6: mean load time over requests, most of which wait for none."""
+    results = Results(load_seconds=6.0, fetch_seconds=4.0)
+    results.of("a").num_arrived, results.of("b").num_arrived = 15, 5
+    assert results.load_s_per_request == pytest.approx(0.5)
+    assert math.isnan(results.total().ttft_attainment)  # nobody asked for it in time

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import chain
 
-from glowplug.simulator.hardware.costs import StepCosts
+from glowplug.simulator.costs import StepCosts
 
 
 class Sequence:

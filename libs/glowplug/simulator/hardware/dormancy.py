@@ -16,9 +16,9 @@ from glowplug.controllers.agent import messages as aw
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.simulator.hardware.engine import Origin, SimEngine
 from glowplug.simulator.hardware.fetching import Fetching
-from glowplug.simulator.hardware.links import Link
 from glowplug.simulator.hardware.server import Server
 from glowplug.simulator.hardware.starting import Starting
+from glowplug.simulator.links import Link
 
 
 class Dormancy:
@@ -120,7 +120,7 @@ class Dormancy:
             return
         now_s = self.run.kernel.now_s
         start = engine.start = self.run.wake_of(engine.model)
-        self.node.traffic.engine_gone(engine)  # drained, so nothing is inside
+        self.node.requests.engine_gone(engine)  # drained, so nothing is inside
         delay = start.sleep_s
         if effect.becomes == "swapped_out":
             engine.is_swapped = True
@@ -141,4 +141,4 @@ class Dormancy:
         if engine is not None and engine.serving is not None:
             kv_tokens = effect.num_bytes // engine.model.kv_bytes_per_token
             engine.serving.limit_kv(kv_tokens, self.run.kernel.now_s)
-            self.node.traffic.watch(engine)
+            self.node.requests.watch(engine)

@@ -8,8 +8,8 @@ from typing import Any
 from glowplug.controllers.agent.messages import EngineReady
 from glowplug.domain.instance import Phase
 from glowplug.simulator.hardware.batching import BatchEngine, EngineLimits
-from glowplug.simulator.hardware.links import Transfer
 from glowplug.simulator.kernel import Timer
+from glowplug.simulator.links import Transfer
 from glowplug.simulator.run import Run
 from glowplug.simulator.setup import ModelSetup, Params, StartSeconds
 

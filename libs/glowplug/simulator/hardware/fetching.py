@@ -9,8 +9,8 @@ from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import FetchWeights
 from glowplug.simulator.hardware.engine import SimEngine
-from glowplug.simulator.hardware.links import Transfer
 from glowplug.simulator.hardware.server import Server
+from glowplug.simulator.links import Transfer
 from glowplug.simulator.run import digest_of
 
 Arrived = Callable[[SimEngine], None]

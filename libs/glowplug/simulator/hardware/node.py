@@ -16,11 +16,10 @@ from glowplug.simulator.control_plane import ControlPlane
 from glowplug.simulator.hardware.dormancy import Dormancy
 from glowplug.simulator.hardware.fetching import Fetching
 from glowplug.simulator.hardware.pipeline import Pipelines
-from glowplug.simulator.hardware.server import Server
+from glowplug.simulator.hardware.server import Requests, Server
 from glowplug.simulator.hardware.starting import Starting
 from glowplug.simulator.run import Run, digest_of
 from glowplug.simulator.setup import ServerSetup, Setup
-from glowplug.simulator.traffic import Traffic
 
 EMULATED: Final = "emulated"
 UNHEEDED: Final = (aw.ReportStart, aw.ForgetEngine, pw.NameRegion)  # logs and names, which a simulated node has none of
@@ -34,12 +33,12 @@ class SimNode(Server):
         self,
         run: Run,
         control: ControlPlane,
-        traffic: Traffic,
+        requests: Requests,
         node_id: str,
         server: ServerSetup,
         servers: Mapping[str, Server],
     ) -> None:
-        super().__init__(run, control, traffic, node_id, server, servers)
+        super().__init__(run, control, requests, node_id, server, servers)
         self._looks = False
         self._memory: aw.AgentMemory | None = None  # what the agent wrote down last
         self._links = (

@@ -87,7 +87,7 @@ class Pipelines:
         engine.become_whole(self.node.server.gpu_kind, self.run.setup.params, self.run.kernel.now_s)
         if is_busy:
             self.node.sharing.busy(engine)
-        self.node.traffic.watch(engine)
+        self.node.requests.watch(engine)
         self.node.tell_agent(aw.EngineConsolidated(engine.instance_id, engine.kv_tokens))
 
     def _abandon(self, effect: aw.AbandonConsolidation) -> None:

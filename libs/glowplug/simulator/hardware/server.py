@@ -1,17 +1,30 @@
 """One server in virtual time: its links, the engines that live on it, and the two controllers it speaks for."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from glowplug.controllers.agent import messages as aw
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.simulator.control_plane import ControlPlane
-from glowplug.simulator.hardware.engine import SimEngine
-from glowplug.simulator.hardware.links import Link
+from glowplug.simulator.hardware.engine import Sharing, SimEngine
+from glowplug.simulator.links import Link
 from glowplug.simulator.run import Run
 from glowplug.simulator.setup import ServerSetup
-from glowplug.simulator.traffic import Traffic
+
+
+class Requests(Protocol):
+    """What runs inside the engines."""
+
+    sharing: Sharing
+
+    def watch(self, engine: SimEngine) -> None:
+        """Wake up when the engine's next boundary comes."""
+        ...
+
+    def engine_gone(self, engine: SimEngine) -> None:
+        """Its process has ended: what it ran is lost."""
+        ...
 
 
 class Server:
@@ -22,12 +35,12 @@ class Server:
         self,
         run: Run,
         control: ControlPlane,
-        traffic: Traffic,
+        requests: Requests,
         node_id: str,
         server: ServerSetup,
         servers: "Mapping[str, Server]",
     ) -> None:
-        self.run, self.control, self.traffic, self.sharing = run, control, traffic, traffic.sharing
+        self.run, self.control, self.requests, self.sharing = run, control, requests, requests.sharing
         self.node_id, self.server, self._servers = node_id, server, servers
         self.engines: dict[str, SimEngine] = {}  # processes that live
         self.is_down = False
@@ -78,9 +91,9 @@ class Server:
             engine.transfer = None
         self.sharing.load(engine, False)
         carried = engine.carries
-        self.traffic.engine_gone(engine)
+        self.requests.engine_gone(engine)
         if carried is not None:
-            self.traffic.engine_gone(carried)
+            self.requests.engine_gone(carried)
             exited = aw.EngineExited(carried.instance_id, f"its stage {instance_id} is gone")
             self._servers[carried.node_id].answer_agent(exited)
 

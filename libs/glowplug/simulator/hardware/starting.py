@@ -14,8 +14,8 @@ from glowplug.controllers.agent import messages as aw
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.simulator.hardware.engine import Origin, SimEngine
 from glowplug.simulator.hardware.fetching import Fetching
-from glowplug.simulator.hardware.links import Link, Transfer
 from glowplug.simulator.hardware.server import Server
+from glowplug.simulator.links import Link, Transfer
 
 
 class Starting:

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from glowplug.domain.model import Slo
 from glowplug.events.envelope import wrong_with
 from glowplug.policies.options import base_name
 from glowplug.policies.registry import KINDS
 from glowplug.simulator.recording.starts import Starts
-from glowplug.simulator.report.summary import summary
-from glowplug.simulator.results import Results
+from glowplug.simulator.results import Results, summary
 from glowplug.simulator.run_folder import read_rows
 from glowplug.simulator.scenario.errors import ScenarioError
 
@@ -101,8 +101,9 @@ class Recording:
         prompt, response = (int(median(some)) if some else usual for some, usual in zip(known, TYPICAL, strict=True))
         return prompt, response
 
-    def _slo(self, key: str) -> Row:
-        return self.models.get(key, {}).get("slo") or {}
+    def _slo(self, key: str) -> Slo:
+        own = self.models.get(key, {}).get("slo") or {}
+        return Slo(ttft_s=own.get("ttft_s", 0.0), tpot_s=own.get("tpot_s", 0.0))
 
     def numbers(self) -> Row:
         """The same figures a simulated run has, as far as they were recorded."""
@@ -111,29 +112,19 @@ class Recording:
         )
         results.seconds = self.seconds
         for row in self.finished:
-            one = results.of(row["model_key"])
-            slo = self._slo(row["model_key"])
-            one.arrived(slo.get("ttft_s", 0.0), slo.get("tpot_s", 0.0))
-            if row.get("error_code"):
-                one.num_refused[row["error_code"]] = one.num_refused.get(row["error_code"], 0) + 1
-                continue
-            after = row["response_tokens"] - 1
-            tpot_s = (row["e2e_s"] - row["ttft_s"]) / after if after > 0 else 0.0
-            one.num_finished += 1
-            one.num_cold += bool(row["cold"])
-            one.prompt_tokens += row["prompt_tokens"]
-            one.response_tokens += row["response_tokens"]
-            one.ttft.add(row["ttft_s"])
-            one.e2e.add(row["e2e_s"])
-            one.normalised.add(row["e2e_s"] / max(1, row["response_tokens"]))
-            if after > 0:
-                one.tpot.add(tpot_s)
-            one.num_ttft_met += bool(slo.get("ttft_s")) and row["ttft_s"] <= slo["ttft_s"]
-            one.num_tpot_met += bool(slo.get("tpot_s")) and tpot_s <= slo["tpot_s"]
-        for _, row in self.rejected:
             one, slo = results.of(row["model_key"]), self._slo(row["model_key"])
-            one.arrived(slo.get("ttft_s", 0.0), slo.get("tpot_s", 0.0))
-            one.num_refused[row["code"]] = one.num_refused.get(row["code"], 0) + 1
+            one.arrived(slo)
+            if row.get("error_code"):
+                one.refused(row["error_code"])
+                continue
+            tokens, decode_s = (row["prompt_tokens"], row["response_tokens"]), row["e2e_s"] - row["ttft_s"]
+            one.answered(
+                slo, tokens, cold=bool(row["cold"]), ttft_s=row["ttft_s"], decode_s=decode_s, e2e_s=row["e2e_s"]
+            )
+        for _, row in self.rejected:
+            one = results.of(row["model_key"])
+            one.arrived(self._slo(row["model_key"]))
+            one.refused(row["code"])
         numbers = summary(results)
         numbers["fleet"] = {name: value if name in _TOLD else None for name, value in numbers["fleet"].items()}
         return numbers

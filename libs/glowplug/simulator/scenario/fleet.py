@@ -13,14 +13,13 @@ from glowplug.domain.model import Model, WeightsRef, model_key
 from glowplug.domain.units import show_bytes
 from glowplug.policies.options import base_name
 from glowplug.policies.registry import KINDS, choose
-from glowplug.simulator.hardware.costs import FITTED, StepCosts
+from glowplug.simulator.costs import FITTED, StepCosts
 from glowplug.simulator.scenario.errors import ScenarioError, from_pydantic, join, known
 from glowplug.simulator.scenario.tree import merge
 from glowplug.simulator.scenario.words import LengthWords, ModelWords, ScenarioWords
 from glowplug.simulator.setup import Fault, ModelSetup, Params, PolicyNames, ServerSetup, Setup, watchful
 
 T = TypeVar("T")
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {}
 _OURS = frozenset(ModelWords.model_fields)
 _FIXED = frozenset({"key", "weights", "source", "revision"})
 
@@ -185,15 +184,8 @@ def _costs(given: Any, gpu_kind: str, path: str) -> StepCosts:
         raise ScenarioError(join(path, "scale"), f"{scale!r} is not a number above 0")
     if "profile" in given:
         return _profile(str(given["profile"]), gpu_kind, path).scaled(float(scale))
-    prefill, decode = _terms(given, "prefill_ms", path), _terms(given, "decode_ms", path)
-    return StepCosts(
-        prefill_base_s=prefill[0],
-        prefill_s_per_token=prefill[1],
-        prefill_s_per_token2=prefill[2],
-        decode_base_s=decode[0],
-        decode_s_per_sequence=decode[1],
-        decode_s_per_context=decode[2],
-    ).scaled(float(scale))
+    terms = (_terms(given, name, path) for name in ("prefill_ms", "decode_ms"))
+    return StepCosts.of_ms(*terms).scaled(float(scale))
 
 
 def _terms(given: Mapping[str, Any], name: str, path: str) -> tuple[float, float, float]:
@@ -202,7 +194,7 @@ def _terms(given: Mapping[str, Any], name: str, path: str) -> tuple[float, float
     sound = all(isinstance(term, int | float) and not isinstance(term, bool) and term >= 0 for term in numbers)
     if not 1 <= len(numbers) <= 3 or not sound or not sum(numbers) > 0:
         raise ScenarioError(join(path, name), f"{terms!r} is not one to three numbers from 0 up")
-    filled = [float(term) / 1e3 for term in numbers] + [0.0, 0.0]
+    filled = [*map(float, numbers), 0.0, 0.0]
     return filled[0], filled[1], filled[2]
 
 
@@ -253,8 +245,6 @@ def _types(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(cls) if field.init}
 
 
+@cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    found = _ADAPTERS.get(repr(kind))
-    if found is None:
-        found = _ADAPTERS[repr(kind)] = TypeAdapter(kind)
-    return found
+    return TypeAdapter(kind)

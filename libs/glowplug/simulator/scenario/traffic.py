@@ -13,31 +13,117 @@ Scaling down keeps each request with a probability; scaling up repeats every req
 moment and then scales down, which makes bursts (WarmServe section 7.1).
 """
 
-import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from glowplug.domain.units import DAY_S
-from glowplug.simulator.scenario.clients import Clients, client_weights
 from glowplug.simulator.scenario.errors import ScenarioError
-from glowplug.simulator.scenario.generated import STANDS_FOR, Generated
-from glowplug.simulator.scenario.sources import DRAWN, SERVEGEN, TRACES, LengthBook, find, require
+from glowplug.simulator.scenario.sources import (
+    DRAWN,
+    SERVEGEN,
+    TRACES,
+    Clients,
+    LengthBook,
+    client_weights,
+    find,
+    require,
+)
 from glowplug.simulator.scenario.trace import contents, is_path, served_by
 from glowplug.simulator.scenario.tree import data_folder
 from glowplug.simulator.scenario.words import LengthWords, WorkloadWords
-from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.workload import generator, generator_fitted
+from glowplug.simulator.workload.arrival import Arrival, merge
 from glowplug.simulator.workload.formats import Reading, counts, is_counted
-from glowplug.simulator.workload.generator import dealt_functions
-from glowplug.simulator.workload.length_errors import with_errors
-from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares
+from glowplug.simulator.workload.generator import dealt_functions, hours
+from glowplug.simulator.workload.sampling import Lengths, binomial, bounded, gamma_times, power_law_shares, with_errors
 from glowplug.simulator.workload.servegen import read_trace
 from glowplug.simulator.workload.tables import read_once
 
 Bin = tuple[float, float, float]  # from (s of the run; before it negative), width (s), expected requests
+BIN_S: Final = 600.0
+SERVICES: Final = {"generator": generator_fitted.CONVERSATION, "generator_code": generator_fitted.CODE}
+MANY: Final = ("generator_fleet", "generator_functions")
+STANDS_FOR: Final = {"azure_2023_code": "generator_code", "azure_2024_code_10s": "generator_code",
+                     "servegen_clients_10min": "generator_fleet"}  # fmt: skip
+"""Trace -> what stands in for it; "generator" (conversations) for the others."""
+BEGINS: Final = {"azure_2024_conv_10s": 6 * DAY_S, "azure_2024_code_10s": 4 * DAY_S}
+"""Where a trace's 0 s lies in a week that begins on a Monday."""
+
+
+class Generated:
+    """Traffic of one kind at `rate` requests a second in all; `shares` and `lengths` are by model, in order."""
+
+    def __init__(
+        self,
+        words: WorkloadWords,
+        kind: str,
+        rate: float,
+        shares: Mapping[str, float],
+        lengths: Mapping[str, Lengths],
+        seconds: float,
+    ) -> None:
+        self._words, self._kind, self._rate, self._shares = words, kind, rate, shares
+        self._lengths, self._seconds = lengths, seconds
+
+    def arrivals(self, seed: int) -> Iterator[Arrival]:
+        """In order of time, up to the end of the run."""
+        words, keys = self._words, list(self._shares)
+        squeeze, span_s = words.squeeze, self._seconds * words.squeeze
+        rate = self._rate / squeeze
+        if words.source in MANY:
+            Random(len(keys)).shuffle(keys)  # popularity has nothing to do with the order of the models
+        if self._kind == "generator_fleet":
+            stream = generator.fleet(seed, len(keys), rate, span_s, start_s=self._start_s(0), names=keys)
+        elif self._kind == "generator_functions":
+            stream = generator.functions(seed, len(keys), rate, span_s, cv=words.cv or 1.0, names=keys)
+        else:
+            make = generator.code if self._kind == "generator_code" else generator.conversation
+            stream = merge(*(
+                make(seed, rate * share, span_s, start_s=self._start_s(number), model=key, cv=words.cv or None)
+                for number, (key, share) in enumerate(self._shares.items())
+                if share > 0
+            ))  # fmt: skip
+        return self._fitted(stream, Random(f"{seed}/lengths"))
+
+    def past(self, key: str, seconds: float) -> list[tuple[float, float, float]]:
+        """(from, width, expected requests) before the run; the daily cycle alone, and nothing for fleets."""
+        kind = SERVICES.get(self._kind)
+        if kind is None:
+            return []
+        start_s, squeeze = self._start_s(list(self._shares).index(key)), self._words.squeeze
+        middles = [start_s + (n + 0.5) * BIN_S for n in range(max(1, round(self._seconds * squeeze / BIN_S)))]
+        mean = sum(hours(kind.weekday, kind.weekend, at) for at in middles) / len(middles)
+        scale = self._rate * self._shares[key] * BIN_S / squeeze / mean
+        week_s = 7 * DAY_S
+        return [
+            (-n * BIN_S / squeeze, BIN_S / squeeze,
+             scale * hours(kind.weekday, kind.weekend, (start_s - (n - 0.5) * BIN_S) % week_s))
+            for n in range(int(seconds * squeeze / BIN_S), 0, -1)
+        ]  # fmt: skip
+
+    def _start_s(self, number: int) -> float:
+        words = self._words
+        day = words.days[number % len(words.days)] if words.days else 0
+        return BEGINS.get(words.source, 0.0) + day * DAY_S + words.start_s
+
+    def _fitted(self, stream: Iterator[Arrival], chance: Random) -> Iterator[Arrival]:
+        """With the scenario's lengths where it names some, inside its bounds everywhere."""
+        words = self._words
+        bounds: Sequence[int] = (words.max_prompt_tokens, words.min_response_tokens, words.max_total_tokens)
+        for arrival in stream:
+            given = self._lengths.get(arrival.model)
+            if given is not None:
+                prompt, response = given.draw(chance)
+            else:
+                prompt, response = bounded(arrival.prompt_tokens, arrival.response_tokens, *bounds)
+            at_s = arrival.at_s / words.squeeze
+            if at_s < self._seconds:
+                yield Arrival(at_s, arrival.model, prompt, response)
 
 
 class Traffic:
@@ -228,12 +314,12 @@ class Traffic:
         chance = Random(f"{seed}/traffic")
         if self.words.cv_of == "fleet":
             times = gamma_times(rate, cv, self.seconds, chance)
-            return self._split(((at_s, None) for at_s in times), chance)
+            return self._split(times, chance)
         streams = [
             self._one_renewal(key, rate * share, cv, Random(f"{seed}/{key}"))
             for key, share in zip(self.keys, self.shares, strict=True)
         ]
-        return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+        return merge(*streams)
 
     def _one_renewal(self, key: str, rate: float, cv: float, chance: Random) -> Iterator[Arrival]:
         """One model's stream, as if it had gone on for long: the first gap is cut at a random place."""
@@ -244,19 +330,17 @@ class Traffic:
                 yield Arrival(at_s - early_s, key, *lengths.draw(chance))
 
     def _by_day(self, seed: int) -> Iterator[Arrival]:
-        streams = []
-        for number, (key, share) in enumerate(zip(self.keys, self.shares, strict=True)):
-            chance = Random(f"{seed}/{key}")
-            start_s = self._day_s(number)
-            streams.append(self._one_day(key, start_s, share, chance))
-        return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+        return merge(*(
+            self._one_day(key, self._day_s(number), share, Random(f"{seed}/{key}"))
+            for number, (key, share) in enumerate(zip(self.keys, self.shares, strict=True))
+        ))  # fmt: skip
 
     def _one_day(self, key: str, start_s: float, share: float, chance: Random) -> Iterator[Arrival]:
         lengths = self._lengths[key]
-        for at_s, _ in self._from_bins(start_s, share, chance):
+        for at_s in self._from_bins(start_s, share, chance):
             yield Arrival(at_s, key, *lengths.draw(chance))
 
-    def _from_bins(self, start_s: float, share: float, chance: Random) -> Iterator[tuple[float, None]]:
+    def _from_bins(self, start_s: float, share: float, chance: Random) -> Iterator[float]:
         """Times in the run, from the counts after `start_s`: uniform inside each bin."""
         start_s = start_s if self.words.days else self.words.start_s
         ratio, squeeze = self._ratio(start_s, share), self.words.squeeze
@@ -268,7 +352,7 @@ class Traffic:
             if repeats > 1:
                 times = _repeated(width_s, num, repeats, ratio / repeats, chance)
             for offset_s in sorted(times):
-                yield (from_s - start_s + offset_s) / squeeze, None
+                yield (from_s - start_s + offset_s) / squeeze
 
     def _requests(self, chance: Random) -> Iterator[Arrival]:
         """A trace of requests: cut, squeezed, scaled and split."""
@@ -305,9 +389,9 @@ class Traffic:
             if at_s >= 0:
                 yield at_s, arrival
 
-    def _split(self, times: Iterator[tuple[float, None]], chance: Random) -> Iterator[Arrival]:
+    def _split(self, times: Iterator[float], chance: Random) -> Iterator[Arrival]:
         pick = self._picker(chance)
-        for at_s, _ in times:
+        for at_s in times:
             key = pick()
             yield Arrival(at_s, key, *self._lengths[key].draw(chance))
 

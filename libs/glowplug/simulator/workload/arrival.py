@@ -1,5 +1,7 @@
 """One request that will come, and what is wrong with a trace that cannot be read."""
 
+import heapq
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -12,6 +14,11 @@ class Arrival(NamedTuple):
     prompt_tokens: int
     response_tokens: int
     expected_tokens: int = 0
+
+
+def merge(*streams: Iterable[Arrival]) -> Iterator[Arrival]:
+    """Several ordered streams as one; ties go to the stream named first."""
+    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
 
 
 class Count(NamedTuple):

@@ -12,14 +12,13 @@
 | Azure Functions 2021 | `app, func, end_timestamp, duration`; every function is one model |
 """
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Final
 
-from glowplug.simulator.workload.arrival import Arrival, Count, TraceError
+from glowplug.simulator.workload.arrival import Arrival, Count, TraceError, merge
 from glowplug.simulator.workload.sampling import Lengths, binomial, renewal_times, spread, thin
 from glowplug.simulator.workload.tables import Row, header, rows
 
@@ -49,33 +48,43 @@ class Reading:
         return self.lengths
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One public format: the columns that tell it (all of them are there), how an error names what is read, and who
+    reads it. `has_lengths`: it tells how long requests are."""
+
+    columns: tuple[str, ...]
+    says: str
+    read: Callable[[Path, Reading], Iterator[Arrival]]
+    has_lengths: bool = False
+
+
 def read(path: Path, how: Reading | None = None) -> Iterator[Arrival]:
     """The requests of a trace in order of time, the first at or after 0 s.
 
     Raises TraceError for a format that is not known, and, where it stands, for a row that is not sound.
     """
+    return _format(path).read(path, how or Reading())
+
+
+def _format(path: Path) -> Format:
+    """The format of a trace. Raises TraceError for what a header of no known one lacks of the format that most of its
+    columns are of."""
     names = header(path)
-    for reader, wanted in READERS.items():
-        if all(name in names for name in wanted):
-            return reader(path, how or Reading())
-    if names == ("{",):
-        return _mooncake_lines(path, how or Reading())
-    raise _unknown(path, names)
-
-
-def _unknown(path: Path, names: Sequence[str]) -> TraceError:
-    """What a header of no known format lacks of the format that most of its columns are of, and what is read."""
-    near = max(READERS.values(), key=lambda wanted: sum(name in names for name in wanted) / len(wanted))
+    for one in FORMATS:
+        if all(name in names for name in one.columns):
+            return one
+    near = max(FORMATS, key=lambda one: sum(name in names for name in one.columns) / len(one.columns)).columns
     lacking = [name for name in near if name not in names]
     there = ", ".join(names)[:120]
     if 2 * len(lacking) > len(near):
-        return TraceError(str(path), 1, "header", f"no known format has the columns {there} ({accepted()})")
-    return TraceError(str(path), 1, ", ".join(lacking), f"is missing among the columns {there} ({accepted()})")
+        raise TraceError(str(path), 1, "header", f"no known format has the columns {there} ({accepted()})")
+    raise TraceError(str(path), 1, ", ".join(lacking), f"is missing among the columns {there} ({accepted()})")
 
 
 def accepted() -> str:
     """The columns of every format that is read, for a person who has a trace of another."""
-    return f"read are: {'; '.join([*COLUMNS_READ, JSON_LINES])}"
+    return f"read are: {'; '.join(one.says for one in FORMATS)}"
 
 
 def is_counted(path: Path) -> bool:
@@ -86,15 +95,7 @@ def is_counted(path: Path) -> bool:
 
 def has_lengths(path: Path) -> bool:
     """Whether a trace tells how long its requests are. Raises TraceError when its columns are of no known format."""
-    if path.is_dir():
-        return True  # ServeGen's own folder
-    names = header(path)
-    if names == ("{",):
-        return True
-    for reader, wanted in READERS.items():
-        if all(name in names for name in wanted):
-            return reader in (_own, _azure_llm, _burstgpt, _mooncake)
-    raise _unknown(path, names)
+    return path.is_dir() or _format(path).has_lengths  # a folder is ServeGen's own
 
 
 def _kept(path: Path, arrivals: Iterable[tuple[int, Arrival]], how: Reading, field: str) -> Iterator[Arrival]:
@@ -117,24 +118,21 @@ def _tokens(row: Row, prompt: str, response: str) -> tuple[int, int]:
     return max(1, row.count(prompt)), max(1, row.count(response))
 
 
-def _own(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[tuple[int, Arrival]]:
+def _requests(
+    time: str, prompt: str, response: str, at_s: Callable[[Row, str], float] = Row.seconds, model: str = ""
+) -> Callable[[Path, Reading], Iterator[Arrival]]:
+    """A reader of rows that are a request each: its columns, the time as `at_s` reads it."""
+
+    def each(path: Path, how: Reading) -> Iterator[tuple[int, Arrival]]:
         for row in rows(path):
-            model = row.text("model") if "model" in row.values else how.model
-            yield row.line, Arrival(row.seconds("t_s"), model, *_tokens(row, "prompt_tokens", "response_tokens"))
+            name = row.text(model) if model and model in row.values else how.model
+            yield row.line, Arrival(at_s(row, time), name, *_tokens(row, prompt, response))
 
-    return _kept(path, each(), how, "t_s")
+    return lambda path, how: _kept(path, each(path, how), how, time)
 
 
-def _azure_llm(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[tuple[int, Arrival]]:
-        for row in rows(path):
-            yield (
-                row.line,
-                Arrival(row.moment("TIMESTAMP"), how.model, *_tokens(row, "ContextTokens", "GeneratedTokens")),
-            )
-
-    return _kept(path, each(), how, "TIMESTAMP")
+def _ms(row: Row, field: str) -> float:
+    return row.seconds(field) / 1e3
 
 
 def _burstgpt(path: Path, how: Reading) -> Iterator[Arrival]:
@@ -145,28 +143,6 @@ def _burstgpt(path: Path, how: Reading) -> Iterator[Arrival]:
                 yield row.line, Arrival(row.seconds("Timestamp"), row.text("Model"), *tokens)
 
     return _kept(path, each(), how, "Timestamp")
-
-
-def _mooncake(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[tuple[int, Arrival]]:
-        for row in rows(path):
-            yield (
-                row.line,
-                Arrival(row.seconds("t_ms") / 1e3, how.model, *_tokens(row, "prompt_tokens", "response_tokens")),
-            )
-
-    return _kept(path, each(), how, "t_ms")
-
-
-def _mooncake_lines(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[tuple[int, Arrival]]:
-        for row in rows(path):
-            yield (
-                row.line,
-                Arrival(row.seconds("timestamp") / 1e3, how.model, *_tokens(row, "input_length", "output_length")),
-            )
-
-    return _kept(path, each(), how, "timestamp")
 
 
 def counts(path: Path, how: Reading | None = None) -> Iterator[list[Count]]:
@@ -197,7 +173,7 @@ def _counted(path: Path, how: Reading) -> Iterator[Arrival]:
 def _spread(group: Iterable[Count], lengths: Lengths, how: Reading) -> Iterator[Arrival]:
     """The Counts of one time, thinned, as arrivals in order."""
     streams = [spread([count], lengths, how.chance) for count in thin(group, how.keep, how.chance)]
-    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+    return merge(*streams)
 
 
 def _servegen(path: Path, how: Reading) -> Iterator[Arrival]:
@@ -238,29 +214,36 @@ def _functions_2021(path: Path, how: Reading) -> Iterator[Arrival]:
     return _kept(path, ((0, Arrival(at_s, func, *lengths.draw(how.chance))) for at_s, func in starts), how, "")
 
 
-READERS: Final[dict[Callable[[Path, Reading], Iterator[Arrival]], tuple[str, ...]]] = {
-    _own: ("t_s", "prompt_tokens", "response_tokens"),
-    _azure_llm: ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-    _burstgpt: ("Timestamp", "Model", "Request tokens", "Response tokens"),
-    _mooncake: ("t_ms", "prompt_tokens", "response_tokens"),
-    _servegen: ("model", "client", "t_s", "requests", "dist", "shape"),
-    _counted: ("t_s", "requests"),
-    _functions_2019: ("HashFunction", "Trigger", "1", "1440"),
-    _functions_2021: ("app", "func", "end_timestamp", "duration"),
-}
-"""Reader -> the columns that tell its format."""
-COLUMNS_READ: Final = (
-    "t_s, prompt_tokens, response_tokens and, where there are several, model",
-    "t_s, requests and, where there are several, model",
-    "TIMESTAMP, ContextTokens, GeneratedTokens (Azure LLM)",
-    "Timestamp, Model, Request tokens, Response tokens (BurstGPT)",
-    "t_ms, prompt_tokens, response_tokens",
-    "model, client, t_s, requests, dist, shape (ServeGen)",
-    "HashFunction, Trigger, 1 ... 1440 (Azure Functions 2019)",
-    "app, func, end_timestamp, duration (Azure Functions 2021)",
-)
-JSON_LINES: Final = "JSON lines with timestamp (ms), input_length, output_length (Mooncake)"
-"""How an error names what is read, one entry for each of READERS, and the one that has no header."""
+OWN: Final = ("t_s", "prompt_tokens", "response_tokens")
+AZURE: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURST: Final = ("Timestamp", "Model", "Request tokens", "Response tokens")
+SERVEGEN: Final = ("model", "client", "t_s", "requests", "dist", "shape")
+SEVERAL: Final = "and, where there are several, model"
+FORMATS: Final = (
+    Format(columns=OWN, says=f"{', '.join(OWN)} {SEVERAL}", read=_requests(*OWN, model="model"), has_lengths=True),
+    Format(
+        columns=AZURE, says=f"{', '.join(AZURE)} (Azure LLM)", read=_requests(*AZURE, Row.moment), has_lengths=True
+    ),
+    Format(columns=BURST, says=f"{', '.join(BURST)} (BurstGPT)", read=_burstgpt, has_lengths=True),
+    Format(
+        columns=("t_ms", *OWN[1:]), says="t_ms, prompt_tokens, response_tokens", read=_requests("t_ms", *OWN[1:], _ms),
+        has_lengths=True,
+    ),
+    Format(columns=SERVEGEN, says=f"{', '.join(SERVEGEN)} (ServeGen)", read=_servegen),
+    Format(columns=("t_s", "requests"), says=f"t_s, requests {SEVERAL}", read=_counted),
+    Format(
+        columns=("HashFunction", "Trigger", "1", "1440"),
+        says="HashFunction, Trigger, 1 ... 1440 (Azure Functions 2019)", read=_functions_2019,
+    ),
+    Format(
+        columns=("app", "func", "end_timestamp", "duration"),
+        says="app, func, end_timestamp, duration (Azure Functions 2021)", read=_functions_2021,
+    ),
+    Format(
+        columns=("{",), says="JSON lines with timestamp (ms), input_length, output_length (Mooncake)",
+        read=_requests("timestamp", "input_length", "output_length", _ms), has_lengths=True,
+    ),
+)  # fmt: skip
 
 
 def length_pairs(path: Path) -> list[tuple[int, int]]:

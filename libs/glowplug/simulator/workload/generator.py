@@ -9,7 +9,6 @@ Everything here is generated and must be labelled so: `LABEL`, also the beginnin
 given.
 """
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Final, NamedTuple
 
 from glowplug.domain.units import DAY_S
 from glowplug.simulator.workload import generator_fitted as fitted
-from glowplug.simulator.workload.arrival import Arrival
+from glowplug.simulator.workload.arrival import Arrival, merge
 from glowplug.simulator.workload.generator_shapes import Cycle
 
 LABEL: Final = "generated"
@@ -229,7 +228,7 @@ def fleet(
     bring half or twice of that: so do the traces). Raises ValueError as `tenants` does."""
     when = When(seconds=seconds, start_s=start_s)
     streams = [_of(t, seed, when, max_prompt, max_response) for t in tenants(seed, num_models, rps, names)]
-    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+    return merge(*streams)
 
 
 def _of(tenant: Tenant, seed: int, when: When, max_prompt: int, max_response: int) -> Iterator[Arrival]:
@@ -317,4 +316,4 @@ def functions(
         one(names[rank] if names else f"{LABEL}-function-{rank:0{digits}d}", weight * scale)
         for rank, weight in enumerate(weights)
     ]
-    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+    return merge(*streams)

@@ -7,7 +7,6 @@ one model.
 
 import ast
 import bisect
-import heapq
 import json
 import math
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from glowplug.simulator.workload.arrival import Arrival, TraceError
+from glowplug.simulator.workload.arrival import Arrival, TraceError, merge
 from glowplug.simulator.workload.formats import SERVEGEN_WINDOW_S, Reading, read
 from glowplug.simulator.workload.sampling import binomial, renewal_times
 from glowplug.simulator.workload.tables import rows
@@ -158,4 +157,4 @@ def read_folder(folder: Path, how: Reading | None = None) -> Iterator[Arrival]:
         number = trace.name.split("-")[1]
         client = Client(f"{folder.name}-{number}", trace, folder / f"chunk-{number}-dataset.json")
         streams.append(client.arrivals(how, Random(how.chance.getrandbits(64))))
-    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+    return merge(*streams)

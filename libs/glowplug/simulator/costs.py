@@ -8,7 +8,7 @@ tokens of context of a decode step:
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 
@@ -48,9 +48,7 @@ class StepCosts:
         """The fewest whole steps that take at least `elapsed_s` (0 when nothing has elapsed)."""
         if elapsed_s <= 0:
             return 0
-        first = (
-            self.decode_base_s + self.decode_s_per_sequence * num_sequences + self.decode_s_per_context * num_context
-        )
+        first = self.decode_s(num_sequences, num_context)
         half = self.decode_s_per_context * num_sequences / 2
         if half > 0:
             b = first - half
@@ -65,15 +63,8 @@ class StepCosts:
 
     def scaled(self, ratio: float) -> "StepCosts":
         """The same engine on a GPU that takes `ratio` times as long."""
-        return StepCosts(
-            prefill_base_s=self.prefill_base_s * ratio,
-            prefill_s_per_token=self.prefill_s_per_token * ratio,
-            prefill_s_per_token2=self.prefill_s_per_token2 * ratio,
-            decode_base_s=self.decode_base_s * ratio,
-            decode_s_per_sequence=self.decode_s_per_sequence * ratio,
-            decode_s_per_context=self.decode_s_per_context * ratio,
-            num_stages=self.num_stages,
-        )
+        terms = {one.name: getattr(self, one.name) * ratio for one in fields(self) if one.name != "num_stages"}
+        return replace(self, **terms)
 
     def pipelined(self, num_stages: int, hop_s: float) -> "StepCosts":
         """The same model over `num_stages` GPUs with nothing else on them (HydraServe Eq. 2, w = s).
@@ -83,36 +74,35 @@ class StepCosts:
         """
         if num_stages == 1:
             return self
-        return StepCosts(
+        return replace(
+            self,
             prefill_base_s=self.prefill_base_s + hop_s * (num_stages - 1),
-            prefill_s_per_token=self.prefill_s_per_token,
-            prefill_s_per_token2=self.prefill_s_per_token2,
             decode_base_s=self.decode_base_s + hop_s * num_stages,
             decode_s_per_sequence=self.decode_s_per_sequence / num_stages,
             decode_s_per_context=self.decode_s_per_context / num_stages,
             num_stages=num_stages,
         )
 
-
-def _ms(prefill: tuple[float, float, float], decode: tuple[float, float, float]) -> StepCosts:
-    return StepCosts(
-        prefill_base_s=prefill[0] / 1e3,
-        prefill_s_per_token=prefill[1] / 1e3,
-        prefill_s_per_token2=prefill[2] / 1e3,
-        decode_base_s=decode[0] / 1e3,
-        decode_s_per_sequence=decode[1] / 1e3,
-        decode_s_per_context=decode[2] / 1e3,
-    )
+    @classmethod
+    def of_ms(cls, prefill: tuple[float, float, float], decode: tuple[float, float, float]) -> "StepCosts":
+        """Of milliseconds: base, per token and per token squared; base, per sequence and per token of context."""
+        (base, token, token2), (step, sequence, context) = (
+            [term / 1e3 for term in terms] for terms in (prefill, decode)
+        )
+        return cls(
+            prefill_base_s=base, prefill_s_per_token=token, prefill_s_per_token2=token2,
+            decode_base_s=step, decode_s_per_sequence=sequence, decode_s_per_context=context,
+        )  # fmt: skip
 
 
 FITTED: Final = {
-    ("llama-2-7b", "a10"): _ms((17.5, 0.1968, 5.2e-6), (32.1, 0.231, 1.04e-3)),
-    ("llama-2-7b", "a100"): _ms((7.5, 0.0686, 1.1e-6), (11.8, 0.154, 4.6e-4)),
-    ("llama-2-7b", "h800"): _ms((7.3, 0.0207, 0.0), (9.1, 0.110, 0.0)),
-    ("llama-2-13b", "a100"): _ms((15.4, 0.1193, 0.0), (20.4, 0.196, 3.0e-4)),
-    ("llama-2-13b", "h100"): _ms((8.6, 0.0380, 0.0), (12.9, 0.096, 0.0)),
-    ("qwen2.5-7b", "a10"): _ms((19.1, 0.2016, 8.9e-6), (33.9, 0.160, 0.0)),
-    ("qwen2.5-7b", "a100"): _ms((8.2, 0.0570, 0.0), (12.2, 0.117, 3.3e-4)),
-    ("qwen2.5-7b", "h100"): _ms((6.7, 0.0199, 0.0), (9.1, 0.071, 0.0)),
+    ("llama-2-7b", "a10"): StepCosts.of_ms((17.5, 0.1968, 5.2e-6), (32.1, 0.231, 1.04e-3)),
+    ("llama-2-7b", "a100"): StepCosts.of_ms((7.5, 0.0686, 1.1e-6), (11.8, 0.154, 4.6e-4)),
+    ("llama-2-7b", "h800"): StepCosts.of_ms((7.3, 0.0207, 0.0), (9.1, 0.110, 0.0)),
+    ("llama-2-13b", "a100"): StepCosts.of_ms((15.4, 0.1193, 0.0), (20.4, 0.196, 3.0e-4)),
+    ("llama-2-13b", "h100"): StepCosts.of_ms((8.6, 0.0380, 0.0), (12.9, 0.096, 0.0)),
+    ("qwen2.5-7b", "a10"): StepCosts.of_ms((19.1, 0.2016, 8.9e-6), (33.9, 0.160, 0.0)),
+    ("qwen2.5-7b", "a100"): StepCosts.of_ms((8.2, 0.0570, 0.0), (12.2, 0.117, 3.3e-4)),
+    ("qwen2.5-7b", "h100"): StepCosts.of_ms((6.7, 0.0199, 0.0), (9.1, 0.071, 0.0)),
 }
 """(model, GPU) at tensor parallelism 1 -> costs."""
