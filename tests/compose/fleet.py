@@ -116,11 +116,11 @@ class ComposeFleet:
         return run("docker", "exec", self.container(service), *parts)
 
     def chat(
-        self, model: str, text: str = "Say hello.", door: str = "", tokens: int = 12, timeout_s: float = 300.0
+        self, model: str, text: str = "Say hello.", base_url: str = "", tokens: int = 12, timeout_s: float = 300.0
     ) -> httpx.Response:
         """One chat by the router, or by the playground of the console."""
         body = {"model": model, "max_tokens": tokens, "messages": [{"role": "user", "content": text}]}
-        url = f"{door or self.router}/v1/chat/completions"
+        url = f"{base_url or self.router}/v1/chat/completions"
         return self.client.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=timeout_s)
 
     def see(self, path: str) -> Any:

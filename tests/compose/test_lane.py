@@ -70,7 +70,7 @@ def test_a_chat_of_the_playground_leaves_its_trace(fleet: ComposeFleet) -> None:
     """Cold, through the console: the whole way of the request comes back, in the console's form and in Jaeger's. The
     prefetcher is on it only when the weights are not in host memory yet, the placer only when there is room at once:
     what it places later, when somebody has left, it does on another's word."""
-    answer = fleet.chat("smol-pirate", port=f"{fleet.console}/playground")
+    answer = fleet.chat("smol-pirate", base_url=f"{fleet.console}/playground")
     assert text_of(answer)
     request_id, trace_id = answer.headers["x-request-id"], answer.headers["traceparent"].split("-")[1]
     everybody = {f"glowplug-{name}" for name in ("router", "autoscaler", "agent", "engine")}
