@@ -15,14 +15,12 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 EMULATED = ("emulated-chat-7b", "emulated-story-7b")
 WEIGHTS_BYTES = 98362432
 TRY_S = 45.0
+AT_REST = ("cold", "asleep")  # asleep: a replica of it has been prewarmed meanwhile
 
 
 def stages(answer: httpx.Response) -> set[str]:
     """Names in an answer's Server-Timing."""
     return {part.partition(";")[0].strip() for part in answer.headers["server-timing"].split(",")}
-
-
-AT_REST = ("cold", "asleep")  # asleep: a replica of it has been prewarmed meanwhile
 
 
 def text_of(answer: httpx.Response) -> str:
