@@ -372,6 +372,8 @@ class ControlPlane:
         event = self.event(name, payload, cause)
         for listener in self.on_event:
             listener(event)
+        if isinstance(payload, PREFETCHER.commands):
+            self._wake(payload.target)
         for reader in self.readers_of(payload):
             for delay_s in self.delivery.delays_s():
                 self.kernel.after(delay_s, self.give, reader, event)
@@ -395,7 +397,6 @@ class ControlPlane:
         if isinstance(payload, AGENT.commands):
             return [payload.target]
         if isinstance(payload, PREFETCHER.commands):
-            self._wake(payload.target)
             return [f"prefetcher-{payload.target}"]
         if not isinstance(payload, PREFETCHER.facts):
             return one_each
