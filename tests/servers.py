@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -57,6 +58,17 @@ class _Server:
                 log = (self.folder / "log").read_text(errors="replace")[-2000:]
                 raise ServerFailed(f"{type(self).__name__} did not start:\n{log}")
             time.sleep(POLL_S)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until every thread has stopped: what is sent from now on is not answered before `thaw`."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def thaw(self) -> None:
+        """SIGCONT: it answers what has come meanwhile."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

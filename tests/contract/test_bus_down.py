@@ -2,7 +2,6 @@
 time."""
 
 import asyncio
-import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -126,8 +125,7 @@ async def test_what_a_handler_had_not_finished_is_delivered_again(own_nats: Nats
 async def test_a_refusal_is_prompt(own_nats: NatsProcess, rig: Rig) -> None:
     """Neither a publish that was waiting for its answer nor a later one takes as long as the timeout."""
     bus = await rig.client()
-    assert own_nats.process is not None
-    own_nats.process.send_signal(signal.SIGSTOP)  # the server takes the bytes and never answers
+    own_nats.freeze()  # the server takes the bytes and never answers
     waiting = asyncio.create_task(bus.publish(evicted("n")))
     await asyncio.sleep(0.1)
     started = time.monotonic()
@@ -165,12 +163,11 @@ async def test_a_stream_that_vanishes_under_a_living_server_is_made_again(rig: R
 async def test_a_frozen_server_is_refused_within_the_timeout_and_used_again(own_nats: NatsProcess, rig: Rig) -> None:
     bus, listener, node = await rig.client(), Listener(), name()
     await bus.subscribe([commands_of(node)], listener, durable=name())
-    assert own_nats.process is not None
-    own_nats.process.send_signal(signal.SIGSTOP)
+    own_nats.freeze()
     lost_to_the_caller, after = stop(node, "i-1"), stop(node, "i-2")
     with pytest.raises(BusUnavailable):
         await bus.publish(lost_to_the_caller)
-    own_nats.process.send_signal(signal.SIGCONT)
+    own_nats.thaw()
     await retried(lambda: bus.publish(lost_to_the_caller), BusUnavailable)  # taken twice by the server, heard once
     await bus.publish(after)
     await listener.until(lambda: after.event_id in listener.ids)

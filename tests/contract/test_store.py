@@ -2,7 +2,6 @@
 others."""
 
 import asyncio
-import signal
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -149,11 +148,10 @@ async def test_a_frozen_store_refuses_within_its_timeout_and_answers_again(own_v
     """A server that takes the bytes and does not answer; the late answer is not taken for another call's."""
     store = RedisStore(own_valkey.url)
     await store.put("t", "a", b"1")
-    assert own_valkey.process is not None
-    own_valkey.process.send_signal(signal.SIGSTOP)
+    own_valkey.freeze()
     with pytest.raises(StoreUnavailable):
         await store.get("t", "a")
-    own_valkey.process.send_signal(signal.SIGCONT)
+    own_valkey.thaw()
     assert await store.load("t") == {"a": b"1"}
     assert await store.get("t", "nothing") is None
     await store.close()
