@@ -21,8 +21,8 @@ from glowplug.policies.prewarming import union as union_prewarming
 from glowplug.policies.prewarming import warmserve as warmserve_prewarming
 from glowplug.policies.routing.counted import first_room, least_loaded, minimum_use, round_robin
 from glowplug.policies.routing.llumnix_like import llumnix_like
-from glowplug.policies.routing.preserve_balancer import preserve_load_aware
-from glowplug.policies.routing.preserve_balancer import union as route_union
+from glowplug.policies.routing.preserve_load_aware import preserve_load_aware
+from glowplug.policies.routing.preserve_load_aware import union as route_union
 from glowplug.policies.scaling import baselines as scaling_baselines
 from glowplug.policies.scaling import hydraserve, preserve, union, warmserve
 from glowplug.policies.scaling.llumnix_like import scale as llumnix_scale

@@ -7,21 +7,16 @@ import pytest
 from glowplug.domain.snapshot import Outlook
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
-from glowplug.policies.routing.preserve_load_aware import (
-    InstanceLoad,
-    LoadOrder,
-    load_of,
-    route,
-)
+from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadOrder, load_of
 from glowplug.policies.scaling.preserve_scaler import (
     Capacity,
     ScalerParams,
     ScalerState,
-    WindowTokens,
     capacity_of,
     instances_for,
     scale,
 )
+from tests.unit.policies.scaling.rig import a_forecast
 
 
 def usage(look_ahead, num_steps):
@@ -99,11 +94,18 @@ def test_a_cache_without_tokens_is_refused():
 # section 4.3.3
 
 
-def an_instance(name, queued=0, current=0, kv_tokens=1000, busy=(), room=True):
-    look = LookAhead(kv_tokens)
+def an_instance(name, queued=0, current=0, busy=()):
+    look = LookAhead(1000)
     for at, (prompt, response) in enumerate(busy):
         look.add(f"{name}-{at}", prompt, response)
-    return InstanceLoad(name, look, queued, current, room)
+    return InstanceLoad(name, look, queued, current)
+
+
+def chosen(instances, prompt, expected):
+    order = LoadOrder()
+    for instance in instances:
+        order.put(instance)
+    return order.route(prompt, expected).instance_id
 
 
 def test_load_is_prefill_plus_decode():
@@ -120,13 +122,9 @@ def test_memory_beyond_four_fifths_is_a_penalty_in_tokens():
 
 def test_the_least_load_is_chosen_and_the_full_one_avoided():
     busy, full = an_instance("i-1", queued=300), an_instance("i-2", busy=[(750, 500)])
-    assert route([busy, full], 50, 100).instance_id == "i-2"  # 948 at the peak: a penalty of 148
-    assert route([busy, full], 200, 100).instance_id == "i-1"
-
-
-def test_nobody_with_room_holds_the_request():
-    assert route([an_instance("i-1", room=False)], 1, 1).instance_id == ""
-    assert route([], 1, 1).instance_id == ""
+    assert chosen([busy, full], 50, 100) == "i-2"  # 948 at the peak: a penalty of 148
+    assert chosen([busy, full], 200, 100) == "i-1"
+    assert chosen([], 1, 1) == "", "the request waits"
 
 
 def test_order_kept_is_order_sorted():
@@ -146,8 +144,8 @@ def test_order_kept_is_order_sorted():
 MU = Capacity(prompt_per_s=1000, response_per_s=200, total_per_s=1100)
 
 
-def tokens(prompt, response, window_s=600.0):
-    return WindowTokens(prompt_tokens=prompt * window_s, response_tokens=response * window_s, window_s=window_s)
+def tokens(prompt, response):
+    return a_forecast(prompt * 600.0, response * 600.0, window_s=600.0)
 
 
 def outlook(name, peak=0.5, over=0.0):

@@ -243,7 +243,7 @@ class Tracker:
         above = look.num_steps_above(params.hold_ratio - here.others.peak_ratio, params.num_steps)
         return above > params.overload_share * params.num_steps
 
-    def _has_room(self, here: Tracked) -> bool:
+    def _may_take_one(self, here: Tracked) -> bool:
         if not here.is_open or here.num_in_flight >= here.max_concurrency:
             return False
         longest_s = self.params.stall_ratio * self.params.tpot_slo_s

@@ -62,15 +62,15 @@ def scale(
     state = watch(view, state, params)
     wanted, reason = target(view, state, params)
 
-    def may_go(instance_id: str) -> bool:
-        since = state.idle_since.get(instance_id)
+    def may_go(instance: Instance) -> bool:
+        since = state.idle_since.get(instance.instance_id)
         return view.model.keep_alive_s >= 0 and since is not None and view.now_s - since >= view.model.keep_alive_s
 
     decision = settle(
         view,
         wanted,
         reason,
-        may_go=lambda i: may_go(i.instance_id),
+        may_go=may_go,
         group_size=params.group_size,
         inputs={"arrived": max(state.arrivals, default=0)},
     )

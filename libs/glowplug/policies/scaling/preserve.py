@@ -18,23 +18,17 @@ Departures:
 from dataclasses import dataclass, field
 
 from glowplug.domain.phrasing import counted
+from glowplug.domain.snapshot import Forecast
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import preserve_scaler
-from glowplug.policies.scaling.baselines import (
-    ReactiveParams,
-    ReactiveState,
-    capacity_of,
-    expected_tokens,
-    reactive,
-    why_now,
-)
+from glowplug.policies.scaling.baselines import ReactiveParams, ReactiveState, reactive, why_now
 from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.scaling.preserve_scaler import (
     Capacity,
     Outlooks,
     ScalerParams,
     ScalerState,
-    WindowTokens,
+    Target,
     instances_for,
 )
 
@@ -54,15 +48,6 @@ class PreserveState:
     cold: ReactiveState | None = None  # of the rule while data is cold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What PreServe wants. `is_cold`: there is no plan of tokens, only what the look-ahead adds."""
-
-    num_wanted: int
-    reason: str
-    is_cold: bool
-
-
 def scale(
     view: ScalingView,
     state: PreserveState | None = None,
@@ -80,19 +65,26 @@ def scale(
     return settle(view, wanted, plan.reason), PreserveState(scaler=scaler)
 
 
-def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> tuple[Plan, ScalerState]:
+def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> tuple[Target, ScalerState]:
     """The plan of this window as it is now (Algorithm 2, then section 4.3.2)."""
-    predicted, capacity, window = _prediction(view, params)
-    if predicted is not None and predicted.prompt_tokens + predicted.response_tokens < 1:
-        return Plan(num_wanted=0, reason="no tokens are expected of it", is_cold=False), state
-    if predicted is None or capacity == Capacity():
-        why = (
-            "there is no forecast" if predicted is None else "no window has shown yet how many tokens an instance takes"
-        )
-        return _added(view, state, why, params)
-    target, after = preserve_scaler.scale(
+    if view.forecast is None:
+        return _added(view, state, "there is no forecast", params)
+    predicted = _prediction(view.forecast, view.next_forecast, params)
+    if predicted.prompt_tokens + predicted.response_tokens < 1:
+        return Target(num_wanted=0, reason="no tokens are expected of it"), state
+    capacity = Capacity.of(view.forecast)
+    if capacity == Capacity():
+        return _added(view, state, "no window has shown yet how many tokens an instance takes", params)
+    return _algorithm_2(view, predicted, capacity, state, params)
+
+
+def _algorithm_2(
+    view: ScalingView, predicted: Forecast | None, capacity: Capacity, state: ScalerState, params: PreserveParams
+) -> tuple[Target, ScalerState]:
+    """With a number that changes with each window: its forecast comes a moment after it begins."""
+    return preserve_scaler.scale(
         max(1, view.num_coming_or_there),
-        window,
+        int(view.now_s // WINDOW_S) if view.forecast is None else int(view.forecast.made_at * 1000),
         predicted,
         capacity,
         _outlooks(view),
@@ -101,10 +93,9 @@ def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> t
         num_coming=view.num_coming,
         now_s=view.now_s,
     )
-    return Plan(num_wanted=target.num_wanted, reason=target.reason, is_cold=False), after
 
 
-def _added(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
+def _added(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Target, ScalerState]:
     """With cold data: one more for each instance that will be too full, none less while any was; no plan besides."""
     fresh, answered = preserve_scaler.overloaded(
         _outlooks(view), state.answered, view.num_coming, view.now_s, params.scaler
@@ -114,44 +105,24 @@ def _added(view: ScalingView, state: ScalerState, why: str, params: PreservePara
     if answered:
         full = f"fill more than {params.scaler.overload_ratio:.0%} of the KV cache, or did a moment ago"
         said = f"{counted(len(answered), 'instance')} will {full}"
-    return Plan(num_wanted=wanted, reason=f"{said}; {why}", is_cold=True), ScalerState(answered=answered)
+    return Target(num_wanted=wanted, reason=f"{said}; {why}", is_cold=True), ScalerState(answered=answered)
 
 
-def _look_ahead(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Plan, ScalerState]:
+def _look_ahead(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Target, ScalerState]:
     """With cold data: section 4.3.2 alone, from the number that demand takes."""
     if not view.demand:
-        return Plan(num_wanted=0, reason=why_now(view), is_cold=True), state
-    _, _, window = _prediction(view, params)
-    target, after = preserve_scaler.scale(
-        max(1, view.num_coming_or_there),
-        window,
-        None,
-        Capacity(),
-        _outlooks(view),
-        state,
-        params.scaler,
-        num_coming=view.num_coming,
-        now_s=view.now_s,
-    )
+        return Target(num_wanted=0, reason=why_now(view), is_cold=True), state
+    target, after = _algorithm_2(view, None, Capacity(), state, params)
     wanted = max(view.needed, target.num_wanted)
-    return Plan(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
+    return Target(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
 
 
-def _prediction(view: ScalingView, params: PreserveParams) -> tuple[WindowTokens | None, Capacity, int]:
-    """Tokens to plan for, mu, and a number that changes with each window: forecasts come a moment after it begins."""
-    if view.forecast is None:
-        return None, Capacity(), int(view.now_s // WINDOW_S)
-    forecasts = [view.forecast] if view.next_forecast is None else [view.forecast, view.next_forecast]
-    if params.literal_next:
-        forecasts = forecasts[-1:]
-    capacity = capacity_of(view.forecast)
-    options = [expected_tokens(forecast) for forecast in forecasts]
-
-    def need(tokens: WindowTokens) -> tuple[int, float]:
-        return instances_for(tokens, capacity), tokens.prompt_tokens + tokens.response_tokens
-
-    most = options[0] if len(options) == 1 else max(options, key=need)
-    return most, capacity, int(view.forecast.made_at * 1000)
+def _prediction(now: Forecast, after: Forecast | None, params: PreserveParams) -> Forecast:
+    """What to plan for: this window's forecast or the next one's, whichever takes more."""
+    if after is None or params.literal_next:
+        return after or now
+    capacity = Capacity.of(now)
+    return max(now, after, key=lambda one: (instances_for(one, capacity), one.prompt_tokens + one.response_tokens))
 
 
 def _outlooks(view: ScalingView) -> Outlooks:

@@ -22,13 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.phrasing import counted, listed
-from glowplug.domain.snapshot import Outlook
-from glowplug.policies.prediction.preserve_anticipator import (
-    MEMORY_RATIO,
-    NUM_STEPS,
-    OVERLOAD_RATIO,
-    OVERLOAD_SHARE,
-)
+from glowplug.domain.snapshot import Forecast, Outlook
+from glowplug.policies.prediction.port import WindowTotals
+from glowplug.policies.prediction.preserve_anticipator import MEMORY_RATIO, NUM_STEPS, OVERLOAD_RATIO, OVERLOAD_SHARE
 
 Outlooks = Sequence[tuple[str, Outlook]]  # what the anticipator of each instance sees over the next steps, by its id
 
@@ -41,14 +37,10 @@ class Capacity:
     response_per_s: float = 0.0  # mu_d
     total_per_s: float = 0.0  # mu_t
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowTokens:
-    """Tokens of one window of `window_s` seconds, measured or predicted."""
-
-    prompt_tokens: float
-    response_tokens: float
-    window_s: float
+    @classmethod
+    def of(cls, known: Forecast) -> "Capacity":
+        """As a forecast brings it."""
+        return cls(prompt_per_s=known.prompt_per_s, response_per_s=known.response_per_s, total_per_s=known.total_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +67,20 @@ class ScalerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """How many instances there should be, and why."""
+    """How many instances there should be, and why. `is_cold`: no plan of tokens says so, only what the look-ahead
+    adds."""
 
     num_wanted: int
     reason: str
+    is_cold: bool = False
 
 
-def capacity_of(known: Capacity, window: WindowTokens, num_instances: float, *, is_clean: bool) -> Capacity:
+def tokens_of(predicted: Forecast) -> str:
+    """The tokens of a forecast, as a part of a sentence."""
+    return f"{predicted.prompt_tokens:.0f} prompt and {predicted.response_tokens:.0f} response tokens"
+
+
+def capacity_of(known: Capacity, window: WindowTotals, num_instances: float, *, is_clean: bool) -> Capacity:
     """mu after one more window (Algorithm 1, lines 6-8): tokens per second and instance, where all met their SLO."""
     if not is_clean or num_instances <= 0 or window.window_s <= 0:
         return known
@@ -94,7 +93,7 @@ def capacity_of(known: Capacity, window: WindowTokens, num_instances: float, *, 
     )
 
 
-def instances_for(predicted: WindowTokens, capacity: Capacity) -> int:
+def instances_for(predicted: Forecast, capacity: Capacity) -> int:
     """N of Algorithm 2, line 5."""
     if predicted.window_s <= 0:
         raise ValueError(f"a window of {predicted.window_s} s")
@@ -124,7 +123,7 @@ def overloaded(
 def scale(
     num_running: int,
     window: int,
-    predicted: WindowTokens | None,
+    predicted: Forecast | None,
     capacity: Capacity,
     outlooks: Outlooks,
     state: ScalerState,
@@ -140,13 +139,11 @@ def scale(
         state = ScalerState(window=window, num_planned=num_running, answered=state.answered)
         if predicted is not None and capacity != Capacity():
             planned = instances_for(predicted, capacity)
-            tokens = f"{predicted.prompt_tokens:.0f} prompt and {predicted.response_tokens:.0f} response tokens"
-            target = Target(num_wanted=planned, reason=f"{tokens} are expected in this window")
+            wanted, why = planned, f"{tokens_of(predicted)} are expected in this window"
             if answered and planned < num_running + len(fresh) and not params.literal_windows:
-                wanted = num_running + len(fresh)
-                why = f"{target.reason}, and {counted(len(answered), 'instance')} will be too full or was a moment ago"
-                target, state = Target(num_wanted=wanted, reason=why), replace(state, answered=answered)
-            return target, replace(state, num_planned=target.num_wanted, num_forecast=planned)
+                wanted, state = num_running + len(fresh), replace(state, answered=answered)
+                why = f"{why}, and {counted(len(answered), 'instance')} will be too full or was a moment ago"
+            return Target(num_wanted=wanted, reason=why), replace(state, num_planned=wanted, num_forecast=planned)
     state = replace(state, answered=answered)
     if fresh:
         state = replace(state, num_planned=max(num_running, state.num_planned) + len(fresh))
@@ -159,9 +156,7 @@ def scale(
         if wanted < num_running:
             why = f"every instance stays below {params.idle_ratio:.0%} of its KV cache"
             return Target(num_wanted=wanted, reason=why), replace(state, shrunk=True, num_planned=wanted)
-    why = (
-        "the plan of this window stands"
-        if predicted is not None
-        else "nothing is predicted, and no instance is too full or too empty"
-    )
+    why = "nothing is predicted, and no instance is too full or too empty"
+    if predicted is not None:
+        why = "the plan of this window stands"
     return Target(num_wanted=state.num_planned, reason=why), state

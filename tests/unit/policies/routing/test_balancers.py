@@ -4,11 +4,12 @@ import pytest
 
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.registry import KINDS
-from glowplug.policies.routing.llumnix_like import Freest, Use, freeness, route
-from glowplug.policies.routing.port import BalancerParams
-from glowplug.policies.routing.preserve_balancer import LoadAware
+from glowplug.policies.routing.llumnix_like import Freest, freeness
+from glowplug.policies.routing.port import Balancer, BalancerParams
+from glowplug.policies.routing.preserve_load_aware import LoadAware
 
 ROOMY = 10_000
+COUNTED = ("least_loaded", "round_robin", "minimum_use", "first_room")
 
 
 def load_aware(*kv_tokens: int, **params: float) -> LoadAware:
@@ -19,7 +20,23 @@ def load_aware(*kv_tokens: int, **params: float) -> LoadAware:
     return balancer
 
 
-def chosen(balancer: LoadAware | Freest, prompt: int = 10, expected: int = 10, now_s: float = 0.0) -> str:
+def counted(name: str, *targets: Target, last: str = "") -> Balancer:
+    """A policy that counts requests, with these instances known in this order."""
+    balancer: Balancer = KINDS["routing"][name](BalancerParams())
+    for target in targets:
+        balancer.put(target, 0.0)
+    if last:
+        balancer.sent(0, last, 0, 0, 0.0)
+    return balancer
+
+
+def ahead(balancer: Balancer, instance_id: str, now_s: float = 0.0) -> Outlook:
+    found = balancer.outlook(instance_id, now_s)
+    assert found is not None
+    return found
+
+
+def chosen(balancer: Balancer, prompt: int = 10, expected: int = 10, now_s: float = 0.0) -> str:
     return balancer.choose(prompt, expected, now_s).instance_id
 
 
@@ -44,8 +61,8 @@ def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
     balancer.first_token(2, 0.0)
     balancer.sent(3, "i-1", 1, 1, 0.0)
     balancer.first_token(3, 0.0)
-    assert balancer.outlook("i-1", 0.0).current_tokens == 101  # type: ignore[union-attr]
-    assert balancer.outlook("i-1", 60.0).current_tokens == 41  # type: ignore[union-attr]  # a step a second
+    assert ahead(balancer, "i-1").current_tokens == 101
+    assert ahead(balancer, "i-1", 60.0).current_tokens == 41, "a step a second"
 
 
 def test_the_fuller_cache_is_avoided_though_it_has_less_to_do() -> None:
@@ -64,13 +81,10 @@ def test_an_early_end_takes_the_rest_away_and_a_late_one_is_expected_on() -> Non
     balancer = load_aware(ROOMY)
     balancer.sent(1, "i-0", 100, 50, 0.0)
     balancer.first_token(1, 0.0)
-    before = balancer.outlook("i-0", 20.0)
-    assert before is not None and before.current_tokens == 30
-    late = balancer.outlook("i-0", 50.0)
-    assert late is not None and late.current_tokens == 10, "another fifth"
+    assert ahead(balancer, "i-0", 20.0).current_tokens == 30
+    assert ahead(balancer, "i-0", 50.0).current_tokens == 10, "another fifth"
     balancer.ended(1, 51, 50.0)
-    after = balancer.outlook("i-0", 50.0)
-    assert after is not None and (after.peak_ratio, after.current_tokens, after.queued_tokens) == (0, 0, 0)
+    assert ahead(balancer, "i-0", 50.0) == Outlook(peak_ratio=0.0, over_share=0.0)
     assert not balancer.requests
 
 
@@ -81,15 +95,13 @@ def test_the_step_is_learned_from_what_answers_took_a_token() -> None:
     balancer.ended(1, 11, 3.0)  # ten tokens after the first in a second
     balancer.sent(2, "i-0", 10, 100, 10.0)
     balancer.first_token(2, 10.0)
-    outlook = balancer.outlook("i-0", 12.0)
-    assert outlook is not None and outlook.current_tokens == 80
+    assert ahead(balancer, "i-0", 12.0).current_tokens == 80
 
 
 def test_no_step_passes_while_nothing_runs() -> None:
     balancer = load_aware(ROOMY)
     balancer.sent(1, "i-0", 10, 10, 1000.0)
-    outlook = balancer.outlook("i-0", 1000.0)
-    assert outlook is not None and outlook.current_tokens == 10
+    assert ahead(balancer, "i-0", 1000.0).current_tokens == 10
 
 
 def test_the_outlook_is_the_scalers_question() -> None:
@@ -97,8 +109,7 @@ def test_the_outlook_is_the_scalers_question() -> None:
     balancer = load_aware(1000)
     balancer.sent(1, "i-0", 880, 200, 0.0)
     balancer.first_token(1, 0.0)
-    outlook = balancer.outlook("i-0", 0.0)
-    assert outlook is not None
+    outlook = ahead(balancer, "i-0")
     assert outlook.peak_ratio == pytest.approx(0.979)
     assert outlook.over_share == pytest.approx(0.29)  # steps 71 to 99
     assert balancer.outlook("nobody", 0.0) is None
@@ -134,8 +145,7 @@ def test_consolidation_changes_what_an_instance_takes() -> None:
     balancer.filled("i-0", 1)
     balancer.put(Target("i-0", 1, 1, 1000), 0.0)
     assert chosen(balancer) == ""
-    outlook = balancer.outlook("i-0", 0.0)
-    assert outlook is not None and outlook.peak_ratio > 0.9
+    assert ahead(balancer, "i-0").peak_ratio > 0.9
 
 
 def test_nothing_is_left_of_an_instance_that_is_gone() -> None:
@@ -161,19 +171,29 @@ def test_a_request_sent_again_is_counted_where_it_went_last() -> None:
     balancer = load_aware(ROOMY, ROOMY)
     balancer.sent(1, "i-0", 100, 10, 0.0)
     balancer.sent(1, "i-1", 100, 10, 1.0)
-    first, second = balancer.outlook("i-0", 1.0), balancer.outlook("i-1", 1.0)
-    assert first is not None and second is not None
-    assert (first.queued_tokens, second.queued_tokens) == (0, 100)
+    assert [ahead(balancer, name, 1.0).queued_tokens for name in ("i-0", "i-1")] == [0, 100]
 
 
 def test_freeness_is_steps_the_batch_could_go_on_for() -> None:
     """Llumnix section 4.4: (M - sum of V) / B."""
-    assert freeness(Use("a", 4, 600, 1000)) == 100
-    assert freeness(Use("a", 0, 0, 1000)) == 1000
-    assert freeness(Use("a", 2, 1200, 1000)) == -100
-    assert route([Use("b", 4, 600, 1000), Use("a", 1, 800, 1000)]).instance_id == "a"
-    assert route([Use("b", 1, 0, 10), Use("a", 1, 0, 10)]).instance_id == "a"
-    assert route([]).instance_id == ""
+    assert freeness(1000, 600, 4) == 100
+    assert freeness(1000, 0, 0) == 1000
+    assert freeness(1000, 1200, 2) == -100
+
+
+@pytest.mark.parametrize(
+    ("targets", "wanted"),
+    [
+        ([Target("b", 4, 9, 400), Target("a", 1, 9, 200)], "a"),
+        ([Target("b", 1, 9, 10), Target("a", 1, 9, 10)], "a"),
+        ([Target("a", 2, 9, 20), Target("b", 1, 9, 10)], "b"),
+        ([Target("a", 9, 9, 10)], ""),
+        ([], ""),
+    ],
+    ids=["200 steps before 100", "ties go to the lower id", "ties go to fewer requests", "full", "none"],
+)
+def test_llumnix_takes_the_freest(targets: list[Target], wanted: str) -> None:
+    assert chosen(counted("llumnix_like", *targets)) == wanted
 
 
 def test_llumnix_looks_at_what_is_and_not_at_what_is_to_come() -> None:
@@ -191,20 +211,49 @@ def test_llumnix_looks_at_what_is_and_not_at_what_is_to_come() -> None:
     assert chosen(balancer, now_s=9.0) == "i-1"
 
 
-@pytest.mark.parametrize("name", ["least_loaded", "round_robin", "minimum_use"])
-def test_baselines_need_no_tokens(name: str) -> None:
-    balancer = KINDS["routing"][name](BalancerParams())
-    assert not balancer.tracks_tokens and balancer.outlook("i-0", 0.0) is None
+@pytest.mark.parametrize(
+    ("name", "targets", "wanted"),
+    [
+        ("least_loaded", [Target("a", 3, 100), Target("b", 2, 4)], "b"),
+        ("minimum_use", [Target("a", 3, 100), Target("b", 2, 4)], "a"),
+        ("first_room", [Target("b", 3, 4), Target("a", 0, 4)], "b"),
+        ("first_room", [Target("b", 4, 4), Target("a", 0, 4)], "a"),
+    ],
+    ids=["LR: requests, not shares", "MU: shares, not requests", "filled before the second", "then the second"],
+)
+def test_what_each_policy_counts(name: str, targets: list[Target], wanted: str) -> None:
+    """PreServe section 3.2.2 (LR, MU); HydraServe's published code (the first with a free slot)."""
+    assert chosen(counted(name, *targets)) == wanted
 
 
-def test_round_robin_goes_on_after_the_one_it_was_sent_to_last() -> None:
+@pytest.mark.parametrize(("last", "wanted"), [("", "a"), ("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")])
+def test_round_robin_goes_on_after_the_last_and_wraps(last: str, wanted: str) -> None:
     """PreServe section 3.2.2. Asking sends nothing."""
-    balancer = KINDS["routing"]["round_robin"](BalancerParams())
-    for name in ("a", "b"):
-        balancer.put(Target(name, 0, 4), 0.0)
-    assert [balancer.choose(0, 0, 0.0).instance_id for _ in range(2)] == ["a", "a"]
-    balancer.sent(1, "a", 0, 0, 0.0)
-    assert balancer.choose(0, 0, 0.0).instance_id == "b"
+    balancer = counted("round_robin", Target("b", 0, 4), Target("a", 0, 4), Target("c", 0, 4), last=last)
+    assert [chosen(balancer), chosen(balancer)] == [wanted, wanted]
+
+
+def test_round_robin_skips_a_full_instance() -> None:
+    targets = [Target("a", 0, 1), Target("b", 1, 1), Target("c", 0, 1)]
+    assert chosen(counted("round_robin", *targets, last="a")) == "c"
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("targets", [[Target("a", 4, 4), Target("b", 9, 4)], []], ids=["all full", "none there"])
+def test_no_free_slot_means_hold(name: str, targets: list[Target]) -> None:
+    decision = counted(name, *targets).choose(0, 0, 0.0)
+    assert decision.instance_id == "" and "as many requests as it may" in decision.reason
+
+
+@pytest.mark.parametrize("name", ["least_loaded", "round_robin", "minimum_use"])
+def test_ties_break_by_id(name: str) -> None:
+    assert chosen(counted(name, Target("z", 1, 4), Target("b", 1, 4), Target("m", 1, 4))) == "b"
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_baselines_need_no_tokens(name: str) -> None:
+    balancer = counted(name)
+    assert not balancer.tracks_tokens and balancer.outlook("i-0", 0.0) is None
 
 
 def test_what_other_routers_see_ahead_is_load_too() -> None:
