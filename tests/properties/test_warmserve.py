@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan, take_over
+from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan
+from glowplug.policies.placement.warmserve_placement import take_over
 from glowplug.policies.placement.warmserve_scores import PrewarmDemand, ReplicaClass, replicas
 from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, is_nested_or_disjoint
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes

@@ -6,7 +6,7 @@ least (WarmServe section 5.2, last paragraph).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Gpu, Node
@@ -73,7 +73,7 @@ def grow(
                 Rival(name=row.instance_id, score=0.0, why="there is not enough free memory beside it", unit=LOST_UNIT)
             )
             continue
-        drops = _union(cleared)
+        drops = dropped(cleared)
         lost, broken = sum(view.fleet.scores.get(d, 0.0) for d in drops), 0
         if breaks is not None and node is not None:
             broken = breaks(node, [worker.gpu_id for worker in row.workers])
@@ -84,13 +84,8 @@ def grow(
     if not found:
         return None
     order, row, cleared = min(found, key=lambda entry: entry[0])
-    return PlaceDecision(
-        stages=(_stage(row.node_id, cleared, request),),
-        source=row.instance_id,
-        drops=_union(cleared),
-        reason=_THERE[order[0]],
-        rivals=tuple(rivals[:MAX_RIVALS]),
-    )
+    grown = taking(row.node_id, cleared, request.model, _THERE[order[0]])
+    return replace(grown, source=row.instance_id, rivals=tuple(rivals[:MAX_RIVALS]))
 
 
 def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
@@ -99,20 +94,23 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
     model, best = request.model, None
     nodes = view.fleet.among(view.fleet.dormant, bytes_per_gpu(model), model.num_gpus, model.engine)
     for node, cleared in cheapest_on(nodes, model, view):
-        drops = _union(cleared)
+        drops = dropped(cleared)
         order = (sum(view.fleet.scores.get(d, 0.0) for d in drops), len(drops), node.node_id)
         if best is None or order < best[0]:
             best = (order, node.node_id, cleared)
     if best is None:
         return None
     order, node_id, cleared = best
-    cleared = sorted(cleared, key=lambda c: c.gpu_id)
-    return PlaceDecision(
-        stages=(_stage(node_id, cleared, request),),
-        drops=_union(cleared),
-        reason=f"{show_bytes(bytes_per_gpu(model))} are free there once {counted(order[1], 'replica')} of other models "
-        f"{'gives' if order[1] == 1 else 'give'} way",
-    )
+    once = f"{counted(order[1], 'replica')} of other models {'gives' if order[1] == 1 else 'give'} way"
+    reason = f"{show_bytes(bytes_per_gpu(model))} are free there once {once}"
+    return taking(node_id, sorted(cleared, key=lambda c: c.gpu_id), model, reason)
+
+
+def taking(node_id: str, cleared: Sequence[Clearing], model: Model, reason: str) -> PlaceDecision:
+    """A start on those GPUs, for which what they are cleared of is dropped."""
+    gpu_ids = tuple(one.gpu_id for one in cleared)
+    stage = StageDecision(node_id=node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
+    return PlaceDecision(stages=(stage,), drops=dropped(cleared), reason=reason)
 
 
 def cheapest(known: NodeMemory, model: Model, view: PlacementView) -> list[Clearing]:
@@ -177,12 +175,8 @@ def _cleared(row: Instance, node: Node, request: PlaceRequest, view: PlacementVi
     return cleared
 
 
-def _stage(node_id: str, cleared: Sequence[Clearing], request: PlaceRequest) -> StageDecision:
-    gpu_ids = tuple(one.gpu_id for one in cleared)
-    return StageDecision(node_id=node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(request.model))
-
-
-def _union(cleared: Iterable[Clearing]) -> tuple[str, ...]:
+def dropped(cleared: Iterable[Clearing]) -> tuple[str, ...]:
+    """What those GPUs are cleared of, each once: a replica may lie on several."""
     return tuple(dict.fromkeys(drop for one in cleared for drop in one.drops))
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from glowplug.domain.hardware import CachedWeights, GrantOwner
 from glowplug.domain.instance import InstanceState
 from glowplug.policies.placement import union
-from glowplug.policies.placement.compact import broken, fresh
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.union import broken, fresh
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 SMALL = a_model("small", mib=100)
