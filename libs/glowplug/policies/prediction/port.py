@@ -32,13 +32,11 @@ class Forecaster(Protocol):
     def closed(self, window: WindowTotals) -> None:
         """A window has closed. Every window is given, empty ones too, oldest first, without a gap; memory is bounded
         by the forecaster itself."""
-        ...
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
         """Expectations of the `num_ahead` windows after the last closed one, the next one first (`starts_at` is where
         the last one ended). Empty while nothing can be said. `source` is the policy's name; the predictor adds
         `error_ratio` and the rates (mu)."""
-        ...
 
 
 class MakeSeasonal(Protocol):
@@ -74,13 +72,7 @@ NOTHING = Reading(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def reading_of(window: WindowTotals) -> Reading:
     """The five numbers of a closed window."""
-    return Reading(
-        float(window.num_requests),
-        float(window.prompt_tokens),
-        float(window.response_tokens),
-        float(window.concurrency_mean),
-        float(window.concurrency_peak),
-    )
+    return Reading(*(float(getattr(window, kind)) for kind in Reading._fields))
 
 
 def mean_of(readings: Collection[Reading]) -> Reading:

@@ -69,14 +69,10 @@ def season(loads: Sequence[float], index: int, windows_per_day: int, num_days: i
 
 
 def _weighted(newest_first: Sequence[float], literal: bool) -> float:
-    """Their mean, with weights that halve from each to the next (or, literally, double)."""
+    """Eq. 3: their mean, with weights that halve from each to the one before it (or, literally, double)."""
     num = len(newest_first)
-    if num == 0:
-        return 0.0
-    total = float(2**num - 1)
-    if literal:
-        return sum(value * float(2**at) for at, value in enumerate(newest_first)) / total
-    return sum(value * float(2 ** (num - 1 - at)) for at, value in enumerate(newest_first)) / total
+    weights = [float(2**at if literal else 2 ** (num - 1 - at)) / float(2**num - 1) for at in range(num)]
+    return sum(weight * value for weight, value in zip(weights, newest_first, strict=True))
 
 
 @dataclass(slots=True)
@@ -132,8 +128,9 @@ class WarmserveCsp:
         for n in range(num_ahead):
             season = self._season(self._count + n)
             base, rest = (NOTHING, list(self._last)) if season is None else (season, errors)
-            correction = _weighted_readings(rest, self.params.literal_weights)
-            expected = Reading(*(max(0.0, a + b) for a, b in zip(base, correction, strict=True)))
+            by_kind = zip(*rest, strict=True) if rest else [()] * len(base)
+            corrections = (_weighted(values, self.params.literal_weights) for values in by_kind)
+            expected = Reading(*(max(0.0, a + b) for a, b in zip(base, corrections, strict=True)))
             starts_at = self._ended_at + n * self.window_s
             found.append(forecast_of(expected, starts_at, self.window_s, now_s, "warmserve_csp"))
         return tuple(found)
@@ -158,15 +155,3 @@ class WarmserveCsp:
             kept = [reading for at, reading in slot.days if oldest <= at < number]
             total = Reading(*(sum(kind) for kind in zip(*kept, strict=True))) if kept else NOTHING
         return Reading(*(value / num_days for value in total))
-
-
-def _weighted_readings(newest_first: list[Reading], literal: bool) -> Reading:
-    """Eq. 3 for each kind: weights halve from each to the one before it (or, literally, double)."""
-    num = len(newest_first)
-    if num == 0:
-        return NOTHING
-    total = float(2**num - 1)
-    weights = [float(2**at if literal else 2 ** (num - 1 - at)) / total for at in range(num)]
-    return Reading(
-        *(sum(w * v for w, v in zip(weights, kind, strict=True)) for kind in zip(*newest_first, strict=True))
-    )
