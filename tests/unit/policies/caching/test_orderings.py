@@ -7,8 +7,6 @@ import pytest
 from glowplug.policies.caching.mcache_importance import Importance, ImportanceParams, ranks
 from glowplug.policies.caching.ordering import Resident, evict
 from glowplug.policies.caching.recency import Arc, Belady, Lfu, Lru, Srrip
-from glowplug.policies.eviction.swapserve import PreemptionParams
-from glowplug.policies.eviction.swapserve import evict as preempt
 
 
 def a_resident(name, size=10, used=0.0, **fields):
@@ -172,62 +170,3 @@ def test_scores_may_be_stale_until_they_are_renewed():
         memory.used("a", 10, now_s, hit=True)
     assert order(memory, "ab", now_s=30.0) == ["a", "b"]
     assert order(memory, "ab", now_s=61.0) == ["b", "a"]
-
-
-# what all share
-
-
-def test_enough_go_and_no_more():
-    residents = [a_resident("small", 5, 1.0), a_resident("large", 50, 2.0), a_resident("new", 50, 3.0)]
-    decision = evict(Lru(), residents, 50, 9.0)
-    assert decision.victims == ("large",), "the small one is spared: the large one alone is enough (erratum E26)"
-    assert evict(Lru(), residents, 50, 9.0, spare=False).victims == ("small", "large")
-    assert evict(Lru(), residents, 500, 9.0).victims == ()
-    assert evict(Lru(), residents, 0, 9.0).reason == "nothing has to be freed"
-
-
-def test_held_never_and_priority_last():
-    residents = [
-        a_resident("a", 10, 1.0, held="2 requests in flight"),
-        a_resident("b", 10, 2.0, priority=1),
-        a_resident("c", 10, 3.0),
-    ]
-    assert evict(Lru(), residents, 10, 9.0).victims == ("c",)
-    assert evict(Lru(), residents, 20, 9.0).victims == ("b", "c") or evict(Lru(), residents, 20, 9.0).victims == (
-        "c",
-        "b",
-    )
-    assert evict(Lru(), residents, 30, 9.0).victims == ()
-
-
-# SwapServeLLM section 4
-
-
-def an_engine(name, waiting=0, used=0.0, size=10, held=""):
-    return Resident(name=name, num_bytes=size, last_used_at=used, num_waiting=waiting, held=held)
-
-
-def test_shortest_queue_then_oldest_access():
-    engines = [an_engine("busy", 5, 0.0), an_engine("new", 0, 9.0), an_engine("old", 0, 1.0)]
-    assert preempt(engines, 10).victims == ("old",)
-    assert preempt(engines, 20).victims == ("old", "new")
-    assert preempt(engines, 30).victims == ("old", "new", "busy")
-    assert preempt(engines, 31).victims == ()
-
-
-def test_who_is_held_stays_and_says_why():
-    engines = [an_engine("working", held="1 request in flight"), an_engine("pinned", held="pinned"), an_engine("free")]
-    decision = preempt(engines, 20)
-    assert decision.victims == ()
-    assert {r.name: r.why for r in decision.rivals if r.name != "free"} == {
-        "working": "1 request in flight",
-        "pinned": "pinned",
-    }
-    assert preempt(engines, 10).victims == ("free",)
-
-
-def test_the_fewest_go():
-    """Erratum E29."""
-    engines = [an_engine("small", used=1.0, size=3), an_engine("large", used=2.0, size=30)]
-    assert preempt(engines, 20).victims == ("large",)
-    assert preempt(engines, 20, PreemptionParams(fewest=False)).victims == ("small", "large")
