@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.caching.mcache_importance import ImportanceParams, mcache
-from glowplug.policies.prediction.port import Forecaster
 from glowplug.policies.routing.port import BalancerParams
 
 Policy = Callable[..., Any]
@@ -42,8 +41,6 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
         options = options_of(name)
         if not options:
             return policy
-        if kind == "prediction":
-            return Forecasters(policy, options)
         if kind == "caching":
             return _ordering(policy, options)
         if kind == "routing":
@@ -94,7 +91,7 @@ def _value(path: str, text: str, default: Any, hint: Any) -> Any:
 
 
 def _function(policy: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the kinds whose policies are functions with `params`."""
+    """Of the kinds whose policies have `params`: functions, and factories of forecasters."""
     given = signature(policy).parameters.get("params")
     if given is None or not is_dataclass(given.default):
         raise ValueError("it has no options")
@@ -124,20 +121,3 @@ def _balancer(name: str, make: Policy, options: Mapping[str, str]) -> Policy:
         return make(laid_over(params, options))
 
     return made
-
-
-class Forecasters:
-    """A factory of the kind "prediction" whose forecasters have options in their `params`."""
-
-    def __init__(self, make: Policy, options: Mapping[str, str]) -> None:
-        self._make, self._options = make, dict(options)
-        self.WINDOW_S: float = make.WINDOW_S  # type: ignore[attr-defined]
-        self.HAS_SEASON: bool = getattr(make, "HAS_SEASON", False)
-        self(self.WINDOW_S)  # what is wrong with them is said at once
-
-    def __call__(self, window_s: float, **season: float) -> Forecaster:
-        params = getattr(self._make(window_s, **season), "params", None)
-        if params is None:
-            raise ValueError("it has no options")
-        made: Forecaster = self._make(window_s, params=laid_over(params, self._options), **season)
-        return made

@@ -71,7 +71,6 @@ class SeasonalNaive:
     """
 
     WINDOW_S: ClassVar[float] = 60.0
-    HAS_SEASON: ClassVar[bool] = True
     window_s: float = 60.0
     season_s: float = DAY_S
     _ended_at: float = 0.0

@@ -88,9 +88,8 @@ class WarmserveCsp:
     """One model's predictor. `season_s` is a day; other lengths are for compressed traces."""
 
     WINDOW_S: ClassVar[float] = 300.0
-    HAS_SEASON: ClassVar[bool] = True
     window_s: float = 300.0
-    params: CspParams = field(default_factory=CspParams)
+    params: CspParams = CspParams()
     season_s: float = DAY_S
     _seasons: dict[int, _Season] = field(default_factory=dict)
     _last: deque[Reading] = field(default_factory=deque)  # newest first
