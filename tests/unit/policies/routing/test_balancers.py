@@ -36,6 +36,12 @@ def ahead(balancer: Balancer, instance_id: str, now_s: float = 0.0) -> Outlook:
     return found
 
 
+def running(balancer: Balancer, ticket: int, instance_id: str, prompt: int, expected: int) -> None:
+    """A request sent there whose prompt has been read."""
+    balancer.sent(ticket, instance_id, prompt, expected, 0.0)
+    balancer.first_token(ticket, 0.0)
+
+
 def chosen(balancer: Balancer, prompt: int = 10, expected: int = 10, now_s: float = 0.0) -> str:
     return balancer.choose(prompt, expected, now_s).instance_id
 
@@ -59,8 +65,7 @@ def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
     balancer.first_token(1, 0.0)
     assert chosen(balancer) == "i-0"
     balancer.first_token(2, 0.0)
-    balancer.sent(3, "i-1", 1, 1, 0.0)
-    balancer.first_token(3, 0.0)
+    running(balancer, 3, "i-1", 1, 1)
     assert ahead(balancer, "i-1").current_tokens == 101
     assert ahead(balancer, "i-1", 60.0).current_tokens == 41, "a step a second"
 
@@ -68,10 +73,8 @@ def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
 def test_the_fuller_cache_is_avoided_though_it_has_less_to_do() -> None:
     """Section 4.3.3: the penalty begins at T_mem = 0.8 of each instance's own cache (erratum E35)."""
     balancer = load_aware(1000, ROOMY)
-    balancer.sent(1, "i-0", 700, 50, 0.0)
-    balancer.first_token(1, 0.0)
-    balancer.sent(2, "i-1", 700, 150, 0.0)
-    balancer.first_token(2, 0.0)
+    running(balancer, 1, "i-0", 700, 50)
+    running(balancer, 2, "i-1", 700, 150)
     assert chosen(balancer, 20, 10) == "i-0"
     assert chosen(balancer, 200, 10) == "i-1"
 
@@ -79,8 +82,7 @@ def test_the_fuller_cache_is_avoided_though_it_has_less_to_do() -> None:
 def test_an_early_end_takes_the_rest_away_and_a_late_one_is_expected_on() -> None:
     """Section 4.3.1, with steps counted by the clock (erratum E33)."""
     balancer = load_aware(ROOMY)
-    balancer.sent(1, "i-0", 100, 50, 0.0)
-    balancer.first_token(1, 0.0)
+    running(balancer, 1, "i-0", 100, 50)
     assert ahead(balancer, "i-0", 20.0).current_tokens == 30
     assert ahead(balancer, "i-0", 50.0).current_tokens == 10, "another fifth"
     balancer.ended(1, 51, 50.0)
@@ -107,8 +109,7 @@ def test_no_step_passes_while_nothing_runs() -> None:
 def test_the_outlook_is_the_scalers_question() -> None:
     """Section 4.3.2: above 95 % in more than a tenth of the coming steps."""
     balancer = load_aware(1000)
-    balancer.sent(1, "i-0", 880, 200, 0.0)
-    balancer.first_token(1, 0.0)
+    running(balancer, 1, "i-0", 880, 200)
     outlook = ahead(balancer, "i-0")
     assert outlook.peak_ratio == pytest.approx(0.979)
     assert outlook.over_share == pytest.approx(0.29)  # steps 71 to 99
@@ -146,17 +147,6 @@ def test_consolidation_changes_what_an_instance_takes() -> None:
     balancer.put(Target("i-0", 1, 1, 1000), 0.0)
     assert chosen(balancer) == ""
     assert ahead(balancer, "i-0").peak_ratio > 0.9
-
-
-def test_nothing_is_left_of_an_instance_that_is_gone() -> None:
-    balancer = load_aware(ROOMY, ROOMY)
-    balancer.sent(1, "i-0", 100, 10, 0.0)
-    balancer.gone("i-0")
-    assert chosen(balancer) == "i-1"
-    balancer.first_token(1, 1.0)
-    balancer.ended(1, 10, 2.0)
-    balancer.gone("i-1")
-    assert chosen(balancer) == "" and not balancer.instances and not balancer.requests
 
 
 def test_an_instance_that_comes_back_has_what_still_runs_there() -> None:
