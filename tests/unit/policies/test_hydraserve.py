@@ -16,13 +16,7 @@ from glowplug.policies.placement.links import Fetch, LinkLedger, admits, begin, 
 GB = 10**9
 GBIT16 = 2e9  # bytes a second
 STAGES = StageSeconds(container_s=0.5, cuda_s=0.5, library_s=1.0, hop_s=0.001, prefill_s=1.5, decode_s=0.042)
-LLAMA_7B = ColdStart(
-    weight_bytes=int(12.5 * GB),
-    kv_bytes=5 * GB,
-    slo_ttft_s=7.5,
-    slo_tpot_s=0.2,
-    stages=STAGES,
-)
+LLAMA_7B = ColdStart(weight_bytes=int(12.5 * GB), kv_bytes=5 * GB, slo_ttft_s=7.5, slo_tpot_s=0.2, stages=STAGES)
 
 
 def a_server(name, gpus=1, free=24 * GB, rate=GBIT16, fetches=(), shared=False):

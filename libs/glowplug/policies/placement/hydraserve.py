@@ -21,13 +21,7 @@ from glowplug.policies.placement import serverlessllm
 from glowplug.policies.placement.dormant import clear, gives_way, grow
 from glowplug.policies.placement.expect import offer_of, stage_seconds
 from glowplug.policies.placement.first_fit import fit
-from glowplug.policies.placement.hydraserve_allocation import (
-    AllocationParams,
-    ColdStart,
-    Layout,
-    ServerOffer,
-    allocate,
-)
+from glowplug.policies.placement.hydraserve_allocation import AllocationParams, ColdStart, Layout, ServerOffer, allocate
 from glowplug.policies.placement.links import gpu_kind_of
 from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds

@@ -49,11 +49,7 @@ class InstanceLoad:
 
 
 def load_of(
-    target: InstanceLoad,
-    prompt_tokens: int,
-    expected_tokens: int,
-    params: BalancerParams,
-    enough: float = math.inf,
+    target: InstanceLoad, prompt_tokens: int, expected_tokens: int, params: BalancerParams, enough: float = math.inf
 ) -> float:
     """L_i, in tokens; or `enough` or more, once it is known to be that. The steps ahead are only looked at where they
     could cost a penalty."""

@@ -54,9 +54,7 @@ class HydraserveState:
 
 
 def scale(
-    view: ScalingView,
-    state: HydraserveState | None = None,
-    params: HydraserveParams = HydraserveParams(),
+    view: ScalingView, state: HydraserveState | None = None, params: HydraserveParams = HydraserveParams()
 ) -> tuple[ScaleDecision, HydraserveState]:
     """The number of instances `model` should have now, and how many of them one start may bring."""
     state = watch(view, state, params)

@@ -49,9 +49,7 @@ class PreserveState:
 
 
 def scale(
-    view: ScalingView,
-    state: PreserveState | None = None,
-    params: PreserveParams = PreserveParams(),
+    view: ScalingView, state: PreserveState | None = None, params: PreserveParams = PreserveParams()
 ) -> tuple[ScaleDecision, PreserveState]:
     """The number of instances `model` should have now, and which of its instances to drain or to take back."""
     state = state or PreserveState()

@@ -53,9 +53,7 @@ class UnionState:
 
 
 def scale(
-    view: ScalingView,
-    state: UnionState | None = None,
-    params: UnionParams = UnionParams(),
+    view: ScalingView, state: UnionState | None = None, params: UnionParams = UnionParams()
 ) -> tuple[ScaleDecision, UnionState]:
     """The number of instances `model` should have now, and how many of them one start may bring."""
     state = state or UnionState()
