@@ -41,10 +41,12 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
         options = options_of(name)
         if not options:
             return policy
-        if kind == "caching":
-            return _ordering(policy, options)
-        if kind == "routing":
-            return _balancer(base_name(name), policy, options)
+        if policy is mcache:
+            laid_over(ImportanceParams(), options)  # what is wrong with them is said at once
+            return lambda cache: mcache(replace(cache, importance=laid_over(cache.importance, options)))
+        if kind == "routing" and base_name(name) in _LOOK_AHEAD:
+            laid_over(BalancerParams(), options)
+            return lambda params: policy(laid_over(params, options))
         return _function(policy, options)
     except ValueError as error:
         raise BadRequest(f"{kind} policy {base_name(name)!r}: {error}", param=f"policy_{kind}") from error
@@ -97,27 +99,3 @@ def _function(policy: Policy, options: Mapping[str, str]) -> Policy:
         raise ValueError("it has no options")
     made = partial(policy, params=laid_over(given.default, options))
     return update_wrapper(made, policy)  # with what it says of itself
-
-
-def _ordering(make: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the kind "caching": fields of the importance, for who weighs it."""
-    if make is not mcache:
-        raise ValueError("it has no options")
-    laid_over(ImportanceParams(), options)  # what is wrong with them is said at once
-
-    def made(facts: Any) -> Any:
-        return make(replace(facts, importance=laid_over(facts.importance, options)))
-
-    return made
-
-
-def _balancer(name: str, make: Policy, options: Mapping[str, str]) -> Policy:
-    """Of the kind "routing": fields of what the policies that look ahead take."""
-    if name not in _LOOK_AHEAD:
-        raise ValueError("it has no options")
-    laid_over(BalancerParams(), options)
-
-    def made(params: BalancerParams) -> Any:
-        return make(laid_over(params, options))
-
-    return made

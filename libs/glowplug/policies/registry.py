@@ -7,8 +7,7 @@ from typing import Any
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.caching.mcache_importance import mcache
 from glowplug.policies.caching.recency import Arc, Lfu, Lru, Srrip
-from glowplug.policies.eviction import lru
-from glowplug.policies.eviction import swapserve as swapserve_preemption
+from glowplug.policies.eviction import lru, swapserve
 from glowplug.policies.options import base_name, configured
 from glowplug.policies.placement import first_fit, muxserve_like, serverlessllm, warmserve_placement
 from glowplug.policies.placement import hydraserve as hydraserve_placement
@@ -61,7 +60,7 @@ KINDS: dict[str, dict[str, Policy]] = {
         "muxserve_like": scaling_baselines.muxserve_like,
         "union": union.scale,
     },
-    "eviction": {"lru": lru.evict, "swapserve": swapserve_preemption.evict},
+    "eviction": {"lru": lru.evict, "swapserve": swapserve.evict},
     "prediction": {
         "none": Nothing,
         "last_window": LastWindow,

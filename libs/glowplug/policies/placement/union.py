@@ -6,11 +6,9 @@ scores). An engine asleep on a GPU is a copy too (SwapServeLLM section 4).
 
 Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, and no more replicas go than it takes.
 
-Ours: where instances of several GPUs live, a start takes the GPUs whose group is broken already. WarmServe takes a
-prewarmed copy even where it lies within the last free group of a larger model: on its own workload a 70B on four GPUs
-then waits for minutes while small models come and go around it, and a hit saves its start a second. Groups are aligned
-blocks of 2, 4, 8 GPUs of a node, as Algorithm 1 has them; the rule is best fit of a buddy allocator, and it does not
-apply where no instance or replica in sight has more than one GPU.
+Ours (docs/adr/0015): where instances of several GPUs live, a start takes the GPUs whose group is broken already, and
+leaves a copy within the last free group of a larger model alone. Groups are aligned blocks of 2, 4, 8 GPUs of a node,
+as Algorithm 1 has them; the rule is best fit of a buddy allocator.
 """
 
 from collections.abc import Iterable, Sequence
