@@ -37,15 +37,6 @@ def test_a_request_is_a_ramp():
     assert look.peak_ratio(1) == 0.15
 
 
-def test_an_early_end_takes_the_rest_away():
-    look = LookAhead(kv_tokens=100)
-    look.add("a", 10, 4)
-    look.advance(2)
-    assert usage(look, 3) == [12, 13, 0]
-    look.end("a")
-    assert usage(look, 3) == [0, 0, 0] and len(look) == 0
-
-
 def test_who_goes_on_is_expected_for_another_fifth_again_and_again():
     """0.2 D: 10 steps become 12, then 14."""
     look = LookAhead(kv_tokens=1000)
@@ -76,14 +67,6 @@ def test_a_burst_sees_what_was_sent_before_it():
     assert usage(look, 5) == [10, 11, 12, 13, 0]
     look.begin("nobody")
     look.end("nobody")
-
-
-def test_steps_above_a_ratio():
-    look = LookAhead(kv_tokens=100)
-    look.add("a", 90, 10)  # 90 .. 99
-    assert look.num_steps_above(0.95, 100) == 4
-    assert look.num_steps_above(0.95, 8) == 2
-    assert LookAhead(kv_tokens=10).num_steps_above(0.95, 100) == 0
 
 
 def test_a_cache_without_tokens_is_refused():
@@ -125,18 +108,6 @@ def test_the_least_load_is_chosen_and_the_full_one_avoided():
     assert chosen([busy, full], 50, 100) == "i-2"  # 948 at the peak: a penalty of 148
     assert chosen([busy, full], 200, 100) == "i-1"
     assert chosen([], 1, 1) == "", "the request waits"
-
-
-def test_order_kept_is_order_sorted():
-    order = LoadOrder()
-    for name, tokens in (("i-1", 30), ("i-2", 10), ("i-3", 20)):
-        order.put(an_instance(name, queued=tokens))
-    assert order.route(1, 1).instance_id == "i-2"
-    order.put(an_instance("i-2", queued=65))
-    assert order.route(1, 1).instance_id == "i-3"
-    order.drop("i-3")
-    order.drop("i-3")
-    assert order.route(1, 1).instance_id == "i-1" and len(order) == 2
 
 
 # sections 4.1 and 4.3.2

@@ -51,30 +51,33 @@ def test_the_season_is_the_mean_of_the_same_window_on_past_days():
     assert season(loads, 1, 2) is None
 
 
-def test_the_newest_error_weighs_half():
-    """Eq. 3 as meant: weights 4/7, 2/7, 1/7 for N = 3; as printed the other way round (erratum E1)."""
-    day = [10.0] * 4
-    loads = [*day, 11.0, 12.0, 14.0]
-    right = CspParams(num_errors=3)
-    assert forecast(loads, 4, right) == pytest.approx(10 + (4 * 4 + 2 * 2 + 1 * 1) / 7)
-    assert forecast(loads, 4, CspParams(num_errors=3, literal_weights=True)) == pytest.approx(
-        10 + (1 * 4 + 2 * 2 + 4 * 1) / 7
-    )
+DAY = [10.0] * 4
+WEEK = [5.0, 50.0, 7.0] * 3
+FORECASTS = {  # loads, windows a day, params -> the next window's
+    "the newest error weighs 4/7": ([*DAY, 11.0, 12.0, 14.0], 4, {"num_errors": 3}, 10 + (4 * 4 + 2 * 2 + 1 * 1) / 7),
+    "as printed the oldest does (E1)": (
+        [*DAY, 11.0, 12.0, 14.0],
+        4,
+        {"num_errors": 3, "literal_weights": True},
+        10 + (1 * 4 + 2 * 2 + 4 * 1) / 7,
+    ),
+    "a perfect season, first window": (WEEK[:6], 3, {}, 5.0),
+    "a perfect season, second window": (WEEK[:7], 3, {}, 50.0),
+    "a perfect season, third window": (WEEK[:8], 3, {}, 7.0),
+    "nothing is known": ([], 288, {}, 0.0),
+    "the first day has only the last load": ([6.0], 288, {}, 6.0),
+    "the first day weighs the newest twice": ([0.0, 6.0], 288, {}, 4.0),
+    "none is below nothing": ([10.0, 10.0, 0.0], 1, {"num_errors": 1}, 0.0),
+}
 
 
-def test_a_perfect_season_is_forecast_exactly():
-    loads = [5.0, 50.0, 7.0] * 3
-    assert [forecast(loads[:n], 3) for n in (6, 7, 8)] == [5.0, 50.0, 7.0]
+@pytest.mark.parametrize(("loads", "per_day", "params", "wanted"), FORECASTS.values(), ids=FORECASTS)
+def test_the_forecast_is_the_season_and_the_correction(loads, per_day, params, wanted):
+    """Eq. 3-4."""
+    assert forecast(loads, per_day, CspParams(**params)) == pytest.approx(wanted)
 
 
-def test_the_first_day_has_only_the_last_loads():
-    assert forecast([], 288) == 0.0
-    assert forecast([6.0], 288) == 6.0
-    assert forecast([0.0, 6.0], 288) == 4.0
-
-
-def test_no_forecast_below_nothing():
-    assert forecast([10.0, 10.0, 0.0], 1, CspParams(num_errors=1)) == 0.0
+def test_a_day_has_a_window():
     with pytest.raises(ValueError, match="0 windows a day"):
         forecast([1.0], 0)
 
@@ -87,21 +90,13 @@ def test_a_forecast_beyond_any_fleet_makes_a_bounded_list_of_replicas():
     assert len(wishes) == 2 * MAX_REPLICAS
 
 
-def test_numbers_of_basic_and_burst_replicas():
-    """Eq. 5-6: 70 in flight on average need 3 instances of 32, one runs; a peak of 130 needs two more."""
-    wishes = replicas([a_demand(mean=70, peak=130, active=1)])
+@pytest.mark.parametrize(("burst", "factor"), [("difference", (130 - 70) / 70), ("ratio", 130 / 70)])
+def test_numbers_and_scores_of_basic_and_burst_replicas(burst, factor):
+    """Eq. 5-8: 70 in flight on average need 3 instances of 32, one runs; a peak of 130 needs two more."""
+    wishes = replicas([a_demand(mean=70, peak=130, active=1, load_s=2.0)], ScoreParams(burst=burst))
     assert [w.kind for w in wishes] == [ReplicaClass.BASIC] * 2 + [ReplicaClass.BURST] * 2
-
-
-def test_scores():
-    """Eq. 7-8."""
-    wishes = replicas([a_demand(mean=70, peak=130, active=1, load_s=2.0)])
-    factor = (130 - 70) / 70
-    assert [w.score for w in wishes] == pytest.approx(
-        [2.0, 2 * math.exp(-1 / 4), 2 * math.exp(-2 / 4) * factor, 2 * math.exp(-3 / 4) * factor]
-    )
-    ratio = replicas([a_demand(mean=70, peak=130, active=1, load_s=2.0)], ScoreParams(burst="ratio"))
-    assert ratio[2].score == pytest.approx(2 * math.exp(-2 / 4) * 130 / 70)
+    scores = [2.0, 2 * math.exp(-1 / 4), 2 * math.exp(-2 / 4) * factor, 2 * math.exp(-3 / 4) * factor]
+    assert [w.score for w in wishes] == pytest.approx(scores)
 
 
 def test_basic_comes_before_burst_whatever_they_score():
