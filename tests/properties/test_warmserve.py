@@ -102,14 +102,12 @@ def test_planning_again_after_a_plan_asks_for_nothing_twice(demands, shapes, nod
     wishes = replicas(demands)
     steps = plan(wishes, shapes, nodes)
     after = [
-        PrewarmNode(
-            node_id=node.node_id,
-            gpu_ids=node.gpu_ids,
+        replace(
+            node,
             free_bytes=tuple(
                 b - sum(shapes[s.model_key].bytes_per_gpu for s in steps if g in s.gpu_ids)
                 for g, b in zip(node.gpu_ids, node.free_bytes, strict=True)
             ),
-            draining=node.draining,
             replicas=tuple(
                 Prewarmed(replica_id=f"r{at}", model_key=s.model_key, gpu_ids=s.gpu_ids)
                 for at, s in enumerate(steps)
