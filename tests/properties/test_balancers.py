@@ -38,39 +38,32 @@ class Story:
             self.balancer.put(Target(name, 0, 5, KV_TOKENS), self.now_s)
 
     def do(self, deeds: list[tuple[str, str, int, int]]) -> "Story":
+        balancer = self.balancer
         for kind, name, number, more in deeds:
-            getattr(self, f"_{kind}")(name, number, more)
+            match kind:
+                case "send":
+                    self.send(name, number, more)
+                case "route":
+                    if chosen := balancer.choose(number, more, self.now_s).instance_id:
+                        self.send(chosen, number, more)
+                case "begin" if number < len(self.open):
+                    balancer.first_token(self.open[number], self.now_s)
+                case "end" if number < len(self.open):
+                    balancer.ended(self.open.pop(number), more, self.now_s)
+                case "pass":
+                    self.now_s += number / 10
+                case "fill":
+                    balancer.filled(name, number)
+                case "gone":
+                    balancer.gone(name)
+                case "put":
+                    balancer.put(Target(name, 0, number, KV_TOKENS), self.now_s)
         return self
 
-    def _send(self, name: str, prompt: int, expected: int) -> None:
+    def send(self, name: str, prompt: int, expected: int) -> None:
         self.ticket += 1
         self.open.append(self.ticket)
         self.balancer.sent(self.ticket, name, prompt, expected, self.now_s)
-
-    def _route(self, _: str, prompt: int, expected: int) -> None:
-        chosen = self.balancer.choose(prompt, expected, self.now_s).instance_id
-        if chosen:
-            self._send(chosen, prompt, expected)
-
-    def _begin(self, _: str, number: int, __: int) -> None:
-        if number < len(self.open):
-            self.balancer.first_token(self.open[number], self.now_s)
-
-    def _end(self, _: str, number: int, response: int) -> None:
-        if number < len(self.open):
-            self.balancer.ended(self.open.pop(number), response, self.now_s)
-
-    def _pass(self, _: str, tenths: int, __: int) -> None:
-        self.now_s += tenths / 10
-
-    def _fill(self, name: str, count: int, _: int) -> None:
-        self.balancer.filled(name, count)
-
-    def _gone(self, name: str, _: int, __: int) -> None:
-        self.balancer.gone(name)
-
-    def _put(self, name: str, slots: int, _: int) -> None:
-        self.balancer.put(Target(name, 0, slots, KV_TOKENS), self.now_s)
 
     def least(self, prompt: int, expected: int) -> str:
         """The instance with the least load of all, asked one by one."""
@@ -162,6 +155,6 @@ def test_more_sent_to_an_instance_never_makes_it_the_choice(
 ) -> None:
     story = Story().do(deeds)
     before = story.balancer.choose(20, 20, story.now_s).instance_id
-    story._send(name, prompt, expected)
+    story.send(name, prompt, expected)
     after = story.balancer.choose(20, 20, story.now_s).instance_id
     assert after == before or before == name
