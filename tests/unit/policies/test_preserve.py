@@ -8,14 +8,8 @@ from glowplug.domain.snapshot import Outlook
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadOrder, load_of
-from glowplug.policies.scaling.preserve_scaler import (
-    Capacity,
-    ScalerParams,
-    ScalerState,
-    capacity_of,
-    instances_for,
-    scale,
-)
+from glowplug.policies.scaling.preserve import Capacity, ScalerParams, ScalerState, capacity_of, instances_for
+from glowplug.policies.scaling.preserve import algorithm_2 as scale
 from tests.unit.policies.scaling.rig import a_forecast
 
 

@@ -25,7 +25,7 @@ from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import RequestFinished
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
-from glowplug.policies.scaling.preserve_scaler import Capacity, capacity_of
+from glowplug.policies.scaling.preserve import Capacity, capacity_of
 
 NUM_ERRORS = 30  # forecasts of late that `error_ratio` is about
 

@@ -21,7 +21,7 @@ from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import hydraserve, preserve
 from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, settle
-from glowplug.policies.scaling.preserve_scaler import ScalerState
+from glowplug.policies.scaling.preserve import ScalerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
