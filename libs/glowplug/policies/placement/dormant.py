@@ -91,17 +91,16 @@ def grow(
 def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
     """A place for a start of its own where replicas are dropped for it: the least sum of lost scores, then the fewest,
     then the first node. None when that is not enough anywhere, or there is nothing to drop."""
-    model, best = request.model, None
+    model = request.model
     nodes = view.fleet.among(view.fleet.dormant, bytes_per_gpu(model), model.num_gpus, model.engine)
+    options = []
     for node, cleared in cheapest_on(nodes, model, view):
         drops = dropped(cleared)
-        order = (sum(view.fleet.scores.get(d, 0.0) for d in drops), len(drops), node.node_id)
-        if best is None or order < best[0]:
-            best = (order, node.node_id, cleared)
-    if best is None:
+        options.append((sum(view.fleet.scores.get(d, 0.0) for d in drops), len(drops), node.node_id, cleared))
+    if not options:
         return None
-    order, node_id, cleared = best
-    once = f"{counted(order[1], 'replica')} of other models {'gives' if order[1] == 1 else 'give'} way"
+    _, num_drops, node_id, cleared = min(options, key=lambda option: option[:3])
+    once = f"{counted(num_drops, 'replica')} of other models {'gives' if num_drops == 1 else 'give'} way"
     reason = f"{show_bytes(bytes_per_gpu(model))} are free there once {once}"
     return taking(node_id, sorted(cleared, key=lambda c: c.gpu_id), model, reason)
 

@@ -211,12 +211,8 @@ def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fi
 
 def _best_stale(node: _Node, wish: ReplicaWish, shape: ReplicaShape, sizes: Mapping[str, int]) -> _Fit | None:
     """The best group of one node once worthless replicas are dropped for it, or None."""
-    best: _Fit | None = None
-    for bits in groups_of(len(node.free), shape.num_gpus):
-        fit = _fit(node, wish, shape, bits, sizes)
-        if fit and (best is None or fit.order < best.order):
-            best = fit
-    return best
+    fits = (_fit(node, wish, shape, bits, sizes) for bits in groups_of(len(node.free), shape.num_gpus))
+    return min((fit for fit in fits if fit), key=lambda fit: fit.order, default=None)
 
 
 def _fit(node: _Node, wish: ReplicaWish, shape: ReplicaShape, bits: int, sizes: Mapping[str, int]) -> _Fit | None:

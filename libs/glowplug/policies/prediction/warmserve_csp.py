@@ -92,8 +92,7 @@ class WarmserveCsp:
     params: CspParams = CspParams()
     season_s: float = DAY_S
     _seasons: dict[int, _Season] = field(default_factory=dict)
-    _last: deque[Reading] = field(default_factory=deque)  # newest first
-    _errors: deque[Reading | None] = field(default_factory=deque)  # newest first; None: there was no season yet
+    _last: deque[tuple[Reading, Reading | None]] = field(default_factory=deque)  # newest first: load, and error if any
     _count: int = 0  # windows learned
     _ended_at: float = 0.0
 
@@ -102,11 +101,9 @@ class WarmserveCsp:
         reading, number = reading_of(window), self._count
         season = self._season(number)
         error = None if season is None else Reading(*(a - b for a, b in zip(reading, season, strict=True)))
-        self._last.appendleft(reading)
-        self._errors.appendleft(error)
+        self._last.appendleft((reading, error))
         if len(self._last) > self.params.num_errors:
             self._last.pop()
-            self._errors.pop()
         if reading != NOTHING:
             slot = self._seasons.setdefault(number % self._per_day, _Season())
             if self.params.num_days > 0:
@@ -122,11 +119,12 @@ class WarmserveCsp:
         """Eq. 4 for each window ahead; on the first day the weighted mean of the last windows themselves."""
         if self._count == 0:
             return ()
-        errors = [error for error in self._errors if error is not None]
+        loads = [load for load, _ in self._last]
+        errors = [error for _, error in self._last if error is not None]
         found = []
         for n in range(num_ahead):
             season = self._season(self._count + n)
-            base, rest = (NOTHING, list(self._last)) if season is None else (season, errors)
+            base, rest = (NOTHING, loads) if season is None else (season, errors)
             by_kind = zip(*rest, strict=True) if rest else [()] * len(base)
             corrections = (_weighted(values, self.params.literal_weights) for values in by_kind)
             expected = Reading(*(max(0.0, a + b) for a, b in zip(base, corrections, strict=True)))
