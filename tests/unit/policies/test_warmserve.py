@@ -15,7 +15,7 @@ from glowplug.policies.placement.warmserve_scores import (
 )
 from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, is_nested_or_disjoint
 from glowplug.policies.prediction.warmserve_csp import CspParams, forecast, season
-from glowplug.policies.prewarming.warmserve_reservation import ReservationParams, prewarmable_bytes
+from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
 GB = 10**9
 ONE = ReplicaShape(num_gpus=1, bytes_per_gpu=13 * GB)
@@ -126,7 +126,7 @@ def test_the_burst_factor_has_a_bound():
 def test_the_kv_cache_that_may_be_prewarmed_into():
     """Eq. 1 at R/C = 8/32 and K = 40 % frees 57 %; the published code 35 % (erratum E3)."""
     assert prewarmable_bytes(8, 32, 400, 1000) == 1000 - (400 + 31)
-    assert prewarmable_bytes(8, 32, 400, 1000, ReservationParams(literal_code=True)) == 350
+    assert prewarmable_bytes(8, 32, 400, 1000, literal_code=True) == 350
     assert prewarmable_bytes(20, 32, 100, 1000) == 1000 - 625
     assert prewarmable_bytes(0, 32, 0, 1000) == 1000
     assert prewarmable_bytes(32, 32, 990, 1000) == 0

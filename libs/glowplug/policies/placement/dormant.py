@@ -77,14 +77,15 @@ def grow(
         lost, broken = sum(view.fleet.scores.get(d, 0.0) for d in drops), 0
         if breaks is not None and node is not None:
             broken = breaks(node, [worker.gpu_id for worker in row.workers])
-        order = (_rung(row), broken, lost, len(drops), row.instance_id)
-        why = f"it is {_WORDS[order[0]]}{giving_way(len(drops))}"
+        rung, is_there, _ = _RUNGS.get(row.state, _COMING)
+        order = (rung, broken, lost, len(drops), row.instance_id)
+        why = f"it is {is_there}{giving_way(len(drops))}"
         rivals.append(Rival(name=row.instance_id, score=lost, why=why, unit=LOST_UNIT))
         found.append((order, row, cleared))
     if not found:
         return None
-    order, row, cleared = min(found, key=lambda entry: entry[0])
-    grown = taking(row.node_id, cleared, request.model, _THERE[order[0]])
+    _, row, cleared = min(found, key=lambda entry: entry[0])
+    grown = taking(row.node_id, cleared, request.model, _RUNGS.get(row.state, _COMING)[2])
     return replace(grown, source=row.instance_id, rivals=tuple(rivals[:MAX_RIVALS]))
 
 
@@ -179,21 +180,14 @@ def dropped(cleared: Iterable[Clearing]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(drop for one in cleared for drop in one.drops))
 
 
-def _rung(row: Instance) -> int:
-    if row.state is InstanceState.PREWARMED:
-        return 0
-    return 1 if row.state is InstanceState.SWAPPED_OUT else 2
-
-
 def giving_way(num_lost: int) -> str:
     """The end of a sentence: what others lose; '' when they lose nothing."""
     verb = "gives" if num_lost == 1 else "give"
     return f", and {counted(num_lost, 'other replica')} {verb} way" if num_lost else ""
 
 
-_THERE = (
-    "a copy of its weights is prewarmed there",
-    "its engine sleeps there and is woken",
-    "a copy of its weights is on its way there",
-)
-_WORDS = ("prewarmed", "asleep", "being prewarmed")
+_RUNGS = {  # what a copy is -> its rung, and what is said of it there
+    InstanceState.PREWARMED: (0, "prewarmed", "a copy of its weights is prewarmed there"),
+    InstanceState.SWAPPED_OUT: (1, "asleep", "its engine sleeps there and is woken"),
+}
+_COMING = (2, "being prewarmed", "a copy of its weights is on its way there")

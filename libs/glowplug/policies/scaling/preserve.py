@@ -227,7 +227,7 @@ def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> t
 def _on_the_fleet(
     view: ScalingView, predicted: Forecast | None, capacity: Capacity, state: ScalerState, params: PreserveParams
 ) -> tuple[Target, ScalerState]:
-    """With a number that changes with each window: its forecast comes a moment after it begins."""
+    """Algorithm 2 with what the view says. A window has begun, and has another number, once its forecast comes."""
     return algorithm_2(
         max(1, view.num_coming_or_there),
         int(view.now_s // WINDOW_S) if view.forecast is None else int(view.forecast.made_at * 1000),
@@ -309,8 +309,8 @@ def hybrid(
 def target(view: ScalingView, params: ProactiveParams = ProactiveParams()) -> tuple[int, str]:
     """Instances for the forecast of the window of now, and why."""
     if view.forecast is None:
-        there = max(view.num_coming_or_there, 1 if view.demand else 0)
-        return (there if view.demand else 0), "there is no forecast, so that what runs stays while requests come"
+        there = max(view.num_coming_or_there, 1) if view.demand else 0
+        return there, "there is no forecast, so that what runs stays while requests come"
     forecast, capacity = view.forecast, Capacity.of(view.forecast)
     source = f"a forecast that is {max(0.0, view.now_s - forecast.made_at):.0f} s old"
     expected = forecast.concurrency_peak if params.use_peak else forecast.concurrency_mean

@@ -8,12 +8,12 @@ from glowplug.policies.routing.llumnix_like import Freest, freeness
 from glowplug.policies.routing.port import Balancer, BalancerParams
 from glowplug.policies.routing.preserve_load_aware import LoadAware
 
-ROOMY = 10_000
+LARGE = 10_000
 COUNTED = ("least_loaded", "round_robin", "minimum_use", "first_room")
 
 
 def load_aware(*kv_tokens: int, **params: float) -> LoadAware:
-    """Instances i-0, i-1, ... with caches of so many tokens and room for 100 requests."""
+    """Instances i-0, i-1, ... with caches of so many tokens and slots for 100 requests."""
     balancer = LoadAware(BalancerParams(**({"tpot_s": 1.0} | params)))  # type: ignore[arg-type]
     for n, tokens in enumerate(kv_tokens):
         balancer.put(Target(f"i-{n}", 0, 100, tokens), 0.0)
@@ -48,7 +48,7 @@ def chosen(balancer: Balancer, prompt: int = 10, expected: int = 10, now_s: floa
 
 def test_what_is_sent_counts_before_it_is_prefilled() -> None:
     """Erratum E34: a burst that comes before any prefill has ended is spread all the same."""
-    balancer = load_aware(ROOMY, ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE, LARGE)
     went = []
     for ticket in range(6):
         went.append(chosen(balancer, 100, 50))
@@ -58,7 +58,7 @@ def test_what_is_sent_counts_before_it_is_prefilled() -> None:
 
 def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
     """Section 4.3.3: L_p + L_d. A prompt that has been read is no load any more, tokens already generated neither."""
-    balancer = load_aware(ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE)
     balancer.sent(1, "i-0", 500, 100, 0.0)
     balancer.sent(2, "i-1", 100, 100, 0.0)
     assert chosen(balancer) == "i-1"
@@ -72,7 +72,7 @@ def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
 
 def test_the_fuller_cache_is_avoided_though_it_has_less_to_do() -> None:
     """Section 4.3.3: the penalty begins at T_mem = 0.8 of each instance's own cache (erratum E35)."""
-    balancer = load_aware(1000, ROOMY)
+    balancer = load_aware(1000, LARGE)
     running(balancer, 1, "i-0", 700, 50)
     running(balancer, 2, "i-1", 700, 150)
     assert chosen(balancer, 20, 10) == "i-0"
@@ -81,7 +81,7 @@ def test_the_fuller_cache_is_avoided_though_it_has_less_to_do() -> None:
 
 def test_an_early_end_takes_the_rest_away_and_a_late_one_is_expected_on() -> None:
     """Section 4.3.1, with steps counted by the clock (erratum E33)."""
-    balancer = load_aware(ROOMY)
+    balancer = load_aware(LARGE)
     running(balancer, 1, "i-0", 100, 50)
     assert ahead(balancer, "i-0", 20.0).current_tokens == 30
     assert ahead(balancer, "i-0", 50.0).current_tokens == 10, "another fifth"
@@ -91,7 +91,7 @@ def test_an_early_end_takes_the_rest_away_and_a_late_one_is_expected_on() -> Non
 
 
 def test_the_step_is_learned_from_what_answers_took_a_token() -> None:
-    balancer = load_aware(ROOMY, tpot_s=1.0)
+    balancer = load_aware(LARGE, tpot_s=1.0)
     balancer.sent(1, "i-0", 10, 10, 0.0)
     balancer.first_token(1, 2.0)
     balancer.ended(1, 11, 3.0)  # ten tokens after the first in a second
@@ -101,7 +101,7 @@ def test_the_step_is_learned_from_what_answers_took_a_token() -> None:
 
 
 def test_no_step_passes_while_nothing_runs() -> None:
-    balancer = load_aware(ROOMY)
+    balancer = load_aware(LARGE)
     balancer.sent(1, "i-0", 10, 10, 1000.0)
     assert ahead(balancer, "i-0", 1000.0).current_tokens == 10
 
@@ -128,7 +128,7 @@ def test_the_overloaded_hold_only_where_it_is_asked_for() -> None:
 
 
 def test_the_full_are_passed_over_and_come_back() -> None:
-    balancer = load_aware(ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE)
     balancer.filled("i-0", 100)
     balancer.sent(1, "i-1", 500, 500, 0.0)
     assert chosen(balancer) == "i-1"
@@ -140,7 +140,7 @@ def test_the_full_are_passed_over_and_come_back() -> None:
 
 def test_consolidation_changes_what_an_instance_takes() -> None:
     """HydraServe section 6: a pipeline of s stages runs s times the batch; one worker alone does not."""
-    balancer = load_aware(ROOMY)
+    balancer = load_aware(LARGE)
     balancer.put(Target("i-0", 0, 32, 4000), 0.0)
     balancer.sent(1, "i-0", 900, 10, 0.0)
     balancer.filled("i-0", 1)
@@ -150,15 +150,15 @@ def test_consolidation_changes_what_an_instance_takes() -> None:
 
 
 def test_an_instance_that_comes_back_has_what_still_runs_there() -> None:
-    balancer = load_aware(ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE)
     balancer.sent(1, "i-0", 100, 10, 0.0)
     balancer.gone("i-0")
-    balancer.put(Target("i-0", 1, 100, ROOMY), 0.0)
+    balancer.put(Target("i-0", 1, 100, LARGE), 0.0)
     assert chosen(balancer) == "i-1"
 
 
 def test_a_request_sent_again_is_counted_where_it_went_last() -> None:
-    balancer = load_aware(ROOMY, ROOMY)
+    balancer = load_aware(LARGE, LARGE)
     balancer.sent(1, "i-0", 100, 10, 0.0)
     balancer.sent(1, "i-1", 100, 10, 1.0)
     assert [ahead(balancer, name, 1.0).queued_tokens for name in ("i-0", "i-1")] == [0, 100]
@@ -264,7 +264,7 @@ def test_what_other_routers_see_ahead_is_load_too() -> None:
 def test_the_steps_ahead_tell_a_large_batch_from_a_long_answer() -> None:
     """As printed (4.3.3) both have 400 tokens to come; over the next 20 steps they have 20 and 80."""
     for horizon, wanted in ((0, "i-0"), (20, "i-1")):
-        balancer = load_aware(ROOMY, ROOMY, decode_horizon=horizon)
+        balancer = load_aware(LARGE, LARGE, decode_horizon=horizon)
         for ticket in range(4):
             balancer.sent(ticket, "i-0", 0, 95 if not horizon else 100, 0.0)
         balancer.sent(9, "i-1", 0, 400, 0.0)
@@ -273,7 +273,7 @@ def test_the_steps_ahead_tell_a_large_batch_from_a_long_answer() -> None:
 
 def paced(**params: float) -> LoadAware:
     """One instance that has read 100 tokens in a second and told so; an objective of 1 s, half of it for reading."""
-    balancer = load_aware(ROOMY, **({"tpot_slo_s": 1.0, "stall_ratio": 0.5} | params))
+    balancer = load_aware(LARGE, **({"tpot_slo_s": 1.0, "stall_ratio": 0.5} | params))
     balancer.sent(0, "i-0", 100, 10, 0.0)
     balancer.first_token(0, 1.0)
     balancer.ended(0, 10, 2.0)
