@@ -71,11 +71,13 @@ class StageTimes:
 
     def by_phase(self) -> dict[str, float]:
         """As the phases of an instance name them; stages that this start does not have are left out."""
-        names = (PhaseName.FETCH, PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP)
-        seconds = (self.fetch_s, self.launch_s, self.load_s, self.warmup_s)
-        return {name.value: took for name, took in zip(names, seconds, strict=True) if took > 0}
+        seconds = {phase.value: getattr(self, name) for name, phase in _PHASES.items()}
+        return {name: took for name, took in seconds.items() if took > 0}
 
 
+_PHASES = {
+    "fetch_s": PhaseName.FETCH, "launch_s": PhaseName.LAUNCH, "load_s": PhaseName.LOAD, "warmup_s": PhaseName.WARMUP,
+}  # fmt: skip
 _FIELDS = tuple(one.name for one in fields(StageTimes))
 
 
@@ -388,19 +390,14 @@ def _measured(instance: Instance) -> StageTimes | None:
         longest = phases.get(phase.name)
         if phase.name not in BEFORE_START and (longest is None or phase.actual_s > longest.actual_s):
             phases[phase.name] = phase
-    took = {name: min(max(0.0, phase.actual_s), whole_s) for name, phase in phases.items()}
-    load, fetch = phases.get(PhaseName.LOAD), phases.get(PhaseName.FETCH)
+    shown = {name: phases[phase] for name, phase in _PHASES.items() if phase in phases}
+    took = {name: min(max(0.0, phase.actual_s), whole_s) for name, phase in shown.items()}
     if not instance.is_whole:
-        launch_s, warmup_s = took.get(PhaseName.LAUNCH, NOT_SEEN), took.get(PhaseName.WARMUP, NOT_SEEN)
-        return StageTimes(fetch_s=NOT_SEEN, launch_s=launch_s, load_s=NOT_SEEN, warmup_s=warmup_s, rest_s=NOT_SEEN)
-    is_streamed = load is not None and fetch is not None and load.started_at < fetch.ended_at - 1e-6
-    return StageTimes(
-        fetch_s=took.get(PhaseName.FETCH, 0.0),
-        launch_s=took.get(PhaseName.LAUNCH, 0.0),
-        load_s=NOT_SEEN if is_streamed else took.get(PhaseName.LOAD, 0.0),
-        warmup_s=took.get(PhaseName.WARMUP, 0.0),
-        rest_s=max(0.0, whole_s - _covered_s(phases.values(), instance)),
-    )
+        hidden = dict.fromkeys(_FIELDS, NOT_SEEN)
+        return StageTimes(**hidden | {name: took[name] for name in ("launch_s", "warmup_s") if name in took})
+    if {"load_s", "fetch_s"} <= shown.keys() and shown["load_s"].started_at < shown["fetch_s"].ended_at - 1e-6:
+        took["load_s"] = NOT_SEEN  # it was streamed
+    return StageTimes(**took, rest_s=max(0.0, whole_s - _covered_s(phases.values(), instance)))
 
 
 def _covered_s(phases: Iterable[Phase], instance: Instance) -> float:
