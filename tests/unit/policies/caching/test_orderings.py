@@ -95,7 +95,7 @@ def test_arc_remembers_as_many_of_the_once_used_as_still_fit_the_cache_with_them
     arc = Arc(capacity_bytes=30)
     came(arc, "abc")
     arc.left("b")
-    came(arc, "d")  # three used once: no room for a ghost
+    came(arc, "d")  # three used once fill it: none is left a ghost
     came(arc, "b")
     came(arc, "a", hit=True)
     assert order(arc, "abcd") == ["c", "d", "b", "a"]
