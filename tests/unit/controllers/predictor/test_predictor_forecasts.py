@@ -13,7 +13,7 @@ from glowplug.events.facts import ForecastMade, RequestFinished
 from glowplug.policies.prediction.baselines import LastWindow
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.prediction.warmserve_csp import WarmserveCsp
-from glowplug.policies.scaling.preserve_scaler import Capacity
+from glowplug.policies.scaling.preserve import Capacity
 from tests.fleet_builder import a_model, an_event, load_report
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
