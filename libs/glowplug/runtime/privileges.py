@@ -78,7 +78,9 @@ def _filters(kind: str) -> Iterator[str]:
 def _declared() -> dict[str, Rights]:
     found = {}
     for user, rights in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
-        given = {key: tuple(value) if isinstance(value, list) else value for key, value in rights.items()}
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in rights.items()
+        }
         for key in given.keys() & {"follows", "watches"}:
             given[key] = tuple(filter_ for kind in given[key] for filter_ in _filters(kind))
         found[user] = Rights(**given)

@@ -27,7 +27,7 @@ from glowplug import __version__
 from glowplug.domain.errors import GlowplugError, Unauthorized
 from glowplug.runtime.identity import PROCESS
 from glowplug.runtime.web import WebRules
-from glowplug.telemetry.logs import of_request
+from glowplug.telemetry.logs import labelled
 from glowplug.telemetry.tally import exposition
 
 _STYLE: Final = (
@@ -130,7 +130,7 @@ def _errors(app: FastAPI) -> None:
     @app.middleware("http")
     async def request_id(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         given = request.headers.get("x-request-id") or uuid.uuid4().hex
-        with of_request(given[:128], request.headers.get("traceparent", "")):
+        with labelled(request.headers.get("traceparent", ""), request_id=given[:128]):
             try:
                 response = await call_next(request)
             except Exception:

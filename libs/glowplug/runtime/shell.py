@@ -20,7 +20,7 @@ from glowplug.runtime.unreadable import Unreadable
 from glowplug.state.port import NotATable, Store, StoreUnavailable
 from glowplug.state.rows import read_rows
 from glowplug.telemetry import semconv
-from glowplug.telemetry.logs import of_event
+from glowplug.telemetry.logs import labelled
 from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing, is_sampled
 
@@ -113,7 +113,7 @@ class Shell:
         if not isinstance(stimulus, Event):
             await self._handle(stimulus)
             return
-        with of_event(stimulus.event_id, stimulus.type, stimulus.traceparent):
+        with labelled(stimulus.traceparent, event_id=stimulus.event_id, event_type=stimulus.type):
             await self._handle(stimulus)
 
     async def _handle(self, stimulus: Any) -> None:

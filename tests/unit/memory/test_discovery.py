@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from glowplug.memory import discovery
-from glowplug.memory.discovery import HardwareUnavailable, cuda_gpus, discover, host_gpus
+from glowplug.memory.discovery import HardwareUnavailable, budgeted_gpus, cuda_gpus, discover
 
 GIB = 1 << 30
 
@@ -40,7 +40,7 @@ class FakeNvml:
 
 
 def test_host_budgets_become_gpus() -> None:
-    found = host_gpus("node-1", ["1MiB", "2MiB"])
+    found = budgeted_gpus("node-1", ["1MiB", "2MiB"])
     assert [(g.gpu_id, g.total_bytes, g.kind) for g in found.gpus] == [
         ("node-1/0", 1 << 20, "host"),
         ("node-1/1", 2 << 20, "host"),
@@ -49,13 +49,13 @@ def test_host_budgets_become_gpus() -> None:
 
 
 def test_budgets_beyond_the_machine_are_said() -> None:
-    assert "more than" in host_gpus("node-1", ["4000GiB"]).warnings[0]
+    assert "more than" in budgeted_gpus("node-1", ["4000GiB"]).warnings[0]
 
 
 @pytest.mark.parametrize("budgets", [[], ["0"], ["1GiB", "0MiB"], ["one"]])
 def test_bad_budgets_are_refused(budgets: list[str]) -> None:
     with pytest.raises(ValueError):
-        host_gpus("node-1", budgets)
+        budgeted_gpus("node-1", budgets)
 
 
 def test_cuda_gpus_leave_headroom_and_tell_of_others() -> None:

@@ -50,11 +50,8 @@ def test_roles_follow_owners() -> None:
 
 def test_ledger_of_a_node() -> None:
     ledger = ByteLedger([GPU, Gpu(gpu_id="n/1", total_bytes=50)])
-    ledger.grant("n/0", "i-1", {GrantOwner.WEIGHTS: 10})
-    ledger.grant("n/1", "i-1", {GrantOwner.WEIGHTS: 20})
+    ledger.exchange((), "i-1", {"n/0": {GrantOwner.WEIGHTS: 10}, "n/1": {GrantOwner.WEIGHTS: 20}})
     assert ledger.holders == {"i-1"} and ledger.held_bytes("i-1") == 30
-    with pytest.raises(OutOfMemory, match="no GPU 'n/7'"):
-        ledger.grant("n/7", "i-2", {})
     assert ledger.release("i-1") == 30 and ledger.release("i-1") == 0
     assert [gpu.used_bytes for gpu in ledger.gpus] == [0, 0]
 
@@ -96,7 +93,7 @@ def test_exchange_is_one_step() -> None:
 
 def test_exchange_may_give_a_holder_other_bytes() -> None:
     ledger = ByteLedger([GPU])
-    ledger.grant("n/0", "i-1", {GrantOwner.WEIGHTS: 40, GrantOwner.KV: 60})
+    ledger.exchange((), "i-1", {"n/0": {GrantOwner.WEIGHTS: 40, GrantOwner.KV: 60}})
     ledger.exchange(("i-1",), "i-1", {"n/0": {GrantOwner.PREWARM: 40}})
     assert ledger.held_bytes("i-1") == 40 and ledger.gpus[0].role is GpuRole.UNIVERSAL
     with pytest.raises(OutOfMemory, match="no GPU 'n/7'"):
