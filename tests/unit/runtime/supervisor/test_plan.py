@@ -37,7 +37,7 @@ def test_every_port_of_the_contract_and_none_twice(tmp_path: Path) -> None:
     made = make(tmp_path, port_base=8000, nodes=3)
     ports = [port for port, _ in made.ports()]
     assert sorted(ports) == [8000, 8001, 8002, 8003, 8004, 8005, 8010, 8011, 8012, 8013, 8014, 8015]
-    assert max(ports) < 8000 + made.num_ports
+    assert max(ports) < 8000 + plan.num_ports(3)
     assert made.nodes()[2] == {
         "node_id": "node-3",
         "agent_url": "http://127.0.0.1:8014",
