@@ -4,10 +4,6 @@ along."""
 import asyncio
 import hashlib
 import random
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +61,18 @@ def assert_whole(fetch: Fetch, sha: str = SHA, data: bytes = DATA) -> None:
     assert fetch._link.bytes_in_flight == 0 and fetch._link.num_transfers == 0
 
 
-async def test_a_redirect_on_the_same_server_is_followed(tmp_path: Path) -> None:
-    with WeightServer(DATA, moved="/elsewhere.gguf") as server:
-        assert_whole((await fetched(WeightsRef(uri=server.url), tmp_path))[0])
+SERVERS = {
+    "redirected on the same server": {"moved": "/elsewhere.gguf"},
+    "no ranges": {"ranges": False},
+    "no ranges and no length": {"ranges": False, "length_told": False},
+    "errors that pass": {"statuses": [500, 503, 429]},
+}
+
+
+@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
+async def test_a_file_comes_whole(tmp_path: Path, server: dict[str, Any]) -> None:
+    with WeightServer(DATA, **server) as found:
+        assert_whole((await fetched(WeightsRef(uri=found.url, sha256=SHA), tmp_path))[0])
 
 
 @pytest.mark.parametrize("sha256", [SHA, ""])
@@ -77,13 +82,6 @@ async def test_whole_file_by_parallel_ranges(tmp_path: Path, sha256: str) -> Non
         assert_whole(fetch)
         assert result.num_bytes_fetched == len(DATA)
         assert len(server.requests) == 1 + 8  # the probe, and 8 parts of 200 kB
-
-
-@pytest.mark.parametrize("length_told", [True, False])
-async def test_server_without_ranges(tmp_path: Path, length_told: bool) -> None:
-    with WeightServer(DATA, ranges=False, length_told=length_told) as server:
-        fetch, _ = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
-        assert_whole(fetch)
 
 
 async def test_cut_connections_go_on_where_they_stopped(tmp_path: Path) -> None:
@@ -101,25 +99,15 @@ async def test_cut_connection_without_ranges_starts_again(tmp_path: Path) -> Non
         assert result.num_bytes_fetched > len(DATA)
 
 
-async def test_errors_that_pass_are_tried_again(tmp_path: Path) -> None:
-    with WeightServer(DATA, statuses=[500, 503, 429]) as server:
-        fetch, _ = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
-        assert_whole(fetch)
+FINAL = [(status, f"HTTP {status}", 1) for status in (401, 403, 404, 410)]
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 410])
-async def test_errors_that_stay_are_final(tmp_path: Path, status: int) -> None:
-    with WeightServer(DATA, statuses=[status] * 9) as server:
-        with pytest.raises(WeightsUnavailable, match=f"HTTP {status}"):
+@pytest.mark.parametrize(("status", "said", "num_tries"), [*FINAL, (500, "given up after 4 tries", 4)])
+async def test_errors_that_stay_are_final_or_given_up(tmp_path: Path, status: int, said: str, num_tries: int) -> None:
+    with WeightServer(DATA, statuses=[status] * 99) as server:
+        with pytest.raises(WeightsUnavailable, match=said):
             await fetched(WeightsRef(uri=server.url), tmp_path)
-        assert len(server.requests) == 1
-
-
-async def test_errors_without_end_are_given_up(tmp_path: Path) -> None:
-    with WeightServer(DATA, statuses=[500] * 99) as server:
-        with pytest.raises(WeightsUnavailable, match="given up after 4 tries"):
-            await fetched(WeightsRef(uri=server.url), tmp_path)
-        assert len(server.requests) == 4
+        assert len(server.requests) == num_tries
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
@@ -144,10 +132,8 @@ async def test_wrong_length_is_never_served(tmp_path: Path, ranges: bool) -> Non
 
 
 async def test_wrong_length_found_at_the_end(tmp_path: Path) -> None:
-    with (
-        WeightServer(DATA, ranges=False, length_told=False, extra=b"more") as server,
-        pytest.raises(ChecksumMismatch, match="bytes, expected"),
-    ):
+    server = WeightServer(DATA, ranges=False, length_told=False, extra=b"more")
+    with server, pytest.raises(ChecksumMismatch, match="bytes, expected"):
         await fetched(WeightsRef(uri=server.url, num_bytes=len(DATA)), tmp_path)
 
 
@@ -318,47 +304,23 @@ def test_a_reason_shows_no_secret() -> None:
     assert "secret" not in refused.value.message
 
 
-@contextmanager
-def redirecting(location: str) -> Iterator[tuple[str, list[str]]]:
-    """A server that sends everybody to `location`; its address, and what it was asked for."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(302)
-            self.send_header("Location", location)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 async def test_nobody_is_asked_whom_a_redirect_may_not_lead_to() -> None:
-    with redirecting("/") as (inner, inner_asked), redirecting(f"{inner}/secrets") as (outer, outer_asked):
-        source = HttpSource(f"{outer}/w", SourceOptions())
+    with WeightServer(DATA) as inner, WeightServer(DATA, moved=inner.url) as outer:
+        source = HttpSource(outer.url, SourceOptions())
         with pytest.raises(WeightsUnavailable, match="not followed"):
             await source.probe()
         with pytest.raises(WeightsUnavailable, match="not followed"):
             async for _ in source.read(SourceFile(path="", num_bytes=10), 0, 10):
                 pass
         await source.close()
-    assert inner_asked == [] and outer_asked == ["/w", "/w"]
+    assert inner.requests == [] and len(outer.requests) == 2
 
 
 async def test_redirects_without_an_end_are_given_up() -> None:
-    with redirecting("/again") as (url, asked):
-        source = HttpSource(f"{url}/w", SourceOptions())
+    with WeightServer(DATA) as server:
+        server.moved = server.url
+        source = HttpSource(server.url, SourceOptions())
         with pytest.raises(WeightsUnavailable, match="more than 5 redirects"):
             await source.probe()
         await source.close()
-    assert asked == ["/w", *["/again"] * 5]
+    assert len(server.requests) == 1 + 5
