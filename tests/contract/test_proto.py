@@ -138,9 +138,7 @@ def through_proto(pool: descriptor_pool.DescriptorPool, name: str, raw: bytes) -
 @pytest.mark.parametrize("cls", CARRIED, ids=lambda cls: cls.__name__)
 @few
 @given(data=st.data())
-def test_a_value_survives_protobufs_json(
-    pool: descriptor_pool.DescriptorPool, cls: type[Any], data: st.DataObject
-) -> None:
+def test_a_value_survives_protobuf(pool: descriptor_pool.DescriptorPool, cls: type[Any], data: st.DataObject) -> None:
     value = data.draw(values(cls))
     assert from_json(through_proto(pool, cls.__name__, to_json(value)).encode(), cls) == value
 

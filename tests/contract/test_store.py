@@ -138,9 +138,7 @@ async def test_a_memory_store_that_is_down_refuses() -> None:
     await all_calls_refuse(store)
 
 
-async def test_a_killed_store_refuses_promptly_and_comes_back_with_its_rows(
-    own: RedisStore, own_valkey: ValkeyProcess
-) -> None:
+async def test_a_killed_store_refuses_promptly_and_keeps_its_rows(own: RedisStore, own_valkey: ValkeyProcess) -> None:
     """AOF: what was written before a kill -9 is there after the restart."""
     await own.put("t", "a", b"1")
     await own.append("l", b"row", keep=5)
@@ -155,9 +153,7 @@ async def test_a_killed_store_refuses_promptly_and_comes_back_with_its_rows(
     assert await own.next_epoch("placer") > before
 
 
-async def test_a_frozen_store_refuses_within_its_timeout_and_answers_again(
-    own: RedisStore, own_valkey: ValkeyProcess
-) -> None:
+async def test_a_frozen_store_refuses_in_time_and_answers_again(own: RedisStore, own_valkey: ValkeyProcess) -> None:
     """A server that takes the bytes and does not answer; the late answer is not taken for another call's."""
     await own.put("t", "a", b"1")
     assert own_valkey.process is not None
@@ -323,9 +319,7 @@ async def real(infra: Infra) -> AsyncIterator[RedisStore]:
     await made.close()
 
 
-async def test_a_row_whose_key_is_no_utf8_is_named_and_left_to_be_refused(
-    real: RedisStore, raw: Redis, table: str
-) -> None:
+async def test_a_row_whose_key_is_no_utf8_is_named_without_bytes(real: RedisStore, raw: Redis, table: str) -> None:
     await raw.hset(f"{PREFIX}:{table}", mapping={b"\xff\xfe": b'{"a":1}', b"good": b"1"})  # type: ignore[misc, arg-type]
     assert await real.load(table) == {"\\xff\\xfe": b"", "good": b"1"}
 
@@ -379,9 +373,7 @@ async def test_an_epoch_of_another_type_is_as_good_as_lost(real: RedisStore, raw
 
 
 @pytest.mark.parametrize("odd", ["text", "no end", "no holder", "no epoch", "far end", "no utf8"])
-async def test_a_lease_that_is_none_keeps_nobody_from_leading(
-    real: RedisStore, raw: Redis, table: str, odd: str
-) -> None:
+async def test_what_is_no_lease_keeps_no_one_from_leading(real: RedisStore, raw: Redis, table: str, odd: str) -> None:
     key = f"{PREFIX}:lease:{table}"
     whole: dict[Any, Any] = {"holder": "other@1", "epoch": "7", "url": "http://o"}
     if odd == "text":

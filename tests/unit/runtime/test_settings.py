@@ -146,9 +146,7 @@ def test_a_name_with_dots_is_one_word(
         ("GLOWPLUG_DRAIN_S", "soon", "valid number"),
     ],
 )
-def test_the_wrong_one_is_named_with_what_there_is(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
-) -> None:
+def test_the_wrong_one_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(WrongSetting) as caught:
         check_services()
@@ -157,8 +155,6 @@ def test_the_wrong_one_is_named_with_what_there_is(
 
 
 @pytest.mark.parametrize("variable", ["GLOWPLUG_PORT", "GLOWPLUG_NODE_ID", "GLOWPLUG_ENGINE_PORTS"])
-def test_what_each_process_is_given_is_not_read_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_what_a_process_is_given_does_not_come_from_outside(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "Not A Value")
     check_services()

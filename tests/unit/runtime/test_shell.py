@@ -294,9 +294,7 @@ async def test_tables_are_read_again_and_unreadable_rows_are_left_out(stage: Sta
     await until(lambda: stage.controller.restored[-1][1].keys() == {"node-1", "node-3"})
 
 
-async def test_rows_that_cannot_be_read_are_named_once_and_counted_while_they_stand(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreadable_rows_are_named_once_and_stay_counted(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     for n in range(9):
         await stage.store.put("nodes", f"bad-{n}", b"\xff" * (n + 1))
     await stage.shell.start()

@@ -172,9 +172,7 @@ async def test_an_object_by_ranges(bucket: Any, tmp_path: Path) -> None:
     assert fetch.region.blob.read_bytes() == OBJECT
 
 
-async def test_an_endpoint_of_the_settings_wins(
-    bucket: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_set_endpoint_wins(bucket: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket.put_object(Key="w", Body=OBJECT)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     result = await make(WeightsRef(uri="s3://weights/w"), tmp_path, s3_endpoint=server).run()

@@ -65,9 +65,7 @@ def test_each_process_has_its_own_port_and_id(tmp_path: Path) -> None:
     assert agents == {"node-1": "http://127.0.0.1:8011", "node-2": "http://127.0.0.1:8013"}
 
 
-def test_the_secret_of_engines_keys_goes_to_the_router_and_agents_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_router_and_agents_alone_get_the_engines_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(tmp_path)
     specs = plan.services(made, environment(made), servers, "made")
     given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in specs}
@@ -102,9 +100,7 @@ def test_stray_settings_of_one_process_are_not_shared_by_all(tmp_path: Path, mon
         ("0.0.0.0", "mine", "mine"),
     ],
 )
-def test_the_api_key_is_asked_for_beyond_loopback_or_when_set(
-    tmp_path: Path, host: str, given: str, enforced: str
-) -> None:
+def test_the_api_key_is_asked_beyond_loopback_or_when_set(tmp_path: Path, host: str, given: str, enforced: str) -> None:
     made = make(tmp_path, host=host, api_key=given)
     assert environment(made)["GLOWPLUG_API_KEY"] == enforced
     assert environment(made)["GLOWPLUG_ADMIN_TOKEN"] == "admin"
