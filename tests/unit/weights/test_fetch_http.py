@@ -12,7 +12,7 @@ import pytest
 
 from glowplug.domain.errors import ChecksumMismatch, NoSpace, WeightsUnavailable
 from glowplug.domain.model import WeightsRef
-from glowplug.weights.fetch import Fetch, FetchOptions, FetchResult
+from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceOptions, next_url
@@ -47,9 +47,10 @@ def make(ref: WeightsRef, root: Path, options: FetchOptions = OPTIONS, **given: 
     return Fetch(ref, region, source, LinkMeter("n/nic"), whatever, options=options, **given)  # type: ignore[arg-type]
 
 
-async def fetched(ref: WeightsRef, root: Path) -> tuple[Fetch, FetchResult]:
+async def fetched(ref: WeightsRef, root: Path) -> Fetch:
     fetch = make(ref, root)
-    return fetch, await fetch.run()
+    await fetch.run()
+    return fetch
 
 
 def assert_whole(fetch: Fetch, sha: str = SHA, data: bytes = DATA) -> None:
@@ -72,31 +73,31 @@ SERVERS = {
 @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
 async def test_a_file_comes_whole(tmp_path: Path, server: dict[str, Any]) -> None:
     with WeightServer(DATA, **server) as found:
-        assert_whole((await fetched(WeightsRef(uri=found.url, sha256=SHA), tmp_path))[0])
+        assert_whole(await fetched(WeightsRef(uri=found.url, sha256=SHA), tmp_path))
 
 
 @pytest.mark.parametrize("sha256", [SHA, ""])
 async def test_whole_file_by_parallel_ranges(tmp_path: Path, sha256: str) -> None:
     with WeightServer(DATA) as server:
-        fetch, result = await fetched(WeightsRef(uri=server.url, num_bytes=len(DATA), sha256=sha256), tmp_path)
+        fetch = await fetched(WeightsRef(uri=server.url, num_bytes=len(DATA), sha256=sha256), tmp_path)
         assert_whole(fetch)
-        assert result.num_bytes_fetched == len(DATA)
+        assert fetch.num_bytes_fetched == len(DATA)
         assert len(server.requests) == 1 + 8  # the probe, and 8 parts of 200 kB
 
 
 async def test_cut_connections_go_on_where_they_stopped(tmp_path: Path) -> None:
     with WeightServer(DATA, cuts=[50_000, 100_000, 1]) as server:
-        fetch, result = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
+        fetch = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
         assert_whole(fetch)
         assert fetch.num_retries == 3
-        assert result.num_bytes_fetched == len(DATA)
+        assert fetch.num_bytes_fetched == len(DATA)
 
 
 async def test_cut_connection_without_ranges_starts_again(tmp_path: Path) -> None:
     with WeightServer(DATA, ranges=False, cuts=[len(DATA), 300_000]) as server:
-        fetch, result = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
+        fetch = await fetched(WeightsRef(uri=server.url, sha256=SHA), tmp_path)
         assert_whole(fetch)
-        assert result.num_bytes_fetched > len(DATA)
+        assert fetch.num_bytes_fetched > len(DATA)
 
 
 FINAL = [(status, f"HTTP {status}", 1) for status in (401, 403, 404, 410)]
@@ -172,10 +173,10 @@ async def test_resume_fetches_only_what_is_missing(tmp_path: Path, sha256: str) 
     with WeightServer(DATA) as server:
         ref = WeightsRef(uri=server.url, sha256=sha256)
         landed = await interrupted(ref, tmp_path, server)
-        fetch, result = await fetched(ref, tmp_path)
+        fetch = await fetched(ref, tmp_path)
         assert_whole(fetch)
-        assert result.num_bytes_resumed == landed
-        assert result.num_bytes_fetched == len(DATA) - landed
+        assert fetch.num_bytes_resumed == landed
+        assert fetch.num_bytes_fetched == len(DATA) - landed
 
 
 async def test_a_changed_file_is_not_mixed_with_the_old(tmp_path: Path) -> None:
@@ -183,9 +184,9 @@ async def test_a_changed_file_is_not_mixed_with_the_old(tmp_path: Path) -> None:
         ref = WeightsRef(uri=server.url)
         await interrupted(ref, tmp_path, server)
         server.data, server.etag = bytes(reversed(DATA)), '"v2"'
-        fetch, result = await fetched(ref, tmp_path)
+        fetch = await fetched(ref, tmp_path)
         assert_whole(fetch, hashlib.sha256(server.data).hexdigest(), server.data)
-        assert result.num_bytes_resumed == 0
+        assert fetch.num_bytes_resumed == 0
 
 
 async def test_a_file_that_changes_under_the_fetch_starts_again(tmp_path: Path) -> None:
@@ -205,22 +206,21 @@ async def test_what_cannot_be_resumed_is_fetched_anew(tmp_path: Path, lacks: str
         await interrupted(ref, tmp_path, server)
         if lacks == "blob":
             Region.at(tmp_path, "n", region_digest(ref)).blob.unlink()
-        fetch, result = await fetched(ref, tmp_path)
+        fetch = await fetched(ref, tmp_path)
         assert_whole(fetch)
-        assert result.num_bytes_resumed == 0
+        assert fetch.num_bytes_resumed == 0
 
 
 async def test_a_byte_range_first_then_the_rest(tmp_path: Path) -> None:
     with WeightServer(DATA) as server:
         ref = WeightsRef(uri=server.url, sha256=SHA)
         middle = make(ref, tmp_path, first_byte=500_000, last_byte=900_000)
-        result = await middle.run()
-        assert result.info is None and result.num_bytes_fetched == 400_000
+        assert await middle.run() is None and middle.num_bytes_fetched == 400_000
         assert middle.region.read_state().state is RegionState.FETCHING
         assert middle.region.watermark() == 0
         assert middle.region.read_meta()["landed"] == [[500_000, 900_000]]
-        fetch, rest = await fetched(ref, tmp_path)
-        assert_whole(fetch)
+        rest = await fetched(ref, tmp_path)
+        assert_whole(rest)
         assert (rest.num_bytes_resumed, rest.num_bytes_fetched) == (400_000, len(DATA) - 400_000)
 
 
