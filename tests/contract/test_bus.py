@@ -249,14 +249,8 @@ async def test_what_a_handler_has_in_hand_is_finished_before_the_release(rig: Ri
 
 async def test_an_event_on_the_subject_of_another_is_not_believed(rig: Rig) -> None:
     """Who may publish what is decided by subjects: content of another kind, or for another reader, is refused."""
-    bus, facts, commands, telemetry, node, other = (
-        await rig.client(),
-        Listener(),
-        Listener(),
-        Listener(),
-        name(),
-        name(),
-    )
+    bus, node, other = await rig.client(), name(), name()
+    facts, commands, telemetry = Listener(), Listener(), Listener()
     await bus.subscribe([entity_facts("weights")], facts, durable=name())
     await bus.subscribe([commands_of(node)], commands, durable=name())
     await bus.subscribe([facts_of("router.load_reported")], telemetry)

@@ -80,9 +80,7 @@ class Shell:
 
     async def on_event(self, event: Event) -> None:
         """The bus handler: returns when the controller has handled `event`, so that it is acknowledged after."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._inbox.put((event, done))
-        await done
+        await self.ask(event)
 
     async def put(self, stimulus: Any) -> None:
         """Queue a stimulus of the service's own."""
@@ -162,27 +160,22 @@ class Shell:
         )
 
     async def _execute(self, effect: Effect, event: Event | None, traceparent: str) -> None:
+        if isinstance(effect, Record):
+            decision = effect.decision
+            self.metrics.decisions.labels(decision.kind, decision.policy).inc()
+            await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
+            effect = Publish(DecisionMade(decision=decision), effect.cause)
         if isinstance(effect, Publish):
             cause = effect.cause or event
-            own = traceparent if cause is event else ""
-            await self._publish(self.event(effect.payload, cause, own))
+            made = self.event(effect.payload, cause, traceparent if cause is event else "")
+            await self.bus.publish(made)
+            self.metrics.published.labels(self.service, made.type).inc()
         elif isinstance(effect, Save):
             await self.store.put(effect.table, effect.key, to_json(effect.value))
         elif isinstance(effect, Remove):
             await self.store.delete(effect.table, effect.key)
-        elif isinstance(effect, Record):
-            decision = effect.decision
-            self.metrics.decisions.labels(decision.kind, decision.policy).inc()
-            await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
-            cause = effect.cause or event
-            own = traceparent if cause is event else ""
-            await self._publish(self.event(DecisionMade(decision=decision), cause, own))
         else:
             await self._executors[type(effect)](effect, event)
-
-    async def _publish(self, event: Event) -> None:
-        await self.bus.publish(event)
-        self.metrics.published.labels(self.service, event.type).inc()
 
     def event(self, payload: Any, cause: Event | None = None, traceparent: str = "") -> Event:
         """Wrap a payload for the bus: id, time, issuer, cause and trace."""

@@ -18,16 +18,8 @@ from services.predictor.settings import PredictorSettings
 from services.prefetcher.settings import PrefetcherSettings
 from services.router.settings import RouterSettings
 
-EVERY = (
-    FleetSettings,
-    AgentSettings,
-    AutoscalerSettings,
-    ConsoleSettings,
-    PlacerSettings,
-    PredictorSettings,
-    PrefetcherSettings,
-    RouterSettings,
-)
+DECIDING = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSettings, PrefetcherSettings, AgentSettings)
+EVERY = (FleetSettings, ConsoleSettings, *DECIDING)
 NUMBERS = [
     (settings, name, value)
     for settings in EVERY
@@ -107,9 +99,6 @@ def test_one_word_chooses_every_policy_and_what_goes_with_them(monkeypatch):
     assert explain(caught.value).startswith(
         "GLOWPLUG_POLICIES: no system of that name (there are: hybrid, hydraserve, "
     )
-
-
-DECIDING = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSettings, PrefetcherSettings, AgentSettings)
 
 
 def test_every_setting_of_a_system_is_one_of_some_service():
