@@ -1,4 +1,5 @@
-"""The shell: effects in order, refusals counted and survived, causes and traces passed on, tables read again."""
+"""The shell: effects in order, refusals counted and survived, causes and traces passed on, tables read again; and parts
+of a service whose failure is not missed in silence."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import to_json
 from glowplug.events.facts import NodeLeft
 from glowplug.runtime.shell import DECISIONS_LOG, Shell
+from glowplug.runtime.tasks import essential
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import ShellMetrics
@@ -372,3 +374,26 @@ async def test_a_handled_event_is_counted_by_type(stage: Stage) -> None:
     await stage.shell.start()
     await stage.shell.on_event(a_fact())
     assert stage.counted("glowplug_stimuli_total", type="node.left") == 1
+
+
+async def test_an_essential_part_that_fails_stops_its_service() -> None:
+    stopping = asyncio.Event()
+
+    async def failing() -> None:
+        raise OSError("gone")
+
+    essential(asyncio.create_task(failing()), stopping)
+    async with asyncio.timeout(10):
+        await stopping.wait()
+    assert stopping.is_set()
+
+
+async def test_an_essential_part_that_is_over_or_cancelled_stops_nothing() -> None:
+    stopping = asyncio.Event()
+    over = essential(asyncio.create_task(asyncio.sleep(0)), stopping)
+    cancelled = essential(asyncio.create_task(asyncio.sleep(60)), stopping)
+    await over
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    await asyncio.sleep(0)
+    assert not stopping.is_set()
