@@ -48,16 +48,11 @@ def test_every_port_of_the_contract_and_none_twice(tmp_path: Path) -> None:
     }
 
 
-def test_each_process_is_itself_at_the_bus_and_the_store_and_learns_of_no_other(tmp_path: Path) -> None:
-    made = make(tmp_path, nodes=2)
-    for spec in services(made):
+def test_each_process_has_its_own_port_and_id_and_is_itself_at_the_bus_and_the_store(tmp_path: Path) -> None:
+    specs = services(make(tmp_path, nodes=2))
+    for spec in specs:
         assert spec.env["GLOWPLUG_NATS_URL"] == f"nats://{spec.service}@n"
         assert spec.env["GLOWPLUG_REDIS_URL"] == f"unix://{spec.service}@/r"
-
-
-def test_each_process_has_its_own_port_and_id(tmp_path: Path) -> None:
-    made = make(tmp_path, nodes=2)
-    specs = services(made)
     assert [s.service for s in specs].count("agent") == 2
     assert len({s.env["GLOWPLUG_PORT"] for s in specs}) == len(specs) == 9
     assert len({s.env["GLOWPLUG_SERVICE_ID"] for s in specs}) == len(specs)
