@@ -175,7 +175,7 @@ class ElectedShell(Shell):
             read = {table: await self._read(table) for table in self._tables}
         except StoreUnavailable as error:
             return self._not_synced(error)
-        async with self._turn:
+        async with self._transaction:
             if epoch == 0 and self.epoch:
                 return True  # the term has begun while this was read
             now_s, successor = self._clock(), self._make(epoch)

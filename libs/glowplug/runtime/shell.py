@@ -60,7 +60,7 @@ class Shell:
         self._tick_s, self._resync_s, self._clock = tick_s, resync_s, clock
         self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
-        self._turn = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
+        self._transaction = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
         self._unreadable = Unreadable(metrics.unreadable_rows)
         self.restored = False
 
@@ -96,7 +96,7 @@ class Shell:
         while True:
             stimulus, done = await self._inbox.get()
             try:
-                async with self._turn:
+                async with self._transaction:
                     await self._handle_named(stimulus)
             except Exception as error:
                 if done and not done.done():
@@ -219,7 +219,7 @@ class Shell:
                 rows = await self._read(table)
                 if rows is None:
                     continue
-                async with self._turn:
+                async with self._transaction:
                     await self.execute(self.controller.restore(table, rows, self._clock()))
         except StoreUnavailable as error:
             return self._not_synced(error)
