@@ -11,8 +11,6 @@ from glowplug.events.envelope import COMMANDS, PAYLOADS, Event
 from glowplug.events.subjects import is_telemetry, subject
 
 INTRO = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
-
-
 NAMES = {"key": "model_key"}  # what a field is called in a subject
 
 
