@@ -31,7 +31,7 @@ from glowplug.events.envelope import Event
 from glowplug.runtime.shell import Executor
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
-from glowplug.weights.fetch import Fetch, FetchOptions, FetchResult
+from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.inventory import is_whole, write_links
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region
@@ -108,8 +108,11 @@ class Fetcher:
         try:
             source = open_source(effect.weights.uri, self._source_options)
             scheme = source.scheme
-            running.fetch = self._fetch(running, source)
-            end = self._landed(effect, await running.fetch.run(), scheme)
+            fetch = running.fetch = self._fetch(running, source)
+            whole = await fetch.run() is not None
+            end = FetchEnded(
+                digest=effect.digest, num_bytes=fetch.num_bytes, whole=whole, seconds=fetch.seconds, source=scheme
+            )
         except asyncio.CancelledError:
             if not running.stopping:
                 raise  # the process stops: what landed is resumed by the next one
@@ -148,15 +151,6 @@ class Fetcher:
             priority=running.urgency,
             first_byte=effect.first_byte,
             last_byte=effect.last_byte,
-        )
-
-    def _landed(self, effect: StartFetch, result: FetchResult, scheme: str) -> FetchEnded:
-        return FetchEnded(
-            digest=effect.digest,
-            num_bytes=result.num_bytes,
-            whole=result.info is not None,
-            seconds=result.seconds,
-            source=scheme,
         )
 
     async def _failed(self, running: _Running, code: str, message: str) -> FetchEnded:

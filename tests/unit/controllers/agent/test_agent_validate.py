@@ -68,7 +68,7 @@ def expect_broken(agent: AgentController, what: str) -> None:
 
 def test_bytes_that_no_record_names_are_found() -> None:
     agent = ready(make())
-    agent.ledger.grant(f"{NODE}/0", "nobody", {GrantOwner.KV: 7})
+    agent.ledger.exchange((), "nobody", {f"{NODE}/0": {GrantOwner.KV: 7}})
     expect_broken(agent, "nobody has 7 bytes of node-1/0 for kv, its record 0")
 
 
