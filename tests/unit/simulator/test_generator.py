@@ -147,7 +147,7 @@ def test_the_cycle_is_that_of_the_trace(kind, name, first_day):
     for group in counts(trace(f"azure_2024_{name}_10s.csv.gz")):
         real[min(119, int(group[0].from_s // HOUR_S))] += group[0].num_requests
     scale = fmean(real)
-    ours = [hours(kind.weekday, kind.weekend, first_day * DAY_S + (h + 0.5) * HOUR_S) for h in range(120)]
+    ours = [hours(kind, first_day * DAY_S + (h + 0.5) * HOUR_S) for h in range(120)]
     off = [abs(a / scale - b / fmean(ours)) for a, b in zip(real, ours, strict=True)]
     assert fmean(off) < 0.15
     assert max(ours) / min(ours) == pytest.approx(max(real) / min(real), rel=0.4)

@@ -97,12 +97,12 @@ class Generated:
             return []
         start_s, squeeze = self._start_s(list(self._shares).index(key)), self._words.squeeze
         middles = [start_s + (n + 0.5) * BIN_S for n in range(max(1, round(self._seconds * squeeze / BIN_S)))]
-        mean = sum(hours(kind.weekday, kind.weekend, at) for at in middles) / len(middles)
+        mean = sum(hours(kind, at) for at in middles) / len(middles)
         scale = self._rate * self._shares[key] * BIN_S / squeeze / mean
         week_s = 7 * DAY_S
         return [
             (-n * BIN_S / squeeze, BIN_S / squeeze,
-             scale * hours(kind.weekday, kind.weekend, (start_s - (n - 0.5) * BIN_S) % week_s))
+             scale * hours(kind, (start_s - (n - 0.5) * BIN_S) % week_s))
             for n in range(int(seconds * squeeze / BIN_S), 0, -1)
         ]  # fmt: skip
 

@@ -12,6 +12,7 @@ given.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 from statistics import NormalDist
 from typing import Final, NamedTuple
@@ -19,7 +20,7 @@ from typing import Final, NamedTuple
 from glowplug.domain.units import DAY_S
 from glowplug.simulator.workload import generator_fitted as fitted
 from glowplug.simulator.workload.arrival import Arrival, merge
-from glowplug.simulator.workload.generator_shapes import Cycle
+from glowplug.simulator.workload.generator_fitted import Cycle
 
 LABEL: Final = "generated"
 BIN_S: Final = 10.0
@@ -53,13 +54,13 @@ def renewal(spans: Iterable[Span], cv: float, chance: Random) -> Iterator[float]
         wait -= left
 
 
-def hours(weekday: tuple[float, ...], weekend: tuple[float, ...], at_s: float) -> float:
+def hours(kind: Cycle, at_s: float) -> float:
     """The share of the mean weekday rate at `at_s` seconds after a Monday's 00:00, between the middles of the hours."""
     middle, within = divmod((at_s - 1800.0) % WEEK_S, 3600.0)
 
     def at(hour: int) -> float:
         day, of_day = divmod(hour, 24)
-        return (weekend if day % 7 >= 5 else weekday)[of_day]
+        return (kind.weekend if day % 7 >= 5 else kind.weekday)[of_day]
 
     share = within / 3600.0
     return at(int(middle)) * (1 - share) + at(int(middle) + 1) * share
@@ -74,7 +75,7 @@ def stray(sigma: float, keep: float, chance: Random) -> Iterator[float]:
         value = keep * value + step * chance.gauss(0.0, 1.0)
 
 
-def between(quantiles: tuple[float, ...], share: float) -> float:
+def between(quantiles: Sequence[float], share: float) -> float:
     """A value of the distribution whose 0 ... 100 % points these are, at `share` in [0, 1)."""
     at = share * (len(quantiles) - 1)
     low = min(int(at), len(quantiles) - 2)
@@ -114,19 +115,13 @@ def code(
 
 def lengths(kind: Cycle) -> Draw:
     """Draws (prompt_tokens, response_tokens) of one request of that service."""
-    upto: list[float] = []
-    for part in kind.parts:
-        upto.append((upto[-1] if upto else 0.0) + part[0])
+    upto = list(accumulate(part[0] for part in kind.parts))
 
     def draw(chance: Random) -> tuple[int, int]:
-        at = chance.random() * upto[-1]
-        _, prompt, prompt_sigma, response, response_sigma = kind.parts[next(i for i, u in enumerate(upto) if at < u)]
-        prompt_tokens = round(math.exp(chance.gauss(prompt, prompt_sigma)))
-        response_tokens = round(math.exp(chance.gauss(response, response_sigma)))
-        return (
-            min(kind.max_prompt, max(1, prompt_tokens)),
-            min(kind.max_response, max(kind.min_response, response_tokens)),
-        )
+        ((_, prompt, prompt_sigma, response, response_sigma),) = chance.choices(kind.parts, cum_weights=upto)
+        prompt_tokens = max(1, round(math.exp(chance.gauss(prompt, prompt_sigma))))
+        response_tokens = max(kind.min_response, round(math.exp(chance.gauss(response, response_sigma))))
+        return min(kind.max_prompt, prompt_tokens), min(kind.max_response, response_tokens)
 
     return draw
 
@@ -144,7 +139,7 @@ def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span
     """The rate in bins of 10 s: the cycle, scaled to `rps` over the time asked for, and what strays from it."""
     num = math.ceil(when.seconds / BIN_S)
     sampled = range(0, num, max(1, num // 10_000))
-    shape = [hours(kind.weekday, kind.weekend, when.start_s + (at + 0.5) * BIN_S) for at in sampled]
+    shape = [hours(kind, when.start_s + (at + 0.5) * BIN_S) for at in sampled]
     scale = rps / (math.fsum(shape) / len(shape))
     windows = stray(kind.stray_sigma, kind.stray_keep, chance)
     jitter = stray(kind.jitter_sigma, 0.0, chance)
@@ -153,7 +148,7 @@ def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span
         from_s = at * BIN_S
         if at % round(WINDOW_S / BIN_S) == 0:
             factor = next(windows)
-        share = hours(kind.weekday, kind.weekend, when.start_s + from_s + BIN_S / 2)
+        share = hours(kind, when.start_s + from_s + BIN_S / 2)
         yield Span(from_s, min(BIN_S, when.seconds - from_s), scale * share * factor * next(jitter))
 
 
@@ -245,12 +240,11 @@ def _windows(tenant: Tenant, when: When, chance: Random) -> Iterator[Span]:
     begins = min(1.0, ends * tenant.active / max(1e-9, 1 - tenant.active))
     active = chance.random() < tenant.active
     factors = stray(tenant.stray_sigma, fitted.TENANTS.stray_keep, chance)
-    cycle = fitted.CONVERSATION
     from_s = 0.0
     while from_s < when.seconds:
         factor = next(factors)
         if tenant.daily:
-            factor *= hours(cycle.weekday, cycle.weekend, when.start_s + from_s + WINDOW_S / 2)
+            factor *= hours(fitted.CONVERSATION, when.start_s + from_s + WINDOW_S / 2)
         rate = tenant.rate / tenant.active * factor if active else 0.0
         yield Span(from_s, min(WINDOW_S, when.seconds - from_s), rate)
         active = chance.random() >= ends if active else chance.random() < begins
