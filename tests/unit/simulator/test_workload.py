@@ -15,8 +15,7 @@ from glowplug.simulator.scenario.load import ScenarioError, load
 from glowplug.simulator.workload.arrival import Arrival, TraceError, merge
 from glowplug.simulator.workload.formats import Reading, length_pairs, read
 from glowplug.simulator.workload.sampling import (
-    PRESERVE,
-    ErrorShape,
+    TAIL_TOKENS,
     Lengths,
     binomial,
     expected_tokens,
@@ -405,14 +404,10 @@ def test_what_cannot_be_is_refused() -> None:
     for num in (0, 5000):
         with pytest.raises(ValueError, match=f"true_tokens: {num}"):
             expected_tokens(num, 1, 1)
-    with pytest.raises(ValueError, match="within"):
-        ErrorShape(within=((50, 0.5), (25, 0.6)))
-    with pytest.raises(ValueError, match="mean_tokens"):
-        ErrorShape(mean_tokens=10.0)
 
 
 def test_the_tail_makes_up_the_mean() -> None:
-    assert PRESERVE.tail_tokens == pytest.approx(171, abs=2)
+    assert TAIL_TOKENS == pytest.approx(171, abs=2)
 
 
 def test_a_stream_carries_its_expectations() -> None:

@@ -19,7 +19,7 @@ from random import Random
 from typing import Final
 
 from glowplug.simulator.workload.arrival import Arrival, Count, TraceError, merge
-from glowplug.simulator.workload.sampling import Lengths, binomial, renewal_times, spread, thin
+from glowplug.simulator.workload.sampling import Lengths, binomial, renewal_times, spread
 from glowplug.simulator.workload.tables import Row, header, rows
 
 SERVEGEN_WINDOW_S: Final = 600.0
@@ -39,12 +39,10 @@ class Reading:
     def draw(self, source: str) -> Lengths:
         """Lengths to draw from. Raises TraceError when the trace has none and none were given."""
         if self.lengths is None:
-            raise TraceError(
-                source,
-                0,
-                "lengths",
-                "the trace has no token counts, and no lengths were given to draw from (workload.lengths names some)",
+            problem = (
+                "the trace has no token counts, and no lengths were given to draw from (workload.lengths names some)"
             )
+            raise TraceError(source, 0, "lengths", problem)
         return self.lengths
 
 
@@ -119,12 +117,21 @@ def _tokens(row: Row, prompt: str, response: str) -> tuple[int, int]:
 
 
 def _requests(
-    time: str, prompt: str, response: str, at_s: Callable[[Row, str], float] = Row.seconds, model: str = ""
+    time: str,
+    prompt: str,
+    response: str,
+    at_s: Callable[[Row, str], float] = Row.seconds,
+    *,
+    model: str = "",
+    answered: bool = False,
 ) -> Callable[[Path, Reading], Iterator[Arrival]]:
-    """A reader of rows that are a request each: its columns, the time as `at_s` reads it."""
+    """A reader of rows that are a request each: its columns, the time as `at_s` reads it; those alone that were
+    `answered`, where others are in the trace too."""
 
     def each(path: Path, how: Reading) -> Iterator[tuple[int, Arrival]]:
         for row in rows(path):
+            if answered and not row.count(response):
+                continue
             name = row.text(model) if model and model in row.values else how.model
             yield row.line, Arrival(at_s(row, time), name, *_tokens(row, prompt, response))
 
@@ -133,16 +140,6 @@ def _requests(
 
 def _ms(row: Row, field: str) -> float:
     return row.seconds(field) / 1e3
-
-
-def _burstgpt(path: Path, how: Reading) -> Iterator[Arrival]:
-    def each() -> Iterator[tuple[int, Arrival]]:
-        for row in rows(path):
-            if row.count("Response tokens"):
-                tokens = _tokens(row, "Request tokens", "Response tokens")
-                yield row.line, Arrival(row.seconds("Timestamp"), row.text("Model"), *tokens)
-
-    return _kept(path, each(), how, "Timestamp")
 
 
 def counts(path: Path, how: Reading | None = None) -> Iterator[list[Count]]:
@@ -172,8 +169,8 @@ def _counted(path: Path, how: Reading) -> Iterator[Arrival]:
 
 def _spread(group: Iterable[Count], lengths: Lengths, how: Reading) -> Iterator[Arrival]:
     """The Counts of one time, thinned, as arrivals in order."""
-    streams = [spread([count], lengths, how.chance) for count in thin(group, how.keep, how.chance)]
-    return merge(*streams)
+    kept = [one._replace(num_requests=binomial(one.num_requests, how.keep, how.chance)) for one in group]
+    return merge(*(spread(count, lengths, how.chance) for count in kept))
 
 
 def _servegen(path: Path, how: Reading) -> Iterator[Arrival]:
@@ -224,7 +221,10 @@ FORMATS: Final = (
     Format(
         columns=AZURE, says=f"{', '.join(AZURE)} (Azure LLM)", read=_requests(*AZURE, Row.moment), has_lengths=True
     ),
-    Format(columns=BURST, says=f"{', '.join(BURST)} (BurstGPT)", read=_burstgpt, has_lengths=True),
+    Format(
+        columns=BURST, says=f"{', '.join(BURST)} (BurstGPT)",
+        read=_requests("Timestamp", *BURST[2:], model="Model", answered=True), has_lengths=True,
+    ),
     Format(
         columns=("t_ms", *OWN[1:]), says="t_ms, prompt_tokens, response_tokens", read=_requests("t_ms", *OWN[1:], _ms),
         has_lengths=True,
