@@ -15,7 +15,6 @@ from glowplug.simulator.scenario.load import ScenarioError, load
 from glowplug.simulator.workload.arrival import Arrival, TraceError, merge
 from glowplug.simulator.workload.formats import Reading, length_pairs, read
 from glowplug.simulator.workload.sampling import (
-    TAIL_TOKENS,
     Lengths,
     binomial,
     expected_tokens,
@@ -404,10 +403,6 @@ def test_what_cannot_be_is_refused() -> None:
     for num in (0, 5000):
         with pytest.raises(ValueError, match=f"true_tokens: {num}"):
             expected_tokens(num, 1, 1)
-
-
-def test_the_tail_makes_up_the_mean() -> None:
-    assert TAIL_TOKENS == pytest.approx(171, abs=2)
 
 
 def test_a_stream_carries_its_expectations() -> None:

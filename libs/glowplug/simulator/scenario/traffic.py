@@ -14,7 +14,6 @@ moment and then scales down, which makes bursts (WarmServe section 7.1).
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -397,7 +396,7 @@ class Traffic:
 
     def _picker(self, chance: Random) -> Callable[[], str]:
         upto = list(accumulate(self.shares))
-        return lambda: self.keys[min(bisect_right(upto, chance.random() * upto[-1]), len(self.keys) - 1)]
+        return lambda: chance.choices(self.keys, cum_weights=upto)[0]
 
 
 def _read_bins(path: Path) -> list[tuple[float, float, int]]:

@@ -39,10 +39,8 @@ class Reading:
     def draw(self, source: str) -> Lengths:
         """Lengths to draw from. Raises TraceError when the trace has none and none were given."""
         if self.lengths is None:
-            problem = (
-                "the trace has no token counts, and no lengths were given to draw from (workload.lengths names some)"
-            )
-            raise TraceError(source, 0, "lengths", problem)
+            problem = "the trace has no token counts, and no lengths were given to draw from"
+            raise TraceError(source, 0, "lengths", f"{problem} (workload.lengths names some)")
         return self.lengths
 
 

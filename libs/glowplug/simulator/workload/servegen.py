@@ -31,11 +31,11 @@ class Histogram:
 
     def __init__(self, shares: Mapping[int, float]) -> None:
         self._values = sorted(shares)
-        self._upto = list(accumulate(shares[v] for v in self._values))
+        self._upto = list(accumulate(shares[value] for value in self._values))
 
     def draw(self, chance: Random) -> int:
-        at = bisect.bisect_left(self._upto, chance.random() * self._upto[-1])
-        return max(1, self._values[min(at, len(self._values) - 1)])
+        (value,) = chance.choices(self._values, cum_weights=self._upto)
+        return max(1, value)
 
 
 class Measured:
