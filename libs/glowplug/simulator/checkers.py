@@ -30,7 +30,7 @@ class Checker:
         self.demand(now_s >= self._last_s, f"time ran back from {self._last_s}")
         self._last_s = now_s
         traffic, total = self._traffic, self._run.results.by_model.values()
-        ended = sum(one.num_finished + sum(one.num_refused.values()) for one in total)
+        ended = sum(one.num_finished + one.num_refused.total() for one in total)
         self.demand(
             traffic.num_arrived == ended + traffic.num_open,
             f"{traffic.num_arrived} requests came, {ended} ended, {traffic.num_open} are open",

@@ -70,7 +70,7 @@ class Traffic:
         ticket = self.num_arrived
         self._open[ticket] = _Request(ticket, arrival)
         known = self._run.models.get(arrival.model)
-        self._run.results.of(arrival.model).arrived(known.model.slo if known else Slo())
+        self._run.results.by_model[arrival.model].arrived(known.model.slo if known else Slo())
         expected = arrival.expected_tokens
         if not expected and self._run.setup.params.exact_lengths:
             expected = arrival.response_tokens
@@ -114,7 +114,7 @@ class Traffic:
 
     def _ended(self, request: _Request, how: str, status: int = 0) -> None:
         """Count one that was not answered well. `how` is an error's code, or what happened to the client."""
-        self._run.results.of(request.arrival.model).refused(how)
+        self._run.results.by_model[request.arrival.model].num_refused[how] += 1
         self._tell_end(request.ticket, f"{status} {how}" if status else how)
 
     def _tell_end(self, ticket: int, how: str) -> None:
@@ -191,7 +191,7 @@ class Traffic:
                 if self._tells_tokens:
                     self._control.give("router", rw.FirstToken(sequence.key))
             elif what is What.PREEMPTED:
-                self._run.results.of(request.arrival.model).num_preempted += 1
+                self._run.results.by_model[request.arrival.model].num_preempted += 1
         self.watch(engine)
 
     def _end(self, request: _Request, code: str) -> None:
@@ -226,7 +226,7 @@ class Traffic:
         ttft_s = sequence.first_token_at - arrived_s + self._run.setup.params.network_s
         e2e_s, decode_s = now_s - arrived_s, sequence.finished_at - sequence.first_token_at
         tokens = arrival.prompt_tokens, arrival.response_tokens
-        self._run.results.of(arrival.model).answered(
+        self._run.results.by_model[arrival.model].answered(
             slo, tokens, cold=request.cold, ttft_s=ttft_s, decode_s=decode_s, e2e_s=e2e_s
         )
         self._run.results.normalised_peak.add(now_s - self._run.began_s, e2e_s / arrival.response_tokens)

@@ -45,9 +45,9 @@ def test_shares_and_nothing():
 def test_all_models_as_one():
     results = Results()
     for key, ttft in (("a", 1.0), ("b", 3.0)):
-        results.of(key).num_arrived += 1
-        results.of(key).ttft.add(ttft)
-        results.of(key).num_refused["wait_timeout"] = 2
+        results.by_model[key].num_arrived += 1
+        results.by_model[key].ttft.add(ttft)
+        results.by_model[key].num_refused["wait_timeout"] = 2
     total = results.total()
     assert (total.num_arrived, total.ttft.highest, total.num_refused) == (2, 3.0, {"wait_timeout": 4})
 
@@ -118,13 +118,13 @@ def test_hits_are_replicas_found_of_all_starts():
     results = Results()
     assert math.isnan(results.hit_ratio)
     for origin in ("prewarmed", "prewarming", "host", "remote"):
-        results.started(origin)
+        results.starts[origin] += 1
     assert results.hit_ratio == 0.5 and results.num_starts == 4
 
 
 def test_load_seconds_are_shared_by_all_that_came():
     """mCache section 6: mean load time over requests, most of which wait for none."""
     results = Results(load_seconds=6.0, fetch_seconds=4.0)
-    results.of("a").num_arrived, results.of("b").num_arrived = 15, 5
+    results.by_model["a"].num_arrived, results.by_model["b"].num_arrived = 15, 5
     assert results.load_s_per_request == pytest.approx(0.5)
     assert math.isnan(results.total().ttft_attainment)  # nobody asked for it in time

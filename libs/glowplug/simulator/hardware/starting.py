@@ -76,7 +76,7 @@ class Starting:
             return
         is_cached = self._fetching.has(engine, effect.weights)
         if not (engine.is_replica or engine.stage):
-            self.run.results.started(Origin.HOST if is_cached else Origin.REMOTE)
+            self.run.results.starts[Origin.HOST if is_cached else Origin.REMOTE] += 1
         if is_cached:
             engine.was_cached = True
             self._fetched(engine)

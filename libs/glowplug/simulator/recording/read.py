@@ -108,23 +108,23 @@ class Recording:
     def numbers(self) -> Row:
         """The same figures a simulated run has, as far as they were recorded."""
         results = Results(
-            bytes_fetched=self.bytes_fetched, gpu_seconds=self.gpu_seconds, starts={"recorded": self.num_starts}
+            bytes_fetched=self.bytes_fetched, gpu_seconds=self.gpu_seconds, starts=Counter(recorded=self.num_starts)
         )
         results.seconds = self.seconds
         for row in self.finished:
-            one, slo = results.of(row["model_key"]), self._slo(row["model_key"])
+            one, slo = results.by_model[row["model_key"]], self._slo(row["model_key"])
             one.arrived(slo)
             if row.get("error_code"):
-                one.refused(row["error_code"])
+                one.num_refused[row["error_code"]] += 1
                 continue
             tokens, decode_s = (row["prompt_tokens"], row["response_tokens"]), row["e2e_s"] - row["ttft_s"]
             one.answered(
                 slo, tokens, cold=bool(row["cold"]), ttft_s=row["ttft_s"], decode_s=decode_s, e2e_s=row["e2e_s"]
             )
         for _, row in self.rejected:
-            one = results.of(row["model_key"])
+            one = results.by_model[row["model_key"]]
             one.arrived(self._slo(row["model_key"]))
-            one.refused(row["code"])
+            one.num_refused[row["code"]] += 1
         numbers = summary(results)
         numbers["fleet"] = {name: value if name in _TOLD else None for name, value in numbers["fleet"].items()}
         return numbers
