@@ -76,24 +76,26 @@ def test_a_replica_loads_without_a_process_and_serves_at_once():
     assert results.total().num_finished == 1 and results.bytes_loaded == results.bytes_prewarmed == 16 * GB
 
 
-def test_pages_of_the_kv_cache_are_mapped_when_a_replica_becomes_an_engine():
-    """WarmServe section 4.2: 32 GB are 15,259 pages of 2 MiB, at 193 us each where they are created first."""
-    world = World(a_setup(start=replace(START, page_map_s=193e-6)), [], check=True)
-    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=16 * GB))
-    start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
-    world.run(10.0)
-    assert ready_s(world, "i1") == pytest.approx(3.01 + 15_259 * 193e-6, abs=0.01)
+EARLY_S = 31 / 32 * COSTS.prefill_s(1, 1)  # the last layers may come while the shortest first prefill runs
 
 
-def test_a_replica_that_is_still_loading_is_streamed_to_its_end():
-    """The last layers may come while the first prefill runs: (L-1)/L x shortest prefill x bandwidth are missing."""
-    world = World(a_setup(), [], check=True)
-    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=16 * GB))
-    start(world, "i1", at_s=0.4, source="r1", workers=workers_of(world.setup))
-    world.run(5.0)
-    early_s = 31 / 32 * COSTS.prefill_s(1, 1)
-    assert ready_s(world, "i1") == pytest.approx(1.0 - early_s, abs=0.004)
-    assert world.results.starts == {"prewarming": 1}
+@pytest.mark.parametrize(
+    ("num_gb", "asked_s", "page_map_s", "serves_s", "found"),
+    [
+        # WarmServe section 4.2: 32 GB are 15,259 pages of 2 MiB, at 193 us each where they are created first
+        pytest.param(16, 3.0, 193e-6, 3.01 + 15_259 * 193e-6, "prewarmed", id="maps the pages of its KV cache"),
+        # (L-1)/L x shortest prefill x bandwidth may be missing
+        pytest.param(16, 0.4, 0.0, 1.0 - EARLY_S, "prewarming", id="is still loading and is streamed to its end"),
+        pytest.param(8, 0.2, 0.0, 1.0 - EARLY_S, "prewarming", id="of the first layers goes on to the last"),
+    ],
+)
+def test_an_engine_that_grows_from_a_replica(num_gb, asked_s, page_map_s, serves_s, found):
+    world = World(a_setup(start=replace(START, page_map_s=page_map_s)), [], check=True)
+    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=num_gb * GB))
+    start(world, "i1", at_s=asked_s, source="r1", workers=workers_of(world.setup))
+    results = world.run(10.0)
+    assert ready_s(world, "i1") == pytest.approx(serves_s, abs=0.004)
+    assert results.starts == {found: 1} and results.bytes_loaded == 16 * GB
 
 
 def test_a_replica_of_the_first_layers_takes_their_bytes_and_streams_the_rest_at_its_start() -> None:
@@ -107,22 +109,11 @@ def test_a_replica_of_the_first_layers_takes_their_bytes_and_streams_the_rest_at
     world.kernel.at(world.began_s + 3.05, lambda: seen.append((state_of(world, "i1"), held(world)[0])))
     results = world.run(10.0)
     assert seen == [(InstanceState.PREWARMED, 12 * GB), (InstanceState.LOADING, 48 * GB)]
-    early_s = 31 / 32 * COSTS.prefill_s(1, 1)
-    assert ready_s(world, "i1") == pytest.approx(3.0 + 0.25 - early_s, abs=0.004)
+    assert ready_s(world, "i1") == pytest.approx(3.0 + 0.25 - EARLY_S, abs=0.004)
     assert results.starts == {"prewarmed": 1} and results.total().num_finished == 1
     assert results.bytes_prewarmed == 12 * GB and results.bytes_loaded == 16 * GB
     engine = world.nodes["server-1"].find("i1")
     assert engine is not None and engine.loaded_at - world.began_s == pytest.approx(3.25, abs=0.01)
-
-
-def test_a_replica_of_the_first_layers_that_is_still_loading_goes_on_to_the_last() -> None:
-    world = World(a_setup(), [], check=True)
-    start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=8 * GB))
-    start(world, "i1", at_s=0.2, source="r1", workers=workers_of(world.setup))
-    world.run(5.0)
-    early_s = 31 / 32 * COSTS.prefill_s(1, 1)
-    assert ready_s(world, "i1") == pytest.approx(1.0 - early_s, abs=0.004)
-    assert world.results.starts == {"prewarming": 1} and world.results.bytes_loaded == 16 * GB
 
 
 def test_a_replica_of_the_first_layers_that_is_dropped_leaves_nothing_behind() -> None:
