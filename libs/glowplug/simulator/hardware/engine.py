@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from glowplug.controllers.agent.messages import EngineReady
@@ -153,16 +154,14 @@ class Sharing:
 
     def busy(self, engine: SimEngine) -> None:
         """Its first request has come."""
-        for gpus in engine.stage_gpus:
-            for gpu_id in gpus:
-                self._busy.setdefault(gpu_id, {})[engine] = None
+        for gpu_id in chain(*engine.stage_gpus):
+            self._busy.setdefault(gpu_id, {})[engine] = None
         self._settle(engine)
 
     def idle(self, engine: SimEngine) -> None:
         """Its last request has ended, or it is gone. One that was not busy stays so."""
-        for gpus in engine.stage_gpus:
-            for gpu_id in gpus:
-                self._busy.get(gpu_id, {}).pop(engine, None)
+        for gpu_id in chain(*engine.stage_gpus):
+            self._busy.get(gpu_id, {}).pop(engine, None)
         self._settle(engine)
 
     def pace(self, engine: SimEngine, pace: float) -> None:
@@ -183,11 +182,10 @@ class Sharing:
 
     def _settle(self, changed: SimEngine) -> None:
         self._slow(changed)
-        for gpus in changed.stage_gpus:
-            for gpu_id in gpus:
-                for one in self._busy.get(gpu_id, ()):
-                    if one is not changed:
-                        self._slow(one)
+        for gpu_id in chain(*changed.stage_gpus):
+            for one in self._busy.get(gpu_id, ()):
+                if one is not changed:
+                    self._slow(one)
 
     def _slow(self, engine: SimEngine) -> None:
         if engine.serving is None:
