@@ -2,25 +2,13 @@
 
 import pytest
 
-from glowplug.simulator.costs import FITTED
-
-MEASURED = {  # ms: prefill base, per token, per token squared; decode base, per sequence, per token of context
-    ("llama-2-7b", "a10"): ((17.5, 0.1968, 5.2e-6), (32.1, 0.231, 1.04e-3)),
-    ("llama-2-7b", "a100"): ((7.5, 0.0686, 1.1e-6), (11.8, 0.154, 4.6e-4)),
-    ("llama-2-7b", "h800"): ((7.3, 0.0207, 0), (9.1, 0.110, 0)),
-    ("llama-2-13b", "a100"): ((15.4, 0.1193, 0), (20.4, 0.196, 3.0e-4)),
-    ("llama-2-13b", "h100"): ((8.6, 0.0380, 0), (12.9, 0.096, 0)),
-    ("qwen2.5-7b", "a10"): ((19.1, 0.2016, 8.9e-6), (33.9, 0.160, 0)),
-    ("qwen2.5-7b", "a100"): ((8.2, 0.0570, 0), (12.2, 0.117, 3.3e-4)),
-    ("qwen2.5-7b", "h100"): ((6.7, 0.0199, 0), (9.1, 0.071, 0)),
-}
+from glowplug.simulator.costs import FITTED, FITTED_MS
 
 
-@pytest.mark.parametrize("profile", MEASURED, ids="/".join)
+@pytest.mark.parametrize("profile", FITTED_MS, ids="/".join)
 def test_a_step_takes_what_was_fitted(profile):
     """Eight prompts of 256 tokens, then a step of them with 300 tokens of context each."""
-    assert FITTED.keys() == MEASURED.keys()
-    (base, token, token2), (step, sequence, context) = MEASURED[profile]
+    (base, token, token2), (step, sequence, context) = FITTED_MS[profile]
     costs = FITTED[profile]
     assert costs.prefill_s(2048, 8 * 256**2) * 1e3 == pytest.approx(base + token * 2048 + token2 * 8 * 256**2)
     assert costs.decode_s(8, 2400) * 1e3 == pytest.approx(step + sequence * 8 + context * 2400)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from glowplug.simulator.scenario.load import Scenario, ScenarioError, highest, load
+from glowplug.simulator.scenario.sources import Clients
 from tests.unit.simulator.scenarios import workload, write
 
 DAY_S = 86_400
@@ -108,8 +109,8 @@ def test_clients_stand_in_for_models_by_their_sort(tmp_path: Path) -> None:
     clients(tmp_path)
     groups = [{"pick": p, "num": 1, "rps": r} for p, r in (("popular", 3.0), ("bursty", 1.0), ("tail", 0.05))]
     one = scenario(tmp_path, 1200, 3, source="servegen_clients_10min.csv", clients=groups, lengths={}, start_s=1200)
-    assert one.traffic.clients is not None
-    names = [client.name for client in one.traffic.clients._by_key.values()]
+    assert isinstance(one.traffic.streams, Clients)
+    names = [client.name for client in one.traffic.streams._by_key.values()]
     assert names[:2] == ["s-a", "s-b"]
     assert names[2] in ("s-d", "s-e", "s-f")
     counts = Counter(arrival.model for arrival in one.arrivals(1))

@@ -45,7 +45,6 @@ def _read(path: Path, below: tuple[Path, ...]) -> Tree:
     if not isinstance(tree, dict):
         raise ScenarioError("", f"{path}: is no mapping of fields to values")
     tree = with_system(expand(tree))
-    _check_system(tree)
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -92,14 +91,7 @@ def override(tree: Tree, settings: Iterable[str], beside: Path | None = None) ->
         except yaml.YAMLError as error:
             raise ScenarioError(path, f"{text!r} is no YAML value") from error
         tree = with_system(_set(tree, path.strip().split("."), value, path), over=True)
-        _check_system(tree)
     return tree
-
-
-def _check_system(tree: Tree) -> None:
-    named = tree.get("policies")
-    if isinstance(named, str):
-        raise ScenarioError("policies", f"there is no system {named!r} {known(named, SYSTEMS)}")
 
 
 def _set(tree: Any, parts: list[str], value: Any, path: str) -> Any:
@@ -170,13 +162,13 @@ def data_folder() -> Path:
 
 def with_system(tree: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
     """The tree with a system named in `policies` written out. Its settings go under those the tree has, or `over` them.
-
-    A name that does not exist stays as it is.
-    """
+    Raises ScenarioError for a name that does not exist."""
     named = tree.get("policies")
-    system = SYSTEMS.get(named) if isinstance(named, str) else None
-    if system is None:
+    if not isinstance(named, str):
         return dict(tree)
+    if named not in SYSTEMS:
+        raise ScenarioError("policies", f"there is no system {named!r} {known(named, SYSTEMS)}")
+    system = SYSTEMS[named]
     params = dict(tree.get("params") or {})
     for part, settings in system.params.items():
         own = dict(params.get(part) or {})
