@@ -45,9 +45,7 @@ class StartSeconds:
     stop_s: float = 0.1
     overlap: bool = True
     chunk_bytes: int = 16_000_000
-    load_bytes_per_s: float = (
-        math.inf
-    )  # what an engine takes by itself, over all of its GPUs; inf: what its lanes carry
+    load_bytes_per_s: float = math.inf  # what an engine takes by itself, over its GPUs; inf: what its lanes carry
     replica_s: float = 0.0  # a replica goes into a process that waits in a pool (WarmServe section 6)
     activate_s: float = 0.0  # a replica becomes an engine
     page_map_s: float = 0.0  # of each page of KV cache an activation maps: 1.5e-6, or 193e-6 when pages are created

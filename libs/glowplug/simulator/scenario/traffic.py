@@ -75,9 +75,9 @@ class Generated:
         elif self._kind == "generator_functions":
             stream = generator.functions(seed, len(keys), rate, span_s, cv=words.cv or 1.0, names=keys)
         else:
-            make = generator.code if self._kind == "generator_code" else generator.conversation
+            kind, cv = SERVICES[self._kind], words.cv or None
             stream = merge(*(
-                make(seed, rate * share, span_s, start_s=self._start_s(number), model=key, cv=words.cv or None)
+                generator.service(kind, seed, rate * share, span_s, model=key, start_s=self._start_s(number), cv=cv)
                 for number, (key, share) in enumerate(self._shares.items())
                 if share > 0
             ))  # fmt: skip

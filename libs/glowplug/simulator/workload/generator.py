@@ -1,6 +1,6 @@
 """Traffic for those who have no trace: generated, seeded, fitted to public ones (generator_fitted.py says to which).
 
-One service (`conversation`, `code`): the daily and weekly cycle, a rate that strays from it, bursts, lengths from a
+One service (`service`): the daily and weekly cycle, a rate that strays from it, bursts, lengths from a
 mixture. Many tenants (`fleet`): popularity over orders of magnitude, idle tails, each with bursts and lengths of its
 own. Functions (`functions`): popularity as of a serverless provider. Rates change, and arrivals follow them: a renewal
 process in operational time, where a second lasts as long as the rate says. Gaps are Gamma with a coefficient of
@@ -25,6 +25,7 @@ from glowplug.simulator.workload.generator_fitted import Cycle
 LABEL: Final = "generated"
 BIN_S: Final = 10.0
 WINDOW_S: Final = 600.0
+NOON_S: Final = 43_200.0  # of a Monday
 _NORMAL: Final = NormalDist()
 WEEK_S: Final = 7 * DAY_S
 
@@ -87,30 +88,29 @@ Draw = Callable[[Random], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """`seconds` from `start_s` on, which counts from a Monday's 00:00 UTC; 43,200 is Monday noon."""
+    """`seconds` from `start_s` on, which counts from a Monday's 00:00 UTC."""
 
     seconds: float
-    start_s: float = 43_200.0
+    start_s: float = NOON_S
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf or not 0 <= self.start_s < math.inf:
             raise ValueError(f"seconds: {self.seconds} s of traffic from {self.start_s} s on")
 
 
-def conversation(
-    seed: int, rps: float, seconds: float, *, start_s: float = 43_200.0, model: str = "", cv: float | None = None
+def service(
+    kind: Cycle, seed: int, rps: float, seconds: float, *, model: str, start_s: float = NOON_S, cv: float | None = None
 ) -> Iterator[Arrival]:
-    """A chat service with `rps` requests a second on average over those seconds, times from 0. `cv` of the gaps is
-    that of the trace unless it is given. Raises ValueError for a rate or a time that is not above 0."""
+    """One service with `rps` requests a second on average over those seconds, times from 0: a chat (`CONVERSATION`), or
+    code completion (`CODE`: long prompts, short responses, a quiet weekend). `cv` of the gaps is that of the trace
+    unless it is given. Raises ValueError for a rate or a time that is not above 0."""
     when = When(seconds=seconds, start_s=start_s)
-    return _service(fitted.CONVERSATION, seed, rps, when, model or f"{LABEL}-conversation", cv)
-
-
-def code(
-    seed: int, rps: float, seconds: float, *, start_s: float = 43_200.0, model: str = "", cv: float | None = None
-) -> Iterator[Arrival]:
-    """A code completion service: long prompts, short responses, a quiet weekend. As `conversation`."""
-    return _service(fitted.CODE, seed, rps, When(seconds=seconds, start_s=start_s), model or f"{LABEL}-code", cv)
+    if not 0 < rps < math.inf:
+        raise ValueError(f"rps: {rps} requests a second")
+    rates, gaps, tokens = (Random(f"{seed}/{model}/{part}") for part in ("rates", "gaps", "tokens"))
+    draw = lengths(kind)
+    times = renewal(_cycle(kind, rps, when, rates), kind.gap_cv if cv is None else cv, gaps)
+    return (Arrival(at_s, model, *draw(tokens)) for at_s in times)
 
 
 def lengths(kind: Cycle) -> Draw:
@@ -124,15 +124,6 @@ def lengths(kind: Cycle) -> Draw:
         return min(kind.max_prompt, prompt_tokens), min(kind.max_response, response_tokens)
 
     return draw
-
-
-def _service(kind: Cycle, seed: int, rps: float, when: When, model: str, cv: float | None) -> Iterator[Arrival]:
-    if not 0 < rps < math.inf:
-        raise ValueError(f"rps: {rps} requests a second")
-    rates, gaps, tokens = (Random(f"{seed}/{model}/{part}") for part in ("rates", "gaps", "tokens"))
-    draw = lengths(kind)
-    times = renewal(_cycle(kind, rps, when, rates), kind.gap_cv if cv is None else cv, gaps)
-    return (Arrival(at_s, model, *draw(tokens)) for at_s in times)
 
 
 def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span]:
@@ -175,17 +166,19 @@ def tenants(seed: int, num_models: int, rps: float, names: Sequence[str] = ()) -
     `names` are too few."""
     if num_models < 1 or not 0 < rps < math.inf:
         raise ValueError(f"num_models: {num_models} models with {rps} requests a second in all")
-    if names and len(names) < num_models:
-        raise ValueError(f"names: {len(names)} names for {num_models} models")
+    names = _named(LABEL, num_models, names)
     chance = Random(f"{seed}/tenants")
     scores = [_NORMAL.inv_cdf(1 - (rank + 0.5) / num_models) for rank in range(num_models)]
     weights = [10 ** (fitted.TENANTS.rate_sigma_log10 * z) for z in scores]
     scale = rps / math.fsum(weights)
-    digits = len(str(num_models - 1))
-    return [
-        _tenant(names[rank] if names else f"{LABEL}-{rank:0{digits}d}", z, weight * scale, chance)
-        for rank, (z, weight) in enumerate(zip(scores, weights, strict=True))
-    ]
+    return [_tenant(name, z, weight * scale, chance) for name, z, weight in zip(names, scores, weights, strict=False)]
+
+
+def _named(prefix: str, num: int, names: Sequence[str]) -> Sequence[str]:
+    """The names given, or as many that say that they are generated. Raises ValueError when those given are too few."""
+    if names and len(names) < num:
+        raise ValueError(f"names: {len(names)} names for {num} of {prefix}")
+    return names or [f"{prefix}-{rank:0{len(str(num - 1))}d}" for rank in range(num)]
 
 
 def _tenant(name: str, z: float, rate: float, chance: Random) -> Tenant:
@@ -214,7 +207,7 @@ def fleet(
     rps: float,
     seconds: float,
     *,
-    start_s: float = 43_200.0,
+    start_s: float = NOON_S,
     names: Sequence[str] = (),
     max_prompt: int = 8192,
     max_response: int = 2048,
@@ -289,25 +282,19 @@ def functions(
 
     Popularity is lognormal through the two points published of Azure Functions (Shahrad et al., ATC 2020, section 3.3):
     45 % are invoked once an hour or less on average, 81 % once a minute or less. `drop_above` leaves out those more
-    popular than that share of all (mCache section 6.1 drops above 0.9). Lengths as of `conversation` unless given.
+    popular than that share of all (mCache section 6.1 drops above 0.9). Lengths as of a chat unless given.
     Raises ValueError for no function, no rate or a share outside (0, 1].
     """
     if num_functions < 1 or not 0 < rps < math.inf or not 0 < drop_above <= 1:
         raise ValueError(f"num_functions: {num_functions} at {rps} a second, those up to the share {drop_above}")
-    if names and len(names) < num_functions:
-        raise ValueError(f"names: {len(names)} names for {num_functions} functions")
+    names = _named(f"{LABEL}-function", num_functions, names)
     when = When(seconds=seconds)
     weights = _popularity(num_functions, drop_above)
     scale = rps / math.fsum(weights)
     tokens = draw or lengths(fitted.CONVERSATION)
-    digits = len(str(num_functions - 1))
 
     def one(name: str, rate: float) -> Iterator[Arrival]:
         chance = Random(f"{seed}/{name}")
         return (Arrival(at, name, *tokens(chance)) for at in renewal([Span(0.0, when.seconds, rate)], cv, chance))
 
-    streams = [
-        one(names[rank] if names else f"{LABEL}-function-{rank:0{digits}d}", weight * scale)
-        for rank, weight in enumerate(weights)
-    ]
-    return merge(*streams)
+    return merge(*(one(name, weight * scale) for name, weight in zip(names, weights, strict=False)))
