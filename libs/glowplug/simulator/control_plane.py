@@ -374,9 +374,16 @@ class ControlPlane:
             listener(event)
         if isinstance(payload, PREFETCHER.commands):
             self._wake(payload.target)
-        for reader in self.readers_of(payload):
+        readers = self.readers_of(payload)
+        # what is sure to come, comes to all at one time; else each reader has its own delays
+        groups = [readers] if readers and self.delivery.is_sure else [[reader] for reader in readers]
+        for group in groups:
             for delay_s in self.delivery.delays_s():
-                self.kernel.after(delay_s, self.give, reader, event)
+                self.kernel.after(delay_s, self._give_each, group, event)
+
+    def _give_each(self, readers: Sequence[str], event: Event) -> None:
+        for reader in readers:
+            self.give(reader, event)
 
     def event(self, name: str, payload: Any, cause: Event | None) -> Event:
         """A payload as `name` publishes it now."""

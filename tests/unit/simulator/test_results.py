@@ -60,14 +60,11 @@ def test_all_models_as_one():
 
 def a_node(*owners):
     """GPUs of which each is held for one owner, or for none."""
-    gpus = tuple(
-        Gpu(
-            gpu_id=f"n/{at}",
-            total_bytes=10,
-            grants=(Grant(holder="h", owner=owner, num_bytes=1),) if owner is not None else (),
-        )
-        for at, owner in enumerate(owners)
-    )
+
+    def held(owner):
+        return () if owner is None else (Grant(holder="h", owner=owner, num_bytes=1),)
+
+    gpus = tuple(Gpu(gpu_id=f"n/{at}", total_bytes=10, grants=held(owner)) for at, owner in enumerate(owners))
     return Node(node_id="n", gpus=gpus, engines=(), agent_url="")
 
 
@@ -103,21 +100,20 @@ def test_instances_count_while_they_serve_or_come_and_replicas_never():
     assert results.instance_seconds == 10.0 and results.instances_peak == 1
 
 
-def test_the_peak_is_the_highest_mean_of_any_minute():
-    peak = Peak(width_s=60.0)
-    for at_s, value in ((1.0, 1.0), (59.0, 3.0), (60.0, 2.5), (130.0, 0.1)):
+@pytest.mark.parametrize(
+    ("least", "values", "highest"),
+    [
+        pytest.param(1, {1.0: 1.0, 59.0: 3.0, 60.0: 2.5, 130.0: 0.1}, 2.5, id="of any minute"),
+        pytest.param(2, {1.0: 9.0, 61.0: 1.0, 62.0: 2.0}, 1.5, id="not of one with too few"),
+    ],
+)
+def test_the_peak_is_the_highest_mean(least, values, highest):
+    peak = Peak(width_s=60.0, least=least)
+    assert math.isnan(peak.highest)
+    for at_s, value in values.items():
         peak.add(at_s, value)
     peak.close()
-    assert (peak.highest, peak.at_s) == (2.5, 60.0)
-
-
-def test_a_minute_with_too_few_is_no_peak():
-    peak = Peak(width_s=60.0, least=2)
-    for at_s, value in ((1.0, 9.0), (61.0, 1.0), (62.0, 2.0)):
-        peak.add(at_s, value)
-    peak.close()
-    assert peak.highest == 1.5
-    assert math.isnan(Peak().highest)
+    assert (peak.highest, peak.at_s) == (highest, 60.0)
 
 
 def test_hits_are_replicas_found_of_all_starts():
