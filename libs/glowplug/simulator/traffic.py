@@ -53,15 +53,13 @@ class Traffic:
         return len(self._open)
 
     def start(self) -> None:
-        self._next()
-
-    def _next(self) -> None:
+        """The next request is on its way."""
         arrival = next(self._arrivals, None)
         if arrival is not None:
             self._run.kernel.at(self._run.began_s + arrival.at_s, self._come, arrival)
 
     def _come(self, arrival: Arrival) -> None:
-        self._next()
+        self.start()
         self.arrive(arrival)
 
     def arrive(self, arrival: Arrival) -> int:

@@ -50,7 +50,7 @@ class SimNode(Server):
         self.dormancy = Dormancy(self, self.fetching, self.starting)
         self.pipelines = Pipelines(self, self.fetching)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            **dict.fromkeys(UNHEEDED, _pass_over),
+            **dict.fromkeys(UNHEEDED, lambda effect: None),
             aw.Remember: self._remember,
             **self.fetching.handlers,
             **self.starting.handlers,
@@ -130,7 +130,3 @@ def prefetcher_params(setup: Setup, server: ServerSetup) -> PrefetcherParams:
     return PrefetcherParams(
         capacity_bytes=server.host_cache_bytes, caching=setup.policies.caching, heal_s=setup.params.heal_s
     )
-
-
-def _pass_over(effect: Any) -> None:
-    """Nothing in a simulation shows this effect."""

@@ -111,25 +111,15 @@ def _model(recording: Recording, key: str, model: Row, by_model: Mapping[str, Mo
     tokens = recording.kv_tokens.get(key) or model.get("context_tokens", 2048) * model.get("max_concurrency", 8)
     own = [row for row in recording.finished if row["model_key"] == key]
     costs = Costs(own, recording.typical(key)[0])
-    return (
-        kept
-        | {
-            "name": key,
-            "weights_bytes": weights,
-            "kv_bytes": kv_bytes,
-            "kv_bytes_per_token": max(1, kv_bytes // max(1, tokens)),
-            "costs": costs.tree,
-            "pace": costs.pace,
-        }
-        | _starts(recording, key, weights, by_model, costs)
-    )
-
-
-def _starts(
-    recording: Recording, key: str, weights_bytes: int, by_model: Mapping[str, ModelStarts], costs: Costs
-) -> Row:
-    engine = recording.models[key].get("engine")
-    alike = {name: one for name, one in by_model.items() if recording.models.get(name, {}).get("engine") == engine}
-    bytes_of = {name: _weights(model) for name, model in recording.models.items()}
-    others = pooled(alike, bytes_of, weights_bytes)
-    return trees_of(by_model.get(key, ModelStarts()), others, weights_bytes, costs.first_s)
+    models = recording.models
+    alike = {name: one for name, one in by_model.items() if models.get(name, {}).get("engine") == model.get("engine")}
+    others = pooled(alike, {name: _weights(other) for name, other in models.items()}, weights)
+    found = {
+        "name": key,
+        "weights_bytes": weights,
+        "kv_bytes": kv_bytes,
+        "kv_bytes_per_token": max(1, kv_bytes // max(1, tokens)),
+        "costs": costs.tree,
+        "pace": costs.pace,
+    }
+    return kept | found | trees_of(by_model.get(key, ModelStarts()), others, weights, costs.first_s)

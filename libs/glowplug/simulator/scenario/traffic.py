@@ -107,13 +107,12 @@ class Generated:
     def _fitted(self, stream: Iterator[Arrival], chance: Random) -> Iterator[Arrival]:
         """With the scenario's lengths where it names some, inside its bounds everywhere."""
         words = self._words
-        bounds: Sequence[int] = (words.max_prompt_tokens, words.min_response_tokens, words.max_total_tokens)
         for arrival in stream:
             given = self._lengths.get(arrival.model)
             if given is not None:
                 prompt, response = given.draw(chance)
             else:
-                prompt, response = bounded(arrival.prompt_tokens, arrival.response_tokens, *bounds)
+                prompt, response = bounded(arrival.prompt_tokens, arrival.response_tokens, *words.token_bounds)
             at_s = arrival.at_s / words.squeeze
             if at_s < self._seconds:
                 yield Arrival(at_s, arrival.model, prompt, response)
@@ -353,7 +352,6 @@ class Traffic:
             ratio = words.rps * self.seconds / there
         repeats = max(1, math.ceil(ratio))
         pick, by_name = self._picker(chance), dict(self._served_by)
-        bounds = words.max_prompt_tokens, words.min_response_tokens, words.max_total_tokens
         for at_s, arrival in self._cut(read_trace(self.path, reading)):
             for _ in range(binomial(repeats, ratio / repeats, chance)):
                 key = by_name.get(arrival.model) or (
@@ -362,7 +360,7 @@ class Traffic:
                     else pick()
                 )
                 if own and key not in self._own_lengths:
-                    tokens = bounded(arrival.prompt_tokens, arrival.response_tokens, *bounds)
+                    tokens = bounded(arrival.prompt_tokens, arrival.response_tokens, *words.token_bounds)
                 else:
                     tokens = self._lengths[key].draw(chance)
                 yield Arrival(at_s, key, *tokens)

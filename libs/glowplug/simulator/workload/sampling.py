@@ -79,12 +79,7 @@ class Lengths:
     """Pairs of prompt and response tokens, drawn with replacement from `pairs`, each bounded."""
 
     def __init__(
-        self,
-        pairs: Sequence[tuple[int, int]],
-        *,
-        max_prompt: int = 0,
-        min_response: int = 1,
-        max_total: int = 0,
+        self, pairs: Sequence[tuple[int, int]], max_prompt: int = 0, min_response: int = 1, max_total: int = 0
     ) -> None:
         if not pairs:
             raise ValueError("no lengths to draw from")
