@@ -34,11 +34,11 @@ def spread_of(seed, slots, fair_requests):
 
 
 @pytest.mark.parametrize("slots", SLOTS)
-def test_turns_bound_how_far_one_waiting_model_is_ahead_of_another(slots):
+def test_quanta_bound_how_far_one_waiting_model_is_ahead_of_another(slots):
     for seed in range(2):
         spread, num = spread_of(seed, slots, FAIR)
         before, num_before = spread_of(seed, slots, 0)
-        assert spread <= FAIR + 2 * max(slots), "a quantum, and what runs while a turn ends"
+        assert spread <= FAIR + 2 * max(slots), "a quantum, and what runs while one ends"
         assert len(set(slots)) == 1 or before > FAIR + 2 * max(slots), "without it wide batches run away"
         assert num >= 0.9 * num_before
 

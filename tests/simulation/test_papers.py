@@ -124,7 +124,7 @@ def test_a_pipelined_cold_start_is_faster_than_one_of_a_single_worker():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_engines_that_do_not_fit_together_take_turns_asleep(seed):
-    """SwapServeLLM section 4: after each has started once, a turn is a swap."""
+    """SwapServeLLM section 4: after each has started once, the next start is a swap."""
     _, results, total = run(*fleets.swapserve(seed), 300.0, f"swapserve seed {seed}")
     assert total.num_finished == total.num_arrived
     assert results.starts["swapped"] > 0 and results.starts["host"] <= 4, f"seed {seed}: {results.starts}"

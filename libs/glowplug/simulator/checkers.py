@@ -75,7 +75,7 @@ class Checker:
             known is None or num_sent <= known.max_concurrency or engine.num_migrations == 1,
             f"the router has sent {num_sent} requests to {name}",
         )
-        self.demand(num <= len(engine.tickets), f"{name} runs what nobody asked for")
+        self.demand(num <= len(engine.tickets), f"{name} runs what no request asked for")
         if engine.num_stages > 1 and engine.tickets:
             later = [node.find(f"{name}.{r}") for r in range(1, engine.num_stages)]
             self.demand(all(later), f"{name} answers with {sum(map(bool, later))} later stages")

@@ -119,7 +119,7 @@ def _in_processes(
                     future.result()
                 if progress is not None:
                     progress(shares[:])
-        except BaseException:  # Ctrl-C too: nobody waits for the hours a run has left
+        except BaseException:  # Ctrl-C too: a run may have hours left
             signal.pthread_sigmask(signal.SIG_SETMASK, unheld)
             for worker in multiprocessing.active_children():
                 worker.terminate()
@@ -138,7 +138,7 @@ def _begin(shares: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """However the one who asked for runs ended: nobody is left to read them."""
+    """Runs have no reader any more once the process that asked for them has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

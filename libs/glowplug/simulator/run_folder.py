@@ -36,7 +36,7 @@ FILES = ("setup.json", "results.json", "events.jsonl", "decisions.jsonl", "reque
 
 @contextmanager
 def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) -> Iterator[Finish]:
-    """Record what happens in `world` to `folder`; `finish` is told what came of it. Without a folder, nothing."""
+    """Record what happens in `world` to `folder`; `finish` takes what came of it. Without a folder, nothing."""
     if folder is None:
         yield lambda results, numbers: None
         return

@@ -146,7 +146,7 @@ class Params:
     load_slowdown: float = 1.02  # steps on a GPU while weights go into it in the background
     share_compute: bool = True  # engines that are busy on one GPU share its time evenly
     reserve_compute: bool = True  # a low-memory stage has 1/s of its GPU (HydraServe Eq. 2); else what is free of it
-    exact_lengths: bool = False  # routers are told how long each response will be
+    exact_lengths: bool = False  # routers know how long each response will be
     stepping: bool = False  # engines visit every step (slow; the same results)
 
     def __post_init__(self) -> None:
@@ -166,8 +166,8 @@ def watchful() -> Params:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Something breaks `at_s` into the traffic: a node, or one engine on it (the oldest that serves `model`); or, from
-    then on, the first consolidation of a stage there fails, or hangs until it is told to give up. Raises ValueError for
-    any other `kind`."""
+    then on, the first consolidation of a stage there fails, or hangs until it is asked to give up. Raises ValueError
+    for any other `kind`."""
 
     at_s: float
     node_id: str

@@ -244,7 +244,7 @@ class Traffic:
         self._control.publish("router", fact, None)
 
     def engine_gone(self, engine: SimEngine) -> None:
-        """Its process has ended: what it ran is lost, and each client hears of it."""
+        """Its process has ended: what it ran is lost, and each client is answered so."""
         if engine.wake is not None:
             engine.wake.cancel()
         engine.serving = None

@@ -21,7 +21,7 @@ OBJECTS_PER_COLLECTION = 100_000
 
 class World(Run):
     """`setup` and `arrivals` (in order, times from 0) decide everything but for what `delivery` does to events: calm
-    unless it is told to be chaotic by a seed."""
+    unless it is given a chaotic one."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a recorded fleet tells a simulation: its shape, its starts, the costs of its models, its requests' pace."""
+"""What a simulation learns from a recorded fleet: its shape, its starts, its models' costs, its requests' pace."""
 
 import json
 from collections.abc import Sequence
@@ -86,8 +86,8 @@ def test_a_recorded_fleet_is_a_scenario(tmp_path: Path) -> None:
 def test_kinds_that_decided_nothing_are_those_of_the_default_where_the_others_are(
     tmp_path: Path, placed_by: str, predicts: str
 ) -> None:
-    told = {"decision_id": "d", "reason": "there is room", "made_at": 1003.0}
-    decision = {"service": "placer-1", "kind": "place", "policy": placed_by, **told}
+    why = {"decision_id": "d", "reason": "it fits", "made_at": 1003.0}
+    decision = {"service": "placer-1", "kind": "place", "policy": placed_by, **why}
     policies = replay_of(tmp_path, ("decision.made", 1003.0, {"decision": decision}), finished()).setup.policies
     assert (policies.placement, policies.prediction) == (placed_by, predicts)
 
@@ -162,7 +162,7 @@ def of(state: str, number: int, at_s: float) -> Fact:
 
 
 def test_swaps_take_what_they_took(tmp_path: Path) -> None:
-    """They were in the recording and nobody read them: a replay charged 5.3 s for each wake."""
+    """They were in the recording and were not read: a replay charged 5.3 s for each wake."""
     rows = [
         of("draining", 1, 1000.0),
         of("swapped_out", 1, 1002.9),  # after 0.3 s of quiet and half a tick

@@ -393,10 +393,10 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_a_stream_carries_its_expectations() -> None:
     arrivals = [Arrival(float(at), "m", 10, 5 + at) for at in range(200)] + [Arrival(200.0, "m", 1, 9999)]
-    told = list(with_errors(arrivals, 3))
-    assert [a._replace(expected_tokens=0) for a in told] == arrivals
-    assert told[7].expected_tokens == expected_tokens(12, 3, 7)
-    assert all(1 <= a.expected_tokens <= 4096 for a in told)
+    found = list(with_errors(arrivals, 3))
+    assert [a._replace(expected_tokens=0) for a in found] == arrivals
+    assert found[7].expected_tokens == expected_tokens(12, 3, 7)
+    assert all(1 <= a.expected_tokens <= 4096 for a in found)
 
 
 def test_a_scenario_asks_for_them() -> None:

@@ -2,7 +2,7 @@
 
 Each boundary between two steps works as in vLLM's default scheduler: prompts that fit are prefilled together, before
 anybody decodes on; else everybody running emits one token; when the KV cache cannot take one more token of everybody,
-the sequence admitted last gives its room back and is computed again later.
+the sequence admitted last gives its tokens back and is computed again later.
 
 Between two boundaries at which any of this changes, all decode steps have the same members, so their total time has a
 closed form (`StepCosts.decode_s`) and one event stands for them all. A newcomer cuts the span at the next boundary,
@@ -203,11 +203,11 @@ class BatchEngine:
             self.next_at_s = now_s + took_s + self._first_s
             self._first_s = 0.0
         elif self.running:
-            self._make_room(now_s)
+            self._preempt(now_s)
             num = len(self.running)
-            room = (self.limits.kv_tokens - self._context) // num
+            steps_that_fit = (self.limits.kv_tokens - self._context) // num
             self._span = _Span.DECODE
-            self._planned = 1 if self.stepping else min(self._soonest_finish() - self.num_steps, room)
+            self._planned = 1 if self.stepping else min(self._soonest_finish() - self.num_steps, steps_that_fit)
             self.next_at_s = now_s + self._slowdown * self.costs.decode_s(num, self._context, self._planned)
         else:
             self._span, self.next_at_s = _Span.IDLE, math.inf
@@ -219,7 +219,7 @@ class BatchEngine:
             size = self.waiting[0].prompt_tokens + self.waiting[0].num_emitted
             if self._batch and num_tokens + size > limits.max_prefill_tokens:
                 break
-            others = len(self.running) + len(self._batch)  # each of them needs a token of room in the next step
+            others = len(self.running) + len(self._batch)  # each of them needs one more token in the next step
             if self._context + num_tokens + size + others + 1 > limits.kv_tokens:
                 break
             self._batch.append(self.waiting.popleft())
@@ -227,7 +227,7 @@ class BatchEngine:
             num_tokens2 += size * size
         return num_tokens, num_tokens2
 
-    def _make_room(self, now_s: float) -> None:
+    def _preempt(self, now_s: float) -> None:
         while self.limits.kv_tokens - self._context < len(self.running):
             _, victim = self.running.popitem()
             self._context -= victim.base + self.num_steps

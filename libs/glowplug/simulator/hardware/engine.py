@@ -54,7 +54,7 @@ class SimEngine:
     tickets: dict[int, Any] = field(default_factory=dict)
     stage_gpus: tuple[tuple[str, ...], ...] = ()
     start: StartSeconds = field(default_factory=StartSeconds)  # what its latest start or wake takes
-    pace: float = 1.0  # times as slow as its costs say, for whoever it serves
+    pace: float = 1.0  # times as slow as its costs say, for all that it serves
     first: "SimEngine | None" = None  # of a pipeline whose later stage it is, whatever else it has become since
     shares_compute: tuple[bool, ...] = ()  # of each stage; (): all do. The others have a part of their GPU for sure
 
@@ -75,16 +75,16 @@ class SimEngine:
 
     @property
     def kv_tokens(self) -> int:
-        """That its KV cache holds; 0 while it serves nobody."""
+        """That its KV cache holds; 0 while it does not serve."""
         return self.serving.limits.kv_tokens if self.serving is not None else 0
 
     @property
     def num_slots(self) -> int:
-        """Requests that it runs at once; 0 while it serves nobody."""
+        """Requests that it runs at once; 0 while it does not serve."""
         return self.serving.limits.max_sequences if self.serving is not None else 0
 
     def ready(self, url: str, phases: tuple[Phase, ...]) -> EngineReady:
-        """What its agent is told once it serves, or once a pipeline's stage has its part."""
+        """What its agent is notified of once it serves, or once a pipeline's stage has its part."""
         return EngineReady(self.instance_id, url, phases, self.kv_tokens, num_slots=self.num_slots)
 
     @property
@@ -131,7 +131,7 @@ class SimEngine:
         return self.model.costs[gpu_kind].pipelined(self.num_stages, self.model.start.hop_s)
 
     def _limits(self, stages: "tuple[SimEngine, ...]") -> EngineLimits:
-        """A stage keeps the KV of its layers alone, so the stage with the least room for it bounds them all. Whoever
+        """A stage keeps the KV of its layers alone, so the stage with the least memory for it bounds them all. One that
         was granted less than it asked for has so much less of a KV cache."""
         model, per_token = self.model.model, self.model.kv_bytes_per_token
         kv_tokens = model.kv_bytes // per_token

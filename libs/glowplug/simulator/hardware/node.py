@@ -107,7 +107,7 @@ class SimNode(Server):
         self.look_around()
 
     def look_around(self) -> None:
-        """The agent hears what its host memory and its links are: soon, and once for all that changes at one time."""
+        """The agent is notified of its host memory and its links: soon, and once for all that changes at one time."""
         if not self._looks:
             self._looks = True
             self.run.kernel.after(0.0, self._look)

@@ -20,7 +20,7 @@ from glowplug.simulator.setup import ABILITIES
 
 ARRIVALS = "arrivals.csv"
 KIND = "recorded"
-PCIE_BYTES_PER_S: Final = 32e9  # of a GPU's lanes, which no recording tells: engines load as fast as they were seen to
+PCIE_BYTES_PER_S: Final = 32e9  # of a GPU's lanes, which is in no recording: engines load as fast as they were seen to
 LIVE: Final[Tree] = {
     "agent_tick_s": 0.2,
     "autoscaler": {"rest_s": 5.0},
@@ -76,8 +76,8 @@ def _servers(recording: Recording, start_cores: float) -> list[Row]:
         if not sizes:
             continue
         links = [link for link in node.get("links") or () if link["link_id"].endswith("/nic")]
-        told = max((link["bytes_per_s"] for link in links), default=0.0)
-        rate = told or (float(f"{median(recording.rates):.4g}") if recording.rates else 2e9)
+        reported = max((link["bytes_per_s"] for link in links), default=0.0)
+        rate = reported or (float(f"{median(recording.rates):.4g}") if recording.rates else 2e9)
         cache = max(node.get("host_cache_bytes") or 0, least)
         abilities = tuple(sorted(a for a in node.get("abilities") or () if a.rpartition(":")[2] in ABILITIES))
         shape = (len(sizes), min(sizes), rate, cache, abilities)

@@ -22,12 +22,12 @@ REST = "rest"  # the word of kv_bytes that is no size
 
 def read_tree(path: Path) -> Tree:
     """The mapping in `path`, laid over that of its `base` (a path beside it), and so on. One that names no
-    policies runs what a fleet told nothing runs. Raises ScenarioError."""
+    policies runs what a fleet without settings runs. Raises ScenarioError."""
     return with_default_system(_read(path, ()))
 
 
 def with_default_system(tree: Tree) -> Tree:
-    """The tree with the policies of a fleet told nothing, where it names none."""
+    """The tree with the policies of a fleet without settings, where it names none."""
     return tree if "policies" in tree else with_system({**tree, "policies": DEFAULT})
 
 
@@ -153,9 +153,8 @@ def _bytes(text: str) -> int:
 
 def data_folder() -> Path:
     """Where the traces are: GLOWPLUG_DATA, or `../shared/data` beside the working folder or the source tree."""
-    told = os.environ.get("GLOWPLUG_DATA", "")
-    if told:
-        return Path(told)
+    if named := os.environ.get("GLOWPLUG_DATA", ""):
+        return Path(named)
     places = [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
     return next((place for place in places if place.is_dir()), places[0])
 

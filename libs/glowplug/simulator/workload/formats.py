@@ -1,4 +1,4 @@
-"""The public formats, each told by its header. A trace without token counts has its lengths drawn.
+"""The public formats, each known by its header. A trace without token counts has its lengths drawn.
 
 | format | columns |
 |---|---|
@@ -47,7 +47,7 @@ class Reading:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """One public format: the columns that tell it (all of them are there), how an error names what is read, and who
-    reads it. `has_lengths`: it tells how long requests are."""
+    reads it. `has_lengths`: it says how long requests are."""
 
     columns: tuple[str, ...]
     says: str
@@ -90,7 +90,7 @@ def is_counted(path: Path) -> bool:
 
 
 def has_lengths(path: Path) -> bool:
-    """Whether a trace tells how long its requests are. Raises TraceError when its columns are of no known format."""
+    """Whether a trace says how long its requests are. Raises TraceError when its columns are of no known format."""
     return path.is_dir() or _format(path).has_lengths  # a folder is ServeGen's own
 
 

@@ -171,7 +171,7 @@ def _lines(file: io.TextIOBase, source: str) -> Iterator[str]:
 
 
 def _undecodable(path: Path) -> int:
-    """The first line that is no text: a reader is told of it while it is at an earlier one."""
+    """The first line that is no text: a reader hits it while it is at an earlier one."""
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             try:
