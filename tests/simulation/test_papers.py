@@ -115,8 +115,9 @@ def test_a_pipelined_cold_start_is_faster_than_one_of_a_single_worker():
     ttft_s = {}
     for placement, overlap in (("hydraserve", True), ("first_fit", True), ("first_fit", False)):
         setup, _ = fleets.hydraserve(placement=placement, overlap=overlap)
-        slo = replace(setup.models[0].model, slo=replace(setup.models[0].model.slo, ttft_s=5.0))
-        setup = replace(setup, models=(replace(setup.models[0], model=slo),))
+        one = setup.models[0]
+        sooner = replace(one.model, slo=replace(one.model.slo, ttft_s=5.0))
+        setup = replace(setup, models=(replace(one, model=sooner),))
         world = World(setup, [fleets.Arrival(0.0, "m0", 512, 100)], check=True)
         ttft_s[placement, overlap] = world.run(60.0).total().ttft.highest
     assert ttft_s["hydraserve", True] < 0.7 * ttft_s["first_fit", True] < 0.7 * ttft_s["first_fit", False]

@@ -79,8 +79,7 @@ class Dormancy:
         engine.is_activating = False
         engine.serve(self.node.server.gpu_kind, self.run.setup.params)
         load = Phase(name=PhaseName.LOAD, started_at=since_s, ended_at=now_s)
-        url = f"sim://{engine.instance_id}"
-        self.node.tell_agent(engine.ready(url, (load,)))
+        self.node.tell_agent(engine.ready(load))
 
     def _left(self, engine: SimEngine) -> float:
         """Bytes that are still to come over each lane."""

@@ -83,8 +83,9 @@ class SimEngine:
         """Requests that it runs at once; 0 while it does not serve."""
         return self.serving.limits.max_sequences if self.serving is not None else 0
 
-    def ready(self, url: str, phases: tuple[Phase, ...]) -> EngineReady:
+    def ready(self, *phases: Phase) -> EngineReady:
         """What its agent is notified of once it serves, or once a pipeline's stage has its part."""
+        url = f"sim://{self.instance_id}"
         return EngineReady(self.instance_id, url, phases, self.kv_tokens, num_slots=self.num_slots)
 
     @property

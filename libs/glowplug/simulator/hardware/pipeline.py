@@ -40,8 +40,7 @@ class Pipelines:
             return
         if engine.serving is None:
             engine.serve(self.node.server.gpu_kind, self.run.setup.params, stages)
-        url = f"sim://{engine.instance_id}"
-        self.node.answer_agent(engine.ready(url, ()))
+        self.node.answer_agent(engine.ready())
 
     def _consolidate(self, effect: aw.ConsolidateEngine) -> None:
         engine = self.node.engines.get(effect.instance_id)

@@ -155,7 +155,7 @@ class Traffic:
         here = sum(held.num_within(day_s, span_s) for day_s in self._starts())
         some = f"{here} of {held.num_requests}" if here != held.num_requests else f"{held.num_requests}"
         where = f" (those from {words.start_s:g} s on, for {span_s:g} s)" if here != held.num_requests else ""
-        anew = [f"times are drawn anew by workload.{name}" for name in ("cv",) if getattr(words, name)]
+        anew = ["times are drawn anew by workload.cv"] if words.cv else []
         anew += [f"workload.rps makes {words.rps:g} a second of them"] if words.rps else []
         anew += [f"workload.keep leaves {words.keep:.0%} of them"] if words.keep < 1 else []
         anew += ["lengths are drawn from workload.lengths"] if words.lengths is not None else []

@@ -44,7 +44,7 @@ class Reading:
         return self.lengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Format:
     """One public format: the columns that tell it (all of them are there), how an error names what is read, and who
     reads it. `has_lengths`: it says how long requests are."""
@@ -213,34 +213,22 @@ OWN: Final = ("t_s", "prompt_tokens", "response_tokens")
 AZURE: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURST: Final = ("Timestamp", "Model", "Request tokens", "Response tokens")
 SERVEGEN: Final = ("model", "client", "t_s", "requests", "dist", "shape")
+FLAT: Final = ("t_ms", *OWN[1:])
 SEVERAL: Final = "and, where there are several, model"
 FORMATS: Final = (
-    Format(columns=OWN, says=f"{', '.join(OWN)} {SEVERAL}", read=_requests(*OWN, model="model"), has_lengths=True),
-    Format(
-        columns=AZURE, says=f"{', '.join(AZURE)} (Azure LLM)", read=_requests(*AZURE, Row.moment), has_lengths=True
-    ),
-    Format(
-        columns=BURST, says=f"{', '.join(BURST)} (BurstGPT)",
-        read=_requests("Timestamp", *BURST[2:], model="Model", answered=True), has_lengths=True,
-    ),
-    Format(
-        columns=("t_ms", *OWN[1:]), says="t_ms, prompt_tokens, response_tokens", read=_requests("t_ms", *OWN[1:], _ms),
-        has_lengths=True,
-    ),
-    Format(columns=SERVEGEN, says=f"{', '.join(SERVEGEN)} (ServeGen)", read=_servegen),
-    Format(columns=("t_s", "requests"), says=f"t_s, requests {SEVERAL}", read=_counted),
-    Format(
-        columns=("HashFunction", "Trigger", "1", "1440"),
-        says="HashFunction, Trigger, 1 ... 1440 (Azure Functions 2019)", read=_functions_2019,
-    ),
-    Format(
-        columns=("app", "func", "end_timestamp", "duration"),
-        says="app, func, end_timestamp, duration (Azure Functions 2021)", read=_functions_2021,
-    ),
-    Format(
-        columns=("{",), says="JSON lines with timestamp (ms), input_length, output_length (Mooncake)",
-        read=_requests("timestamp", "input_length", "output_length", _ms), has_lengths=True,
-    ),
+    Format(OWN, f"{', '.join(OWN)} {SEVERAL}", _requests(*OWN, model="model"), has_lengths=True),
+    Format(AZURE, f"{', '.join(AZURE)} (Azure LLM)", _requests(*AZURE, Row.moment), has_lengths=True),
+    Format(BURST, f"{', '.join(BURST)} (BurstGPT)",
+           _requests(BURST[0], *BURST[2:], model=BURST[1], answered=True), has_lengths=True),
+    Format(FLAT, ", ".join(FLAT), _requests(*FLAT, _ms), has_lengths=True),
+    Format(SERVEGEN, f"{', '.join(SERVEGEN)} (ServeGen)", _servegen),
+    Format(("t_s", "requests"), f"t_s, requests {SEVERAL}", _counted),
+    Format(("HashFunction", "Trigger", "1", "1440"), "HashFunction, Trigger, 1 ... 1440 (Azure Functions 2019)",
+           _functions_2019),
+    Format(("app", "func", "end_timestamp", "duration"), "app, func, end_timestamp, duration (Azure Functions 2021)",
+           _functions_2021),
+    Format(("{",), "JSON lines with timestamp (ms), input_length, output_length (Mooncake)",
+           _requests("timestamp", "input_length", "output_length", _ms), has_lengths=True),
 )  # fmt: skip
 
 
