@@ -32,14 +32,8 @@ def test_a_cold_start_that_needs_the_memory_of_another_passes_each_of_them() -> 
     """Two models, memory for one; the second is asked for while the first is idle."""
     models = tuple(a_model(key, 16, 32, {"h800": H800}, max_instances=1) for key in ("first", "second"))
     server = ServerSetup(num_gpus=1, gpu_bytes=80 * GB, pcie_bytes_per_s=16e9, host_cache_bytes=100 * GB)
-    system = SYSTEMS["union"]
-    setup = Setup(
-        servers=(server,),
-        models=models,
-        policies=PolicyNames(**system.policies),
-        params=Params(agent=QUIET_AGENT),
-        began_at=BEGAN_S,
-    )
+    policies, params = PolicyNames(**SYSTEMS["union"].policies), Params(agent=QUIET_AGENT)
+    setup = Setup(servers=(server,), models=models, policies=policies, params=params, began_at=BEGAN_S)
     world = World(setup, [Arrival(1.0, "first", 10, 5), Arrival(25.33, "second", 10, 5)])
     entered: dict[str, None] = {}
 
