@@ -39,17 +39,17 @@ class LoadAware(Tracker):
         self._news[here.instance_id] = here
 
     def _refresh(self, now_s: float) -> None:
-        num_left = self.params.num_refreshed - len(self._news)
-        for here in self._news.values():
+        news, self._news = self._news, {}
+        for here in news.values():
             self._settle(here, now_s)
             self._bring_up(here)
-        self._news.clear()
         turns = self._turns
-        for _ in range(min(num_left, len(turns))):
+        for _ in range(min(self.params.num_refreshed - len(news), len(turns))):
             here = next(iter(turns.values()))
             turns.move_to_end(here.instance_id)
-            self._settle(here, now_s)
-            self._bring_up(here)
+            if here.instance_id not in news:
+                self._settle(here, now_s)
+                self._bring_up(here)
 
     def _bring_up(self, here: Tracked) -> None:
         """Its place in the order is what it has to do now."""
