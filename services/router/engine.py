@@ -22,23 +22,11 @@ from services.router.settings import Limits
 
 log = logging.getLogger(__name__)
 _monotonic = time.monotonic
-# Hop-by-hop, or written by the router itself.
+# Hop-by-hop, written by the router itself, or `server`: which engine it is stands in x-glowplug-instance, for those who
+# may look that up.
 _DROPPED = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"te",
-        b"trailer",
-        b"upgrade",
-        b"content-length",
-        b"x-request-id",
-        b"traceparent",
-        b"server-timing",
-        b"x-glowplug-instance",
-        b"x-glowplug-emulated",
-        b"server",  # which engine it is stands in x-glowplug-instance, for those who may look that up
-    )
+    b"connection keep-alive transfer-encoding te trailer upgrade content-length x-request-id traceparent server-timing "
+    b"x-glowplug-instance x-glowplug-emulated server".split()
 )
 _OF_PAGES = b"access-control-"  # which pages may read an answer is for the data port to say
 _EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with a whole event

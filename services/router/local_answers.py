@@ -3,6 +3,7 @@
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from glowplug.domain.errors import ModelNotFound
 from glowplug.domain.model import Model
 from services.router import api_errors
 from services.router.request_table import RequestTable
@@ -25,8 +26,7 @@ def answer(path: bytes, table: RequestTable[Any]) -> Answer:
         name = _unquote(path.removeprefix(b"/v1/models/"))
         model = table.lookup(name)
         if model is None:
-            message = f"The model `{name}` does not exist."
-            return 404, api_errors.body(path, 404, message, "invalid_request_error", "model_not_found", "model")
+            return 404, api_errors.body(path, ModelNotFound(f"The model `{name}` does not exist.", param="model"))
         return 200, encode_json(model_row(model, table))
     if path in (b"/ready", b"/readyz"):
         why = table.not_ready()
