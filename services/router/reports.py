@@ -6,8 +6,8 @@ The outbox never makes a request wait for the bus: its queues are bounded, and t
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -140,32 +140,30 @@ class Reports:
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """Live requests, oldest first, then finished ones, newest first."""
-        live = [self._live(e) for e in self._table.exchanges.values()]
-        done = [_done(*kept) for kept in reversed(self._kept)]
+        now_s = self._table.clock()
+        live = [_live_row(exchange, request, now_s) for exchange, request in self._live(limit)]
+        done = [_done_row(*kept) for kept in reversed(self._kept)]
         return (live + done)[:limit]
 
-    def _live(self, exchange: Exchange) -> dict[str, Any]:
-        now_s = self._table.clock()
-        held = self._is_held(exchange)
-        return {
-            "request_id": exchange.request_id,
-            "model": exchange.model.name,
-            "model_key": exchange.model.key,
-            "state": "held" if held else "streaming" if exchange.started else "dispatched",
-            "instance_id": exchange.instance.instance_id if exchange.instance and not held else "",
-            "arrived_at": exchange.arrived_at,
-            "age_s": now_s - exchange.arrived_at,
-            "eta_s": self._table.eta_s(exchange.model.key) if held else 0.0,
-            "ttft_s": exchange.first_byte - exchange.arrived if exchange.started else None,
-            "response_tokens": exchange.num_events,
-            "tokens_exact": False,
-            "stream": exchange.stream,
-            "trace_id": exchange.traceparent[3:35],
-        }
+    def live(self, limit: int) -> RouterRequestsReported:
+        """The oldest `limit` requests here."""
+        requests = tuple(request for _, request in self._live(limit))
+        return RouterRequestsReported(router_id=self._router_id, num_live=len(self._table.exchanges), requests=requests)
 
-    def _waiting(self, model_key: str) -> Any:
-        queue = self._table.controller.queues.get(model_key)
-        return queue.waiting if queue else ()
+    def _live(self, limit: int) -> Iterator[tuple[Exchange, LiveRequest]]:
+        """Exchanges stand in order of arrival, as the held ones of a model do."""
+        num_held: Counter[str] = Counter()
+        etas: dict[str, float] = {}
+        queues = self._table.controller.queues
+        for exchange in islice(self._table.exchanges.values(), limit):
+            key, position = exchange.model.key, 0
+            queue = queues.get(key)
+            if exchange.instance is None or (queue is not None and exchange.ticket in queue.waiting):
+                num_held[key] += 1
+                position = num_held[key]
+                if key not in etas:
+                    etas[key] = self._table.eta_s(key)
+            yield exchange, _live_request(exchange, position, etas[key] if position else 0.0)
 
     async def report_loads(self, soonest_s: float, every_s: float) -> None:
         """router.load_reported on change, but not closer together than `soonest_s`, and at least each `every_s`."""
@@ -191,26 +189,6 @@ class Reports:
                 has_live = bool(report.num_live)
             await asyncio.sleep(every_s)
 
-    def live(self, limit: int) -> RouterRequestsReported:
-        """The oldest `limit` requests here. Exchanges stand in order of arrival, as the held ones of a model do."""
-        num_held: dict[str, int] = {}
-        etas: dict[str, float] = {}
-        rows = []
-        for exchange in islice(self._table.exchanges.values(), limit):
-            key = exchange.model.key
-            held = self._is_held(exchange)
-            if held:
-                num_held[key] = num_held.get(key, 0) + 1
-                if key not in etas:
-                    etas[key] = self._table.eta_s(key)
-            rows.append(_live_request(exchange, num_held[key] if held else 0, etas[key] if held else 0.0))
-        return RouterRequestsReported(
-            router_id=self._router_id, num_live=len(self._table.exchanges), requests=tuple(rows)
-        )
-
-    def _is_held(self, exchange: Exchange) -> bool:
-        return exchange.instance is None or exchange.ticket in self._waiting(exchange.model.key)
-
 
 def _live_request(exchange: Exchange, position: int, eta_s: float) -> LiveRequest:
     instance = None if position else exchange.instance
@@ -232,6 +210,16 @@ def _live_request(exchange: Exchange, position: int, eta_s: float) -> LiveReques
     )
 
 
-def _done(fact: RequestFinished, model: str, traceparent: str) -> dict[str, Any]:
+def _live_row(exchange: Exchange, request: LiveRequest, now_s: float) -> dict[str, Any]:
+    return asdict(request) | {
+        "model": exchange.model.name,
+        "age_s": now_s - exchange.arrived_at,
+        "ttft_s": request.ttft_s if exchange.started else None,
+        "tokens_exact": False,
+        "trace_id": exchange.traceparent[3:35],
+    }
+
+
+def _done_row(fact: RequestFinished, model: str, traceparent: str) -> dict[str, Any]:
     state = "finished" if fact.status < 400 else "left" if fact.status == 499 else "failed"
     return asdict(fact) | {"model": model, "state": state, "trace_id": traceparent[3:35]}
