@@ -17,6 +17,7 @@ from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events import Event, facts
+from glowplug.events.envelope import PAYLOADS
 from glowplug.runtime.service import listen
 from services.router.exchange import Exchange
 from services.router.metrics import RouterMetrics
@@ -27,7 +28,6 @@ from services.router.settings import Limits
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-GET = b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n"
 Reply = Callable[["Served"], Awaitable[None]]
 
 
@@ -87,7 +87,7 @@ class Served:
         await self.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
 
     async def chunk(self, data: bytes) -> None:
-        await self.send(b"%x\r\n%b\r\n" % (len(data), data))
+        await self.send(chunk(data))
 
     async def end(self) -> None:
         await self.send(b"0\r\n\r\n")
@@ -96,14 +96,18 @@ class Served:
         self.writer.transport.abort()
 
 
-def streaming(*chunks: bytes, then: Literal["end", "die", "close", "hang"] = "end") -> Reply:
-    """A stream of `chunks`, a moment apart; then its last chunk, a torn connection, a closed one, or nothing more."""
+def streaming(*steps: bytes | asyncio.Event, then: Literal["end", "die", "close", "hang"] = "end") -> Reply:
+    """A stream of chunks, a moment apart, and of events that it waits for; then its last chunk, a torn connection, a
+    closed one, or nothing more."""
 
     async def reply(served: Served) -> None:
         await served.sse_head()
-        for data in chunks:
-            await served.chunk(data)
-            await asyncio.sleep(0.01)
+        for step in steps:
+            if isinstance(step, bytes):
+                await served.chunk(step)
+                await asyncio.sleep(0.01)
+            else:
+                await step.wait()
         if then == "end":
             await served.end()
         elif then == "die":
@@ -117,13 +121,30 @@ def streaming(*chunks: bytes, then: Literal["end", "die", "close", "hang"] = "en
     return reply
 
 
+def answering(value: Any, status: str = "200 OK", extra: bytes = b"", *, after_s: float = 0.0) -> Reply:
+    """A whole answer, after a while."""
+
+    async def reply(served: Served) -> None:
+        await asyncio.sleep(after_s)
+        await served.json(value, status, extra)
+
+    return reply
+
+
 async def stream_three(served: Served) -> None:
     """Three tokens and [DONE]."""
     await served.sse_head()
-    for _ in range(3):
-        await served.chunk(TOKEN)
-    await served.chunk(DONE)
+    for data in (TOKEN, TOKEN, TOKEN, DONE):
+        await served.chunk(data)
     await served.end()
+
+
+async def die_at_once(served: Served) -> None:
+    served.die()
+
+
+async def hang(served: Served) -> None:
+    await served.left.wait()
 
 
 class FakeEngine:
@@ -187,6 +208,10 @@ class Answer:
         return str(self.json()["error"]["code"])
 
 
+def data_events(body: bytes) -> list[bytes]:
+    return [event for event in body.split(b"\n\n") if event.startswith(b"data:")]
+
+
 def assert_error(answer: Answer, status: int, code: str) -> None:
     """A whole answer that is an error, in OpenAI's shape."""
     error = answer.json()["error"]
@@ -224,7 +249,7 @@ class Client:
             return Answer(status, headers, await self.reader.read())
         parts: list[bytes] = []
         try:
-            while (part := await self.chunk()) != b"":
+            while part := await self.chunk():
                 parts.append(part)
         except asyncio.IncompleteReadError:
             return Answer(status, headers, b"".join(parts), complete=False)
@@ -234,6 +259,13 @@ class Client:
         size = int((await self.reader.readuntil(b"\r\n"))[:-2], 16)
         data = await self.reader.readexactly(size + 2)
         return data[:-2]
+
+    async def rest(self) -> bytes:
+        """What is left of a chunked body."""
+        body = b""
+        while part := await self.chunk():
+            body += part
+        return body
 
     def half_close(self) -> None:
         """Nothing more is sent; what comes is still read."""
@@ -256,6 +288,22 @@ def chat(model: str = "m", *, stream: bool = False, extra: bytes = b"", body: by
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n"
     )
     return head % (extra, len(body)) + b"\r\n" + body
+
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"  # a head
+
+
+def chunk(data: bytes, extension: bytes = b"") -> bytes:
+    """One piece of a body behind such a head."""
+    return b"%x%b\r\n%b\r\n" % (len(data), extension, data)
+
+
+def get(path: str, *, method: str = "GET", extra: bytes = b"") -> bytes:
+    """The bytes of a request without a body."""
+    return f"{method} {path} HTTP/1.1\r\nhost: t\r\n".encode() + extra + b"\r\n"
+
+
+GET = get("/v1/models")
 
 
 @dataclass
@@ -284,6 +332,13 @@ class Rig:
         await client.send(request)
         return client
 
+    async def held(self, request: bytes) -> Client:
+        """A new client whose request waits for an engine."""
+        before = self.num_held
+        client = await self.sent(request)
+        await self.until(lambda: self.num_held == before + 1)
+        return client
+
     async def ask(self, request: bytes, method: str = "POST") -> Answer:
         return await (await self.sent(request)).answer(method=method)
 
@@ -296,18 +351,10 @@ class Rig:
 
     def tell(self, instance: Instance, code: str = "") -> None:
         """An instance fact."""
-        kinds: dict[InstanceState, Any] = {
-            InstanceState.STARTING: facts.InstanceStarting,
-            InstanceState.LOADING: facts.InstanceLoading,
-            InstanceState.READY: facts.InstanceReady,
-            InstanceState.DRAINING: facts.InstanceDraining,
-            InstanceState.SWAPPED_OUT: facts.InstanceSwappedOut,
-            InstanceState.STOPPED: facts.InstanceStopped,
-        }
         if instance.state is InstanceState.FAILED:
             data: Any = facts.InstanceFailed(instance=instance, code=code or "engine_failed")
         else:
-            data = kinds[instance.state](instance=instance)
+            data = PAYLOADS[f"instance.{instance.state.value}"](instance=instance)
         self.table.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
 
     def tick(self) -> None:

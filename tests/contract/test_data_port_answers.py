@@ -7,8 +7,21 @@ import pytest
 from openai import AsyncOpenAI
 
 from glowplug.domain.engine_key import engine_key
+from glowplug.domain.instance import InstanceState
 from glowplug.telemetry.semconv import HEADER_EMULATED
-from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, an_instance, chat, stream_three, streaming
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Served,
+    a_model,
+    a_rig,
+    an_instance,
+    answering,
+    chat,
+    get,
+    stream_three,
+    streaming,
+)
 
 
 async def test_a_stream_passes_through_whole() -> None:
@@ -23,12 +36,8 @@ async def test_a_stream_passes_through_whole() -> None:
 async def test_bodies_are_byte_exact_both_ways() -> None:
     odd = b'{ "model" : "m",\t"messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"}] , "top_k":7, "x":{"y":[1.50]} }'
     reply = b'{"id" :1, "odd":  1.0e5}'
-
-    async def answer_oddly(served: Served) -> None:
-        await served.json(reply)
-
     async with a_rig(passed_fields=("x",)) as rig:
-        engine = await rig.engine(answer_oddly)
+        engine = await rig.engine(answering(reply))
         answer = await rig.ask(chat(body=odd))
     assert engine.served[0].body == odd
     assert answer.body == reply and answer.headers["content-length"] == str(len(reply))
@@ -71,7 +80,7 @@ async def test_request_id_is_made_when_none_or_an_unsafe_one_came() -> None:
         await rig.engine()
         first = await rig.ask(chat())
         second = await rig.ask(chat(extra=b"x-request-id: <script>\r\n"))
-        third = await rig.ask(b"GET /nowhere HTTP/1.1\r\nhost: t\r\n\r\n")
+        third = await rig.ask(get("/nowhere"))
     made = {a.headers["x-request-id"] for a in (first, second, third)}
     assert len(made) == 3 and all(i.startswith("req-") for i in made)
 
@@ -98,19 +107,16 @@ async def test_server_timing_and_instance_are_told() -> None:
 
 async def test_server_timing_of_a_cold_request_has_the_phases() -> None:
     async with a_rig() as rig:
-        client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_held == 1)
+        client = await rig.held(chat())
         await rig.engine()
         answer = await client.answer()
     assert "fetch;dur=500.0" in answer.headers["server-timing"]
 
 
 async def test_what_an_engine_refuses_keeps_its_status_its_reason_and_its_code() -> None:
-    async def refuse(served: Served) -> None:
-        await served.json({"error": {"message": "no", "code": "bad"}}, status="400 Bad Request", extra=b"x-e: 1\r\n")
-
+    said = {"error": {"message": "no", "code": "bad"}}
     async with a_rig() as rig:
-        await rig.engine(refuse)
+        await rig.engine(answering(said, "400 Bad Request", b"x-e: 1\r\n"))
         answer = await rig.ask(chat(stream=True))
     error = {"message": "no", "type": "invalid_request_error", "param": None, "code": "bad"}
     assert answer.status == 400 and answer.json() == {"error": error}
@@ -211,9 +217,9 @@ async def test_http_1_0_gets_a_plain_body_and_a_close() -> None:
 async def test_models_lists_cold_ones_with_state_and_eta() -> None:
     async with a_rig(models=(a_model("m", aliases=("short",)), a_model("cold-one"))) as rig:
         await rig.engine()
-        listed = await rig.ask(b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n")
-        one = await rig.ask(b"GET /v1/models/short HTTP/1.1\r\nhost: t\r\n\r\n")
-        none = await rig.ask(b"GET /v1/models/none HTTP/1.1\r\nhost: t\r\n\r\n")
+        listed = await rig.ask(get("/v1/models"))
+        one = await rig.ask(get("/v1/models/short"))
+        none = await rig.ask(get("/v1/models/none"))
     rows = {row["id"]: row for row in listed.json()["data"]}
     assert listed.json()["object"] == "list"
     assert (rows["m"]["state"], rows["m"]["eta_s"]) == ("hot", 0.0)
@@ -234,15 +240,12 @@ async def test_health_live_and_ready() -> None:
         for path in (b"/health", b"/live", b"/ready"):
             assert (await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)).status == 200
         rig.table.table_loaded = False
-        assert (await rig.ask(b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n")).status == 503
+        assert (await rig.ask(get("/ready"))).status == 503
 
 
 async def test_token_counts_come_from_usage_timings_or_events() -> None:
-    async def with_usage(served: Served) -> None:
-        await served.json({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
-
     async with a_rig() as rig:
-        engine = await rig.engine(with_usage)
+        engine = await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}))
         await rig.ask(chat())
         engine.reply = streaming(TOKEN, b'data: {"choices":[],"timings":{"prompt_n":3,"predicted_n":9}}\n\n', DONE)
         await rig.ask(chat(stream=True))
@@ -299,8 +302,6 @@ async def test_a_draining_instance_gets_nothing_more() -> None:
     async with a_rig() as rig:
         first = await rig.engine(instance_id="i-1")
         second = await rig.engine(instance_id="i-2")
-        from glowplug.domain.instance import InstanceState
-
         rig.tell(an_instance("i-1", first.url, InstanceState.DRAINING, revision=2))
         for _ in range(4):
             await rig.ask(chat())

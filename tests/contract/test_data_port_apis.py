@@ -11,7 +11,21 @@ from glowplug.domain.model import OnCold
 from glowplug.runtime.settings import ServiceSettings
 from services.router import wire
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Answer, FakeEngine, Served, a_model, a_rig, an_instance, chat
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Answer,
+    FakeEngine,
+    Served,
+    a_model,
+    a_rig,
+    an_instance,
+    answering,
+    chat,
+    die_at_once,
+    get,
+    streaming,
+)
 
 CHAT, COMPLETION, EMBEDDING, RESPONSE, MESSAGE, COUNT, RERANK = (
     "/v1/chat/completions",
@@ -51,13 +65,6 @@ def post(path: str, extra: bytes = b"", **fields: Any) -> bytes:
     return head % (path.encode(), extra, len(body)) + body
 
 
-def refusing(status: str, body: Any, extra: bytes = b"") -> Any:
-    async def refuse(served: Served) -> None:
-        await served.json(body, status=status, extra=extra)
-
-    return refuse
-
-
 def error_of(answer: Answer, path: str) -> dict[str, Any]:
     """The error, after a look at its shape."""
     found = answer.json()
@@ -86,7 +93,7 @@ def error_of(answer: Answer, path: str) -> dict[str, Any]:
 )
 async def test_a_prompt_too_long_is_the_same_error_whichever_engine_says_so(path: str, said: Any) -> None:
     async with a_rig() as rig:
-        await rig.engine(refusing("400 Bad Request", said))
+        await rig.engine(answering(said, "400 Bad Request"))
         answer = await rig.ask(post(path))
     error = error_of(answer, path)
     assert answer.status == 400 and error["type"] == "invalid_request_error"
@@ -119,9 +126,8 @@ async def test_every_refusal_of_an_engine_is_an_error_object_of_openai(
     said_status: str, said: Any, status: int, code: str, kind: str
 ) -> None:
     async with a_rig() as rig:
-        await rig.engine(
-            refusing(f"{said_status} Odd", said, b"server: llama.cpp\r\naccess-control-allow-headers: *\r\n")
-        )
+        extra = b"server: llama.cpp\r\naccess-control-allow-headers: *\r\n"
+        await rig.engine(answering(said, f"{said_status} Odd", extra))
         answers = [await rig.ask(chat()), await rig.ask(chat(stream=True))]
     for answer in answers:
         error = error_of(answer, CHAT)
@@ -135,7 +141,7 @@ async def test_every_refusal_of_an_engine_is_an_error_object_of_openai(
 async def test_no_answer_says_which_server_made_it(path: str) -> None:
     extra = b"Server: llama.cpp\r\nAccess-Control-Expose-Headers: x\r\nx-own: 1\r\n"
     async with a_rig() as rig:
-        await rig.engine(refusing("200 OK", {"usage": {"prompt_tokens": 3}}, extra))
+        await rig.engine(answering({"usage": {"prompt_tokens": 3}}, extra=extra))
         answer = await rig.ask(post(path))
     assert answer.status == 200 and answer.headers["x-own"] == "1"
     assert not {"server", "access-control-expose-headers"} & answer.headers.keys()
@@ -162,24 +168,14 @@ async def test_an_engine_that_dies_within_its_refusal_is_502_and_not_half_an_ans
     ],
 )
 async def test_a_stream_that_begins_with_an_error_is_an_error_with_a_status(first: bytes) -> None:
-    async def stream(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(first)
-        await served.chunk(DONE)
-        await served.end()
-
     async with a_rig() as rig:
-        await rig.engine(stream)
+        await rig.engine(streaming(first, DONE))
         answer = await rig.ask(chat(stream=True))
         assert answer.status == 400 and error_of(answer, CHAT)["message"] == "no"
         assert rig.finished[0].status == 400
 
 
-async def dying(served: Served) -> None:
-    await served.sse_head()
-    await served.chunk(b'event: message_start\ndata: {"type":"message_start"}\n\n')
-    await asyncio.sleep(0.02)
-    served.die()
+dying = streaming(b'event: message_start\ndata: {"type":"message_start"}\n\n', then="die")
 
 
 async def test_a_message_that_breaks_off_ends_with_anthropics_error_event() -> None:
@@ -205,15 +201,8 @@ async def test_a_response_that_breaks_off_ends_with_an_error_event_of_its_own() 
 async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves_it_out() -> None:
     late = b'event: content_block_start\ndata: {"type":"content_block_start"}\n\n'
     rest = b'event: message_delta\ndata: {"usage":{"output_tokens":1}}\n\nevent: message_stop\ndata: {}\n\n'
-
-    async def stream(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(late)
-        await served.chunk(rest)
-        await served.end()
-
     async with a_rig() as rig:
-        await rig.engine(stream)
+        await rig.engine(streaming(late, rest))
         answer = await rig.ask(post(MESSAGE, stream=True))
     start, _, passed = answer.body.partition(b"\n\n")
     name, data = start.decode().split("\n")
@@ -256,14 +245,9 @@ async def test_a_message_is_over_with_its_last_event_whoever_leaves_then() -> No
 
 @pytest.mark.parametrize("path", [MESSAGE, RESPONSE, COUNT, RERANK])
 async def test_what_has_no_byte_of_an_answer_is_sent_to_another_instance(path: str) -> None:
-    async def die(served: Served) -> None:
-        served.die()
-
     async with a_rig() as rig:
-        first = await rig.engine(die)
-        second = await rig.engine(
-            refusing("200 OK", {"usage": {"input_tokens": 3, "output_tokens": 1}}), instance_id="i-2"
-        )
+        first = await rig.engine(die_at_once)
+        second = await rig.engine(answering({"usage": {"input_tokens": 3, "output_tokens": 1}}), instance_id="i-2")
         answer = await rig.ask(post(path))
     assert answer.status == 200 and len(first.served) + len(second.served) == 2
 
@@ -271,8 +255,7 @@ async def test_what_has_no_byte_of_an_answer_is_sent_to_another_instance(path: s
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_held_request_that_times_out_says_so_in_its_own_shape(path: str) -> None:
     async with a_rig(QUICK, models=(a_model(max_wait_s=0.03),)) as rig:
-        client = await rig.sent(post(path))
-        await rig.until(lambda: rig.num_held == 1)
+        client = await rig.held(post(path))
         await asyncio.sleep(0.04)
         rig.tick()
         answer = await client.answer()
@@ -289,9 +272,7 @@ async def test_a_held_message_is_kept_alive_and_ends_with_an_error_event() -> No
         assert (await client.chunk()).startswith(b": glowplug waiting model=m ")
         await asyncio.sleep(0.08)
         rig.tick()
-        body = b""
-        while part := await client.chunk():
-            body += part
+        body = await client.rest()
     assert b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"' in body
 
 
@@ -364,7 +345,7 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
     honoured = set()
     for engine in ("emulated", "llamacpp", "vllm"):
         async with a_rig(models=(a_model(engine=engine),)) as rig:
-            await rig.engine(refusing("200 OK", {"usage": {"input_tokens": 3}}))
+            await rig.engine(answering({"usage": {"input_tokens": 3}}))
             answer = await rig.ask(post(path, **fields))
         if answer.status == 200:
             honoured.add(engine)
@@ -377,7 +358,7 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
 
 @pytest.mark.parametrize("held", [False, True])
 async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows_no_tools(held: bool) -> None:
-    fake = await FakeEngine(refusing("200 OK", {"usage": {"input_tokens": 3}})).start()
+    fake = await FakeEngine(answering({"usage": {"input_tokens": 3}})).start()
     able = an_instance("i-2", fake.url)
     async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
         lacking = an_instance("i-1", fake.url, lacks=("tool_choice",))
@@ -438,7 +419,7 @@ async def test_images_are_refused_for_a_text_model_also_within_a_tools_result() 
     async with a_rig(
         models=(a_model(engine="llamacpp"), a_model("eyes", engine="llamacpp", engine_args={"mmproj": "/p"}))
     ) as rig:
-        await rig.engine(refusing("200 OK", {}), instance_id="i-9", model_key="eyes")
+        await rig.engine(answering({}), instance_id="i-9", model_key="eyes")
         for content in ([image], [result]):
             messages = [{"role": "user", "content": content}]
             refused = await rig.ask(post(MESSAGE, messages=messages))
@@ -451,7 +432,7 @@ async def test_images_are_refused_for_a_text_model_also_within_a_tools_result() 
 
 async def test_anthropics_clients_send_the_key_in_a_header_of_their_own_which_no_engine_sees() -> None:
     async with a_rig(api_key="k") as rig:
-        engine = await rig.engine(refusing("200 OK", {}))
+        engine = await rig.engine(answering({}))
         wrong = [
             await rig.ask(post(MESSAGE, extra))
             for extra in (b"", b"x-api-key: no\r\n", b"authorization: Bearer no\r\n")
@@ -463,11 +444,11 @@ async def test_anthropics_clients_send_the_key_in_a_header_of_their_own_which_no
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [(b"/v1/messages/batches", "not_found_error"), (b"/v1/messages", "invalid_request_error")]
+    ("path", "kind"), [("/v1/messages/batches", "not_found_error"), ("/v1/messages", "invalid_request_error")]
 )
-async def test_other_paths_and_methods_of_anthropics_api_are_refused_in_its_shape(path: bytes, kind: str) -> None:
+async def test_other_paths_and_methods_of_anthropics_api_are_refused_in_its_shape(path: str, kind: str) -> None:
     async with a_rig() as rig:
-        answer = await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)
+        answer = await rig.ask(get(path))
     assert answer.status in (404, 405) and error_of(answer, MESSAGE)["type"] == kind
 
 
@@ -475,13 +456,11 @@ async def test_other_paths_and_methods_of_anthropics_api_are_refused_in_its_shap
 async def test_pages_that_are_let_in_may_ask_every_api_and_read_every_refusal(path: str) -> None:
     origin = b"origin: https://app.example\r\nsec-fetch-site: cross-site\r\n"
     rules = ServiceSettings(allowed_hosts="t", allowed_origins="https://app.example").web_rules()
-    preflight = b"OPTIONS %b HTTP/1.1\r\nhost: t\r\n%baccess-control-request-method: POST\r\n"
-    preflight += b"access-control-request-headers: x-api-key, anthropic-version\r\n\r\n"
+    asks = b"access-control-request-method: POST\r\naccess-control-request-headers: x-api-key, anthropic-version\r\n"
     async with a_rig(Limits(body_bytes=2000), rules=rules) as rig:
-        await rig.engine(
-            refusing("400 Bad Request", {"error": {"message": "no"}}, b"access-control-allow-origin: *\r\n")
-        )
-        asked = await rig.ask(preflight % (path.encode(), origin))
+        extra = b"access-control-allow-origin: *\r\n"
+        await rig.engine(answering({"error": {"message": "no"}}, "400 Bad Request", extra))
+        asked = await rig.ask(get(path, method="OPTIONS", extra=origin + asks))
         refused = await rig.ask(post(path, origin))
         too_large = await rig.ask(post(path, origin, user="x" * 3000))
     assert asked.status == 200 and "x-api-key" in asked.headers["access-control-allow-headers"]

@@ -14,7 +14,7 @@ from glowplug.domain.instance import InstanceState
 from services.router.engine import EngineConnection
 from services.router.exchange import Exchange
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_model, a_rig, an_instance, chat, streaming
+from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_model, a_rig, an_instance, chat, hang, streaming
 
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
 RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat/completions", b"responses")
@@ -89,10 +89,6 @@ async def test_a_drain_that_ends_behind_the_end_spoils_nothing() -> None:
 
 
 # -- engines put to sleep ------------------------------------------------------------------------------------------
-
-
-async def hang(served: Served) -> None:
-    await served.left.wait()
 
 
 async def asleep(rig: Rig, url: str) -> None:

@@ -2,22 +2,39 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
 from glowplug.domain.instance import InstanceState
+from glowplug.runtime.service import listen
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Served, a_rig, an_instance, chat, streaming
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Reply,
+    Served,
+    a_rig,
+    an_instance,
+    chat,
+    data_events,
+    die_at_once,
+    get,
+    hang,
+    stream_three,
+    streaming,
+)
 from tests.ports import free_port
 
 
-def data_events(body: bytes) -> list[bytes]:
-    return [e for e in body.split(b"\n\n") if e.startswith(b"data:")]
-
-
-async def test_an_engine_that_dies_mid_stream_is_one_error_event_then_a_close() -> None:
+@pytest.mark.parametrize(
+    ("chunk", "then"),
+    [(TOKEN, "die"), (TOKEN + b'data: {"choices":[{"index"', "die"), (TOKEN, "close")],
+    ids=["torn", "torn within an event", "closed without a last chunk"],
+)
+async def test_an_engine_that_leaves_mid_stream_is_one_error_event_then_a_close(chunk: bytes, then: Any) -> None:
     async with a_rig() as rig:
-        await rig.engine(streaming(TOKEN, then="die"))
+        await rig.engine(streaming(chunk, then=then))
         client = await rig.sent(chat(stream=True))
         answer = await client.answer()
         assert await client.at_end()
@@ -25,20 +42,6 @@ async def test_an_engine_that_dies_mid_stream_is_one_error_event_then_a_close() 
     events = data_events(answer.body)
     assert answer.complete and len(events) == 2 and events[0] + b"\n\n" == TOKEN
     assert json.loads(events[1][6:])["error"]["code"] == "engine_failed"
-
-
-async def test_half_an_event_of_a_dying_engine_never_reaches_the_client() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(TOKEN + b'data: {"choices":[{"index"', then="die"))
-        answer = await rig.ask(chat(stream=True))
-    assert [json.loads(e[6:]) for e in data_events(answer.body)][1]["error"]["code"] == "engine_failed"
-
-
-async def test_a_graceful_end_without_its_last_chunk_is_a_failure_too() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(TOKEN, then="close"))
-        answer = await rig.ask(chat(stream=True))
-    assert b"engine_failed" in answer.body and b"[DONE]" not in answer.body
 
 
 async def test_an_engine_that_dies_mid_json_is_a_visible_truncation() -> None:
@@ -52,31 +55,25 @@ async def test_an_engine_that_dies_mid_json_is_a_visible_truncation() -> None:
         assert not (await rig.ask(chat())).complete
 
 
-async def die_at_once(served: Served) -> None:
-    served.die()
-
-
-async def test_an_engine_that_dies_before_its_first_byte_is_tried_once_elsewhere() -> None:
+@pytest.mark.parametrize("reply", [die_at_once, streaming(then="die")], ids=["at once", "behind its headers"])
+async def test_an_engine_that_dies_before_its_first_byte_is_tried_once_elsewhere(reply: Reply) -> None:
     async with a_rig() as rig:
-        bad = await rig.engine(die_at_once, instance_id="i-1")
+        bad = await rig.engine(reply, instance_id="i-1")
         good = await rig.engine(instance_id="i-2")
         answer = await rig.ask(chat(stream=True))
         assert (len(bad.served), len(good.served)) == (1, 1)
     assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
 
 
-async def test_headers_alone_are_no_first_byte() -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(then="die"), instance_id="i-1")
-        await rig.engine(instance_id="i-2")
-        answer = await rig.ask(chat(stream=True))
-    assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
+async def lie(served: Served) -> None:
+    await served.send(b"220 mail ready\r\n\r\n")
 
 
-async def test_a_request_that_brings_down_two_engines_is_502() -> None:
+@pytest.mark.parametrize("reply", [die_at_once, lie], ids=["dead", "not HTTP"])
+async def test_a_request_that_brings_down_two_engines_is_502(reply: Reply) -> None:
     async with a_rig() as rig:
-        await rig.engine(die_at_once, instance_id="i-1")
-        await rig.engine(die_at_once, instance_id="i-2")
+        await rig.engine(reply, instance_id="i-1")
+        await rig.engine(reply, instance_id="i-2")
         third = await rig.engine(instance_id="i-3")
         answer = await rig.ask(chat())
         assert len(third.served) == 0
@@ -86,8 +83,7 @@ async def test_a_request_that_brings_down_two_engines_is_502() -> None:
 async def test_with_no_other_engine_the_request_waits_for_the_reload() -> None:
     async with a_rig() as rig:
         bad = await rig.engine(die_at_once)
-        client = await rig.sent(chat(stream=True))
-        await rig.until(lambda: rig.num_held == 1)
+        client = await rig.held(chat(stream=True))
         rig.tell(an_instance("i-1", bad.url, InstanceState.FAILED, revision=2, reason="killed"))
         await rig.engine(instance_id="i-2")
         answer = await client.answer()
@@ -108,36 +104,16 @@ async def test_an_engine_nobody_listens_at_does_not_blame_the_request() -> None:
 
 
 async def test_a_pooled_connection_the_engine_has_closed_is_no_failure() -> None:
+    async def close_once(served: Served) -> None:
+        engine.reply = stream_three
+        served.die()
+
     async with a_rig() as rig:
         engine = await rig.engine()
         assert (await rig.ask(chat())).status == 200
-        engine.reply = _close_if_used_before(engine.reply)
+        engine.reply = close_once
         assert (await rig.ask(chat(stream=True))).body == TOKEN * 3 + DONE
         assert rig.port.context.metrics.retries._value.get() == 0
-
-
-def _close_if_used_before(reply):  # type: ignore[no-untyped-def]
-    seen = []
-
-    async def closing(served: Served) -> None:
-        seen.append(served)
-        if len(seen) == 1:
-            served.die()
-        else:
-            await reply(served)
-
-    return closing
-
-
-async def test_an_answer_that_is_not_http() -> None:
-    async def lie(served: Served) -> None:
-        await served.send(b"220 mail ready\r\n\r\n")
-
-    async with a_rig() as rig:
-        await rig.engine(lie, instance_id="i-1")
-        await rig.engine(lie, instance_id="i-2")
-        answer = await rig.ask(chat())
-    assert (answer.status, answer.code) == (502, "engine_failed")
 
 
 async def test_an_engine_that_hangs_is_given_up() -> None:
@@ -200,10 +176,7 @@ async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
         (connection,) = rig.port.connections
         assert connection.write_paused and exchange.engine is not None and exchange.engine.paused
         assert connection.transport.get_write_buffer_size() < 2_000_000
-        total = 0
-        while part := await client.chunk():
-            total += len(part)
-    assert total == 2000 * len(big)
+        assert len(await client.rest()) == 2000 * len(big)
 
 
 async def test_a_client_that_never_reads_is_dropped() -> None:
@@ -218,28 +191,19 @@ async def test_a_client_that_never_reads_is_dropped() -> None:
 async def test_many_clients_that_do_not_read_cost_little_and_harm_nobody() -> None:
     async with a_rig() as rig:
         await rig.engine(flood, max_concurrency=100)
-        slow = [await rig.client() for _ in range(40)]
-        for client in slow:
-            await client.send(chat(stream=True))
+        for _ in range(40):
+            await rig.sent(chat(stream=True))
         await rig.until(lambda: sum(c.write_paused for c in rig.port.connections) == 40)
         buffered = sum(c.transport.get_write_buffer_size() for c in rig.port.connections)
         assert buffered < 40 * 600_000
-        models = await rig.ask(b"GET /v1/models HTTP/1.1\r\nhost: t\r\n\r\n")
+        models = await rig.ask(get("/v1/models"))
         assert models.status == 200
 
 
 async def test_draining_finishes_streams_and_refuses_what_comes() -> None:
     gate = asyncio.Event()
-
-    async def slow(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await gate.wait()
-        await served.chunk(DONE)
-        await served.end()
-
     async with a_rig() as rig:
-        await rig.engine(slow)
+        await rig.engine(streaming(TOKEN, gate, DONE))
         client = await rig.sent(chat(stream=True))
         await client.head()
         draining = asyncio.create_task(rig.port.drain(5.0))
@@ -247,7 +211,7 @@ async def test_draining_finishes_streams_and_refuses_what_comes() -> None:
         late = await rig.ask(chat())
         assert (late.status, late.code) == (503, "router_stopping")
         assert late.headers["connection"] == "close" and late.headers["retry-after"] == "1"
-        assert (await rig.ask(b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n")).status == 503
+        assert (await rig.ask(get("/ready"))).status == 503
         gate.set()
         assert await client.chunk() == TOKEN and await client.chunk() == DONE and await client.chunk() == b""
         await draining
@@ -256,11 +220,9 @@ async def test_draining_finishes_streams_and_refuses_what_comes() -> None:
 async def test_what_is_not_over_when_the_drain_ends_is_told() -> None:
     async with a_rig() as rig:
         await rig.engine(streaming(TOKEN, then="hang"), max_concurrency=1)
-        client, held = await rig.client(), await rig.client()
-        await client.send(chat(stream=True))
+        client = await rig.sent(chat(stream=True))
         await rig.until(lambda: rig.num_in_flight == 1)
-        await held.send(chat())
-        await rig.until(lambda: rig.num_held == 1)
+        held = await rig.held(chat())
         await rig.port.drain(0.05)
         streamed, waited = await client.answer(), await held.answer()
     assert streamed.complete and b"router_stopping" in streamed.body and b"[DONE]" not in streamed.body
@@ -268,8 +230,6 @@ async def test_what_is_not_over_when_the_drain_ends_is_told() -> None:
 
 
 async def test_several_processes_may_share_the_port() -> None:
-    from glowplug.runtime.service import listen
-
     first = listen("127.0.0.1", 0, reuse_port=True)
     second = listen("127.0.0.1", first.getsockname()[1], reuse_port=True)
     assert first.getsockname() == second.getsockname()
@@ -295,16 +255,10 @@ async def test_two_streams_do_not_mix() -> None:
 
 async def test_a_request_on_a_node_that_is_cut_off_is_answered_by_another() -> None:
     """No connection breaks, no byte comes: only the word that the node has left tells."""
-    asked = asyncio.Event()
-
-    async def silence(served: Served) -> None:
-        asked.set()
-        await asyncio.sleep(60)
-
     async with a_rig() as rig:
-        lost = await rig.engine(silence, instance_id="i-1")
+        lost = await rig.engine(hang, instance_id="i-1")
         client = await rig.sent(chat(stream=True))
-        await asyncio.wait_for(asked.wait(), 10)
+        await rig.until(lambda: bool(lost.served))
         await rig.engine(instance_id="i-2")
         rig.tell(
             an_instance("i-1", lost.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left"
@@ -317,16 +271,8 @@ async def test_a_request_on_a_node_that_is_cut_off_is_answered_by_another() -> N
 
 async def test_an_answer_that_has_begun_goes_on_whatever_is_said_of_its_node() -> None:
     go_on = asyncio.Event()
-
-    async def slow(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await go_on.wait()
-        await served.chunk(DONE)
-        await served.end()
-
     async with a_rig() as rig:
-        engine = await rig.engine(slow)
+        engine = await rig.engine(streaming(TOKEN, go_on, DONE))
         client = await rig.sent(chat(stream=True))
         await client.head()
         rig.tell(

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -11,24 +10,23 @@ from glowplug.domain.model import OnCold
 from services.router.request_table import Stage
 from services.router.settings import Limits
 from tests.contract.data_port_rig import (
+    CHUNKED,
     DONE,
     GET,
     TOKEN,
     Served,
     a_model,
     a_rig,
+    answering,
     assert_error,
     chat,
+    chunk,
+    get,
     stream_three,
 )
 
-CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"
 BODY = chat().partition(b"\r\n\r\n")[2]
 MANY = 4 * 1024 * 1024  # bytes of one request that has no end
-
-
-def chunk(data: bytes, extension: bytes = b"") -> bytes:
-    return b"%x%b\r\n%b\r\n" % (len(data), extension, data)
 
 
 # -- what may grow -------------------------------------------------------------------------------------------------
@@ -153,11 +151,18 @@ REFUSED_HEADS = {
     "a name that is none": chat(extra=b"x(y): a\r\n"),
     "a name of other bytes": chat(extra=b"x\x80: a\r\n"),
     "a zero byte": chat(extra=b"x: a\x00b\r\n"),
+    "garbage": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "two lengths": b"POST /v1/models HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+    "length and chunks": b"POST /v1/models HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+    "a negative length": b"POST /v1/models HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+    "a bad size of a chunk": b"POST /v1/models HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
+    "an upgrade": get("/health", extra=b"connection: upgrade\r\nupgrade: websocket\r\n"),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("what", REFUSED_HEADS)
-async def test_heads_that_two_readers_might_read_differently(what: str) -> None:
+async def test_what_is_not_http_1_1_or_two_readers_might_read_differently(what: str) -> None:
     async with a_rig(api_key="k") as rig:
         engine = await rig.engine()
         client = await rig.sent(REFUSED_HEADS[what])
@@ -223,8 +228,7 @@ async def test_all_that_came_before_the_half_close_is_answered_in_order() -> Non
 async def test_a_held_request_of_a_half_closed_client_is_answered_once_there_is_an_engine() -> None:
     for limits in (Limits(), Limits(keepalive_after_s=0.0)):
         async with a_rig(limits) as rig:
-            client = await rig.sent(chat(stream=True))
-            await rig.until(lambda: rig.num_held == 1)
+            client = await rig.held(chat(stream=True))
             if not limits.keepalive_after_s:
                 await rig.until(lambda: next(iter(rig.table.exchanges.values())).head_sent)
             client.half_close()
@@ -232,15 +236,6 @@ async def test_a_held_request_of_a_half_closed_client_is_answered_once_there_is_
             await rig.engine()
             answer = await client.answer()
             assert answer.status == 200 and answer.body.endswith(TOKEN * 3 + DONE)
-
-
-async def test_a_client_that_leaves_while_it_is_held_takes_no_engine() -> None:
-    async with a_rig() as rig:
-        client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_held == 1)
-        client.close()
-        await rig.until(lambda: rig.num_held == 0)
-        assert rig.finished[0].status == 499
 
 
 # -- order ---------------------------------------------------------------------------------------------------------
@@ -273,28 +268,20 @@ async def test_a_refusal_is_told_after_the_answers_to_what_came_before(what: str
 
 async def test_a_request_that_takes_too_long_behind_others_is_told_last() -> None:
     async with a_rig(Limits(header_s=0.05)) as rig:
-        await rig.engine(_after(0.3))
+        await rig.engine(answering({"ok": 1}, after_s=0.3))
         client = await rig.sent(chat() + GET + GET[:20])
         assert [(await client.answer()).status for _ in range(3)] == [200, 200, 408]
 
 
 async def test_nobody_is_late_while_reads_are_paused() -> None:
     async with a_rig(Limits(num_pipelined=2, header_s=0.05)) as rig:
-        await rig.engine(_after(0.3))
+        await rig.engine(answering({"ok": 1}, after_s=0.3))
         client = await rig.client()
         half = len(GET) // 2
         await client.send(chat() + GET * 5 + GET[:half])
         await asyncio.sleep(0.15)
         await client.send(GET[half:])
         assert [(await client.answer()).status for _ in range(7)] == [200] * 7
-
-
-def _after(seconds: float) -> Callable[[Served], Awaitable[None]]:
-    async def reply(served: Served) -> None:
-        await asyncio.sleep(seconds)
-        await served.json({"ok": 1})
-
-    return reply
 
 
 async def test_an_expectation_behind_another_request_is_met_when_its_turn_comes() -> None:

@@ -3,26 +3,17 @@
 import asyncio
 
 from glowplug.events.facts import RequestFinished, RouterRequestsReported
-from tests.contract.data_port_rig import DONE, TOKEN, Served, a_model, a_rig, chat
+from tests.contract.data_port_rig import DONE, TOKEN, a_model, a_rig, chat, streaming
 
 
 async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
     go_on, end = asyncio.Event(), asyncio.Event()
-
-    async def slowly(served: Served) -> None:
-        await go_on.wait()
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await end.wait()
-        await served.chunk(DONE)
-        await served.end()
-
     async with a_rig(models=(a_model(), a_model("other"))) as rig:
         assert rig.reports.live(10) == RouterRequestsReported(router_id="router-1", num_live=0)
-        clients = [await rig.client() for _ in range(4)]
-        for number, (client, model) in enumerate(zip(clients, ("m", "other", "m", "m"), strict=True)):
-            await client.send(chat(model, stream=True, extra=b"x-request-id: r-%d\r\n" % number))
-            await rig.until(lambda seen=number + 1: len(rig.table.exchanges) == seen)  # type: ignore[misc]
+        clients = [
+            await rig.held(chat(model, stream=True, extra=b"x-request-id: r-%d\r\n" % number))
+            for number, model in enumerate(("m", "other", "m", "m"))
+        ]
         report = rig.reports.live(10)
         assert [(r.request_id, r.model_key, r.state, r.position) for r in report.requests] == [
             ("r-0", "m", "held", 1),
@@ -32,7 +23,7 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
         ]
         assert all(r.eta_s > 0 and r.stream and not r.instance_id for r in report.requests)
 
-        await rig.engine(slowly, max_concurrency=2)
+        await rig.engine(streaming(go_on, TOKEN, end, DONE), max_concurrency=2)
         await rig.until(lambda: rig.num_in_flight == 2)
         sent = rig.reports.live(10)
         assert [(r.state, r.position) for r in sent.requests] == [
@@ -44,8 +35,8 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
         assert sent.requests[0].instance_id == "i-1" and sent.requests[0].cold and sent.requests[0].eta_s == 0
         go_on.set()
         await rig.until(lambda: [r.state for r in rig.reports.live(10).requests].count("streaming") == 2)
-        streaming = rig.reports.live(10).requests[0]
-        assert streaming.ttft_s > 0 and streaming.response_tokens == 1
+        begun = rig.reports.live(10).requests[0]
+        assert begun.ttft_s > 0 and begun.response_tokens == 1
 
         assert len(rig.reports.live(2).requests) == 2 and rig.reports.live(2).num_live == 4
         end.set()
@@ -81,7 +72,6 @@ async def test_reports_come_while_there_are_requests_and_once_more() -> None:
 
 async def test_none_are_told_when_the_bound_is_none() -> None:
     async with a_rig() as rig:
-        await rig.sent(chat(stream=True))
-        await rig.until(lambda: rig.num_held == 1)
+        await rig.held(chat(stream=True))
         await rig.reports.report_requests(0.01, 0)
         assert rig.reported == []

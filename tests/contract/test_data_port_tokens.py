@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from glowplug.domain.snapshot import Outlook
-from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_rig, chat, stream_three
+from tests.contract.data_port_rig import DONE, TOKEN, Rig, a_rig, answering, chat, stream_three, streaming
 
 LOOKS_AHEAD = {"policy": "preserve_load_aware"}
 BODY = json.dumps(
@@ -18,17 +18,8 @@ def ahead(rig: Rig) -> Outlook:
 
 async def test_a_prompt_is_queued_until_the_first_chunk_and_the_answer_expected_until_its_end() -> None:
     begin, finish = asyncio.Event(), asyncio.Event()
-
-    async def slowly(served: Served) -> None:
-        await begin.wait()
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await finish.wait()
-        await served.chunk(DONE)
-        await served.end()
-
     async with a_rig(params=LOOKS_AHEAD) as rig:
-        await rig.engine(slowly)
+        await rig.engine(streaming(begin, TOKEN, finish, DONE))
         asked = asyncio.create_task(rig.ask(chat(body=BODY)))
         await rig.until(lambda: rig.num_in_flight == 1)
         assert (ahead(rig).queued_tokens, ahead(rig).current_tokens) == (100, 50)
@@ -42,24 +33,16 @@ async def test_a_prompt_is_queued_until_the_first_chunk_and_the_answer_expected_
 
 
 async def test_lengths_are_learned_from_what_the_engine_reports() -> None:
-    async def with_usage(served: Served) -> None:
-        await served.json({"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 33}})
-
     async with a_rig(params=LOOKS_AHEAD) as rig:
-        await rig.engine(with_usage)
+        await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 33}}))
         for _ in range(3):
             await rig.ask(chat())
         assert rig.table.controller.balances.expect("m", 1, 0) == 33
 
 
 async def test_an_answer_that_breaks_off_teaches_nothing_and_leaves_nothing() -> None:
-    async def dies(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        served.die()
-
     async with a_rig(params=LOOKS_AHEAD) as rig:
-        await rig.engine(dies)
+        await rig.engine(streaming(TOKEN, then="die"))
         before = rig.table.controller.balances.expect("m", 100, 0)
         await rig.ask(chat(body=BODY))
         assert ahead(rig) == Outlook(peak_ratio=0.0, over_share=0.0)

@@ -57,8 +57,7 @@ async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace() -> 
     kept = KeptSpans()
     tracing = Tracing("router", "router-1", exporter=kept)
     async with a_rig(tracing=tracing) as rig:
-        client = await rig.sent(chat(extra=SAMPLED))
-        await rig.until(lambda: rig.num_held == 1)
+        client = await rig.held(chat(extra=SAMPLED))
         await rig.engine()
         assert (await client.answer()).status == 200
         await rig.until(lambda: any(p.TYPE == "request.finished" for p in rig.reported))
