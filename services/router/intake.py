@@ -4,6 +4,8 @@ What is no request for an engine is answered here: refusals, and the paths that 
 """
 
 from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from glowplug.controllers.router.messages import RequestArrived
 from glowplug.domain.errors import GlowplugError, ModelNotFound, NotFound, Unauthorized
@@ -12,15 +14,16 @@ from glowplug.engines.apis import EngineApi
 from glowplug.engines.drivers import api_of
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
-from services.router import api_errors, local_answers, tracing
+from services.router import api_errors, tracing
 from services.router.api_errors import STOPPING, refused
 from services.router.exchange import ClientSink, Exchange, PortContext
 from services.router.http_request import HttpRequest
 from services.router.request_body import OPERATIONS, READERS, check_model, read_body, readers, sizes
-from services.router.request_table import Stage
+from services.router.request_table import RequestTable, Stage
 from services.router.tracing import RequestTrace, Sampler
-from services.router.wire import JSON_HEADERS
+from services.router.wire import JSON_HEADERS, encode_json
 
+_LOCAL_PATHS = (b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
 WRONG_KEY = Unauthorized("The API key is missing or wrong (`Authorization: Bearer ...`, or `x-api-key`).")
 
 
@@ -114,14 +117,14 @@ class Intake:
             client.respond(request, 200, b"", headers)
         elif path in READERS:
             self._not_allowed(client, request, b"POST")
-        elif not local_answers.is_local(path):
+        elif not _is_local(path):
             self._refuse(client, request, NotFound(f"There is nothing at {path[:200].decode('ascii', 'replace')}."))
         elif request.method not in (b"GET", b"HEAD"):
             self._not_allowed(client, request, b"GET, HEAD")
         elif path.startswith(b"/v1/") and not self._access.has_key(request):
             self._refuse(client, request, WRONG_KEY)
         else:
-            client.respond(request, *local_answers.answer(path, self._table))
+            client.respond(request, *_answer(path, self._table))
         return False
 
     def _not_allowed(self, client: ClientSink, request: HttpRequest, allowed: bytes) -> None:
@@ -134,3 +137,52 @@ class Intake:
         body, more = api_errors.body(request.path, error), api_errors.retry_after(error)
         client.respond(request, error.status, body, headers, more)
         return False
+
+
+# -- the models, and whether the router is alive and ready ------------------------------------------------------
+
+
+def _is_local(path: bytes) -> bool:
+    return path in _LOCAL_PATHS or path.startswith(b"/v1/models/")
+
+
+def _answer(path: bytes, table: RequestTable[Exchange]) -> tuple[int, bytes]:
+    """(status, JSON) of a GET on a local path."""
+    if path == b"/v1/models":
+        models = sorted(table.controller.fleet.models.values(), key=lambda m: m.key)
+        return 200, encode_json({"object": "list", "data": [_model_row(m, table) for m in models]})
+    if path.startswith(b"/v1/models/"):
+        name = unquote_to_bytes(path.removeprefix(b"/v1/models/")).decode("utf-8", "replace")
+        model = table.lookup(name)
+        if model is None:
+            return 404, api_errors.body(path, ModelNotFound(f"The model `{name}` does not exist.", param="model"))
+        return 200, encode_json(_model_row(model, table))
+    if path in (b"/ready", b"/readyz"):
+        why = table.not_ready()
+        return 503 if why else 200, encode_json({"ready": not why, "reason": why})
+    return 200, b'{"status":"ok","service":"router"}'
+
+
+def _model_row(model: Model, table: RequestTable[Exchange]) -> dict[str, Any]:
+    """One entry of /v1/models: OpenAI's fields, then how warm the model is and when it could answer."""
+    fleet, load = table.controller.fleet, table.controller.load(model.key)
+    instances = sorted(fleet.of(model.key).values(), key=lambda i: i.instance_id)
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": int(table.started_at),
+        "owned_by": "glowplug",
+        "state": fleet.temperature(model.key).value,
+        "eta_s": round(table.eta_s(model.key), 3),
+        "key": model.key,
+        "aliases": list(model.aliases),
+        "engine": model.engine,
+        "emulated": model.engine == "emulated",
+        "max_model_len": model.context_tokens,
+        "num_waiting": load.num_waiting,
+        "num_in_flight": load.num_in_flight,
+        "instances": [
+            {"instance_id": i.instance_id, "state": i.state.value, "node_id": i.node_id if i.workers else ""}
+            for i in instances
+        ],
+    }

@@ -14,9 +14,9 @@ from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.params import RouterParams
-from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
-from glowplug.domain.model import Model, WeightsRef
-from glowplug.events import Event, facts
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
+from glowplug.domain.model import Model
+from glowplug.events import facts
 from glowplug.events.envelope import PAYLOADS
 from glowplug.runtime.service import listen
 from services.router.exchange import Exchange
@@ -25,6 +25,7 @@ from services.router.port import DataPort
 from services.router.reports import Reports
 from services.router.request_table import RequestTable
 from services.router.settings import Limits
+from tests import fleet_builder
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -32,33 +33,14 @@ Reply = Callable[["Served"], Awaitable[None]]
 
 
 def a_model(name: str = "m", **over: Any) -> Model:
-    fields: dict[str, Any] = {
-        "name": name,
-        "key": name,
-        "engine": "fake",
-        "weights": WeightsRef(uri="file:///w"),
-        "weights_bytes": 1,
-        "kv_bytes": 1,
-        "revision": 1,
-    }
-    return Model(**(fields | over))
+    return fleet_builder.a_model(name, **({"key": name, "engine": "fake"} | over))
 
 
 def an_instance(instance_id: str, url: str, state: InstanceState = InstanceState.READY, **over: Any) -> Instance:
-    worker = Worker(worker_id=f"{instance_id}-w0", node_id="node-1", gpu_id="node-1/0", num_bytes=2)
-    fields: dict[str, Any] = {
-        "instance_id": instance_id,
-        "model_key": "m",
-        "engine": "fake",
-        "state": state,
-        "workers": (worker,),
-        "url": url,
-        "revision": 1,
-        "created_at": 100.0,
-        "ready_at": 102.0,
-        "phases": (Phase(name=PhaseName.FETCH, started_at=100.0, ended_at=100.5),),
-    }
-    return Instance(**(fields | over))
+    """One that took two seconds to start, half of one for its weights."""
+    phases = (Phase(name=PhaseName.FETCH, started_at=100.0, ended_at=100.5),)
+    fields = {"url": url, "created_at": 100.0, "ready_at": 102.0, "phases": phases} | over
+    return fleet_builder.an_instance(instance_id, fields.pop("model_key", "m"), state, **fields)
 
 
 @dataclass
@@ -355,7 +337,7 @@ class Rig:
             data: Any = facts.InstanceFailed(instance=instance, code=code or "engine_failed")
         else:
             data = PAYLOADS[f"instance.{instance.state.value}"](instance=instance)
-        self.table.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
+        self.table.take(fleet_builder.an_event(data))
 
     def tick(self) -> None:
         self.table.take(Tick())

@@ -7,7 +7,7 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
-from glowplug.events import Event, facts
+from glowplug.events import facts
 from services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
@@ -22,6 +22,7 @@ from tests.contract.data_port_rig import (
     chat,
     data_events,
 )
+from tests.fleet_builder import an_event
 
 QUICK = Limits(keepalive_after_s=0.02, keepalive_every_s=0.02)
 
@@ -167,8 +168,7 @@ async def test_a_thousand_waiters_are_one_load() -> None:
 async def test_undeploying_a_model_answers_its_waiters() -> None:
     async with a_rig() as rig:
         client = await rig.held(chat())
-        data = facts.ModelUndeployed(model_key="m")
-        rig.table.take(Event(event_id="e", type=data.TYPE, occurred_at=0.0, issuer="t", data=data))
+        rig.table.take(an_event(facts.ModelUndeployed(model_key="m")))
         answer = await client.answer()
     assert (answer.status, answer.code) == (404, "model_not_found")
 

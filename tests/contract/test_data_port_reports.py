@@ -1,9 +1,32 @@
-"""What a router reports of the requests it has not finished: where each stands, never what it says, in a bound."""
+"""What a data port says of its requests: to the bus those that are live, to a policy that looks ahead their tokens, and
+to people their spans and rows."""
 
 import asyncio
+import json
+from typing import Any
 
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from glowplug.domain.instance import InstanceState
+from glowplug.domain.snapshot import Outlook
 from glowplug.events.facts import RequestFinished, RouterRequestsReported
-from tests.contract.data_port_rig import DONE, TOKEN, a_model, a_rig, chat, streaming
+from glowplug.telemetry.tracing import Tracing
+from services.router.tracing import Sampler
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Rig,
+    a_model,
+    a_rig,
+    an_instance,
+    answering,
+    chat,
+    stream_three,
+    streaming,
+)
+
+# -- live requests -------------------------------------------------------------------------------------------------
 
 
 async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
@@ -75,3 +98,154 @@ async def test_none_are_told_when_the_bound_is_none() -> None:
         await rig.held(chat(stream=True))
         await rig.reports.report_requests(0.01, 0)
         assert rig.reported == []
+
+
+# -- what a policy is notified of ----------------------------------------------------------------------------------
+
+LOOKS_AHEAD = {"policy": "preserve_load_aware"}
+BODY = json.dumps(
+    {"model": "m", "stream": True, "max_tokens": 50, "messages": [{"role": "user", "content": "x" * 400}]}
+).encode()
+
+
+def ahead(rig: Rig) -> Outlook:
+    return rig.table.controller.loads()["m"].outlook_by_instance["i-1"]
+
+
+async def test_a_prompt_is_queued_until_the_first_chunk_and_the_answer_expected_until_its_end() -> None:
+    begin, finish = asyncio.Event(), asyncio.Event()
+    async with a_rig(params=LOOKS_AHEAD) as rig:
+        await rig.engine(streaming(begin, TOKEN, finish, DONE))
+        asked = asyncio.create_task(rig.ask(chat(body=BODY)))
+        await rig.until(lambda: rig.num_in_flight == 1)
+        assert (ahead(rig).queued_tokens, ahead(rig).current_tokens) == (100, 50)
+        begin.set()
+        await rig.until(lambda: ahead(rig).queued_tokens == 0)
+        assert ahead(rig).current_tokens > 0
+        finish.set()
+        assert (await asked).status == 200
+        await rig.until(lambda: rig.num_in_flight == 0)
+        assert ahead(rig) == Outlook(peak_ratio=0.0, over_share=0.0)
+
+
+async def test_lengths_are_learned_from_what_the_engine_reports() -> None:
+    async with a_rig(params=LOOKS_AHEAD) as rig:
+        await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 33}}))
+        for _ in range(3):
+            await rig.ask(chat())
+        assert rig.table.controller.balances.expect("m", 1, 0) == 33
+
+
+async def test_an_answer_that_breaks_off_teaches_nothing_and_leaves_nothing() -> None:
+    async with a_rig(params=LOOKS_AHEAD) as rig:
+        await rig.engine(streaming(TOKEN, then="die"))
+        before = rig.table.controller.balances.expect("m", 100, 0)
+        await rig.ask(chat(body=BODY))
+        assert ahead(rig) == Outlook(peak_ratio=0.0, over_share=0.0)
+        assert rig.table.controller.balances.expect("m", 100, 0) == before
+
+
+async def test_a_policy_that_only_counts_is_told_no_tokens() -> None:
+    async with a_rig() as rig:
+        asked = asyncio.create_task(rig.ask(chat(body=BODY)))
+        await rig.until(lambda: bool(rig.table.controller.requests))
+        assert [one.prompt_tokens for one in rig.table.controller.requests.values()] == [0]
+        await rig.engine()
+        await asked
+
+
+async def test_a_prompt_whose_length_no_engine_told_is_estimated_and_said_to_be() -> None:
+    """A recording had it as 0 tokens, and its replay as one."""
+    async with a_rig() as rig:
+        await rig.engine(stream_three)
+        await rig.ask(chat(body=BODY))
+        await rig.until(lambda: len(rig.finished) == 1)
+    assert rig.finished[0].token_counts() == (100, 3, False)
+
+
+# -- spans and rows ------------------------------------------------------------------------------------------------
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+SAMPLED = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01\r\n".encode()
+UNSAMPLED = SAMPLED.replace(b"-01\r", b"-00\r")
+
+
+class KeptSpans(SpanExporter):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def export(self, spans: Any) -> SpanExportResult:
+        self.spans += spans
+        return SpanExportResult.SUCCESS
+
+    def by_name(self) -> dict[str, ReadableSpan]:
+        assert len({s.name for s in self.spans}) == len(self.spans)
+        return {s.name: s for s in self.spans}
+
+
+async def test_a_warm_request_is_two_spans_under_the_clients() -> None:
+    kept = KeptSpans()
+    tracing = Tracing("router", "router-1", exporter=kept)
+    async with a_rig(tracing=tracing) as rig:
+        engine = await rig.engine()
+        answer = await rig.ask(chat(stream=True, extra=SAMPLED))
+        await rig.until(lambda: any(p.TYPE == "request.finished" for p in rig.reported))
+        told = engine.served[0].header("traceparent")
+    tracing.shutdown()
+    spans = kept.by_name()
+    assert set(spans) == {"router.request", "engine.generate"}
+    root, generate = spans["router.request"], spans["engine.generate"]
+    assert root.context is not None and generate.context is not None and root.parent is not None
+    assert f"{root.context.trace_id:032x}" == TRACE and f"{root.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert generate.parent is not None and generate.parent.span_id == root.context.span_id
+    assert told is not None and told[36:52] == f"{generate.context.span_id:016x}"
+    assert answer.headers["traceparent"][3:35] == TRACE
+    assert generate.attributes is not None and generate.attributes["glowplug.instance_id"] == "i-1"
+    assert generate.attributes["gen_ai.usage.output_tokens"] == 3
+    (first,) = generate.events
+    assert first.name == "first token"
+    assert generate.start_time is not None and generate.end_time is not None
+    assert generate.start_time < first.timestamp <= generate.end_time
+
+
+async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace() -> None:
+    kept = KeptSpans()
+    tracing = Tracing("router", "router-1", exporter=kept)
+    async with a_rig(tracing=tracing) as rig:
+        client = await rig.held(chat(extra=SAMPLED))
+        await rig.engine()
+        assert (await client.answer()).status == 200
+        await rig.until(lambda: any(p.TYPE == "request.finished" for p in rig.reported))
+        waiting = next(p for p in rig.published if p.payload.TYPE == "request.waiting")
+    tracing.shutdown()
+    spans = kept.by_name()
+    assert set(spans) == {"router.request", "router.hold", "engine.generate"}
+    hold, generate = spans["router.hold"], spans["engine.generate"]
+    assert hold.end_time == generate.start_time
+    assert waiting.cause is not None and waiting.cause.traceparent[3:35] == TRACE
+
+
+async def test_an_unsampled_request_makes_no_span() -> None:
+    kept = KeptSpans()
+    tracing = Tracing("router", "router-1", exporter=kept)
+    async with a_rig(tracing=tracing, sampler=Sampler(ratio=0.0)) as rig:
+        await rig.engine()
+        await rig.ask(chat(extra=UNSAMPLED))
+        await rig.ask(chat())
+        await rig.until(lambda: sum(p.TYPE == "request.finished" for p in rig.reported) == 2)
+    tracing.shutdown()
+    assert kept.spans == []
+
+
+async def test_rows_show_live_then_finished_requests_and_no_prompt() -> None:
+    async with a_rig() as rig:
+        engine = await rig.engine(max_concurrency=1)
+        await rig.ask(chat(stream=True, extra=b"x-request-id: done-1\r\n"))
+        await rig.until(lambda: not rig.table.exchanges)
+        rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2))
+        await rig.sent(chat("m", extra=b"x-request-id: held-1\r\n"))
+        await rig.until(lambda: len(rig.table.exchanges) == 1)
+        rows = rig.reports.rows(10)
+    assert [row["request_id"] for row in rows] == ["held-1", "done-1"]
+    assert rows[1]["state"] == "finished" and rows[1]["response_tokens"] == 3 and not rows[1]["tokens_exact"]
+    assert "hi" not in {str(v) for row in rows for v in row.values()}
