@@ -19,6 +19,7 @@ from glowplug.domain.model import Model
 from glowplug.events import facts
 from glowplug.events.envelope import PAYLOADS
 from glowplug.runtime.service import listen
+from services.router.client import ClientConnection
 from services.router.exchange import Exchange
 from services.router.metrics import RouterMetrics
 from services.router.port import DataPort
@@ -78,7 +79,9 @@ class Served:
         self.writer.transport.abort()
 
 
-def streaming(*steps: bytes | asyncio.Event, then: Literal["end", "die", "close", "hang"] = "end") -> Reply:
+def streaming(
+    *steps: bytes | asyncio.Event, then: Literal["end", "die", "close", "hang"] = "end", every_s: float = 0.01
+) -> Reply:
     """A stream of chunks, a moment apart, and of events that it waits for; then its last chunk, a torn connection, a
     closed one, or nothing more."""
 
@@ -87,7 +90,7 @@ def streaming(*steps: bytes | asyncio.Event, then: Literal["end", "die", "close"
         for step in steps:
             if isinstance(step, bytes):
                 await served.chunk(step)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(every_s)
             else:
                 await step.wait()
         if then == "end":
@@ -261,15 +264,16 @@ class Client:
         self.writer.transport.abort()
 
 
+def post(path: str, body: bytes, extra: bytes = b"") -> bytes:
+    """The bytes of one request with a body of JSON."""
+    head = b"POST %b HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (path.encode(), extra, len(body)) + body
+
+
 def chat(model: str = "m", *, stream: bool = False, extra: bytes = b"", body: bytes | None = None) -> bytes:
     """The bytes of one chat request."""
-    if body is None:
-        fields = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
-        body = json.dumps(fields).encode()
-    head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n"
-    )
-    return head % (extra, len(body)) + b"\r\n" + body
+    fields = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+    return post("/v1/chat/completions", json.dumps(fields).encode() if body is None else body, extra)
 
 
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"  # a head
@@ -338,6 +342,17 @@ class Rig:
         else:
             data = PAYLOADS[f"instance.{instance.state.value}"](instance=instance)
         self.table.take(fleet_builder.an_event(data))
+
+    async def connection(self) -> ClientConnection:
+        """That of the only client."""
+        await self.until(lambda: len(self.port.connections) == 1)
+        (connection,) = self.port.connections
+        return connection
+
+    @property
+    def exchange(self) -> Exchange:
+        """The oldest that is not over."""
+        return next(iter(self.table.exchanges.values()))
 
     def tick(self) -> None:
         self.table.take(Tick())

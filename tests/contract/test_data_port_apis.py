@@ -24,6 +24,7 @@ from tests.contract.data_port_rig import (
     chat,
     die_at_once,
     get,
+    post,
     streaming,
 )
 
@@ -59,10 +60,8 @@ INVALID = "invalid_request_error"
 VLLM = "This model's maximum context length is 10 tokens. However, you requested 31 tokens."
 
 
-def post(path: str, extra: bytes = b"", **fields: Any) -> bytes:
-    body = json.dumps(BODIES[path] | fields).encode()
-    head = b"POST %b HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
-    return head % (path.encode(), extra, len(body)) + body
+def asking(path: str, extra: bytes = b"", **fields: Any) -> bytes:
+    return post(path, json.dumps(BODIES[path] | fields).encode(), extra)
 
 
 def error_of(answer: Answer, path: str) -> dict[str, Any]:
@@ -94,7 +93,7 @@ def error_of(answer: Answer, path: str) -> dict[str, Any]:
 async def test_a_prompt_too_long_is_the_same_error_whichever_engine_says_so(path: str, said: Any) -> None:
     async with a_rig() as rig:
         await rig.engine(answering(said, "400 Bad Request"))
-        answer = await rig.ask(post(path))
+        answer = await rig.ask(asking(path))
     error = error_of(answer, path)
     assert answer.status == 400 and error["type"] == "invalid_request_error"
     assert "maximum context length is 10 tokens" in error["message"] and "31 tokens" in error["message"]
@@ -142,7 +141,7 @@ async def test_no_answer_says_which_server_made_it(path: str) -> None:
     extra = b"Server: llama.cpp\r\nAccess-Control-Expose-Headers: x\r\nx-own: 1\r\n"
     async with a_rig() as rig:
         await rig.engine(answering({"usage": {"prompt_tokens": 3}}, extra=extra))
-        answer = await rig.ask(post(path))
+        answer = await rig.ask(asking(path))
     assert answer.status == 200 and answer.headers["x-own"] == "1"
     assert not {"server", "access-control-expose-headers"} & answer.headers.keys()
 
@@ -181,7 +180,7 @@ dying = streaming(b'event: message_start\ndata: {"type":"message_start"}\n\n', t
 async def test_a_message_that_breaks_off_ends_with_anthropics_error_event() -> None:
     async with a_rig() as rig:
         await rig.engine(dying)
-        answer = await rig.ask(post(MESSAGE, stream=True))
+        answer = await rig.ask(asking(MESSAGE, stream=True))
     events = answer.body.decode().split("\n\n")
     assert answer.complete and events[0].startswith("event: message_start") and events[2] == ""
     name, data = events[1].split("\n")
@@ -191,7 +190,7 @@ async def test_a_message_that_breaks_off_ends_with_anthropics_error_event() -> N
 async def test_a_response_that_breaks_off_ends_with_an_error_event_of_its_own() -> None:
     async with a_rig() as rig:
         await rig.engine(dying)
-        answer = await rig.ask(post(RESPONSE, stream=True))
+        answer = await rig.ask(asking(RESPONSE, stream=True))
     name, data = answer.body.decode().split("\n\n")[1].split("\n")
     event = json.loads(data[6:])
     assert name == "event: error" and (event["type"], event["code"]) == ("error", "engine_failed")
@@ -203,7 +202,7 @@ async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves
     rest = b'event: message_delta\ndata: {"usage":{"output_tokens":1}}\n\nevent: message_stop\ndata: {}\n\n'
     async with a_rig() as rig:
         await rig.engine(streaming(late, rest))
-        answer = await rig.ask(post(MESSAGE, stream=True))
+        answer = await rig.ask(asking(MESSAGE, stream=True))
     start, _, passed = answer.body.partition(b"\n\n")
     name, data = start.decode().split("\n")
     message = json.loads(data[6:])["message"]
@@ -232,7 +231,7 @@ async def test_a_message_is_over_with_its_last_event_whoever_leaves_then() -> No
 
     async with a_rig() as rig:
         await rig.engine(stream)
-        client = await rig.sent(post(MESSAGE, stream=True))
+        client = await rig.sent(asking(MESSAGE, stream=True))
         status, _ = await client.head()
         body = b""
         while not body.endswith(sent[-1].encode()):
@@ -248,14 +247,14 @@ async def test_what_has_no_byte_of_an_answer_is_sent_to_another_instance(path: s
     async with a_rig() as rig:
         first = await rig.engine(die_at_once)
         second = await rig.engine(answering({"usage": {"input_tokens": 3, "output_tokens": 1}}), instance_id="i-2")
-        answer = await rig.ask(post(path))
+        answer = await rig.ask(asking(path))
     assert answer.status == 200 and len(first.served) + len(second.served) == 2
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_held_request_that_times_out_says_so_in_its_own_shape(path: str) -> None:
     async with a_rig(QUICK, models=(a_model(max_wait_s=0.03),)) as rig:
-        client = await rig.held(post(path))
+        client = await rig.held(asking(path))
         await asyncio.sleep(0.04)
         rig.tick()
         answer = await client.answer()
@@ -266,7 +265,7 @@ async def test_a_held_request_that_times_out_says_so_in_its_own_shape(path: str)
 
 async def test_a_held_message_is_kept_alive_and_ends_with_an_error_event() -> None:
     async with a_rig(QUICK, models=(a_model(max_wait_s=0.06),)) as rig:
-        client = await rig.sent(post(MESSAGE, stream=True))
+        client = await rig.sent(asking(MESSAGE, stream=True))
         status, headers = await client.head()
         assert status == 200 and headers["content-type"].startswith("text/event-stream")
         assert (await client.chunk()).startswith(b": glowplug waiting model=m ")
@@ -298,7 +297,7 @@ async def test_what_an_engine_does_not_answer_is_501_with_the_reason_and_wakes_n
     async with a_rig(models=(a_model(engine=engine, engine_args=args, on_cold=OnCold.REFUSE),)) as rig:
         found = set()
         for path in BODIES:
-            answer = await rig.ask(post(path))
+            answer = await rig.ask(asking(path))
             error = error_of(answer, path)
             assert answer.status in (501, 503), "503: it came as far as the model, which is cold"
             if answer.status == 501:
@@ -346,7 +345,7 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
     for engine in ("emulated", "llamacpp", "vllm"):
         async with a_rig(models=(a_model(engine=engine),)) as rig:
             await rig.engine(answering({"usage": {"input_tokens": 3}}))
-            answer = await rig.ask(post(path, **fields))
+            answer = await rig.ask(asking(path, **fields))
         if answer.status == 200:
             honoured.add(engine)
         elif answer.status == 400:
@@ -364,16 +363,16 @@ async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows
         lacking = an_instance("i-1", fake.url, lacks=("tool_choice",))
         if not held:
             rig.tell(lacking)
-        client = await rig.sent(post(CHAT, tools=[FUNCTION], tool_choice="required"))
+        client = await rig.sent(asking(CHAT, tools=[FUNCTION], tool_choice="required"))
         if held:
             await rig.until(lambda: rig.num_held == 1)
             rig.tell(lacking)
         refused = await client.answer()
-        left_open = await rig.ask(post(CHAT, tools=[FUNCTION], tool_choice="auto"))
+        left_open = await rig.ask(asking(CHAT, tools=[FUNCTION], tool_choice="auto"))
         assert not rig.num_in_flight and not rig.num_held
         rig.tell(an_instance("i-1", fake.url, InstanceState.STOPPED, revision=2))
         rig.tell(able)
-        taken = await rig.ask(post(CHAT, tools=[FUNCTION], tool_choice="required"))
+        taken = await rig.ask(asking(CHAT, tools=[FUNCTION], tool_choice="required"))
     await fake.stop()
     error = error_of(refused, CHAT)
     assert (refused.status, error["code"], error["param"]) == (400, "unsupported_tool_choice", "tool_choice")
@@ -398,7 +397,7 @@ async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows
 )
 async def test_a_wrong_field_is_named_in_the_shape_of_its_api(path: str, fields: dict[str, Any], names: str) -> None:
     async with a_rig() as rig:
-        answer = await rig.ask(post(path, **fields))
+        answer = await rig.ask(asking(path, **fields))
     assert answer.status == 400 and names in error_of(answer, path)["message"]
 
 
@@ -407,7 +406,7 @@ async def test_a_text_that_cannot_fit_its_context_is_too_long_before_a_model_is_
     long = {"prompt": "x" * 9000, "input": "x" * 9000, "documents": ["x" * 9000]}
     given = long.get(WHERE[path], [{"role": "user", "content": "x" * 9000}])
     async with a_rig(models=(a_model(context_tokens=128),)) as rig:
-        answer = await rig.ask(post(path, **{WHERE[path]: given}))
+        answer = await rig.ask(asking(path, **{WHERE[path]: given}))
     error = error_of(answer, path)
     assert answer.status == 400 and "128 tokens" in error["message"]
     assert path in (MESSAGE, COUNT) or (error["code"], error["param"]) == ("context_length_exceeded", WHERE[path])
@@ -422,9 +421,9 @@ async def test_images_are_refused_for_a_text_model_also_within_a_tools_result() 
         await rig.engine(answering({}), instance_id="i-9", model_key="eyes")
         for content in ([image], [result]):
             messages = [{"role": "user", "content": content}]
-            refused = await rig.ask(post(MESSAGE, messages=messages))
+            refused = await rig.ask(asking(MESSAGE, messages=messages))
             assert refused.status == 400 and "takes text only" in error_of(refused, MESSAGE)["message"]
-            assert (await rig.ask(post(MESSAGE, messages=messages, model="eyes"))).status == 200
+            assert (await rig.ask(asking(MESSAGE, messages=messages, model="eyes"))).status == 200
 
 
 # -- keys, pages and paths --------------------------------------------------------------------------------------------
@@ -433,13 +432,10 @@ async def test_images_are_refused_for_a_text_model_also_within_a_tools_result() 
 async def test_anthropics_clients_send_the_key_in_a_header_of_their_own_which_no_engine_sees() -> None:
     async with a_rig(api_key="k") as rig:
         engine = await rig.engine(answering({}))
-        wrong = [
-            await rig.ask(post(MESSAGE, extra))
-            for extra in (b"", b"x-api-key: no\r\n", b"authorization: Bearer no\r\n")
-        ]
-        right = [await rig.ask(post(MESSAGE, extra)) for extra in (b"x-api-key: k\r\n", b"authorization: Bearer k\r\n")]
-    assert [a.status for a in wrong] == [401] * 3 and [a.status for a in right] == [200] * 2
-    assert error_of(wrong[0], MESSAGE)["type"] == "authentication_error"
+        keys = (b"", b"x-api-key: no", b"authorization: Bearer no", b"x-api-key: k", b"authorization: Bearer k")
+        answers = [await rig.ask(asking(MESSAGE, key + b"\r\n" if key else b"")) for key in keys]
+    assert [a.status for a in answers] == [401, 401, 401, 200, 200]
+    assert error_of(answers[0], MESSAGE)["type"] == "authentication_error"
     assert all(served.header("x-api-key") is None for served in engine.served)
 
 
@@ -461,8 +457,8 @@ async def test_pages_that_are_let_in_may_ask_every_api_and_read_every_refusal(pa
         extra = b"access-control-allow-origin: *\r\n"
         await rig.engine(answering({"error": {"message": "no"}}, "400 Bad Request", extra))
         asked = await rig.ask(get(path, method="OPTIONS", extra=origin + asks))
-        refused = await rig.ask(post(path, origin))
-        too_large = await rig.ask(post(path, origin, user="x" * 3000))
+        refused = await rig.ask(asking(path, origin))
+        too_large = await rig.ask(asking(path, origin, user="x" * 3000))
     assert asked.status == 200 and "x-api-key" in asked.headers["access-control-allow-headers"]
     assert (refused.status, too_large.status) == (400, 413)
     assert {a.headers["access-control-allow-origin"] for a in (asked, refused, too_large)} == {"https://app.example"}

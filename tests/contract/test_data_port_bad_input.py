@@ -175,13 +175,6 @@ async def test_a_chunked_request_body_reaches_the_engine_whole() -> None:
     assert engine.served[0].header("content-length") == str(len(body))
 
 
-async def test_more_pipelined_than_are_taken_at_once() -> None:
-    async with a_rig(Limits(num_pipelined=4)) as rig:
-        await rig.engine()
-        client = await rig.sent(chat(stream=True) * 50)
-        assert [(await client.answer()).status for _ in range(50)] == [200] * 50
-
-
 async def test_thousands_of_pipelined_requests_that_are_refused_at_once() -> None:
     """Each refusal goes on with the next request: without a limit of depth, the last of them would be too deep."""
     async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:

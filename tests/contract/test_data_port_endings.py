@@ -161,8 +161,8 @@ async def test_a_connection_that_was_closed_before_its_first_request_is_a_failur
     async with a_rig() as rig:
         await rig.engine(hang)
         client = await rig.sent(chat())
-        await rig.until(lambda: rig.num_in_flight == 1 and next(iter(rig.table.exchanges.values())).engine is not None)
-        exchange: Exchange = next(iter(rig.table.exchanges.values()))
+        await rig.until(lambda: rig.num_in_flight == 1 and rig.exchange.engine is not None)
+        exchange: Exchange = rig.exchange
         server = await asyncio.start_server(close, "127.0.0.1", 0)
         (pool,) = rig.port.engines.pools.values()
         loop = asyncio.get_running_loop()

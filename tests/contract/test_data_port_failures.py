@@ -172,8 +172,8 @@ async def test_a_client_that_does_not_read_pauses_its_engine() -> None:
             before = sent
             await asyncio.sleep(0.1)
         assert 0 < sent < 1000, "130 MB went into buffers"
-        exchange = next(iter(rig.table.exchanges.values()))
-        (connection,) = rig.port.connections
+        exchange = rig.exchange
+        connection = await rig.connection()
         assert connection.write_paused and exchange.engine is not None and exchange.engine.paused
         assert connection.transport.get_write_buffer_size() < 2_000_000
         assert len(await client.rest()) == 2000 * len(big)

@@ -64,8 +64,7 @@ async def test_what_has_no_end_is_refused_while_it_is_small(what: str) -> None:
     start, more = ENDLESS[what]
     async with a_rig(api_key="k") as rig:
         client = await rig.sent(CHUNKED % b"" + chunk(b"{}") + start)
-        await rig.until(lambda: len(rig.port.connections) == 1)
-        connection = next(iter(rig.port.connections))
+        connection = await rig.connection()
         taken = 0
         while connection._refusal is None and not connection._closing:
             assert taken < MANY
@@ -83,7 +82,7 @@ async def test_a_body_in_many_small_pieces_is_taken_and_weighs_its_bytes() -> No
         pieces = b"".join(chunk(text[i : i + 2]) for i in range(0, len(text), 2))
         client = await rig.sent(CHUNKED % b"" + pieces)
         await rig.until(lambda: rig.port.context.buffered_bytes == len(text))
-        assert isinstance(next(iter(rig.port.connections))._body, bytearray)
+        assert isinstance((await rig.connection())._body, bytearray)
         await client.send(b"0\r\n\r\n")
         assert (await client.answer()).status == 200
     assert engine.served[0].body == text
@@ -109,7 +108,7 @@ async def test_a_read_of_many_requests_is_not_parsed_before_it_can_be_answered()
         await rig.engine(wait)
         client = await rig.sent(chat() + GET * 3000)
         await rig.until(lambda: rig.num_in_flight == 1)
-        connection = next(iter(rig.port.connections))
+        connection = await rig.connection()
         await rig.until(lambda: connection._reads_paused)
         assert len(connection._waiting) < 500
         gate.set()
@@ -230,7 +229,7 @@ async def test_a_held_request_of_a_half_closed_client_is_answered_once_there_is_
         async with a_rig(limits) as rig:
             client = await rig.held(chat(stream=True))
             if not limits.keepalive_after_s:
-                await rig.until(lambda: next(iter(rig.table.exchanges.values())).head_sent)
+                await rig.until(lambda: rig.exchange.head_sent)
             client.half_close()
             await asyncio.sleep(0.02)
             await rig.engine()
@@ -307,8 +306,7 @@ async def test_a_router_that_leaves_answers_and_closes_without_tearing() -> None
 async def test_a_client_that_reads_no_answers_gets_no_more_of_them() -> None:
     async with a_rig() as rig:
         client = await rig.client()
-        await rig.until(lambda: len(rig.port.connections) == 1)
-        (connection,) = rig.port.connections
+        connection = await rig.connection()
         connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         sending = asyncio.create_task(client.send(GET * 5000))
@@ -323,8 +321,7 @@ async def test_a_client_with_many_requests_leaves_turns_to_others() -> None:
     """Of a read of 300 requests as many are answered at once as may wait."""
     async with a_rig(Limits(num_pipelined=10)) as rig:
         client = await rig.client()
-        await rig.until(lambda: len(rig.port.connections) == 1)
-        (connection,) = rig.port.connections
+        connection = await rig.connection()
         connection.data_received(GET * 300)
         assert connection._reads_paused and len(connection._waiting) == 290
         assert {(await client.answer()).status for _ in range(300)} == {200}

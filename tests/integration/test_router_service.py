@@ -9,7 +9,7 @@ from glowplug.bus.nats_bus import NatsBus
 from glowplug.events import Event
 from glowplug.events.facts import InstanceReady, ModelDeployed, ModelUndeployed
 from glowplug.events.subjects import facts_of
-from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, Served, a_model, an_instance
+from tests.contract.data_port_rig import DONE, TOKEN, FakeEngine, a_model, an_instance, streaming
 from tests.integration.router_process import a_router, chat_body, write_rows
 from tests.servers import Infra, NatsProcess, ValkeyProcess
 from tests.waiting import until
@@ -100,15 +100,7 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
 
 async def test_sigterm_finishes_the_stream_and_exits(infra: Infra, tmp_path: Path) -> None:
     gate = asyncio.Event()
-
-    async def slow(served: Served) -> None:
-        await served.sse_head()
-        await served.chunk(TOKEN)
-        await gate.wait()
-        await served.chunk(DONE)
-        await served.end()
-
-    engine = await FakeEngine(slow).start()
+    engine = await FakeEngine(streaming(TOKEN, gate, DONE)).start()
     model, instance = a_model("drained"), an_instance("i-d", engine.url, model_key="drained")
     await write_rows(infra.valkey.url, model, instance)
     async with a_router(infra.nats.url, infra.valkey.url, tmp_path) as router, httpx.AsyncClient() as client:
