@@ -12,6 +12,7 @@ from glowplug.telemetry.semconv import HEADER_EMULATED
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
+    Rig,
     Served,
     a_model,
     a_rig,
@@ -59,56 +60,50 @@ async def test_target_and_headers_reach_the_engine_but_credentials_do_not() -> N
     assert served.header("authorization") is None and served.header("cookie") is None
 
 
-async def test_request_id_is_echoed_and_passed_on() -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine()
-        answer = await rig.ask(chat(extra=b"X-Request-Id: mine-1\r\n"))
+async def test_request_id_is_echoed_and_passed_on(rig: Rig) -> None:
+    engine = await rig.engine()
+    answer = await rig.ask(chat(extra=b"X-Request-Id: mine-1\r\n"))
     assert answer.headers["x-request-id"] == "mine-1" == engine.served[0].header("x-request-id")
 
 
-async def test_request_id_is_made_when_none_or_an_unsafe_one_came() -> None:
-    async with a_rig() as rig:
-        await rig.engine()
-        first = await rig.ask(chat())
-        second = await rig.ask(chat(extra=b"x-request-id: <script>\r\n"))
-        third = await rig.ask(get("/nowhere"))
+async def test_request_id_is_made_when_none_or_an_unsafe_one_came(rig: Rig) -> None:
+    await rig.engine()
+    first = await rig.ask(chat())
+    second = await rig.ask(chat(extra=b"x-request-id: <script>\r\n"))
+    third = await rig.ask(get("/nowhere"))
     made = {a.headers["x-request-id"] for a in (first, second, third)}
     assert len(made) == 3 and all(i.startswith("req-") for i in made)
 
 
-async def test_traceparent_goes_on_to_the_engine_and_back() -> None:
+async def test_traceparent_goes_on_to_the_engine_and_back(rig: Rig) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
-    async with a_rig() as rig:
-        engine = await rig.engine()
-        answer = await rig.ask(chat(extra=b"traceparent: %b\r\n" % trace.encode()))
-        fresh = await rig.ask(chat(extra=b"traceparent: 00-zz-b7ad6b7169203331-01\r\n"))
+    engine = await rig.engine()
+    answer = await rig.ask(chat(extra=b"traceparent: %b\r\n" % trace.encode()))
+    fresh = await rig.ask(chat(extra=b"traceparent: 00-zz-b7ad6b7169203331-01\r\n"))
     assert answer.headers["traceparent"] == trace == engine.served[0].header("traceparent")
     assert fresh.headers["traceparent"].startswith("00-") and "zz" not in fresh.headers["traceparent"]
 
 
-async def test_server_timing_and_instance_are_told() -> None:
-    async with a_rig() as rig:
-        await rig.engine(emulated=True)
-        answer = await rig.ask(chat(stream=True))
+async def test_server_timing_and_instance_are_told(rig: Rig) -> None:
+    await rig.engine(emulated=True)
+    answer = await rig.ask(chat(stream=True))
     timing = answer.headers["server-timing"]
     assert timing.startswith("queue;dur=0.0, router;dur=") and "fetch" not in timing
     assert answer.headers["x-glowplug-instance"] == "i-1"
     assert answer.headers[HEADER_EMULATED] == "1"
 
 
-async def test_server_timing_of_a_cold_request_has_the_phases() -> None:
-    async with a_rig() as rig:
-        client = await rig.held(chat())
-        await rig.engine()
-        answer = await client.answer()
+async def test_server_timing_of_a_cold_request_has_the_phases(rig: Rig) -> None:
+    client = await rig.held(chat())
+    await rig.engine()
+    answer = await client.answer()
     assert "fetch;dur=500.0" in answer.headers["server-timing"]
 
 
-async def test_what_an_engine_refuses_keeps_its_status_its_reason_and_its_code() -> None:
+async def test_what_an_engine_refuses_keeps_its_status_its_reason_and_its_code(rig: Rig) -> None:
     said = {"error": {"message": "no", "code": "bad"}}
-    async with a_rig() as rig:
-        await rig.engine(answering(said, "400 Bad Request", b"x-e: 1\r\n"))
-        answer = await rig.ask(chat(stream=True))
+    await rig.engine(answering(said, "400 Bad Request", b"x-e: 1\r\n"))
+    answer = await rig.ask(chat(stream=True))
     error = {"message": "no", "type": "invalid_request_error", "param": None, "code": "bad"}
     assert answer.status == 400 and answer.json() == {"error": error}
     assert answer.headers["x-glowplug-instance"] == "i-1" and "server-timing" in answer.headers
@@ -133,7 +128,7 @@ FRAMINGS = {
 
 
 @pytest.mark.parametrize("framing", FRAMINGS)
-async def test_a_stream_is_the_same_however_its_engine_frames_it(framing: str) -> None:
+async def test_a_stream_is_the_same_however_its_engine_frames_it(rig: Rig, framing: str) -> None:
     async def reply(served: Served) -> None:
         await served.sse_head()
         for data in FRAMINGS[framing]:
@@ -141,17 +136,16 @@ async def test_a_stream_is_the_same_however_its_engine_frames_it(framing: str) -
             await asyncio.sleep(0.005)
         await served.send(framed(DONE) + b"0\r\n\r\n")
 
-    async with a_rig() as rig:
-        engine = await rig.engine(reply)
-        for _ in range(2):
-            answer = await rig.ask(chat(stream=True))
-            assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
-            assert answer.complete and answer.body == TOKEN * 3 + DONE
-        assert engine.num_connections == 1
+    engine = await rig.engine(reply)
+    for _ in range(2):
+        answer = await rig.ask(chat(stream=True))
+        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+        assert answer.complete and answer.body == TOKEN * 3 + DONE
+    assert engine.num_connections == 1
     assert [e.num_events for e in rig.finished] == [3, 3]
 
 
-async def test_an_answer_split_at_every_byte_is_the_same() -> None:
+async def test_an_answer_split_at_every_byte_is_the_same(rig: Rig) -> None:
     raw = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     raw += framed(TOKEN) + framed(DONE) + b"0\r\n\r\n"
 
@@ -160,39 +154,35 @@ async def test_an_answer_split_at_every_byte_is_the_same() -> None:
             await served.send(raw[i : i + 1])
             await asyncio.sleep(0)
 
-    async with a_rig() as rig:
-        await rig.engine(byte_by_byte)
-        answer = await rig.ask(chat(stream=True))
+    await rig.engine(byte_by_byte)
+    answer = await rig.ask(chat(stream=True))
     assert answer.complete and answer.body == TOKEN + DONE
 
 
-async def test_a_body_without_framing_ends_with_the_connection() -> None:
+async def test_a_body_without_framing_ends_with_the_connection(rig: Rig) -> None:
     async def until_close(served: Served) -> None:
         await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello")
         served.writer.close()
 
-    async with a_rig() as rig:
-        await rig.engine(until_close)
-        answer = await rig.ask(chat())
+    await rig.engine(until_close)
+    answer = await rig.ask(chat())
     assert answer.complete and answer.body == b"hello"
 
 
-async def test_an_interim_100_from_the_engine_is_not_the_answer() -> None:
+async def test_an_interim_100_from_the_engine_is_not_the_answer(rig: Rig) -> None:
     async def interim(served: Served) -> None:
         await served.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         await served.json({"ok": 1})
 
-    async with a_rig() as rig:
-        await rig.engine(interim)
-        answer = await rig.ask(chat())
+    await rig.engine(interim)
+    answer = await rig.ask(chat())
     assert answer.status == 200 and answer.json() == {"ok": 1}
 
 
-async def test_http_1_0_gets_a_plain_body_and_a_close() -> None:
-    async with a_rig() as rig:
-        await rig.engine()
-        client = await rig.sent(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
-        answer = await client.answer()
+async def test_http_1_0_gets_a_plain_body_and_a_close(rig: Rig) -> None:
+    await rig.engine()
+    client = await rig.sent(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    answer = await client.answer()
     assert "transfer-encoding" not in answer.headers and answer.body == TOKEN * 3 + DONE
 
 
@@ -217,23 +207,21 @@ async def test_an_alias_is_served_by_its_model() -> None:
     assert answer.status == 200 and json.loads(engine.served[0].body)["model"] == "short"
 
 
-async def test_health_live_and_ready() -> None:
-    async with a_rig() as rig:
-        for path in (b"/health", b"/live", b"/ready"):
-            assert (await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)).status == 200
-        rig.table.table_loaded = False
-        assert (await rig.ask(get("/ready"))).status == 503
+async def test_health_live_and_ready(rig: Rig) -> None:
+    for path in (b"/health", b"/live", b"/ready"):
+        assert (await rig.ask(b"GET %b HTTP/1.1\r\nhost: t\r\n\r\n" % path)).status == 200
+    rig.table.table_loaded = False
+    assert (await rig.ask(get("/ready"))).status == 503
 
 
-async def test_token_counts_come_from_usage_timings_or_events() -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}))
-        await rig.ask(chat())
-        engine.reply = streaming(TOKEN, b'data: {"choices":[],"timings":{"prompt_n":3,"predicted_n":9}}\n\n', DONE)
-        await rig.ask(chat(stream=True))
-        engine.reply = stream_three
-        await rig.ask(chat(stream=True))
-        await rig.until(lambda: len(rig.finished) == 3)
+async def test_token_counts_come_from_usage_timings_or_events(rig: Rig) -> None:
+    engine = await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}))
+    await rig.ask(chat())
+    engine.reply = streaming(TOKEN, b'data: {"choices":[],"timings":{"prompt_n":3,"predicted_n":9}}\n\n', DONE)
+    await rig.ask(chat(stream=True))
+    engine.reply = stream_three
+    await rig.ask(chat(stream=True))
+    await rig.until(lambda: len(rig.finished) == 3)
     assert [e.token_counts() for e in rig.finished] == [(5, 7, True), (3, 9, True), (0, 3, False)]
 
 
@@ -280,11 +268,10 @@ async def test_the_official_openai_client_works_unmodified() -> None:
             assert vectors.data[0].embedding == [1.0]
 
 
-async def test_a_draining_instance_gets_nothing_more() -> None:
-    async with a_rig() as rig:
-        first = await rig.engine(instance_id="i-1")
-        second = await rig.engine(instance_id="i-2")
-        rig.tell(an_instance("i-1", first.url, InstanceState.DRAINING, revision=2))
-        for _ in range(4):
-            await rig.ask(chat())
+async def test_a_draining_instance_gets_nothing_more(rig: Rig) -> None:
+    first = await rig.engine(instance_id="i-1")
+    second = await rig.engine(instance_id="i-2")
+    rig.tell(an_instance("i-1", first.url, InstanceState.DRAINING, revision=2))
+    for _ in range(4):
+        await rig.ask(chat())
     assert len(first.served) == 0 and len(second.served) == 4

@@ -16,6 +16,7 @@ from tests.contract.data_port_rig import (
     TOKEN,
     Answer,
     FakeEngine,
+    Rig,
     Served,
     a_model,
     a_rig,
@@ -90,10 +91,9 @@ def error_of(answer: Answer, path: str) -> dict[str, Any]:
         {"error": {"message": VLLM, "type": "invalid_request_error", "param": "x", "code": "context_length_exceeded"}},
     ],
 )
-async def test_a_prompt_too_long_is_the_same_error_whichever_engine_says_so(path: str, said: Any) -> None:
-    async with a_rig() as rig:
-        await rig.engine(answering(said, "400 Bad Request"))
-        answer = await rig.ask(asking(path))
+async def test_a_prompt_too_long_is_the_same_error_whichever_engine_says_so(rig: Rig, path: str, said: Any) -> None:
+    await rig.engine(answering(said, "400 Bad Request"))
+    answer = await rig.ask(asking(path))
     error = error_of(answer, path)
     assert answer.status == 400 and error["type"] == "invalid_request_error"
     assert "maximum context length is 10 tokens" in error["message"] and "31 tokens" in error["message"]
@@ -122,12 +122,11 @@ async def test_a_prompt_too_long_is_the_same_error_whichever_engine_says_so(path
     ],
 )  # fmt: skip
 async def test_every_refusal_of_an_engine_is_an_error_object_of_openai(
-    said_status: str, said: Any, status: int, code: str, kind: str
+    rig: Rig, said_status: str, said: Any, status: int, code: str, kind: str
 ) -> None:
-    async with a_rig() as rig:
-        extra = b"server: llama.cpp\r\naccess-control-allow-headers: *\r\n"
-        await rig.engine(answering(said, f"{said_status} Odd", extra))
-        answers = [await rig.ask(chat()), await rig.ask(chat(stream=True))]
+    extra = b"server: llama.cpp\r\naccess-control-allow-headers: *\r\n"
+    await rig.engine(answering(said, f"{said_status} Odd", extra))
+    answers = [await rig.ask(chat()), await rig.ask(chat(stream=True))]
     for answer in answers:
         error = error_of(answer, CHAT)
         assert (answer.status, error["code"], error["type"]) == (status, code, kind) and error["message"]
@@ -137,24 +136,22 @@ async def test_every_refusal_of_an_engine_is_an_error_object_of_openai(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_no_answer_says_which_server_made_it(path: str) -> None:
+async def test_no_answer_says_which_server_made_it(rig: Rig, path: str) -> None:
     extra = b"Server: llama.cpp\r\nAccess-Control-Expose-Headers: x\r\nx-own: 1\r\n"
-    async with a_rig() as rig:
-        await rig.engine(answering({"usage": {"prompt_tokens": 3}}, extra=extra))
-        answer = await rig.ask(asking(path))
+    await rig.engine(answering({"usage": {"prompt_tokens": 3}}, extra=extra))
+    answer = await rig.ask(asking(path))
     assert answer.status == 200 and answer.headers["x-own"] == "1"
     assert not {"server", "access-control-expose-headers"} & answer.headers.keys()
 
 
-async def test_an_engine_that_dies_within_its_refusal_is_502_and_not_half_an_answer() -> None:
+async def test_an_engine_that_dies_within_its_refusal_is_502_and_not_half_an_answer(rig: Rig) -> None:
     async def die(served: Served) -> None:
         await served.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 100\r\n\r\n{")
         await asyncio.sleep(0.02)
         served.die()
 
-    async with a_rig() as rig:
-        await rig.engine(die)
-        answer = await rig.ask(chat())
+    await rig.engine(die)
+    answer = await rig.ask(chat())
     assert (answer.status, answer.code, answer.complete) == (502, "engine_failed", True)
 
 
@@ -166,43 +163,39 @@ async def test_an_engine_that_dies_within_its_refusal_is_502_and_not_half_an_ans
         b'event: error\ndata: {"type":"error","error":{"type":"x","message":"no","code":400}}\n\n',
     ],
 )
-async def test_a_stream_that_begins_with_an_error_is_an_error_with_a_status(first: bytes) -> None:
-    async with a_rig() as rig:
-        await rig.engine(streaming(first, DONE))
-        answer = await rig.ask(chat(stream=True))
-        assert answer.status == 400 and error_of(answer, CHAT)["message"] == "no"
-        assert rig.finished[0].status == 400
+async def test_a_stream_that_begins_with_an_error_is_an_error_with_a_status(rig: Rig, first: bytes) -> None:
+    await rig.engine(streaming(first, DONE))
+    answer = await rig.ask(chat(stream=True))
+    assert answer.status == 400 and error_of(answer, CHAT)["message"] == "no"
+    assert rig.finished[0].status == 400
 
 
 dying = streaming(b'event: message_start\ndata: {"type":"message_start"}\n\n', then="die")
 
 
-async def test_a_message_that_breaks_off_ends_with_anthropics_error_event() -> None:
-    async with a_rig() as rig:
-        await rig.engine(dying)
-        answer = await rig.ask(asking(MESSAGE, stream=True))
+async def test_a_message_that_breaks_off_ends_with_anthropics_error_event(rig: Rig) -> None:
+    await rig.engine(dying)
+    answer = await rig.ask(asking(MESSAGE, stream=True))
     events = answer.body.decode().split("\n\n")
     assert answer.complete and events[0].startswith("event: message_start") and events[2] == ""
     name, data = events[1].split("\n")
     assert name == "event: error" and json.loads(data[6:])["error"]["type"] == "api_error"
 
 
-async def test_a_response_that_breaks_off_ends_with_an_error_event_of_its_own() -> None:
-    async with a_rig() as rig:
-        await rig.engine(dying)
-        answer = await rig.ask(asking(RESPONSE, stream=True))
+async def test_a_response_that_breaks_off_ends_with_an_error_event_of_its_own(rig: Rig) -> None:
+    await rig.engine(dying)
+    answer = await rig.ask(asking(RESPONSE, stream=True))
     name, data = answer.body.decode().split("\n\n")[1].split("\n")
     event = json.loads(data[6:])
     assert name == "event: error" and (event["type"], event["code"]) == ("error", "engine_failed")
     assert event["error"]["message"] == event["message"], "clients of OpenAI's raise what stands in `error`"
 
 
-async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves_it_out() -> None:
+async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves_it_out(rig: Rig) -> None:
     late = b'event: content_block_start\ndata: {"type":"content_block_start"}\n\n'
     rest = b'event: message_delta\ndata: {"usage":{"output_tokens":1}}\n\nevent: message_stop\ndata: {}\n\n'
-    async with a_rig() as rig:
-        await rig.engine(streaming(late, rest))
-        answer = await rig.ask(asking(MESSAGE, stream=True))
+    await rig.engine(streaming(late, rest))
+    answer = await rig.ask(asking(MESSAGE, stream=True))
     start, _, passed = answer.body.partition(b"\n\n")
     name, data = start.decode().split("\n")
     message = json.loads(data[6:])["message"]
@@ -211,7 +204,7 @@ async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves
     assert message["usage"]["input_tokens"] > 0 and message["model"]
 
 
-async def test_a_message_is_over_with_its_last_event_whoever_leaves_then() -> None:
+async def test_a_message_is_over_with_its_last_event_whoever_leaves_then(rig: Rig) -> None:
     """Its events pass untouched, its prompt is counted at its beginning and its answer at its end."""
     start = {
         "type": "message_start",
@@ -229,25 +222,23 @@ async def test_a_message_is_over_with_its_last_event_whoever_leaves_then() -> No
             await served.chunk(event.encode())
         await served.left.wait()  # it never says that it is over, as far as HTTP goes
 
-    async with a_rig() as rig:
-        await rig.engine(stream)
-        client = await rig.sent(asking(MESSAGE, stream=True))
-        status, _ = await client.head()
-        body = b""
-        while not body.endswith(sent[-1].encode()):
-            body += await client.chunk()
-        client.close()
-        await rig.until(lambda: bool(rig.finished))
-        assert status == 200 and body.decode() == "".join(sent)
-        assert (rig.finished[0].status, rig.finished[0].token_counts()) == (200, (31, 200, True))
+    await rig.engine(stream)
+    client = await rig.sent(asking(MESSAGE, stream=True))
+    status, _ = await client.head()
+    body = b""
+    while not body.endswith(sent[-1].encode()):
+        body += await client.chunk()
+    client.close()
+    await rig.until(lambda: bool(rig.finished))
+    assert status == 200 and body.decode() == "".join(sent)
+    assert (rig.finished[0].status, rig.finished[0].token_counts()) == (200, (31, 200, True))
 
 
 @pytest.mark.parametrize("path", [MESSAGE, RESPONSE, COUNT, RERANK])
-async def test_what_has_no_byte_of_an_answer_is_sent_to_another_instance(path: str) -> None:
-    async with a_rig() as rig:
-        first = await rig.engine(die_at_once)
-        second = await rig.engine(answering({"usage": {"input_tokens": 3, "output_tokens": 1}}), instance_id="i-2")
-        answer = await rig.ask(asking(path))
+async def test_what_has_no_byte_of_an_answer_is_sent_to_another_instance(rig: Rig, path: str) -> None:
+    first = await rig.engine(die_at_once)
+    second = await rig.engine(answering({"usage": {"input_tokens": 3, "output_tokens": 1}}), instance_id="i-2")
+    answer = await rig.ask(asking(path))
     assert answer.status == 200 and len(first.served) + len(second.served) == 2
 
 
@@ -395,9 +386,10 @@ async def test_a_tool_choice_is_refused_by_an_instance_whose_chat_template_knows
         (RESPONSE, {"conversation": "c"}, "conversation"),
     ],
 )
-async def test_a_wrong_field_is_named_in_the_shape_of_its_api(path: str, fields: dict[str, Any], names: str) -> None:
-    async with a_rig() as rig:
-        answer = await rig.ask(asking(path, **fields))
+async def test_a_wrong_field_is_named_in_the_shape_of_its_api(
+    rig: Rig, path: str, fields: dict[str, Any], names: str
+) -> None:
+    answer = await rig.ask(asking(path, **fields))
     assert answer.status == 400 and names in error_of(answer, path)["message"]
 
 
@@ -442,9 +434,10 @@ async def test_anthropics_clients_send_the_key_in_a_header_of_their_own_which_no
 @pytest.mark.parametrize(
     ("path", "kind"), [("/v1/messages/batches", "not_found_error"), ("/v1/messages", "invalid_request_error")]
 )
-async def test_other_paths_and_methods_of_anthropics_api_are_refused_in_its_shape(path: str, kind: str) -> None:
-    async with a_rig() as rig:
-        answer = await rig.ask(get(path))
+async def test_other_paths_and_methods_of_anthropics_api_are_refused_in_its_shape(
+    rig: Rig, path: str, kind: str
+) -> None:
+    answer = await rig.ask(get(path))
     assert answer.status in (404, 405) and error_of(answer, MESSAGE)["type"] == kind
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.domain.model import OnCold
 from services.router.settings import Limits
-from tests.contract.data_port_rig import CHUNKED, GET, a_model, a_rig, assert_error, chat, chunk, get
+from tests.contract.data_port_rig import CHUNKED, GET, Rig, a_model, a_rig, assert_error, chat, chunk, get
 
 FINE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 BAD_BODIES: dict[str, tuple[bytes | dict[str, Any], str | None]] = {  # with the field that is named
@@ -29,10 +29,9 @@ BAD_BODIES: dict[str, tuple[bytes | dict[str, Any], str | None]] = {  # with the
 
 
 @pytest.mark.parametrize("what", BAD_BODIES)
-async def test_a_body_that_cannot_be_read_and_the_field_that_is_wrong(what: str) -> None:
+async def test_a_body_that_cannot_be_read_and_the_field_that_is_wrong(rig: Rig, what: str) -> None:
     body, param = BAD_BODIES[what]
-    async with a_rig() as rig:
-        answer = await rig.ask(chat(body=body if isinstance(body, bytes) else json.dumps(body).encode()))
+    answer = await rig.ask(chat(body=body if isinstance(body, bytes) else json.dumps(body).encode()))
     assert_error(answer, 400, "bad_request")
     assert answer.json()["error"]["param"] == param
 
@@ -48,28 +47,25 @@ async def test_a_body_that_cannot_be_read_and_the_field_that_is_wrong(what: str)
     ],
     ids=["unknown model", "unknown path", "unknown expectation", "large headers", "huge headers"],
 )
-async def test_what_nobody_can_answer(request_: bytes, status: int, code: str) -> None:
-    async with a_rig() as rig:
-        assert_error(await rig.ask(request_), status, code)
+async def test_what_nobody_can_answer(rig: Rig, request_: bytes, status: int, code: str) -> None:
+    assert_error(await rig.ask(request_), status, code)
 
 
-async def test_a_wrong_method_says_what_is_allowed() -> None:
-    async with a_rig() as rig:
-        answer = await rig.ask(get("/v1/chat/completions"))
-        assert_error(answer, 405, "method_not_allowed")
-        assert answer.headers["allow"] == "POST"
-        answer = await rig.ask(get("/v1/models", method="DELETE"))
+async def test_a_wrong_method_says_what_is_allowed(rig: Rig) -> None:
+    answer = await rig.ask(get("/v1/chat/completions"))
+    assert_error(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+    answer = await rig.ask(get("/v1/models", method="DELETE"))
     assert_error(answer, 405, "method_not_allowed")
 
 
-async def test_head_has_the_length_and_no_body() -> None:
-    async with a_rig() as rig:
-        client = await rig.sent(GET.replace(b"GET", b"HEAD"))
-        head = await client.answer(method="HEAD")
-        await client.send(GET)
-        whole = await client.answer()
-        await client.send(get("/nowhere", method="HEAD"))
-        missing = await client.answer(method="HEAD")
+async def test_head_has_the_length_and_no_body(rig: Rig) -> None:
+    client = await rig.sent(GET.replace(b"GET", b"HEAD"))
+    head = await client.answer(method="HEAD")
+    await client.send(GET)
+    whole = await client.answer()
+    await client.send(get("/nowhere", method="HEAD"))
+    missing = await client.answer(method="HEAD")
     assert head.status == 200 and int(head.headers["content-length"]) == len(whole.body)
     assert missing.status == 404
 
@@ -153,24 +149,22 @@ async def test_too_many_connections() -> None:
         assert (await first.answer()).status == 200
 
 
-async def test_a_request_split_at_every_byte() -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine()
-        client = await rig.client()
-        request = chat(stream=True)
-        for i in range(len(request)):
-            await client.send(request[i : i + 1])
-            await asyncio.sleep(0)
-        assert (await client.answer()).status == 200
-        assert engine.served[0].body == request.partition(b"\r\n\r\n")[2]
+async def test_a_request_split_at_every_byte(rig: Rig) -> None:
+    engine = await rig.engine()
+    client = await rig.client()
+    request = chat(stream=True)
+    for i in range(len(request)):
+        await client.send(request[i : i + 1])
+        await asyncio.sleep(0)
+    assert (await client.answer()).status == 200
+    assert engine.served[0].body == request.partition(b"\r\n\r\n")[2]
 
 
-async def test_a_chunked_request_body_reaches_the_engine_whole() -> None:
+async def test_a_chunked_request_body_reaches_the_engine_whole(rig: Rig) -> None:
     body = chat().partition(b"\r\n\r\n")[2]
-    async with a_rig() as rig:
-        engine = await rig.engine()
-        parts = b"".join(chunk(body[i : i + 7]) for i in range(0, len(body), 7))
-        answer = await rig.ask(CHUNKED % b"" + parts + b"0\r\n\r\n")
+    engine = await rig.engine()
+    parts = b"".join(chunk(body[i : i + 7]) for i in range(0, len(body), 7))
+    answer = await rig.ask(CHUNKED % b"" + parts + b"0\r\n\r\n")
     assert answer.status == 200 and engine.served[0].body == body
     assert engine.served[0].header("content-length") == str(len(body))
 

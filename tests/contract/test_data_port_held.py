@@ -27,13 +27,12 @@ from tests.fleet_builder import an_event
 QUICK = Limits(keepalive_after_s=0.02, keepalive_every_s=0.02)
 
 
-async def test_a_cold_request_is_held_and_answered_when_ready() -> None:
-    async with a_rig() as rig:
-        client = await rig.held(chat(stream=True))
-        waiting = [e.payload for e in rig.published if e.payload.TYPE == "request.waiting"]
-        assert [w.num_waiting for w in waiting] == [1]
-        await rig.engine()
-        answer = await client.answer()
+async def test_a_cold_request_is_held_and_answered_when_ready(rig: Rig) -> None:
+    client = await rig.held(chat(stream=True))
+    waiting = [e.payload for e in rig.published if e.payload.TYPE == "request.waiting"]
+    assert [w.num_waiting for w in waiting] == [1]
+    await rig.engine()
+    answer = await client.answer()
     assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
 
 
@@ -108,29 +107,27 @@ async def test_a_model_that_refuses_to_hold_is_503_and_wakes_nobody() -> None:
     assert (answer.status, answer.code) == (503, "model_cold") and "retry-after" in answer.headers
 
 
-async def test_bad_weights_answer_everyone_who_waits() -> None:
-    async with a_rig() as rig:
-        client = await rig.held(chat())
-        failed = an_instance("i-9", "", InstanceState.FAILED, reason="weights_corrupt: sha256 is not the one given")
-        rig.tell(failed, code="weights_corrupt")
-        answer = await client.answer()
-        again = await rig.ask(chat())
+async def test_bad_weights_answer_everyone_who_waits(rig: Rig) -> None:
+    client = await rig.held(chat())
+    failed = an_instance("i-9", "", InstanceState.FAILED, reason="weights_corrupt: sha256 is not the one given")
+    rig.tell(failed, code="weights_corrupt")
+    answer = await client.answer()
+    again = await rig.ask(chat())
     assert (answer.status, answer.code) == (503, "weights_corrupt") and "sha256" in answer.json()["error"]["message"]
     assert (again.status, again.code) == (503, "weights_corrupt") and "retry-after" in again.headers
 
 
-async def test_a_client_that_leaves_the_queue_is_forgotten() -> None:
-    async with a_rig() as rig:
-        client = await rig.held(chat())
-        client.close()
-        await rig.until(lambda: rig.num_held == 0)
-        engine = await rig.engine()
-        assert rig.finished[0].status == 499
-        await rig.ask(chat())
+async def test_a_client_that_leaves_the_queue_is_forgotten(rig: Rig) -> None:
+    client = await rig.held(chat())
+    client.close()
+    await rig.until(lambda: rig.num_held == 0)
+    engine = await rig.engine()
+    assert rig.finished[0].status == 499
+    await rig.ask(chat())
     assert len(engine.served) == 1
 
 
-async def test_held_requests_are_released_in_order_within_max_concurrency() -> None:
+async def test_held_requests_are_released_in_order_within_max_concurrency(rig: Rig) -> None:
     gate = asyncio.Event()
     most = 0
 
@@ -140,15 +137,14 @@ async def test_held_requests_are_released_in_order_within_max_concurrency() -> N
         await gate.wait()
         await served.json({})
 
-    async with a_rig() as rig:
-        clients = [await rig.held(chat(extra=b"x-request-id: %d\r\n" % i)) for i in range(9)]
-        engine = await rig.engine(slow, max_concurrency=3)
-        await rig.until(lambda: len(engine.served) == 3)
-        assert rig.num_in_flight == 3 and rig.num_held == 6
-        gate.set()
-        answers = await asyncio.gather(*(c.answer() for c in clients))
-        assert [a.status for a in answers] == [200] * 9
-        order = [int(s.header("x-request-id") or -1) for s in engine.served]
+    clients = [await rig.held(chat(extra=b"x-request-id: %d\r\n" % i)) for i in range(9)]
+    engine = await rig.engine(slow, max_concurrency=3)
+    await rig.until(lambda: len(engine.served) == 3)
+    assert rig.num_in_flight == 3 and rig.num_held == 6
+    gate.set()
+    answers = await asyncio.gather(*(c.answer() for c in clients))
+    assert [a.status for a in answers] == [200] * 9
+    order = [int(s.header("x-request-id") or -1) for s in engine.served]
     assert sorted(order[:3]) == [0, 1, 2] and sorted(order) == list(range(9)) and most <= 3
 
 
@@ -165,11 +161,10 @@ async def test_a_thousand_waiters_are_one_load() -> None:
         assert engine.num_connections <= 16
 
 
-async def test_undeploying_a_model_answers_its_waiters() -> None:
-    async with a_rig() as rig:
-        client = await rig.held(chat())
-        rig.table.take(an_event(facts.ModelUndeployed(model_key="m")))
-        answer = await client.answer()
+async def test_undeploying_a_model_answers_its_waiters(rig: Rig) -> None:
+    client = await rig.held(chat())
+    rig.table.take(an_event(facts.ModelUndeployed(model_key="m")))
+    answer = await client.answer()
     assert (answer.status, answer.code) == (404, "model_not_found")
 
 

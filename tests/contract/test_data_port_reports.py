@@ -74,30 +74,28 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
         }
 
 
-async def test_reports_come_while_there_are_requests_and_once_more() -> None:
-    async with a_rig() as rig:
-        told = rig.reported
-        reporting = asyncio.create_task(rig.reports.report_requests(0.01, 10))
-        await asyncio.sleep(0.05)
-        assert told == [], "a quiet router says nothing"
-        client = await rig.sent(chat(stream=True))
-        await rig.until(lambda: len(told) > 2)
-        client.close()
-        await rig.until(lambda: not rig.table.exchanges)
-        reports = [p for p in told if isinstance(p, RouterRequestsReported)]
-        await rig.until(lambda: isinstance(told[-1], RouterRequestsReported) and told[-1].num_live == 0)
-        num_told = len(told)
-        await asyncio.sleep(0.05)
-        assert len(told) == num_told and reports[0].num_live == 1
-        reporting.cancel()
-        await asyncio.gather(reporting, return_exceptions=True)
+async def test_reports_come_while_there_are_requests_and_once_more(rig: Rig) -> None:
+    told = rig.reported
+    reporting = asyncio.create_task(rig.reports.report_requests(0.01, 10))
+    await asyncio.sleep(0.05)
+    assert told == [], "a quiet router says nothing"
+    client = await rig.sent(chat(stream=True))
+    await rig.until(lambda: len(told) > 2)
+    client.close()
+    await rig.until(lambda: not rig.table.exchanges)
+    reports = [p for p in told if isinstance(p, RouterRequestsReported)]
+    await rig.until(lambda: isinstance(told[-1], RouterRequestsReported) and told[-1].num_live == 0)
+    num_told = len(told)
+    await asyncio.sleep(0.05)
+    assert len(told) == num_told and reports[0].num_live == 1
+    reporting.cancel()
+    await asyncio.gather(reporting, return_exceptions=True)
 
 
-async def test_none_are_told_when_the_bound_is_none() -> None:
-    async with a_rig() as rig:
-        await rig.held(chat(stream=True))
-        await rig.reports.report_requests(0.01, 0)
-        assert rig.reported == []
+async def test_none_are_told_when_the_bound_is_none(rig: Rig) -> None:
+    await rig.held(chat(stream=True))
+    await rig.reports.report_requests(0.01, 0)
+    assert rig.reported == []
 
 
 # -- what a policy is notified of ----------------------------------------------------------------------------------
@@ -145,21 +143,19 @@ async def test_an_answer_that_breaks_off_teaches_nothing_and_leaves_nothing() ->
         assert rig.table.controller.balances.expect("m", 100, 0) == before
 
 
-async def test_a_policy_that_only_counts_is_told_no_tokens() -> None:
-    async with a_rig() as rig:
-        asked = asyncio.create_task(rig.ask(chat(body=BODY)))
-        await rig.until(lambda: bool(rig.table.controller.requests))
-        assert [one.prompt_tokens for one in rig.table.controller.requests.values()] == [0]
-        await rig.engine()
-        await asked
+async def test_a_policy_that_only_counts_is_told_no_tokens(rig: Rig) -> None:
+    asked = asyncio.create_task(rig.ask(chat(body=BODY)))
+    await rig.until(lambda: bool(rig.table.controller.requests))
+    assert [one.prompt_tokens for one in rig.table.controller.requests.values()] == [0]
+    await rig.engine()
+    await asked
 
 
-async def test_a_prompt_whose_length_no_engine_told_is_estimated_and_said_to_be() -> None:
+async def test_a_prompt_whose_length_no_engine_told_is_estimated_and_said_to_be(rig: Rig) -> None:
     """A recording had it as 0 tokens, and its replay as one."""
-    async with a_rig() as rig:
-        await rig.engine(stream_three)
-        await rig.ask(chat(body=BODY))
-        await rig.until(lambda: len(rig.finished) == 1)
+    await rig.engine(stream_three)
+    await rig.ask(chat(body=BODY))
+    await rig.until(lambda: len(rig.finished) == 1)
     assert rig.finished[0].token_counts() == (100, 3, False)
 
 
@@ -237,15 +233,14 @@ async def test_an_unsampled_request_makes_no_span() -> None:
     assert kept.spans == []
 
 
-async def test_rows_show_live_then_finished_requests_and_no_prompt() -> None:
-    async with a_rig() as rig:
-        engine = await rig.engine(max_concurrency=1)
-        await rig.ask(chat(stream=True, extra=b"x-request-id: done-1\r\n"))
-        await rig.until(lambda: not rig.table.exchanges)
-        rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2))
-        await rig.sent(chat("m", extra=b"x-request-id: held-1\r\n"))
-        await rig.until(lambda: len(rig.table.exchanges) == 1)
-        rows = rig.reports.rows(10)
+async def test_rows_show_live_then_finished_requests_and_no_prompt(rig: Rig) -> None:
+    engine = await rig.engine(max_concurrency=1)
+    await rig.ask(chat(stream=True, extra=b"x-request-id: done-1\r\n"))
+    await rig.until(lambda: not rig.table.exchanges)
+    rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2))
+    await rig.sent(chat("m", extra=b"x-request-id: held-1\r\n"))
+    await rig.until(lambda: len(rig.table.exchanges) == 1)
+    rows = rig.reports.rows(10)
     assert [row["request_id"] for row in rows] == ["held-1", "done-1"]
     assert rows[1]["state"] == "finished" and rows[1]["response_tokens"] == 3 and not rows[1]["tokens_exact"]
     assert "hi" not in {str(v) for row in rows for v in row.values()}
