@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Container
 from typing import cast
+from urllib.parse import urlsplit
 
 import httptools
 
@@ -210,7 +211,8 @@ class Pool:
                 "the engine of %s asks for a key: set GLOWPLUG_ENGINE_SECRET as its agent has it", self.instance_id
             )
         self.credentials = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""  # a header line
-        self._host, self._port = _address(instance.url)
+        url = urlsplit(instance.url)
+        self._host, self._port = url.hostname or "", url.port or 0
         self.limits = limits
         self._idle: list[EngineConnection] = []
         self._connecting: set[asyncio.Task[None]] = set()
@@ -302,10 +304,3 @@ class Engines:
     def close(self) -> None:
         for pool in self.pools.values():
             pool.close()
-
-
-def _address(url: str) -> tuple[str, int]:
-    """Host and port of "http://host:port"."""
-    rest = url.partition("://")[2] or url
-    host, _, port = rest.rstrip("/").rpartition(":")
-    return host.strip("[]"), int(port)

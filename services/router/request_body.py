@@ -36,6 +36,7 @@ from services.router.request_shapes import (
     ResponseAsked,
     ResponseTool,
     Text,
+    Turn,
 )
 
 Readers = Mapping[bytes, Callable[[bytes], Any]]
@@ -180,33 +181,33 @@ def sizes(asked: Any) -> tuple[int, int]:
     """(prompt tokens, most response tokens; 0 for no limit), without a tokenizer: a token is four characters. Images
     and sounds within messages count nothing."""
     if isinstance(asked, ChatAsked):
-        num_chars = sum(len(m.content) if isinstance(m.content, str) else _chars(m.content) for m in asked.messages)
+        num_chars = sum(_chars(message.content) for message in asked.messages)
         most = asked.max_completion_tokens or asked.max_tokens
     elif isinstance(asked, CompletionAsked):
         num_chars, most = _chars_of_text(asked.prompt), asked.max_tokens
     elif isinstance(asked, EmbeddingAsked):
         num_chars, most = _chars_of_text(asked.input), 1
     elif isinstance(asked, MessagesAsked):
-        num_chars, most = _chars_of_turns(asked), asked.max_tokens
+        num_chars, most = _chars(asked.system) + _chars(asked.messages), asked.max_tokens
     elif isinstance(asked, CountAsked):
         num_chars, most = 0, 1  # its text is cut into tokens, and not read
     elif isinstance(asked, RerankAsked):
-        num_chars, most = sum(map(_chars_of_document, asked.documents)) + len(asked.query) * len(asked.documents), 1
+        num_chars, most = _chars(asked.documents) + len(asked.query) * len(asked.documents), 1
     else:
-        num_chars, most = _chars_of_items(asked.input), asked.max_output_tokens
+        num_chars, most = _chars(asked.input), asked.max_output_tokens
     return num_chars // CHARS_PER_TOKEN, most or 0
 
 
 def _longest_text(asked: Any) -> tuple[str, int]:
     """(field, characters) of the longest text that is one prompt for the engine."""
     if isinstance(asked, ChatAsked):
-        return "messages", sum(_chars_of_message(message) for message in asked.messages)
+        return "messages", sum(map(_chars_of_message, asked.messages))
     if isinstance(asked, ResponseAsked):
-        return "input", _chars_of_items(asked.input) + len(asked.instructions or "")
+        return "input", _chars(asked.input) + len(asked.instructions or "")
     if isinstance(asked, CountAsked):
-        return "messages", _chars_of_turns(asked)
+        return "messages", _chars(asked.system) + _chars(asked.messages)
     if isinstance(asked, RerankAsked):
-        return "documents", max(map(_chars_of_document, asked.documents)) + len(asked.query)
+        return "documents", max(map(_chars_of_piece, asked.documents)) + len(asked.query)
     param, text = ("prompt", asked.prompt) if isinstance(asked, CompletionAsked) else ("input", asked.input)
     if isinstance(text, str):
         return param, len(text)
@@ -214,38 +215,29 @@ def _longest_text(asked: Any) -> tuple[str, int]:
 
 
 def _chars_of_message(message: Message) -> int:
-    content = message.content
-    num_chars = len(content) if isinstance(content, str) else _chars(content)
-    num_chars += len(message.reasoning_content or "")
+    """With what the engine is given besides its content."""
+    num_chars = _chars(message.content) + len(message.reasoning_content or "")
     return num_chars + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
-def _chars(parts: list[Part] | None) -> int:
-    return sum(len(part.text) for part in parts or () if part.text)
+def _chars(content: str | Sequence[str | Document | Part | Block | Item | Turn] | None) -> int:
+    """Characters of a text, or of the pieces of one."""
+    if isinstance(content, str):
+        return len(content)
+    return sum(map(_chars_of_piece, content)) if content else 0
 
 
-def _chars_of_items(given: str | list[Item]) -> int:
-    if isinstance(given, str):
-        return len(given)
-    contents = [content for item in given for content in (item.content, item.output) if content]
-    return sum(len(content) if isinstance(content, str) else _chars(content) for content in contents)
-
-
-def _chars_of_turns(asked: CountAsked) -> int:
-    contents = [asked.system, *(turn.content for turn in asked.messages)]
-    return sum(len(content) if isinstance(content, str) else _chars_of_blocks(content) for content in contents)
-
-
-def _chars_of_blocks(blocks: Sequence[Block] | None) -> int:
-    num_chars = 0
-    for block in blocks or ():
-        num_chars += len(block.text or "") + len(block.thinking or "") + memoryview(block.input).nbytes
-        num_chars += len(block.content) if isinstance(block.content, str) else _chars_of_blocks(block.content)
-    return num_chars
-
-
-def _chars_of_document(document: str | Document) -> int:
-    return len(document if isinstance(document, str) else document.text)
+def _chars_of_piece(piece: str | Document | Part | Block | Item | Turn) -> int:
+    if isinstance(piece, str):
+        return len(piece)
+    if isinstance(piece, Turn):
+        return _chars(piece.content)
+    if isinstance(piece, Item):
+        return _chars(piece.content) + _chars(piece.output)
+    if isinstance(piece, Block):
+        num_chars = len(piece.thinking or "") + memoryview(piece.input).nbytes + _chars(piece.content)
+        return num_chars + len(piece.text or "")
+    return len(piece.text or "")
 
 
 def _chars_of_text(text: Text) -> int:
