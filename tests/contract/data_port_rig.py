@@ -30,6 +30,8 @@ from tests import fleet_builder
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+Then = Literal["end", "die", "close", "hang"]
 Reply = Callable[["Served"], Awaitable[None]]
 
 
@@ -67,7 +69,7 @@ class Served:
         await self.send(head % (status.encode(), extra, len(body)) + body)
 
     async def sse_head(self) -> None:
-        await self.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        await self.send(SSE_HEAD)
 
     async def chunk(self, data: bytes) -> None:
         await self.send(chunk(data))
@@ -79,31 +81,31 @@ class Served:
         self.writer.transport.abort()
 
 
-def streaming(
-    *steps: bytes | asyncio.Event, then: Literal["end", "die", "close", "hang"] = "end", every_s: float = 0.01
-) -> Reply:
-    """A stream of chunks, a moment apart, and of events that it waits for; then its last chunk, a torn connection, a
-    closed one, or nothing more."""
+def sending(*steps: bytes | asyncio.Event, then: Then = "end", every_s: float = 0.01) -> Reply:
+    """Bytes, a moment apart, and events that it waits for; then nothing, a torn connection, a closed one, or a wait for
+    the router to leave."""
 
     async def reply(served: Served) -> None:
-        await served.sse_head()
         for step in steps:
-            if isinstance(step, bytes):
-                await served.chunk(step)
-                await asyncio.sleep(every_s)
-            else:
+            if isinstance(step, asyncio.Event):
                 await step.wait()
-        if then == "end":
-            await served.end()
-        elif then == "die":
-            await asyncio.sleep(0.01)
+            else:
+                await served.send(step)
+                await asyncio.sleep(every_s)
+        if then == "die":
             served.die()
         elif then == "close":
             served.writer.close()
-        else:
+        elif then == "hang":
             await served.left.wait()
 
     return reply
+
+
+def streaming(*steps: bytes | asyncio.Event, then: Then = "end", every_s: float = 0.01) -> Reply:
+    """The same as chunks of a stream, whose last chunk comes only where it comes to its end."""
+    framed = [chunk(step) if isinstance(step, bytes) else step for step in steps]
+    return sending(SSE_HEAD, *framed, *[b"0\r\n\r\n"] * (then == "end"), then=then, every_s=every_s)
 
 
 def answering(value: Any, status: str = "200 OK", extra: bytes = b"", *, after_s: float = 0.0) -> Reply:

@@ -1,6 +1,5 @@
 """What passes through the data port, byte for byte, and what it adds."""
 
-import asyncio
 import json
 
 import pytest
@@ -11,6 +10,7 @@ from glowplug.domain.instance import InstanceState
 from glowplug.telemetry.semconv import HEADER_EMULATED
 from tests.contract.data_port_rig import (
     DONE,
+    SSE_HEAD,
     TOKEN,
     Rig,
     Served,
@@ -20,6 +20,7 @@ from tests.contract.data_port_rig import (
     answering,
     chat,
     get,
+    sending,
     stream_three,
     streaming,
 )
@@ -129,14 +130,8 @@ FRAMINGS = {
 
 @pytest.mark.parametrize("framing", FRAMINGS)
 async def test_a_stream_is_the_same_however_its_engine_frames_it(rig: Rig, framing: str) -> None:
-    async def reply(served: Served) -> None:
-        await served.sse_head()
-        for data in FRAMINGS[framing]:
-            await served.send(data)
-            await asyncio.sleep(0.005)
-        await served.send(framed(DONE) + b"0\r\n\r\n")
-
-    engine = await rig.engine(reply)
+    framed_last = framed(DONE) + b"0\r\n\r\n"
+    engine = await rig.engine(sending(SSE_HEAD, *FRAMINGS[framing], framed_last, every_s=0.005))
     for _ in range(2):
         answer = await rig.ask(chat(stream=True))
         assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
@@ -149,32 +144,20 @@ async def test_an_answer_split_at_every_byte_is_the_same(rig: Rig) -> None:
     raw = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     raw += framed(TOKEN) + framed(DONE) + b"0\r\n\r\n"
 
-    async def byte_by_byte(served: Served) -> None:
-        for i in range(len(raw)):
-            await served.send(raw[i : i + 1])
-            await asyncio.sleep(0)
-
-    await rig.engine(byte_by_byte)
+    await rig.engine(sending(*(raw[i : i + 1] for i in range(len(raw))), every_s=0.0))
     answer = await rig.ask(chat(stream=True))
     assert answer.complete and answer.body == TOKEN + DONE
 
 
 async def test_a_body_without_framing_ends_with_the_connection(rig: Rig) -> None:
-    async def until_close(served: Served) -> None:
-        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello")
-        served.writer.close()
-
-    await rig.engine(until_close)
+    await rig.engine(sending(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello", then="close"))
     answer = await rig.ask(chat())
     assert answer.complete and answer.body == b"hello"
 
 
 async def test_an_interim_100_from_the_engine_is_not_the_answer(rig: Rig) -> None:
-    async def interim(served: Served) -> None:
-        await served.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await served.json({"ok": 1})
-
-    await rig.engine(interim)
+    whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n" + b'{"ok": 1}'
+    await rig.engine(sending(b"HTTP/1.1 100 Continue\r\n\r\n" + whole))
     answer = await rig.ask(chat())
     assert answer.status == 200 and answer.json() == {"ok": 1}
 

@@ -17,7 +17,6 @@ from tests.contract.data_port_rig import (
     Answer,
     FakeEngine,
     Rig,
-    Served,
     a_model,
     a_rig,
     an_instance,
@@ -26,6 +25,7 @@ from tests.contract.data_port_rig import (
     die_at_once,
     get,
     post,
+    sending,
     streaming,
 )
 
@@ -145,12 +145,7 @@ async def test_no_answer_says_which_server_made_it(rig: Rig, path: str) -> None:
 
 
 async def test_an_engine_that_dies_within_its_refusal_is_502_and_not_half_an_answer(rig: Rig) -> None:
-    async def die(served: Served) -> None:
-        await served.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 100\r\n\r\n{")
-        await asyncio.sleep(0.02)
-        served.die()
-
-    await rig.engine(die)
+    await rig.engine(sending(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 100\r\n\r\n{", then="die"))
     answer = await rig.ask(chat())
     assert (answer.status, answer.code, answer.complete) == (502, "engine_failed", True)
 
@@ -216,13 +211,8 @@ async def test_a_message_is_over_with_its_last_event_whoever_leaves_then(rig: Ri
     sent += ['event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":200}}\n\n']
     sent += ['event: message_stop\ndata: {"type":"message_stop"}\n\n']
 
-    async def stream(served: Served) -> None:
-        await served.sse_head()
-        for event in sent:
-            await served.chunk(event.encode())
-        await served.left.wait()  # it never says that it is over, as far as HTTP goes
-
-    await rig.engine(stream)
+    # It never says that it is over, as far as HTTP goes.
+    await rig.engine(streaming(*(event.encode() for event in sent), then="hang", every_s=0.0))
     client = await rig.sent(asking(MESSAGE, stream=True))
     status, _ = await client.head()
     body = b""

@@ -14,7 +14,18 @@ from glowplug.domain.instance import InstanceState
 from services.router.engine import EngineConnection
 from services.router.exchange import Exchange
 from services.router.settings import Limits
-from tests.contract.data_port_rig import DONE, TOKEN, Rig, Served, a_model, a_rig, an_instance, chat, hang, streaming
+from tests.contract.data_port_rig import (
+    DONE,
+    TOKEN,
+    Rig,
+    a_model,
+    a_rig,
+    an_instance,
+    chat,
+    hang,
+    sending,
+    streaming,
+)
 
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
 RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat/completions", b"responses")
@@ -56,10 +67,7 @@ async def test_a_client_that_closes_when_it_has_read_the_end(
     "length", [b"content-length: 2\r\n\r\n{}", b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
 )
 async def test_a_plain_answer_is_whole_with_its_last_byte(rig: Rig, length: bytes) -> None:
-    async def reply(served: Served) -> None:
-        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length)
-
-    await rig.engine(reply)
+    await rig.engine(sending(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length))
     client = await rig.sent(chat())
     assert (await client.answer()).body == b"{}"
     client.close()

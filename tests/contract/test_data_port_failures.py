@@ -22,6 +22,7 @@ from tests.contract.data_port_rig import (
     die_at_once,
     get,
     hang,
+    sending,
     stream_three,
     streaming,
 )
@@ -47,12 +48,8 @@ async def test_an_engine_that_leaves_mid_stream_is_one_error_event_then_a_close(
 
 
 async def test_an_engine_that_dies_mid_json_is_a_visible_truncation(rig: Rig) -> None:
-    async def die(served: Served) -> None:
-        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
-        await asyncio.sleep(0.02)
-        served.die()
-
-    await rig.engine(die)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+    await rig.engine(sending(head + b"{", then="die"))
     assert not (await rig.ask(chat())).complete
 
 
@@ -65,11 +62,7 @@ async def test_an_engine_that_dies_before_its_first_byte_is_tried_once_elsewhere
     assert answer.status == 200 and answer.body == TOKEN * 3 + DONE
 
 
-async def lie(served: Served) -> None:
-    await served.send(b"220 mail ready\r\n\r\n")
-
-
-@pytest.mark.parametrize("reply", [die_at_once, lie], ids=["dead", "not HTTP"])
+@pytest.mark.parametrize("reply", [die_at_once, sending(b"220 mail ready\r\n\r\n")], ids=["dead", "not HTTP"])
 async def test_a_request_that_brings_down_two_engines_is_502(rig: Rig, reply: Reply) -> None:
     await rig.engine(reply, instance_id="i-1")
     await rig.engine(reply, instance_id="i-2")
@@ -123,13 +116,7 @@ async def test_an_engine_that_hangs_is_given_up() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("after_first_byte", [True, False])
 async def test_when_the_client_leaves_the_engine_is_told(rig: Rig, stream: bool, after_first_byte: bool) -> None:
-    async def endless(served: Served) -> None:
-        if after_first_byte:
-            await served.sse_head()
-            await served.chunk(TOKEN)
-        await served.left.wait()
-
-    engine = await rig.engine(endless)
+    engine = await rig.engine(streaming(TOKEN, then="hang") if after_first_byte else hang)
     client = await rig.sent(chat(stream=stream))
     if after_first_byte:
         await client.head()

@@ -2,11 +2,14 @@
 to people their spans and rows."""
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Outlook
@@ -166,29 +169,33 @@ SAMPLED = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01\r\n".encode()
 UNSAMPLED = SAMPLED.replace(b"-01\r", b"-00\r")
 
 
-class KeptSpans(SpanExporter):
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-
-    def export(self, spans: Any) -> SpanExportResult:
-        self.spans += spans
-        return SpanExportResult.SUCCESS
-
-    def by_name(self) -> dict[str, ReadableSpan]:
-        assert len({s.name for s in self.spans}) == len(self.spans)
-        return {s.name: s for s in self.spans}
+@pytest.fixture
+def kept() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
 
 
-async def test_a_warm_request_is_two_spans_under_the_clients() -> None:
-    kept = KeptSpans()
+@contextlib.asynccontextmanager
+async def traced(kept: InMemorySpanExporter, **over: Any) -> AsyncIterator[Rig]:
+    """A rig whose spans are in `kept` once it is closed and has reported as many requests as it was asked."""
     tracing = Tracing("router", "router-1", exporter=kept)
-    async with a_rig(tracing=tracing) as rig:
+    async with a_rig(tracing=tracing, **over) as rig:
+        yield rig
+        await rig.until(lambda: len(rig.finished) == len(rig.clients))
+    tracing.shutdown()
+
+
+def by_name(kept: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    spans = kept.get_finished_spans()
+    assert len({s.name for s in spans}) == len(spans)
+    return {s.name: s for s in spans}
+
+
+async def test_a_warm_request_is_two_spans_under_the_clients(kept: InMemorySpanExporter) -> None:
+    async with traced(kept) as rig:
         engine = await rig.engine()
         answer = await rig.ask(chat(stream=True, extra=SAMPLED))
-        await rig.until(lambda: any(p.TYPE == "request.finished" for p in rig.reported))
         told = engine.served[0].header("traceparent")
-    tracing.shutdown()
-    spans = kept.by_name()
+    spans = by_name(kept)
     assert set(spans) == {"router.request", "engine.generate"}
     root, generate = spans["router.request"], spans["engine.generate"]
     assert root.context is not None and generate.context is not None and root.parent is not None
@@ -204,33 +211,25 @@ async def test_a_warm_request_is_two_spans_under_the_clients() -> None:
     assert generate.start_time < first.timestamp <= generate.end_time
 
 
-async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace() -> None:
-    kept = KeptSpans()
-    tracing = Tracing("router", "router-1", exporter=kept)
-    async with a_rig(tracing=tracing) as rig:
+async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace(kept: InMemorySpanExporter) -> None:
+    async with traced(kept) as rig:
         client = await rig.held(chat(extra=SAMPLED))
         await rig.engine()
         assert (await client.answer()).status == 200
-        await rig.until(lambda: any(p.TYPE == "request.finished" for p in rig.reported))
         waiting = next(p for p in rig.published if p.payload.TYPE == "request.waiting")
-    tracing.shutdown()
-    spans = kept.by_name()
+    spans = by_name(kept)
     assert set(spans) == {"router.request", "router.hold", "engine.generate"}
     hold, generate = spans["router.hold"], spans["engine.generate"]
     assert hold.end_time == generate.start_time
     assert waiting.cause is not None and waiting.cause.traceparent[3:35] == TRACE
 
 
-async def test_an_unsampled_request_makes_no_span() -> None:
-    kept = KeptSpans()
-    tracing = Tracing("router", "router-1", exporter=kept)
-    async with a_rig(tracing=tracing, sampler=Sampler(ratio=0.0)) as rig:
+async def test_an_unsampled_request_makes_no_span(kept: InMemorySpanExporter) -> None:
+    async with traced(kept, sampler=Sampler(ratio=0.0)) as rig:
         await rig.engine()
         await rig.ask(chat(extra=UNSAMPLED))
         await rig.ask(chat())
-        await rig.until(lambda: sum(p.TYPE == "request.finished" for p in rig.reported) == 2)
-    tracing.shutdown()
-    assert kept.spans == []
+    assert not kept.get_finished_spans()
 
 
 async def test_rows_show_live_then_finished_requests_and_no_prompt(rig: Rig) -> None:
