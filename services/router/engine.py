@@ -90,14 +90,14 @@ class EngineConnection(asyncio.Protocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._lose(f"the engine's answer is not HTTP: {error}")
+            self.give_up(f"the engine's answer is not HTTP: {error}")
             return
         pieces = self._pieces
         self._between_chunks = not self._in_chunk and data.endswith(b"\r\n")
         if not self.has_head:
             self.head_bytes += len(data)
             if self.head_bytes > self.pool.limits.engine_head_bytes:
-                self._lose(f"the engine's answer has more than {self.pool.limits.engine_head_bytes} bytes of headers")
+                self.give_up(f"the engine's answer has more than {self.pool.limits.engine_head_bytes} bytes of headers")
             return
         if not pieces:
             body = b""
@@ -134,9 +134,9 @@ class EngineConnection(asyncio.Protocol):
             exchange.engine_data(self, b"", True)
             exchange.engine_over()
             return
-        self._lose(f"the engine closed the connection{f': {exc}' if exc else ''}")
+        self.give_up(f"the engine closed the connection{f': {exc}' if exc else ''}")
 
-    def _lose(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         exchange, self.exchange = self.exchange, None
         self.transport.abort()
         if exchange is not None:
@@ -147,10 +147,6 @@ class EngineConnection(asyncio.Protocol):
         """The answer is not wanted any more: close, so that the engine stops generating."""
         self.exchange = None
         self.transport.abort()
-
-    def give_up(self, reason: str) -> None:
-        """The engine has been silent for too long."""
-        self._lose(reason)
 
     def pause(self) -> None:
         if not self.paused and not self.transport.is_closing():

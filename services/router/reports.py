@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -28,27 +28,44 @@ log = logging.getLogger(__name__)
 Put = Callable[..., None]  # Outbox.put
 
 
+@dataclass(slots=True)
 class _Lane:
-    """One queue with one task, so that order is kept."""
+    """One queue, sent by one task, so that order is kept."""
+
+    waiting: deque[tuple[Any, str, str]] = field(default_factory=deque)  # payload, id and trace of its cause
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Outbox:
+    """Facts and telemetry have a lane each: a fact waits for the bus to store it, telemetry waits for nothing."""
 
     def __init__(self, bus: Bus, router_id: str, metrics: RouterMetrics, limit: int) -> None:
         self._bus, self._router_id, self._metrics, self._limit = bus, router_id, metrics, limit
-        self._waiting: deque[tuple[Any, str, str]] = deque()
-        self._filled = asyncio.Event()
+        self._facts, self._telemetry = _Lane(), _Lane()
 
-    def put(self, payload: Any, cause_id: str, traceparent: str) -> None:
-        if len(self._waiting) >= self._limit:
-            self._waiting.popleft()
+    def put(self, payload: Any, cause_id: str = "", traceparent: str = "") -> None:
+        """Send a fact or telemetry, with the id and the trace of what caused it."""
+        lane = self._telemetry if is_telemetry(payload.TYPE) else self._facts
+        if len(lane.waiting) >= self._limit:
+            lane.waiting.popleft()
             self._metrics.dropped.inc()
-        self._waiting.append((payload, cause_id, traceparent))
-        self._filled.set()
+        lane.waiting.append((payload, cause_id, traceparent))
+        lane.filled.set()
+
+    def publish(self, effect: Publish) -> None:
+        """Send what the controller publishes."""
+        cause = effect.cause
+        self.put(effect.payload, cause.event_id if cause else "", cause.traceparent if cause else "")
 
     async def run(self) -> None:
+        await asyncio.gather(self._send(self._facts), self._send(self._telemetry))
+
+    async def _send(self, lane: _Lane) -> None:
         while True:
-            await self._filled.wait()
-            self._filled.clear()
-            while self._waiting:
-                payload, cause_id, traceparent = self._waiting.popleft()
+            await lane.filled.wait()
+            lane.filled.clear()
+            while lane.waiting:
+                payload, cause_id, traceparent = lane.waiting.popleft()
                 try:
                     event = Event(
                         event_id=event_id(),
@@ -67,26 +84,6 @@ class _Lane:
                 except Exception:  # one event that cannot be sent must not hold up those behind it
                     self._metrics.dropped.inc()
                     log.exception("%s cannot be published", payload.TYPE)
-
-
-class Outbox:
-    """Facts and telemetry have a lane each: a fact waits for the bus to store it, telemetry waits for nothing."""
-
-    def __init__(self, bus: Bus, router_id: str, metrics: RouterMetrics, limit: int) -> None:
-        self._facts = _Lane(bus, router_id, metrics, limit)
-        self._telemetry = _Lane(bus, router_id, metrics, limit)
-
-    def put(self, payload: Any, cause_id: str = "", traceparent: str = "") -> None:
-        """Send a fact or telemetry, with the id and the trace of what caused it."""
-        (self._telemetry if is_telemetry(payload.TYPE) else self._facts).put(payload, cause_id, traceparent)
-
-    def publish(self, effect: Publish) -> None:
-        """Send what the controller publishes."""
-        cause = effect.cause
-        self.put(effect.payload, cause.event_id if cause else "", cause.traceparent if cause else "")
-
-    async def run(self) -> None:
-        await asyncio.gather(self._facts.run(), self._telemetry.run())
 
 
 class Reports:

@@ -27,6 +27,7 @@ from services.router.reports import Reports
 from services.router.request_table import RequestTable
 from services.router.settings import Limits
 from tests import fleet_builder
+from tests.waiting import until
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -360,9 +361,7 @@ class Rig:
         self.table.take(Tick())
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.002)
+        await until(condition, within_s=10.0, every_s=0.002)
 
     @property
     def num_held(self) -> int:

@@ -74,6 +74,11 @@ class RouterProcess:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
 
+    async def ended(self) -> int:
+        """Its exit status, once it has ended by itself."""
+        assert self.process is not None
+        return await asyncio.wait_for(self.process.wait(), 30)
+
     async def kill(self) -> None:
         if self.process is not None and self.process.returncode is None:
             self.process.kill()

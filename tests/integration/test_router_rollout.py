@@ -83,8 +83,7 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 async def restart(router: RouterProcess, **env: str) -> None:
     """SIGTERM, until it has ended by itself; then start it again."""
     router.terminate()
-    assert router.process is not None
-    assert await asyncio.wait_for(router.process.wait(), 30) == 0, router.log()
+    assert await router.ended() == 0, router.log()
     await router.start(**env)
 
 
@@ -146,8 +145,7 @@ async def test_a_router_that_leaves_serves_on_and_says_so(infra: Infra, tmp_path
         assert (await client.get(f"{router.admin_url}/live")).status_code == 200
         answer = await client.post(f"{router.url}/v1/chat/completions", json=chat_body("left", stream=True))
         assert answer.status_code == 200 and answer.headers["connection"] == "close"
-        assert router.process is not None
-        assert await asyncio.wait_for(router.process.wait(), 30) == 0
+        assert await router.ended() == 0
         with pytest.raises(httpx.ConnectError):
             await client.get(f"{router.url}/ready")
     await engine.stop()
