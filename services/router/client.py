@@ -106,7 +106,8 @@ class ClientConnection(asyncio.Protocol):
             if self.state == HEAD and self._head_bytes > limits.header_bytes:
                 self.refuse(http_request.head_too_large(limits))
             elif self.state == BODY and in_body and self._is_framing_too_large():
-                self.refuse(http_request.framing_too_large(limits))
+                what = "The body's chunk sizes, extensions and trailers"
+                self.refuse(refused(431, f"{what} are larger than {limits.header_bytes} bytes.", "headers_too_large"))
 
     def _is_framing_too_large(self) -> bool:
         """Chunk extensions and trailers: those since the last piece of body, and with the sizes all of this body's."""

@@ -233,12 +233,9 @@ class Pool:
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 _, connection = await loop.create_connection(lambda: EngineConnection(self), self._host, self._port)
-        except (OSError, TimeoutError) as error:
-            if is_wanted():
-                exchange.engine_unreachable(f"cannot connect to the engine: {error or 'timed out'}")
-            return
-        except Exception as error:  # else this exchange would never go on
-            log.exception("connecting to %s failed", self.url)
+        except Exception as error:  # of any kind, else this exchange would never go on
+            if not isinstance(error, OSError):  # TimeoutError is one
+                log.exception("connecting to %s failed", self.url)
             if is_wanted():
                 exchange.engine_unreachable(f"cannot connect to the engine: {error}")
             return

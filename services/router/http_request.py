@@ -123,11 +123,6 @@ def too_many_headers(limits: Limits) -> ApiError:
     return refused(431, message, "headers_too_large")
 
 
-def framing_too_large(limits: Limits) -> ApiError:
-    message = f"The body's chunk sizes, extensions and trailers are larger than {limits.header_bytes} bytes."
-    return refused(431, message, "headers_too_large")
-
-
 def body_too_large(limits: Limits) -> ApiError:
     return refused(413, f"The request's body is larger than {limits.body_bytes} bytes.", "request_too_large")
 

@@ -1,4 +1,4 @@
-"""The router's own REST: queue and requests, behind the admin token, errors as OpenAI has them; and what makes it ready."""
+"""The router's own REST: queue and requests, behind the admin token, errors as OpenAI has them; and its readiness."""
 
 from collections.abc import AsyncIterator
 
