@@ -198,9 +198,7 @@ def _chars_of_message(message: shapes.Message) -> int:
     return num_chars + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
-def _chars(
-    content: str | Sequence[str | shapes.Document | shapes.Part | shapes.Block | shapes.Item | shapes.Turn] | None,
-) -> int:
+def _chars(content: str | Sequence[Piece] | None) -> int:
     """Characters of a text, or of the pieces of one."""
     if isinstance(content, str):
         return len(content)

@@ -69,11 +69,8 @@ def error_of(answer: Answer, path: str) -> dict[str, Any]:
     """The error, after a look at its shape."""
     found = answer.json()
     if path in (MESSAGE, COUNT):
-        assert (
-            found.keys() == {"type", "error"}
-            and found["type"] == "error"
-            and found["error"].keys() == {"type", "message"}
-        )
+        assert found.keys() == {"type", "error"} and found["type"] == "error"
+        assert found["error"].keys() == {"type", "message"}
     else:
         assert found.keys() == {"error"} and found["error"].keys() == {"message", "type", "param", "code"}
         assert isinstance(found["error"]["code"], str)

@@ -98,10 +98,8 @@ async def write_rows(redis_url: str, *rows: Model | Instance) -> None:
     """What the autoscaler and the agents would have written."""
     store = RedisStore(redis_url)
     for row in rows:
-        if isinstance(row, Model):
-            await store.put("models", row.key, to_json(row))
-        else:
-            await store.put("instances", row.instance_id, to_json(row))
+        table, key = ("models", row.key) if isinstance(row, Model) else ("instances", row.instance_id)
+        await store.put(table, key, to_json(row))
     await store.close()
 
 
