@@ -48,7 +48,7 @@ class ClientConnection(asyncio.Protocol):
         self.state = IDLE
         self.since = _monotonic()  # when `state` began
         self._waiting: deque[HttpRequest] = deque()
-        self._advancing = self._turn_due = False
+        self._advancing = self._resume_due = False
         self._reads_paused = False
         self._all_sent = False  # the client sends no more
         self._closing = False  # the last answer on this connection is written
@@ -138,9 +138,9 @@ class ClientConnection(asyncio.Protocol):
             self._advancing = False
         if self._closing:
             return
-        if not left and not self._turn_due:
-            self._turn_due = True
-            self._context.loop.call_soon(self._take_turn)
+        if not left and not self._resume_due:
+            self._resume_due = True
+            self._context.loop.call_soon(self._resume)
         if self.exchange is None and not self._waiting:
             self._all_answered()
         full = bool(self._unread) or len(self._waiting) >= most
@@ -148,8 +148,8 @@ class ClientConnection(asyncio.Protocol):
             self._reads_paused, self.since = full, _monotonic()
             (self.transport.pause_reading if full else self.transport.resume_reading)()
 
-    def _take_turn(self) -> None:
-        self._turn_due = False
+    def _resume(self) -> None:
+        self._resume_due = False
         self._advance()
 
     def _may_answer(self) -> bool:

@@ -229,8 +229,7 @@ class Exchange:
 
     def reject(self, effect: Reject) -> None:
         """Answer with an error: as the response, or as one SSE event when the stream has begun."""
-        e = effect
-        self._fail(ApiError(e.status, e.message, e.error_type, e.code, retry_after_s=e.retry_after_s))
+        self._fail(ApiError(effect.status, effect.message, effect.error_type, effect.code, None, effect.retry_after_s))
 
     def _fail(self, error: GlowplugError) -> None:
         """End it with an error. Of an answer that has begun this is the last event, after which it ends whole; an

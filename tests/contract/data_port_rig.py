@@ -16,7 +16,6 @@ from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import Model
-from glowplug.events import facts
 from glowplug.events.envelope import PAYLOADS
 from glowplug.runtime.service import listen
 from services.router.client import ClientConnection
@@ -340,11 +339,9 @@ class Rig:
 
     def tell(self, instance: Instance, code: str = "") -> None:
         """An instance fact."""
-        if instance.state is InstanceState.FAILED:
-            data: Any = facts.InstanceFailed(instance=instance, code=code or "engine_failed")
-        else:
-            data = PAYLOADS[f"instance.{instance.state.value}"](instance=instance)
-        self.table.take(fleet_builder.an_event(data))
+        why = {"code": code or "engine_failed"} if instance.state is InstanceState.FAILED else {}
+        fact = PAYLOADS[f"instance.{instance.state.value}"](instance=instance, **why)
+        self.table.take(fleet_builder.an_event(fact))
 
     async def connection(self) -> ClientConnection:
         """That of the only client."""

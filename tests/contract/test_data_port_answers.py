@@ -19,6 +19,7 @@ from tests.contract.data_port_rig import (
     an_instance,
     answering,
     chat,
+    chunk,
     get,
     sending,
     stream_three,
@@ -110,28 +111,24 @@ async def test_what_an_engine_refuses_keeps_its_status_its_reason_and_its_code(r
     assert answer.headers["x-glowplug-instance"] == "i-1" and "server-timing" in answer.headers
 
 
-def framed(data: bytes, size: bytes = b"%x", extension: bytes = b"") -> bytes:
-    return size % len(data) + extension + b"\r\n" + data + b"\r\n"
-
-
 HALF = len(TOKEN) // 2
 FRAMINGS = {
-    "a chunk each": [framed(TOKEN)] * 3,
-    "chunks that are read at once": [framed(TOKEN), framed(TOKEN) + framed(TOKEN)],
-    "two events in a chunk": [framed(TOKEN), framed(TOKEN + TOKEN)],
-    "a chunk in two reads": [framed(TOKEN), framed(TOKEN)[:20], framed(TOKEN)[20:], framed(TOKEN)],
-    "a size in two reads": [framed(TOKEN) + b"3", framed(TOKEN)[1:], framed(TOKEN)],
-    "half an event in a chunk": [framed(TOKEN), framed(TOKEN[:HALF]), framed(TOKEN[HALF:]), framed(TOKEN)],
-    "half an event and more": [framed(TOKEN), framed(TOKEN[:HALF]), framed(TOKEN[HALF:] + TOKEN)],
-    "sizes in capitals, with zeros": [framed(TOKEN), framed(TOKEN, b"%X"), framed(TOKEN, b"00%x")],
-    "an extension": [framed(TOKEN), framed(TOKEN, extension=b";x=1"), framed(TOKEN)],
+    "a chunk each": [chunk(TOKEN)] * 3,
+    "chunks that are read at once": [chunk(TOKEN), chunk(TOKEN) + chunk(TOKEN)],
+    "two events in a chunk": [chunk(TOKEN), chunk(TOKEN + TOKEN)],
+    "a chunk in two reads": [chunk(TOKEN), chunk(TOKEN)[:20], chunk(TOKEN)[20:], chunk(TOKEN)],
+    "a size in two reads": [chunk(TOKEN) + b"3", chunk(TOKEN)[1:], chunk(TOKEN)],
+    "half an event in a chunk": [chunk(TOKEN), chunk(TOKEN[:HALF]), chunk(TOKEN[HALF:]), chunk(TOKEN)],
+    "half an event and more": [chunk(TOKEN), chunk(TOKEN[:HALF]), chunk(TOKEN[HALF:] + TOKEN)],
+    "sizes in capitals, with zeros": [chunk(TOKEN), b"%X\r\n%b\r\n" % (len(TOKEN), TOKEN), b"00" + chunk(TOKEN)],
+    "an extension": [chunk(TOKEN), chunk(TOKEN, b";x=1"), chunk(TOKEN)],
 }
 
 
 @pytest.mark.parametrize("framing", FRAMINGS)
 async def test_a_stream_is_the_same_however_its_engine_frames_it(rig: Rig, framing: str) -> None:
-    framed_last = framed(DONE) + b"0\r\n\r\n"
-    engine = await rig.engine(sending(SSE_HEAD, *FRAMINGS[framing], framed_last, every_s=0.005))
+    last = chunk(DONE) + b"0\r\n\r\n"
+    engine = await rig.engine(sending(SSE_HEAD, *FRAMINGS[framing], last, every_s=0.005))
     for _ in range(2):
         answer = await rig.ask(chat(stream=True))
         assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
@@ -142,7 +139,7 @@ async def test_a_stream_is_the_same_however_its_engine_frames_it(rig: Rig, frami
 
 async def test_an_answer_split_at_every_byte_is_the_same(rig: Rig) -> None:
     raw = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    raw += framed(TOKEN) + framed(DONE) + b"0\r\n\r\n"
+    raw += chunk(TOKEN) + chunk(DONE) + b"0\r\n\r\n"
 
     await rig.engine(sending(*(raw[i : i + 1] for i in range(len(raw))), every_s=0.0))
     answer = await rig.ask(chat(stream=True))
