@@ -316,7 +316,8 @@ class Exchange:
             if body:
                 self._previous, self._last = self._last, body
             if self._collected is not None:
-                self._collect(body)
+                if sum(map(len, self._collected)) < self.context.limits.engine_error_bytes:
+                    self._collected.append(body)
             elif not self.chunked:
                 out += body
             elif body:
@@ -352,11 +353,6 @@ class Exchange:
             self.keep_alive = False  # HTTP/1.0: the answer ends with the connection
         timings = b"server-timing: %b\r\n" % self._timings()
         return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
-
-    def _collect(self, body: bytes) -> None:
-        assert self._collected is not None
-        if sum(map(len, self._collected)) < self.context.limits.engine_error_bytes:
-            self._collected.append(body)
 
     def engine_over(self) -> None:
         """The engine's answer is complete and passed on."""

@@ -53,7 +53,7 @@ class SloCounts:
         """Count from 0, so that the first miss is seen as an increase."""
         for level, is_set in ((TTFT, slo.ttft_s), (TPOT, slo.tpot_s)):
             if is_set:
-                _ = self.counts[model_key, level]
+                self.counts.setdefault((model_key, level), Count())
 
     def _take(self, model_key: str, level: str, is_missed: bool) -> None:
         count = self.counts[model_key, level]

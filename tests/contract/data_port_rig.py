@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
-from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.params import RouterParams
@@ -307,7 +306,6 @@ class Rig:
     finished: list[Exchange]
     engines: list[FakeEngine] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
-    bus: MemoryBus = field(default_factory=MemoryBus)
 
     async def client(self) -> Client:
         made = Client(*await asyncio.open_connection(*self.host_port))
