@@ -185,6 +185,7 @@ class NatsBus:
                     reconnected_cb=self._on_back,
                     connect_timeout=2,
                     inbox_prefix=self._inbox,
+                    skip_subject_validation=True,  # they are made by `subjects` alone
                 )
                 break
             except REFUSED as error:
@@ -239,9 +240,6 @@ class NatsBus:
 
     async def publish(self, event: Event) -> None:
         subject, raw = names.subject(event.data), encode(event)
-        headers = {"Nats-Msg-Id": event.event_id}
-        if event.traceparent:
-            headers["traceparent"] = event.traceparent
         if not self.connected:
             raise BusUnavailable("not connected")
         stream = "" if names.is_telemetry(event.type) else stream_of([subject])
@@ -249,6 +247,9 @@ class NatsBus:
             raise BusUnavailable(f"{subject}: {refusal}")
         try:
             if stream:
+                headers = {"Nats-Msg-Id": event.event_id}
+                if event.traceparent:
+                    headers["traceparent"] = event.traceparent
                 await self._store(stream, subject, raw, headers)
             else:
                 await self._nc.publish(subject, raw)

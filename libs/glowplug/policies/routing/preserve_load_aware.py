@@ -136,14 +136,14 @@ class LoadAware(Tracker):
         self._busy: OrderedDict[str, Tracked] = OrderedDict()  # those with requests, the longest out of date first
 
     def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float) -> RouteDecision:
-        num_left = self.params.num_refreshed - len(self._changed)
-        for here in self._changed.values():
+        changed, self._changed = self._changed, {}
+        for here in changed.values():
             self._bring_up(here, now_s)
-        self._changed.clear()
-        for _ in range(min(num_left, len(self._busy))):
+        for _ in range(min(self.params.num_refreshed - len(changed), len(self._busy))):
             here = next(iter(self._busy.values()))
             self._busy.move_to_end(here.instance_id)
-            self._bring_up(here, now_s)
+            if here.instance_id not in changed:
+                self._bring_up(here, now_s)
         return self._order.route(prompt_tokens, expected_tokens)
 
     def _touched(self, here: Tracked) -> None:
