@@ -1,6 +1,7 @@
-"""One agent's controller, what it is sent and what it answers, in short words."""
+"""One agent's controller: what it is sent, what it answers, and instances brought to a state in one call."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from glowplug.controllers.agent import messages as msg
@@ -26,6 +27,10 @@ PARAMS = msg.AgentParams(
     max_tick_gap_s=1000,
 )
 T = TypeVar("T")
+MODEL = a_model(weights_bytes=60 * MIB, kv_bytes=180 * MIB)  # 240 of a GPU's 300
+ALL = ("prewarm", "swap")
+EQ1 = replace(PARAMS, reservation="paper", reservation_step_bytes=1)
+WIDE = replace(MODEL, kv_bytes=160 * MIB, max_concurrency=32)  # M = 160 MiB, M/C = 5 MiB
 
 
 class CheckedAgent(AgentController):
@@ -140,6 +145,67 @@ def ready(agent: AgentController, now_s: float = 10.0, **fields: Any) -> AgentCo
     return agent
 
 
-def recalled(memory: msg.AgentMemory, living: set[str], now_s: float = 50.0) -> tuple[AgentController, list[Effect]]:
-    agent = make(memory)
-    return agent, agent.handle(msg.Recalled(frozenset(living)), now_s)
+def stopped(agent: AgentController, instance_id: str = "i-1", now_s: float = 20.0) -> list[Effect]:
+    """An instance is stopped without a grace, and its process is gone a second later."""
+    agent.handle(stop(instance_id, grace_s=0), now_s)
+    return agent.handle(msg.EngineGone(instance_id), now_s + 1)
+
+
+def restarted(
+    agent: AgentController, living: Iterable[str], now_s: float = 50.0, **fields: Any
+) -> tuple[AgentController, list[Effect]]:
+    """What follows an agent that was killed, and what it asks for. `fields` are `make`'s."""
+    reborn = make(agent.memory(), **fields)
+    return reborn, reborn.handle(msg.Recalled(frozenset(living)), now_s)
+
+
+# Replicas, sleepers and draining engines, of MODEL where none is named
+
+
+def start_of(instance_id: str = "i-1", **fields: Any) -> Event:
+    """A start on GPU 0 whose worker names no bytes."""
+    return start(instance_id, **({"model": MODEL, "workers": workers(instance_id, 0)} | fields))
+
+
+def loading(agent: AgentController, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> AgentController:
+    agent.handle(start_of(instance_id, **fields), now_s)
+    halves(agent, instance_id, now_s)
+    return agent
+
+
+def replica(agent: AgentController, instance_id: str = "r-1", now_s: float = 10.0, **fields: Any) -> AgentController:
+    """A replica, PREWARMED a second after `now_s`."""
+    loading(agent, instance_id, now_s, replica=True, **fields)
+    agent.handle(msg.EnginePrewarmed(instance_id), now_s + 1)
+    return agent
+
+
+def serving(agent: AgentController, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> AgentController:
+    """An instance that is READY a second after `now_s`."""
+    loading(agent, instance_id, now_s, **fields)
+    agent.handle(msg.EngineReady(instance_id, "http://e"), now_s + 1)
+    return agent
+
+
+def drained(agent: AgentController, becomes: str, now_s: float = 20.0) -> list[Effect]:
+    """i-1 has nothing left to run."""
+    agent.handle(stop(becomes=becomes), now_s)
+    return agent.handle(msg.InFlight("i-1", 0), now_s + 1)
+
+
+def asleep(agent: AgentController, becomes: str, now_s: float = 20.0) -> AgentController:
+    """i-1 has drained and left its GPU two seconds after `now_s`."""
+    drained(agent, becomes, now_s)
+    agent.handle(msg.EngineAsleep("i-1"), now_s + 2)
+    return agent
+
+
+def draining(agent: AgentController) -> AgentController:
+    """i-1 of WIDE drains, to become a replica."""
+    serving(agent, model=WIDE)
+    agent.handle(stop(becomes="prewarmed"), 20.0)
+    return agent
+
+
+def state(agent: AgentController, instance_id: str) -> str:
+    return instance(agent, instance_id).state.value

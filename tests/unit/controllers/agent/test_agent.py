@@ -1,4 +1,4 @@
-"""The agent's controller: each transition, and commands that come twice, late, stale or in the wrong order."""
+"""The agent's controller: each transition, commands that come twice, late, stale or in the wrong order, and groups."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,10 +8,31 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
-from glowplug.domain.hardware import CachedWeights
-from glowplug.domain.instance import InstanceState, Phase, PhaseName, Worker
-from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, resume, start, stop, told, used
-from tests.fleet_builder import a_model
+from glowplug.domain.hardware import CachedWeights, GrantOwner
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from tests.agent_steps import (
+    NODE,
+    PARAMS,
+    code,
+    halves,
+    instance,
+    loading,
+    make,
+    of,
+    owned,
+    ready,
+    restarted,
+    resume,
+    start,
+    stop,
+    stopped,
+    told,
+    used,
+    workers,
+)
+from tests.fleet_builder import MIB, a_model
+
+PAIR = a_model(weights_bytes=101 * MIB, kv_bytes=100 * MIB, num_gpus=2)
 
 
 def test_start_grants_first_then_launches_while_weights_come() -> None:
@@ -59,9 +80,7 @@ def test_slots_and_kv_tokens_are_what_the_engine_says_and_else_what_the_model_de
     agent = make()
     for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",)}, {})):
         instance_id, at = f"i-{n + 1}", 10.0 + 10 * n
-        agent.handle(start(instance_id), at)
-        agent.handle(msg.EngineLaunched(instance_id), at + 1)
-        agent.handle(msg.WeightsComplete(instance_id, "/w"), at + 2)
+        loading(agent, instance_id, at, model=a_model())
         agent.handle(msg.EngineReady(instance_id, "u", **said), at + 3)
     rows = [instance(agent, "i-1"), instance(agent, "i-2")]
     assert [(r.max_concurrency, r.kv_tokens, r.lacks) for r in rows] == [(3, 6144, ("tool_choice",)), (8, 0, ())]
@@ -128,8 +147,7 @@ def test_duplicate_start_changes_nothing() -> None:
 
 def test_start_of_an_ended_instance_is_ignored() -> None:
     agent = ready(make())
-    agent.handle(stop(grace_s=0), 20.0)
-    agent.handle(msg.EngineGone("i-1"), 21.0)
+    stopped(agent)
     assert not of(msg.LaunchEngine, agent.handle(start(), 22.0)) and instance(agent).state is InstanceState.STOPPED
 
 
@@ -166,9 +184,8 @@ def test_drain_waits_for_quiet_and_for_zero() -> None:
     assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.2))
     assert of(msg.CountInFlight, agent.handle(Tick(), 20.3)) == [msg.CountInFlight("i-1")]
     assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 2), 20.4))
-    assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.5)) == [
-        msg.StopEngine("i-1", PARAMS.stop_grace_s)
-    ]
+    (asked,) = of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.5))
+    assert asked == msg.StopEngine("i-1", PARAMS.stop_grace_s)
     assert not of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 20.6))
     assert used(agent) == 100
     effects = agent.handle(msg.EngineGone("i-1"), 21.0)
@@ -280,8 +297,7 @@ def test_process_that_outlives_its_stop_keeps_its_bytes_and_is_stopped_again() -
 
 def test_ended_instances_are_kept_a_while_then_forgotten() -> None:
     agent = ready(make())
-    agent.handle(stop(grace_s=0), 20.0)
-    agent.handle(msg.EngineGone("i-1"), 21.0)
+    stopped(agent)
     assert not of(Remove, agent.handle(Tick(), 200.0)) and agent.instances
     effects = agent.handle(Tick(), 201.0)
     assert of(Remove, effects) == [Remove("instances", "i-1")] and of(msg.ForgetEngine, effects) and not agent.instances
@@ -328,3 +344,78 @@ def test_stopping_node_drains_all_and_starts_none() -> None:
 def test_operator_stops_an_instance() -> None:
     effects = ready(make()).handle(msg.StopAsked("i-1", "operator", 0.0), 20.0)
     assert of(msg.StopEngine, effects) and told(effects) == ["instance.draining"]
+
+
+# tensor groups and abilities
+
+
+def test_a_tensor_group_takes_its_part_of_each_gpu_in_one_start() -> None:
+    agent = make(gpus=4)
+    effects = agent.handle(start(model=PAIR, workers=workers("i-1", 1, 3)), 10.0)
+    (launch,) = of(msg.LaunchEngine, effects)
+    assert [w.gpu_id for w in launch.workers] == [f"{NODE}/1", f"{NODE}/3"] and launch.gpu_index == 1
+    assert (launch.replica, launch.stage, launch.num_stages) == (False, 0, 1)
+    assert [used(agent, n) for n in range(4)] == [0, 100, 0, 100]
+    (weights, kv) = (agent.ledger.gpus[3].grants[0], agent.ledger.gpus[3].grants[1])
+    assert (weights.num_bytes, kv.num_bytes) == (101 * MIB // 2, 50 * MIB)  # half the weights, half the rest
+    assert len(of(msg.AwaitWeights, effects)) == 1
+
+
+def test_a_group_that_does_not_fit_on_one_gpu_takes_nothing_on_the_others() -> None:
+    agent = make(gpus=2)
+    agent.handle(start("i-0", mib=250, workers=workers("i-0", 1)), 5.0)
+    assert code(agent.handle(start(model=PAIR, workers=workers("i-1", 0, 1)), 10.0)) == "out_of_memory"
+    assert used(agent, 0) == 0 and used(agent, 1) == 250
+
+
+def test_a_group_is_one_instance_to_the_end() -> None:
+    agent = make(gpus=2)
+    agent.handle(start(model=PAIR, workers=workers("i-1", 0, 1)), 10.0)
+    halves(agent, "i-1", 11.0)
+    agent.handle(msg.EngineReady("i-1", "u", (), 4096), 12.0)
+    now = instance(agent)
+    assert now.state is InstanceState.READY and now.serves and now.is_whole and now.kv_tokens == 4096
+    assert (now.replica, now.part_of, now.num_stages, now.source) == (False, "", 1, "")
+
+
+def test_a_node_tells_what_its_engines_can_do() -> None:
+    node = make(abilities=("prewarm", "swap")).node(1.0)
+    assert node.abilities == ("emulated:prewarm", "emulated:swap")
+    assert node.can("emulated", "swap") and not node.can("emulated", "stages") and not node.can("vllm", "prewarm")
+    assert make().node(1.0).abilities == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [({"replica": True}, "prewarm"), ({"num_stages": 2}, "stages"), ({"part_of": "i-0", "num_stages": 2}, "stages")],
+)
+def test_an_engine_without_the_ability_is_never_asked(fields: dict[str, object], missing: str) -> None:
+    agent = make()
+    effects = agent.handle(start(**fields), 10.0)
+    assert code(effects) == "engine_unavailable" and missing in instance(agent).reason
+    assert not of(msg.LaunchEngine, effects) and used(agent) == 0
+
+
+def test_a_group_keeps_its_grants_over_a_restart() -> None:
+    before = make(gpus=2)
+    before.handle(start(model=PAIR, workers=workers("i-1", 0, 1)), 10.0)
+    agent, _ = restarted(before, set(), gpus=2)
+    assert owned(agent, 0) == owned(before, 0) and owned(agent, 1) == owned(before, 1)
+
+
+def test_rows_of_a_memory_without_shares_are_granted_by_their_workers() -> None:
+    """What an agent of an earlier version wrote down knows no shares."""
+    effects = make().handle(start(), 10.0)
+    memory = of(msg.Remember, effects)[0].memory
+    old = replace(memory, holdings=tuple(replace(h, shares={}) for h in memory.holdings))
+    agent = make(old)
+    assert owned(agent) == {("i-1", GrantOwner.WEIGHTS): 100}
+    assert told(agent.handle(msg.Recalled(frozenset()), 20.0)) == ["instance.starting"]
+
+
+def test_workers_of_other_nodes_are_not_granted_here() -> None:
+    elsewhere = Worker(worker_id="w", node_id="node-2", gpu_id="node-2/0", num_bytes=0)
+    agent = make()
+    agent.handle(start(model=PAIR, workers=(*workers("i-1", 0), elsewhere)), 10.0)
+    row: Instance = instance(agent)
+    assert used(agent) == 100 and len(row.workers) == 2

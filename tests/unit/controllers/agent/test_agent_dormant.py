@@ -1,24 +1,44 @@
-"""Replicas, and the instances that grow from them (WarmServe section 4)."""
+"""Engines that hold weights and do not serve: replicas and what grows from them, what a drained engine becomes, and a
+draining KV cache that gives way (WarmServe section 4, SwapServeLLM section 3.5)."""
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Tick
 from glowplug.domain.hardware import GpuRole
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
-from tests.agent_steps import code, halves, instance, make, of, owned, ready, stop, told, used
-from tests.dormant_steps import (
+from tests.agent_steps import (
     ALL,
+    EQ1,
     MODEL,
-    again,
+    PARAMS,
+    WIDE,
+    asleep,
+    code,
     drained,
-    on_gpu,
+    draining,
+    halves,
+    instance,
+    loading,
+    make,
+    of,
+    owned,
+    ready,
     replica,
+    restarted,
+    resume,
     serving,
+    start,
     start_of,
     state,
+    stop,
+    stopped,
+    told,
+    used,
+    workers,
 )
 from tests.fleet_builder import MIB, a_model
 
@@ -81,9 +101,7 @@ def test_all_or_nothing_when_it_does_not_fit() -> None:
 
 def test_section_4_1_a_source_that_is_still_loading_streams_on() -> None:
     """WarmServe section 4.1: partially prewarmed weights are immediately operational."""
-    agent = make(abilities=ALL)
-    agent.handle(start_of("r-1", replica=True), 10.0)
-    halves(agent, "r-1", 11.0)
+    agent = loading(make(abilities=ALL), "r-1", replica=True)
     effects = agent.handle(start_of("i-1", source="r-1"), 12.0)
     assert of(msg.ActivateEngine, effects) and state(agent, "i-1") == "loading"
     assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1)) and state(agent, "r-1") == "stopped"
@@ -97,16 +115,13 @@ def test_a_source_that_has_not_begun_to_load_hands_over_its_start(launched_first
     first, second = [msg.EngineLaunched("r-1"), msg.WeightsComplete("r-1", "/w")][:: 1 if launched_first else -1]
     agent.handle(first, 10.5)
     effects = agent.handle(start_of("i-1", source="r-1"), 11.0)
-    assert (
-        not of(msg.ActivateEngine, effects) and not of(msg.LaunchEngine, effects) and state(agent, "i-1") == "starting"
-    )
+    assert not of(msg.ActivateEngine, effects) and not of(msg.LaunchEngine, effects)
+    assert state(agent, "i-1") == "starting"
     assert owned(agent) == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
     effects = agent.handle(second, 12.0)
-    assert [type(e) for e in effects if isinstance(e, msg.LoadEngine | msg.ActivateEngine)] == [
-        msg.LoadEngine,
-        msg.ActivateEngine,
-    ]
-    assert of(msg.LoadEngine, effects) == [msg.LoadEngine("r-1", "/w")] and told(effects) == ["instance.loading"]
+    load, activate = [e for e in effects if isinstance(e, msg.LoadEngine | msg.ActivateEngine)]
+    assert load == msg.LoadEngine("r-1", "/w") and isinstance(activate, msg.ActivateEngine)
+    assert told(effects) == ["instance.loading"]
     assert told(agent.handle(msg.EngineReady("i-1", "u"), 13.0)) == ["instance.ready"]
 
 
@@ -126,8 +141,8 @@ def test_a_start_whose_source_is_gone_begins_from_scratch(why: str) -> None:
         replica(agent, "r-1", model=other if why == "other weights" else MODEL)
     if why == "dropped":
         agent.handle(stop("r-1", grace_s=0), 12.0)
-    workers = on_gpu(1) if why == "another gpu" else start_of("i-1").data.workers
-    effects = agent.handle(start_of("i-1", source="r-1", workers=workers), 20.0)
+    gpu = int(why == "another gpu")
+    effects = agent.handle(start_of("i-1", source="r-1", workers=workers("i-1", gpu)), 20.0)
     assert of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects) and told(effects) == ["instance.starting"]
     assert instance(agent).source == "" and not of(msg.ActivateEngine, effects)
     if why == "unknown":  # its start comes late: it was given away already
@@ -166,9 +181,8 @@ def test_a_replica_on_its_way_is_dropped_at_once_too(phase: str) -> None:
     if phase == "loading":
         halves(agent, "r-1", 11.0)
     assert told(agent.handle(stop("r-1", grace_s=30), 12.0)) == ["instance.stopped"] and used(agent) == 0
-    assert not told(agent.handle(msg.EnginePrewarmed("r-1"), 12.1)) and not told(
-        agent.handle(msg.EngineGone("r-1"), 13.0)
-    )
+    late = (msg.EnginePrewarmed("r-1"), msg.EngineGone("r-1"))
+    assert not any(told(agent.handle(stimulus, 13.0)) for stimulus in late)
 
 
 def test_a_replica_whose_engine_dies_is_failed() -> None:
@@ -178,25 +192,21 @@ def test_a_replica_whose_engine_dies_is_failed() -> None:
     assert used(agent) == 0
 
 
-def test_engine_of_a_forgotten_source_is_not_forgotten_before_its_heir() -> None:
+def test_engine_of_a_forgotten_source_is_not_forgotten_before_the_one_that_grew_from_it() -> None:
     agent = replica(make(abilities=ALL), "r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
     agent.handle(msg.EngineReady("i-1", "u"), 21.0)
-    drained(agent, "swapped_out", 22.0)
-    agent.handle(msg.EngineAsleep("i-1"), 24.0)
+    asleep(agent, "swapped_out", 22.0)
     agent.handle(start_of("i-2", source="i-1"), 25.0)
     agent.handle(msg.EngineReady("i-2", "u"), 26.0)
     assert not of(msg.ForgetEngine, agent.handle(Tick(), 300.0)) and list(agent.holdings) == ["i-2"]
-    agent.handle(stop("i-2", grace_s=0), 301.0)
-    agent.handle(msg.EngineGone("i-2"), 302.0)
+    stopped(agent, "i-2", 301.0)
     assert [e.instance_id for e in of(msg.ForgetEngine, agent.handle(Tick(), 500.0))] == ["i-2", "r-1", "i-1"]
 
 
 def test_ready_of_another_engine_is_as_it_was() -> None:
     """A replica's load never makes it serve."""
-    agent = make(abilities=ALL)
-    agent.handle(start_of("r-1", replica=True), 10.0)
-    halves(agent, "r-1", 11.0)
+    agent = loading(make(abilities=ALL), "r-1", replica=True)
     assert not told(agent.handle(msg.EngineReady("r-1", "u"), 12.0))
     assert instance(ready(make())).state is InstanceState.READY
 
@@ -205,10 +215,268 @@ def test_a_start_from_a_source_begins_from_scratch_after_a_restart() -> None:
     """Nobody knows how far the engine had come, nor under which id it is known."""
     agent = replica(make(abilities=ALL), "r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
-    reborn, effects = again(agent, {"r-1"})
+    reborn, effects = restarted(agent, {"r-1"}, abilities=ALL)
     assert {e.instance_id for e in of(msg.StopEngine, effects)} == {"i-1", "r-1"}
     reborn.handle(msg.EngineGone("r-1"), 50.5)
     effects = reborn.handle(msg.EngineGone("i-1"), 51.0)
     assert of(msg.LaunchEngine, effects) and used(reborn) == 240 and instance(reborn).source == ""
     halves(reborn, "i-1", 52.0)
     assert told(reborn.handle(msg.EngineReady("i-1", "u"), 53.0)) == ["instance.ready"]
+
+
+# what a drained engine becomes
+
+
+def test_section_4_1_a_drained_engine_keeps_its_weights_as_a_replica() -> None:
+    """WarmServe section 4.2: the GPU holds the prewarm slots of the new models and of the one that ran before."""
+    agent = serving(make(abilities=ALL))
+    assert of(msg.SleepEngine, drained(agent, "prewarmed")) == [msg.SleepEngine("i-1", "prewarmed")]
+    assert used(agent) == 240 and state(agent, "i-1") == "draining"
+    effects = agent.handle(msg.EngineAsleep("i-1"), 22.0)
+    row = instance(agent)
+    assert told(effects) == ["instance.prewarmed"] and owned(agent) == {("i-1", "prewarm"): 60}
+    assert row.replica and not row.serves and row.url == "" and row.workers[0].num_bytes == 60 * MIB
+    assert of(msg.ActivateEngine, agent.handle(start_of("i-2", source="i-1"), 30.0)) and used(agent) == 240
+
+
+def test_a_swapped_out_engine_holds_no_gpu_bytes_and_wakes_on_any_gpu() -> None:
+    """SwapServeLLM section 3.5: a snapshot holds nothing of the GPU."""
+    agent = serving(make(abilities=ALL, gpus=2))
+    assert of(msg.SleepEngine, drained(agent, "swapped_out")) == [msg.SleepEngine("i-1", "swapped_out")]
+    assert told(agent.handle(msg.EngineAsleep("i-1"), 22.0)) == ["instance.swapped_out"]
+    assert used(agent) == 0 and not instance(agent).serves
+    effects = agent.handle(start_of("i-2", source="i-1", workers=workers("i-1", 1)), 30.0)
+    assert of(msg.ActivateEngine, effects) and used(agent, 1) == 240 and state(agent, "i-1") == "stopped"
+    assert told(agent.handle(msg.EngineReady("i-2", "u"), 31.0)) == ["instance.ready"]
+
+
+@pytest.mark.parametrize(("becomes", "abilities"), [("prewarmed", ("swap",)), ("swapped_out", ("prewarm",))])
+def test_without_the_ability_a_drain_ends_in_a_stop(becomes: str, abilities: tuple[str, ...]) -> None:
+    agent = serving(make(abilities=abilities))
+    effects = drained(agent, becomes)
+    assert of(msg.StopEngine, effects) and not of(msg.SleepEngine, effects)
+    assert told(agent.handle(msg.EngineGone("i-1"), 22.0)) == ["instance.stopped"]
+
+
+def test_over_the_budget_of_host_memory_an_engine_simply_stops() -> None:
+    params = replace(PARAMS, swap_host_bytes=100 * MIB)  # one snapshot of 84 MiB
+    agent = serving(make(abilities=ALL, gpus=2, params=params))
+    serving(agent, "i-2", 12.0, workers=workers("i-2", 1))
+    agent.handle(stop("i-2", becomes="swapped_out"), 14.0)
+    assert of(msg.StopEngine, drained(agent, "swapped_out"))  # promised to i-2, though that still drains
+    agent.handle(msg.EngineGone("i-1"), 22.0)
+    assert of(msg.SleepEngine, agent.handle(msg.InFlight("i-2", 0), 22.5))
+    agent.handle(msg.EngineAsleep("i-2"), 23.0)
+    stopped(agent, "i-2", 24.0)
+    serving(agent, "i-3", 30.0)
+    agent.handle(stop("i-3", becomes="swapped_out"), 40.0)
+    assert of(msg.SleepEngine, agent.handle(msg.InFlight("i-3", 0), 41.0))
+
+
+def test_grace_that_is_over_puts_to_sleep_too() -> None:
+    agent = serving(make(abilities=ALL))
+    agent.handle(stop(grace_s=5, becomes="swapped_out"), 20.0)
+    agent.handle(msg.InFlight("i-1", 3), 24.0)
+    assert of(msg.SleepEngine, agent.handle(Tick(), 25.0))
+
+
+def test_a_sleep_that_never_ends_is_a_stop() -> None:
+    agent = serving(make(abilities=ALL))
+    drained(agent, "swapped_out")
+    assert not of(msg.StopEngine, agent.handle(Tick(), 22.0)) and not of(msg.CountInFlight, agent.handle(Tick(), 23.0))
+    assert of(msg.StopEngine, agent.handle(Tick(), 81.0))
+    assert not told(agent.handle(msg.EngineAsleep("i-1"), 82.0))
+    assert told(agent.handle(msg.EngineGone("i-1"), 83.0)) == ["instance.stopped"] and used(agent) == 0
+
+
+def test_an_engine_that_could_not_sleep_is_stopped() -> None:
+    agent = serving(make(abilities=ALL))
+    drained(agent, "prewarmed")
+    assert told(agent.handle(msg.EngineGone("i-1"), 22.0)) == ["instance.stopped"] and used(agent) == 0
+
+
+def test_a_stop_is_stronger_than_a_sleep() -> None:
+    agent = serving(make(abilities=ALL))
+    agent.handle(stop(becomes="prewarmed"), 20.0)
+    agent.handle(stop(), 20.1)
+    assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 21.0))
+    other = serving(make(abilities=ALL))
+    drained(other, "prewarmed")
+    assert of(msg.StopEngine, other.handle(stop(), 21.5)) and not told(other.handle(msg.EngineAsleep("i-1"), 21.6))
+
+
+def test_commands_that_come_twice_do_not_wake_or_drop_what_sleeps() -> None:
+    agent = serving(make(abilities=ALL))
+    drained(agent, "prewarmed")
+    assert not of(msg.StopEngine, agent.handle(stop(grace_s=0, becomes="prewarmed"), 21.5))
+    assert not told(agent.handle(resume(), 21.6))
+    agent.handle(msg.EngineAsleep("i-1"), 22.0)
+    assert not told(agent.handle(stop(grace_s=0, becomes="prewarmed"), 22.1)) and not told(agent.handle(resume(), 22.2))
+    assert not told(agent.handle(msg.EngineAsleep("i-1"), 22.3)) and state(agent, "i-1") == "prewarmed"
+
+
+def test_resume_takes_the_sleep_back() -> None:
+    agent = serving(make(abilities=ALL))
+    agent.handle(stop(becomes="swapped_out"), 20.0)
+    assert told(agent.handle(resume(), 20.5)) == ["instance.ready"]
+    agent.handle(stop(), 30.0)
+    assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 31.0))
+
+
+def test_a_start_under_way_has_nothing_to_keep() -> None:
+    agent = make(abilities=ALL)
+    agent.handle(start_of("i-1"), 10.0)
+    assert of(msg.StopEngine, agent.handle(stop(becomes="prewarmed"), 11.0)) == [msg.StopEngine("i-1", 0.0)]
+
+
+def test_what_sleeps_is_not_asked_for_its_health() -> None:
+    agent = serving(make(abilities=ALL))
+    drained(agent, "prewarmed")
+    for _ in range(5):
+        agent.handle(msg.HealthSeen("i-1", ok=False, reason="frozen"), 21.5)
+    agent.handle(msg.EngineAsleep("i-1"), 22.0)
+    effects = agent.handle(Tick(), 30.0)
+    assert not of(msg.CheckHealth, effects) and not of(msg.CountInFlight, effects)
+    assert state(agent, "i-1") == "prewarmed"
+
+
+def test_a_stopping_node_ends_what_sleeps() -> None:
+    agent = replica(serving(make(abilities=ALL)), "r-1", 15.0)
+    effects = agent.handle(msg.NodeStopping("bye", 0.0), 20.0)
+    assert {e.instance_id for e in of(msg.StopEngine, effects)} == {"i-1", "r-1"}
+    agent.handle(msg.EngineGone("i-1"), 21.0)
+    agent.handle(msg.EngineGone("r-1"), 21.0)
+    assert agent.num_living == 0 and used(agent) == 0
+
+
+def test_what_sleeps_is_taken_back_after_a_restart_and_ends_where_it_is_gone() -> None:
+    agent = asleep(serving(replica(make(abilities=ALL))), "swapped_out")
+    reborn, effects = restarted(agent, {"r-1", "i-1"}, abilities=ALL)
+    assert sorted(told(effects)) == ["instance.prewarmed", "instance.swapped_out"] and not of(msg.StopEngine, effects)
+    assert owned(reborn) == {("r-1", "prewarm"): 60}
+    assert of(msg.ActivateEngine, reborn.handle(start_of("i-2", source="i-1"), 51.0))
+    reborn, effects = restarted(agent, set(), abilities=ALL)
+    assert told(effects) == ["instance.stopped"] * 2 and used(reborn) == 0
+    assert {e.instance_id for e in of(msg.StopEngine, effects)} == {"i-1", "r-1"}
+    for instance_id in ("i-1", "r-1"):
+        reborn.handle(msg.EngineGone(instance_id), 51.0)
+    assert reborn.num_living == 0
+
+
+def test_a_sleep_under_way_is_asked_for_again_after_a_restart() -> None:
+    agent = serving(make(abilities=ALL))
+    drained(agent, "prewarmed")
+    reborn, effects = restarted(agent, {"i-1"}, abilities=ALL)
+    assert told(effects) == ["instance.draining"]
+    assert of(msg.SleepEngine, reborn.handle(msg.InFlight("i-1", 0), 51.0))
+
+
+# a draining engine's KV cache gives way to replicas: WarmServe section 4.1, Eq. 1
+
+
+@pytest.mark.parametrize(
+    ("reservation", "kept_mib"),
+    [("paper", 69), ("literal_code", 104)],  # at R/C = 8/32 and K = 40 %: 57 % and 35 % are freed (erratum E3)
+)
+def test_eq_1_frees_what_running_requests_cannot_need(reservation: str, kept_mib: int) -> None:
+    agent = draining(make(abilities=ALL, params=replace(EQ1, reservation=reservation)))
+    effects = agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0)
+    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", kept_mib * MIB)]
+    assert owned(agent) == {("i-1", "weights"): 60, ("i-1", "kv"): kept_mib}
+    assert any(e.payload.TYPE == "node.beat" for e in effects if hasattr(e, "payload"))
+    assert not of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.1))
+
+
+def test_eq_1_keeps_a_buffer_above_what_is_used() -> None:
+    agent = draining(make(abilities=ALL, params=EQ1))
+    agent.handle(msg.InFlight("i-1", 2, 10 * MIB), 21.0)
+    assert owned(agent)[("i-1", "kv")] == 15  # max(160 x 2/32, 10 + 160/32)
+    assert not of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 2, 13 * MIB), 21.1))  # the buffer is for that
+
+
+def test_section_4_1_a_cache_that_became_too_small_evicts_the_recently_loaded_weights() -> None:
+    agent = draining(make(abilities=ALL, params=EQ1, mib=220))
+    agent.handle(msg.InFlight("i-1", 2, 10 * MIB), 21.0)
+    for n in range(2):
+        replica(agent, f"r-{n}", 22.0 + n, model=a_model(f"m{n}", weights_bytes=70 * MIB))
+    assert used(agent) == 215
+    effects = agent.handle(msg.InFlight("i-1", 2, 14 * MIB), 25.0)  # 5 MiB are free, and 19 wanted
+    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 19 * MIB)] and not told(effects)
+    effects = agent.handle(msg.InFlight("i-1", 2, 18 * MIB), 26.0)
+    assert told(effects) == ["instance.stopped"]
+    assert state(agent, "r-1") == "stopped" and state(agent, "r-0") != "stopped"
+    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 23 * MIB)] and owned(agent)[("i-1", "kv")] == 23
+
+
+def test_a_cache_takes_what_there_is_when_nobody_can_give_way() -> None:
+    agent = draining(make(abilities=ALL, params=EQ1, mib=220))
+    agent.handle(msg.InFlight("i-1", 2, 10 * MIB), 21.0)
+    agent.handle(start("i-2", mib=142), 22.0)
+    effects = agent.handle(msg.InFlight("i-1", 2, 15 * MIB), 23.0)
+    assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 18 * MIB)] and used(agent) == 220
+    assert not of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 2, 18 * MIB), 24.0))
+
+
+@pytest.mark.parametrize("case", ["off", "no ability", "unknown use", "before routers have heard", "not draining"])
+def test_eq_1_is_left_alone(case: str) -> None:
+    agent = make(abilities=() if case == "no ability" else ALL, params=PARAMS if case == "off" else EQ1)
+    serving(agent, model=WIDE)
+    if case != "not draining":
+        agent.handle(stop(becomes="prewarmed"), 20.0)
+    seen = msg.InFlight("i-1", 1, -1 if case == "unknown use" else 0)
+    effects = agent.handle(seen, 20.1 if case == "before routers have heard" else 21.0)
+    assert not of(msg.LimitKv, effects) and used(agent) == 220
+
+
+def test_eq_1_shrinks_each_gpu_of_a_group_evenly() -> None:
+    agent = make(abilities=ALL, params=EQ1, gpus=2)
+    serving(agent, model=replace(WIDE, num_gpus=2), workers=workers("i-1", 0, 1))
+    agent.handle(stop(), 20.0)
+    assert of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0))[0].num_bytes == 69 * MIB
+    assert [owned(agent, n)[("i-1", "kv")] for n in (0, 1)] == [34, 34]  # 34.5
+
+
+def test_a_replica_is_prewarmed_beside_a_draining_engine_and_outlives_it() -> None:
+    """WarmServe Fig. 5(b): dedicated in its grace -> universal, without another load."""
+    agent = draining(make(abilities=ALL, params=EQ1, mib=220))
+    other = a_model("other", weights_bytes=90 * MIB, kv_bytes=100 * MIB)
+    assert code(agent.handle(start_of("r-0", replica=True, model=other), 20.9)) == "out_of_memory"
+    agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0)
+    replica(agent, "r-1", 21.1, model=other)
+    assert agent.ledger.gpus[0].role is GpuRole.DEDICATED
+    agent.handle(msg.InFlight("i-1", 0, 0), 23.0)
+    agent.handle(msg.EngineAsleep("i-1"), 23.1)
+    assert owned(agent) == {("i-1", "prewarm"): 60, ("r-1", "prewarm"): 90}
+    assert agent.ledger.gpus[0].role is GpuRole.UNIVERSAL
+
+
+def test_resume_takes_the_kv_cache_back_or_the_drain_goes_on() -> None:
+    agent = draining(make(abilities=ALL, params=EQ1, mib=220))
+    agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0)
+    effects = agent.handle(resume(), 21.5)
+    assert told(effects) == ["instance.ready"] and of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 160 * MIB)]
+    assert used(agent) == 220
+    agent.handle(stop(), 22.0)
+    agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 23.0)
+    replica(agent, "r-1", 24.0, model=a_model("other", weights_bytes=90 * MIB))
+    assert told(agent.handle(resume(), 25.5)) == ["instance.draining"] and "given away" in instance(agent).reason
+    assert not told(agent.handle(resume(), 25.6))
+
+
+def test_an_unknown_way_to_reserve_is_refused() -> None:
+    with pytest.raises(ValueError, match="reservation is one of"):
+        make(params=replace(PARAMS, reservation="guess"))
+
+
+def test_a_cut_kv_cache_is_still_cut_after_a_restart() -> None:
+    agent = draining(make(abilities=ALL, params=EQ1, mib=220))
+    agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0)
+    replica(agent, "r-1", 22.0, model=a_model("other", weights_bytes=90 * MIB))
+    reborn, _ = restarted(agent, {"i-1", "r-1"}, abilities=ALL, mib=220, params=EQ1)
+    assert owned(reborn) == {("i-1", "weights"): 60, ("i-1", "kv"): 69, ("r-1", "prewarm"): 90}
+
+
+def test_all_of_it_survives_being_written_down() -> None:
+    agent = draining(make(abilities=ALL, params=EQ1))
+    (written,) = of(msg.Remember, agent.handle(msg.InFlight("i-1", 8, 64 * MIB), 21.0))
+    assert msgspec.json.decode(msgspec.json.encode(written.memory), type=msg.AgentMemory) == written.memory

@@ -7,13 +7,13 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Remove, Save, Tick
 from glowplug.domain.instance import InstanceState
-from tests.agent_steps import NODE, PARAMS, code, instance, make, of, ready, recalled, start, stop, told, used
+from tests.agent_steps import NODE, PARAMS, code, halves, instance, make, of, ready, restarted, start, stop, told, used
 from tests.fleet_builder import an_instance
 
 
 def test_living_engine_is_taken_back_as_it_was() -> None:
     before = ready(make())
-    agent, effects = recalled(before.memory(), {"i-1"})
+    agent, effects = restarted(before, {"i-1"})
     now = instance(agent)
     assert told(effects) == ["instance.ready"] and now.url == "http://e:1" and used(agent) == 100
     assert now.revision == instance(before).revision + 1 and not of(msg.StopEngine, effects)
@@ -21,7 +21,7 @@ def test_living_engine_is_taken_back_as_it_was() -> None:
 
 
 def test_engine_that_died_meanwhile_is_failed() -> None:
-    agent, effects = recalled(ready(make()).memory(), set())
+    agent, effects = restarted(ready(make()), set())
     assert code(effects) == "engine_failed" and of(msg.StopEngine, effects)
     agent.handle(msg.EngineGone("i-1"), 51.0)
     assert used(agent) == 0
@@ -31,14 +31,12 @@ def test_start_under_way_begins_again() -> None:
     before = make()
     before.handle(start(), 10.0)
     before.handle(msg.EngineLaunched("i-1"), 11.0)
-    agent, effects = recalled(before.memory(), {"i-1"})
+    agent, effects = restarted(before, {"i-1"})
     assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and told(effects) == ["instance.starting"]
     effects = agent.handle(msg.EngineGone("i-1"), 51.0)
-    assert (
-        of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects)[0].deadline_at == 110.0 and used(agent) == 100
-    )
-    agent.handle(msg.WeightsComplete("i-1", "/w"), 52.0)
-    agent.handle(msg.EngineLaunched("i-1"), 53.0)
+    assert of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects)[0].deadline_at == 110.0
+    assert used(agent) == 100
+    halves(agent, "i-1", 53.0)
     agent.handle(msg.EngineReady("i-1", "u"), 54.0)
     assert instance(agent).state is InstanceState.READY
 
@@ -46,7 +44,7 @@ def test_start_under_way_begins_again() -> None:
 def test_drain_goes_on_over_a_restart() -> None:
     before = ready(make())
     before.handle(stop(), 20.0)
-    agent, effects = recalled(before.memory(), {"i-1"}, 21.0)
+    agent, effects = restarted(before, {"i-1"}, 21.0)
     assert told(effects) == ["instance.draining"]
     agent.handle(msg.InFlight("i-1", 0), 22.0)
     assert told(agent.handle(msg.EngineGone("i-1"), 23.0)) == ["instance.stopped"]
@@ -55,14 +53,13 @@ def test_drain_goes_on_over_a_restart() -> None:
 def test_stop_under_way_is_asked_again_after_a_restart() -> None:
     before = ready(make())
     before.handle(stop(grace_s=0), 20.0)
-    agent, effects = recalled(before.memory(), {"i-1"})
+    agent, effects = restarted(before, {"i-1"})
     assert of(msg.StopEngine, effects) and used(agent) == 100
     assert told(agent.handle(msg.EngineGone("i-1"), 51.0)) == ["instance.stopped"] and used(agent) == 0
 
 
 def test_gpu_that_became_too_small_fails_what_does_not_fit() -> None:
-    agent = make(ready(make()).memory(), mib=50)
-    effects = agent.handle(msg.Recalled(frozenset({"i-1"})), 50.0)
+    agent, effects = restarted(ready(make()), {"i-1"}, mib=50)
     assert code(effects) == "out_of_memory" and of(msg.StopEngine, effects) and used(agent) == 0
     agent.handle(msg.EngineGone("i-1"), 51.0)
     assert agent.num_living == 0
@@ -85,11 +82,11 @@ def test_store_that_is_ahead_is_overtaken() -> None:
 
 def test_node_given_up_too_early_is_taken_back() -> None:
     """A placer that missed the beats of a restarting agent has failed its instances, at the revision just told."""
-    agent, _ = recalled(ready(make()).memory(), {"i-1"})
-    told_dead = replace(instance(agent), state=InstanceState.FAILED, reason="its node has left")
-    effects = agent.restore("instances", {"i-1": told_dead}, 51.0)
+    agent, _ = restarted(ready(make()), {"i-1"})
+    failed = replace(instance(agent), state=InstanceState.FAILED, reason="its node has left")
+    effects = agent.restore("instances", {"i-1": failed}, 51.0)
     (saved,) = of(Save, effects)
-    assert told(effects) == ["instance.ready"] and saved.value.revision == told_dead.revision + 1
+    assert told(effects) == ["instance.ready"] and saved.value.revision == failed.revision + 1
 
 
 def test_rows_of_this_node_that_nobody_knows_are_ended_then_removed() -> None:
@@ -98,9 +95,8 @@ def test_rows_of_this_node_that_nobody_knows_are_ended_then_removed() -> None:
     other = an_instance("i-8", gpu_id="node-2/0")
     effects = agent.restore("instances", {"i-7": row, "i-8": other}, 20.0)
     (saved,) = of(Save, effects)
-    assert (
-        saved.value.state is InstanceState.FAILED and saved.value.revision == 4 and told(effects) == ["instance.failed"]
-    )
+    assert (saved.value.state, saved.value.revision) == (InstanceState.FAILED, 4)
+    assert told(effects) == ["instance.failed"]
     assert not agent.restore("instances", {"i-7": saved.value}, 30.0)
     assert agent.restore("instances", {"i-7": saved.value}, 200.0) == [Remove("instances", "i-7")]
 
