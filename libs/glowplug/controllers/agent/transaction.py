@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from glowplug.controllers.agent.params import AgentParams, EngineKind
-from glowplug.controllers.agent.record import RULES, Holding, State, own_workers, shares_of
+from glowplug.controllers.agent.record import RULES, Holding, State
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.hardware import Gpu, GrantOwner
-from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events import Event, facts
 
 INSTANCES = "instances"
@@ -161,7 +161,7 @@ class Transaction:
 
         Raises OutOfMemory, with nothing changed.
         """
-        shares = holding.shares or shares_of(holding.instance, holding.model, self.node_id)
+        shares = holding.shares or holding.shares_on(self.node_id)
         self.ledger.exchange(releases, holding.instance.instance_id, shares)
         return replace(holding, shares=shares)
 
@@ -169,10 +169,6 @@ class Transaction:
         """Free what it holds."""
         self.ledger.release(holding.instance.instance_id)
         return replace(holding, shares={})
-
-    def workers_here(self, instance: Instance) -> tuple[Worker, ...]:
-        """Its own GPU processes on this node."""
-        return tuple(w for w in own_workers(instance) if w.node_id == self.node_id)
 
     def can(self, engine: str, ability: str) -> bool:
         """Whether engines of that name have the ability here."""

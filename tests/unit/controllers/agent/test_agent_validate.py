@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.controller import AgentController
-from glowplug.controllers.agent.record import Consolidation, Drain, Holding, Pipeline, Start, State, Stop, faults
+from glowplug.controllers.agent.record import Consolidation, Drain, Holding, Pipeline, Start, State, Stop
 from glowplug.controllers.agent.table import TABLE, wrong
 from glowplug.controllers.agent.transaction import InvalidTransition, Move, Transition
 from glowplug.controllers.effects import Tick
@@ -71,8 +71,8 @@ def a_ready() -> Holding:
 )
 def test_a_record_that_contradicts_itself_is_found(said: str, changes: dict[str, Any]) -> None:
     holding = a_ready()
-    assert not list(faults(holding))
-    assert any(said in fault for fault in faults(replace(holding, **changes)))
+    assert not list(holding.faults())
+    assert any(said in fault for fault in replace(holding, **changes).faults())
 
 
 def expect_broken(agent: AgentController, what: str) -> None:
