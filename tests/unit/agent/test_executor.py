@@ -23,8 +23,8 @@ from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import drivers, process
 from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport, Stager
 from services.agent.executor import EngineExecutor, file_name
-from services.agent.handlers import abilities_of, gpu_kind
 from services.agent.processes import kill_orphans
+from services.agent.service import abilities_of, gpu_kind
 from services.agent.settings import AgentSettings
 from services.agent.state_file import StateFile
 from tests.agent_rig import write_weights
@@ -406,7 +406,7 @@ def test_abilities_are_those_of_the_driver() -> None:
 
 
 def test_every_effect_has_an_executor(tmp_path: Path) -> None:
-    """ReportStart is performed by the reporter of starts (see handlers.executors)."""
+    """ReportStart is performed by the reporter of starts (see AgentService)."""
     assert {*Rig(tmp_path, FakeEngineDriver()).executors, msg.ReportStart} == set(msg.EFFECTS)
 
 

@@ -47,7 +47,6 @@ from glowplug.controllers.port import Handler, dispatch
 from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events import Event
-from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInstance, StartInstance, StopInstance
 from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
@@ -78,7 +77,7 @@ class AgentController:
         self._overtaken: dict[str, tuple[float, str]] = {}  # stops that came before their start: id -> when, why
         self.holdings: dict[str, Holding] = {}
         self._doubts = starts.remembered(self._transaction(0.0), memory.holdings)
-        commands = (StartInstance, StopInstance, JoinStages, ConsolidateInstance, ResumeInstance)
+        commands = [kind for kind in STIMULI if hasattr(kind, "TYPE")]  # payloads of events
         outcomes = [kind for kind in STIMULI if issubclass(kind, msg.Outcome)]
         actions: dict[type[Any], Callable[[Transaction, Any], None]] = {
             **dict.fromkeys(commands, self._command),
