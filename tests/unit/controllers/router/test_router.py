@@ -287,7 +287,7 @@ def test_nothing_is_kept_of_a_model_that_was_undeployed() -> None:
     controller = run.controller
     assert controller.loads() == {} and controller.requests == {} and controller.fleet.instances == {}
     assert controller.estimates.service_s == {} and controller.estimates.starts.times.rows == {}
-    assert controller._failures.of("m") is None and controller.balances.quarantine.until == {}
+    assert controller._failures.of("m") is None and controller.balances.quarantined == {}
 
 
 def test_a_request_that_runs_on_after_its_model_left_is_still_counted() -> None:
