@@ -178,7 +178,7 @@ class EngineExecutor:
             reason = f"{effect.model.engine} runs on one GPU, not on {len(effect.workers)}"
             await self._report(msg.EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
             return
-        num_bytes = sum(w.num_bytes for w in effect.workers or (effect.worker,))
+        num_bytes = sum(w.num_bytes for w in effect.workers)
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
         key_id = secrets.token_hex(8)
         try:
@@ -189,7 +189,7 @@ class EngineExecutor:
                 num_bytes=num_bytes or effect.model.memory_bytes,
                 run_dir=run_dir,
                 log_path=log_path,
-                gpu_id=effect.worker.gpu_id,
+                gpu_id=effect.workers[0].gpu_id,
                 gpu_kind=effect.gpu_kind,
                 gpu_index=effect.gpu_index,
                 traceparent=effect.traceparent,

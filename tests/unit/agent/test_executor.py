@@ -166,7 +166,7 @@ class Rig:
 
     async def begin_launch(self, instance_id: str = "i-1", *gpus: int, replica: bool = False) -> None:
         own = workers(instance_id, *(gpus or (0,)))
-        await self.do(msg.LaunchEngine(instance_id, MODEL, own[0], "host", 0, "", own, replica))
+        await self.do(msg.LaunchEngine(instance_id, MODEL, own, "host", 0, replica=replica))
 
     async def launch(self, instance_id: str = "i-1", *, replica: bool = False) -> EngineHandle:
         await self.begin_launch(instance_id, replica=replica)
@@ -294,7 +294,7 @@ async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_th
     write_weights(rig.settings.shm_dir, a_model("m", weights=WeightsRef(uri="file:///w/m", sha256=sha256)))
     await rig.do(msg.AwaitWeights("i-1", WeightsRef(uri="file:///w/m", sha256=sha256, num_bytes=5), deadline_at=9e9))
     failed = await rig.outcome(msg.WeightsFailed)
-    assert (failed.code, failed.message) == ("weights_corrupt", "file:///w/m: 4 bytes, expected 5")
+    assert (failed.code, failed.reason) == ("weights_corrupt", "file:///w/m: 4 bytes, expected 5")
 
 
 async def test_weights_that_fail_are_told_to_those_who_wait(rig: Rig) -> None:

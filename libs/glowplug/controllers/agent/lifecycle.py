@@ -25,23 +25,12 @@ def begin(transaction: Transaction, holding: Holding) -> None:
     instance, start = holding.instance, holding.start
     assert start is not None
     workers = holding.workers_on(transaction.node_id)
-    gpus = transaction.ledger.gpus
-    index = next(i for i, gpu in enumerate(gpus) if gpu.gpu_id == workers[0].gpu_id)
-    stage, name = holding.pipeline.stage if holding.pipeline else 0, instance.instance_id
+    index, gpu = next((n, g) for n, g in enumerate(transaction.ledger.gpus) if g.gpu_id == workers[0].gpu_id)
+    name, traceparent = instance.instance_id, holding.cause.traceparent
+    stages = holding.pipeline.stage if holding.pipeline else 0, instance.num_stages
     transaction.ask(
-        msg.LaunchEngine(
-            name,
-            holding.model,
-            workers[0],
-            gpus[index].kind,
-            index,
-            holding.cause.traceparent,
-            workers,
-            instance.replica,
-            stage,
-            instance.num_stages,
-        ),
-        msg.AwaitWeights(name, holding.model.weights, start.deadline_at, stage, instance.num_stages),
+        msg.LaunchEngine(name, holding.model, workers, gpu.kind, index, traceparent, instance.replica, *stages),
+        msg.AwaitWeights(name, holding.model.weights, start.deadline_at, *stages),
     )
 
 
@@ -122,12 +111,9 @@ def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
 # failures
 
 
-def on_start_failed(
-    transaction: Transaction, holding: Holding, report: msg.WeightsFailed | msg.EngineStartFailed
-) -> None:
+def on_start_failed(transaction: Transaction, holding: Holding, report: Any) -> None:
     """Its start is over."""
-    reason = report.message if isinstance(report, msg.WeightsFailed) else report.reason
-    fail(transaction, holding, report.code, reason)
+    fail(transaction, holding, report.code, report.reason)
 
 
 def on_exited(transaction: Transaction, holding: Holding, report: msg.EngineExited | msg.EngineOverLimit) -> None:
