@@ -24,7 +24,7 @@ from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from services.agent.service import AgentService
 from services.agent.settings import AgentSettings
-from tests.fleet_builder import MIB, a_model, an_event
+from tests.fleet_builder import a_model, an_event
 from tests.waiting import until
 
 NODE = "node-1"
@@ -184,6 +184,3 @@ class AgentRig:
     def finished_spans(self) -> dict[str, ReadableSpan]:
         self.tracing._provider.force_flush()
         return {span.name: span for span in self.spans.get_finished_spans()}
-
-
-__all__ = ["MIB", "AgentRig", "emulated_model", "start_command", "stop_command", "until", "write_weights"]

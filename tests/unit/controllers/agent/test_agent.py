@@ -207,8 +207,9 @@ def test_second_stop_may_only_hurry() -> None:
     assert of(msg.StopEngine, agent.handle(stop(grace_s=0), 22.0))
 
 
-def test_no_grace_stops_at_once() -> None:
-    effects = ready(make()).handle(stop(grace_s=0), 20.0)
+@pytest.mark.parametrize("asked", [stop(grace_s=0), msg.StopAsked("i-1", "operator", 0.0)], ids=["command", "operator"])
+def test_no_grace_stops_at_once(asked: Any) -> None:
+    effects = ready(make()).handle(asked, 20.0)
     assert told(effects) == ["instance.draining"] and of(msg.StopEngine, effects)
 
 
@@ -339,11 +340,6 @@ def test_stopping_node_drains_all_and_starts_none() -> None:
     agent.handle(msg.InFlight("i-1", 0), 20.5)
     agent.handle(msg.EngineGone("i-1"), 20.6)
     assert agent.num_living == 0
-
-
-def test_operator_stops_an_instance() -> None:
-    effects = ready(make()).handle(msg.StopAsked("i-1", "operator", 0.0), 20.0)
-    assert of(msg.StopEngine, effects) and told(effects) == ["instance.draining"]
 
 
 # tensor groups and abilities

@@ -300,17 +300,14 @@ def test_a_jump_of_the_clock_is_no_time_to_become_whole_in() -> None:
     assert not of(msg.AbandonConsolidation, agent.handle(Tick(), 9_000.0)) and instance(agent).consolidating
 
 
-def test_a_drain_goes_on_when_the_consolidation_under_it_fails() -> None:
+@pytest.mark.parametrize(
+    ("outcome", "mib"), [(msg.ConsolidationFailed("i-1", "broken"), 100), (msg.EngineConsolidated("i-1"), 200)]
+)
+def test_a_drain_goes_on_whatever_the_consolidation_under_it_comes_to(outcome: msg.Outcome, mib: int) -> None:
     agent = consolidating()
     agent.handle(stop(), 21.0)
-    assert told(agent.handle(msg.ConsolidationFailed("i-1", "broken"), 22.0)) == ["instance.draining"]
-    assert used(agent) == 100 and of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 23.0))
-
-
-def test_a_drain_that_came_meanwhile_goes_on_with_the_whole() -> None:
-    agent = consolidating()
-    agent.handle(stop(), 21.0)
-    assert told(agent.handle(msg.EngineConsolidated("i-1"), 22.0)) == ["instance.draining"] and instance(agent).is_whole
+    assert told(agent.handle(outcome, 22.0)) == ["instance.draining"]
+    assert used(agent) == mib and instance(agent).is_whole is (mib == 200)
     assert of(msg.StopEngine, agent.handle(msg.InFlight("i-1", 0), 23.0))
 
 

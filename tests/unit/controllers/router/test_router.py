@@ -110,16 +110,10 @@ def test_only_ready_instances_are_given_requests(state: InstanceState) -> None:
     assert not dispatched(run.arrive())
 
 
-def test_an_older_revision_never_wins() -> None:
+@pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.STOPPED])
+def test_an_older_revision_never_wins_not_even_over_an_instance_that_is_gone(state: InstanceState) -> None:
     run = Run()
-    run.instance(state=InstanceState.DRAINING, revision=5)
-    run.instance(revision=4)
-    assert not dispatched(run.arrive())
-
-
-def test_a_late_fact_does_not_bring_back_an_instance_that_is_gone() -> None:
-    run = Run()
-    run.instance(state=InstanceState.STOPPED, revision=5)
+    run.instance(state=state, revision=5)
     run.instance(revision=4)
     assert not dispatched(run.arrive())
 
