@@ -1,8 +1,8 @@
-"""One agent's controller: what it is sent, what it answers, and instances brought to a state in one call."""
+"""One agent's controller that is checked at each step and brings instances to a state in one call; what it is sent."""
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.controller import AgentController
@@ -53,6 +53,82 @@ class CheckedAgent(AgentController):
         self.seen.update((move.before and move.before.state, move.stimulus) for move in self.moves)
         self.validate()
 
+    def instance(self, instance_id: str = "i-1") -> Instance:
+        return self.holdings[instance_id].instance
+
+    def used(self, gpu: int = 0) -> int:
+        return self.ledger.gpus[gpu].used_bytes // MIB
+
+    def owned(self, gpu: int = 0) -> dict[tuple[str, str], int]:
+        """(holder, owner) -> MiB of one GPU."""
+        return {(g.holder, g.owner.value): g.num_bytes // MIB for g in self.ledger.gpus[gpu].grants}
+
+    def halves(self, instance_id: str, now_s: float) -> list[Effect]:
+        """Its process is up and its weights are in host memory."""
+        self.handle(msg.EngineLaunched(instance_id), now_s)
+        return self.handle(msg.WeightsComplete(instance_id, "/w"), now_s)
+
+    def ready(self, now_s: float = 10.0, **fields: Any) -> Self:
+        """i-1 through its whole start, READY three seconds after `now_s`."""
+        self.handle(start(**fields), now_s)
+        self.handle(msg.EngineLaunched("i-1"), now_s + 0.5)
+        self.handle(msg.WeightsComplete("i-1", "/w"), now_s + 2)
+        phases = (
+            Phase(name=PhaseName.LAUNCH, started_at=now_s, ended_at=now_s + 0.5),
+            Phase(name=PhaseName.LOAD, started_at=now_s + 2, ended_at=now_s + 3),
+        )
+        self.handle(msg.EngineReady("i-1", "http://e:1", phases), now_s + 3)
+        return self
+
+    def stopped(self, instance_id: str = "i-1", now_s: float = 20.0) -> list[Effect]:
+        """An instance is stopped without a grace, and its process is gone a second later."""
+        self.handle(stop(instance_id, grace_s=0), now_s)
+        return self.handle(msg.EngineGone(instance_id), now_s + 1)
+
+    def restarted(
+        self, living: Iterable[str], now_s: float = 50.0, **fields: Any
+    ) -> tuple["CheckedAgent", list[Effect]]:
+        """What follows an agent that was killed, and what it asks for. `fields` are `make`'s."""
+        reborn = make(self.memory(), **fields)
+        return reborn, reborn.handle(msg.Recalled(frozenset(living)), now_s)
+
+    def loading(self, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> Self:
+        self.handle(start_of(instance_id, **fields), now_s)
+        self.halves(instance_id, now_s)
+        return self
+
+    def replica(self, instance_id: str = "r-1", now_s: float = 10.0, **fields: Any) -> Self:
+        """A replica, PREWARMED a second after `now_s`."""
+        self.loading(instance_id, now_s, replica=True, **fields)
+        self.handle(msg.EnginePrewarmed(instance_id), now_s + 1)
+        return self
+
+    def serving(self, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> Self:
+        """An instance that is READY a second after `now_s`."""
+        self.loading(instance_id, now_s, **fields)
+        self.handle(msg.EngineReady(instance_id, "http://e"), now_s + 1)
+        return self
+
+    def drained(self, becomes: str, now_s: float = 20.0) -> list[Effect]:
+        """i-1 has nothing left to run."""
+        self.handle(stop(becomes=becomes), now_s)
+        return self.handle(msg.InFlight("i-1", 0), now_s + 1)
+
+    def asleep(self, becomes: str, now_s: float = 20.0) -> Self:
+        """i-1 has drained and left its GPU two seconds after `now_s`."""
+        self.drained(becomes, now_s)
+        self.handle(msg.EngineAsleep("i-1"), now_s + 2)
+        return self
+
+    def draining(self) -> Self:
+        """i-1 of WIDE drains, to become a replica."""
+        self.serving(model=WIDE)
+        self.handle(stop(becomes="prewarmed"), 20.0)
+        return self
+
+    def state(self, instance_id: str) -> str:
+        return self.instance(instance_id).state.value
+
 
 def make(
     memory: msg.AgentMemory | None = None,
@@ -61,7 +137,7 @@ def make(
     gpus: int = 1,
     abilities: Iterable[str] = (),
     params: msg.AgentParams = PARAMS,
-) -> AgentController:
+) -> CheckedAgent:
     """An agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities`."""
     ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB) for n in range(gpus)])
     engines = {
@@ -113,99 +189,6 @@ def code(effects: list[Effect]) -> str:
     return found
 
 
-def instance(agent: AgentController, instance_id: str = "i-1") -> Instance:
-    return agent.holdings[instance_id].instance
-
-
-def used(agent: AgentController, gpu: int = 0) -> int:
-    return agent.ledger.gpus[gpu].used_bytes // MIB
-
-
-def owned(agent: AgentController, gpu: int = 0) -> dict[tuple[str, str], int]:
-    """(holder, owner) -> MiB of one GPU."""
-    return {(g.holder, g.owner.value): g.num_bytes // MIB for g in agent.ledger.gpus[gpu].grants}
-
-
-def halves(agent: AgentController, instance_id: str, now_s: float) -> list[Effect]:
-    """Its process is up and its weights are in host memory."""
-    agent.handle(msg.EngineLaunched(instance_id), now_s)
-    return agent.handle(msg.WeightsComplete(instance_id, "/w"), now_s)
-
-
-def ready(agent: AgentController, now_s: float = 10.0, **fields: Any) -> AgentController:
-    """i-1 through its whole start, READY three seconds after `now_s`."""
-    agent.handle(start(**fields), now_s)
-    agent.handle(msg.EngineLaunched("i-1"), now_s + 0.5)
-    agent.handle(msg.WeightsComplete("i-1", "/w"), now_s + 2)
-    phases = (
-        Phase(name=PhaseName.LAUNCH, started_at=now_s, ended_at=now_s + 0.5),
-        Phase(name=PhaseName.LOAD, started_at=now_s + 2, ended_at=now_s + 3),
-    )
-    agent.handle(msg.EngineReady("i-1", "http://e:1", phases), now_s + 3)
-    return agent
-
-
-def stopped(agent: AgentController, instance_id: str = "i-1", now_s: float = 20.0) -> list[Effect]:
-    """An instance is stopped without a grace, and its process is gone a second later."""
-    agent.handle(stop(instance_id, grace_s=0), now_s)
-    return agent.handle(msg.EngineGone(instance_id), now_s + 1)
-
-
-def restarted(
-    agent: AgentController, living: Iterable[str], now_s: float = 50.0, **fields: Any
-) -> tuple[AgentController, list[Effect]]:
-    """What follows an agent that was killed, and what it asks for. `fields` are `make`'s."""
-    reborn = make(agent.memory(), **fields)
-    return reborn, reborn.handle(msg.Recalled(frozenset(living)), now_s)
-
-
-# Replicas, sleepers and draining engines, of MODEL where none is named
-
-
 def start_of(instance_id: str = "i-1", **fields: Any) -> Event:
     """A start on GPU 0 whose worker names no bytes."""
     return start(instance_id, **({"model": MODEL, "workers": workers(instance_id, 0)} | fields))
-
-
-def loading(agent: AgentController, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> AgentController:
-    agent.handle(start_of(instance_id, **fields), now_s)
-    halves(agent, instance_id, now_s)
-    return agent
-
-
-def replica(agent: AgentController, instance_id: str = "r-1", now_s: float = 10.0, **fields: Any) -> AgentController:
-    """A replica, PREWARMED a second after `now_s`."""
-    loading(agent, instance_id, now_s, replica=True, **fields)
-    agent.handle(msg.EnginePrewarmed(instance_id), now_s + 1)
-    return agent
-
-
-def serving(agent: AgentController, instance_id: str = "i-1", now_s: float = 10.0, **fields: Any) -> AgentController:
-    """An instance that is READY a second after `now_s`."""
-    loading(agent, instance_id, now_s, **fields)
-    agent.handle(msg.EngineReady(instance_id, "http://e"), now_s + 1)
-    return agent
-
-
-def drained(agent: AgentController, becomes: str, now_s: float = 20.0) -> list[Effect]:
-    """i-1 has nothing left to run."""
-    agent.handle(stop(becomes=becomes), now_s)
-    return agent.handle(msg.InFlight("i-1", 0), now_s + 1)
-
-
-def asleep(agent: AgentController, becomes: str, now_s: float = 20.0) -> AgentController:
-    """i-1 has drained and left its GPU two seconds after `now_s`."""
-    drained(agent, becomes, now_s)
-    agent.handle(msg.EngineAsleep("i-1"), now_s + 2)
-    return agent
-
-
-def draining(agent: AgentController) -> AgentController:
-    """i-1 of WIDE drains, to become a replica."""
-    serving(agent, model=WIDE)
-    agent.handle(stop(becomes="prewarmed"), 20.0)
-    return agent
-
-
-def state(agent: AgentController, instance_id: str) -> str:
-    return instance(agent, instance_id).state.value
