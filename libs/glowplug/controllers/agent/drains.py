@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from glowplug.controllers.agent import lifecycle, stages
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent.record import COMING, DORMANT, Drain, Holding, Shares, State, total_of
+from glowplug.controllers.agent.record import COMING, DORMANT, Drain, Holding, Shares, State
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.controllers.effects import Tick
 from glowplug.domain.errors import OutOfMemory
@@ -180,7 +180,7 @@ def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstanc
             if instance.reason != why:
                 transaction.publish(holding, reason=why)
             return
-        transaction.ask(msg.LimitKv(instance.instance_id, total_of(whole, GrantOwner.KV)))
+        transaction.ask(msg.LimitKv(instance.instance_id, sum(_kv_of(whole).values())))
     transaction.publish(holding.enter(State.READY, snapshot_bytes=0), reason=command.reason)
 
 

@@ -236,8 +236,3 @@ RULES: Mapping[State, Rule] = {
 COMING = frozenset({State.STARTING, State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING})
 DORMANT = frozenset({State.PREWARMED, State.SWAPPED_OUT})
 ENDED = frozenset({State.STOPPED, State.FAILED, State.LOST})  # with a `stop` while the process is left
-
-
-def total_of(shares: Shares, owner: GrantOwner) -> int:
-    """Bytes of one owner over all GPUs."""
-    return sum(of_gpu.get(owner, 0) for of_gpu in shares.values())

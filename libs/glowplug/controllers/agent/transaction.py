@@ -21,6 +21,7 @@ _FACTS = {
     InstanceState.PREWARMED: facts.InstancePrewarmed,
     InstanceState.SWAPPED_OUT: facts.InstanceSwappedOut,
 }
+_RANKS = {Publish: 1, Save: 2, Remove: 2}
 Action = Callable[["Transaction", Any, Any], None]  # (transaction, record, stimulus)
 
 
@@ -90,11 +91,6 @@ def fact_of(instance: Instance, code: str = "") -> Any:
     return _FACTS[instance.state](instance=instance)
 
 
-def _rank(effect: Effect) -> int:
-    """What needs nobody else goes first, so that a slow bus or store delays no engine."""
-    return {Publish: 1, Save: 2, Remove: 2}.get(type(effect), 0)
-
-
 @dataclass(slots=True, kw_only=True)
 class Transaction:
     """One stimulus at `now_s`. `holdings`, `overtaken` and the ledger are the controller's own; an action changes a
@@ -153,8 +149,8 @@ class Transaction:
         return self.keep(replace(holding, instance=instance))
 
     def in_order(self) -> list[Effect]:
-        """The effects, those that need neither bus nor store first."""
-        return sorted(self.effects, key=_rank)
+        """The effects, those that need neither bus nor store first, so that a slow one delays no engine."""
+        return sorted(self.effects, key=lambda effect: _RANKS.get(type(effect), 0))
 
     def grant(self, holding: Holding, releases: Iterable[str] = ()) -> Holding:
         """Take the bytes of its workers on this node, in one step with giving up those of `releases`.
