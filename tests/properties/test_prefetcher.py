@@ -7,17 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from glowplug.controllers.effects import Tick
+from glowplug.controllers.prefetcher import messages as msg
 from glowplug.controllers.prefetcher.controller import PrefetcherController
-from glowplug.controllers.prefetcher.messages import (
-    CANCELLED,
-    DropRegion,
-    FetchEnded,
-    FetchSized,
-    GrantRoom,
-    MarkFailed,
-    StartFetch,
-    StopFetch,
-)
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
@@ -45,7 +36,7 @@ class Prefetching(RuleBasedStateMachine):
         self.tasks: dict[str, bool] = {}  # digest -> has room
         self.users: dict[str, str] = {}  # instance_id -> digest, from the command that asked
         self.gone: set[str] = set()
-        self.later: list[FetchEnded] = []  # outcomes on their way to the controller
+        self.later: list[msg.FetchEnded] = []  # outcomes on their way to the controller
 
     def born(self, caching: str) -> PrefetcherController:
         params = PrefetcherParams(capacity_bytes=CAPACITY, max_fetches=2, room_wait_s=5.0, hold_s=1e9, caching=caching)
@@ -62,23 +53,23 @@ class Prefetching(RuleBasedStateMachine):
         assert sum(self.disk.values()) <= CAPACITY
 
     def do(self, effect: Any) -> None:
-        if isinstance(effect, StartFetch):
+        if isinstance(effect, msg.StartFetch):
             assert effect.digest not in self.tasks, "two fetches of one digest"
             self.tasks[effect.digest] = False
             assert len(self.tasks) <= 2
-        elif isinstance(effect, GrantRoom):
+        elif isinstance(effect, msg.GrantRoom):
             if effect.digest in self.tasks:
                 self.tasks[effect.digest] = True
                 self.disk[effect.digest] = effect.max_bytes
             else:
                 assert any(end.digest == effect.digest for end in self.later), "granted to a task that nobody started"
-        elif isinstance(effect, StopFetch):
-            self.end(effect.digest, CANCELLED, kept=False)
-        elif isinstance(effect, MarkFailed):
+        elif isinstance(effect, msg.StopFetch):
+            self.end(effect.digest, msg.CANCELLED, kept=False)
+        elif isinstance(effect, msg.MarkFailed):
             if not effect.keep:
                 self.disk.pop(effect.digest, None)
                 self.complete.discard(effect.digest)
-        elif isinstance(effect, DropRegion):
+        elif isinstance(effect, msg.DropRegion):
             assert effect.digest not in self.tasks, "removed under a running fetch"
             if effect.digest in self.complete:
                 users = [i for i, d in self.users.items() if d == effect.digest and i not in self.gone]
@@ -92,7 +83,7 @@ class Prefetching(RuleBasedStateMachine):
             return
         if not kept:
             self.disk.pop(digest, None)
-        self.later.append(FetchEnded(digest=digest, num_bytes=self.disk.get(digest, 0), code=code, message=code))
+        self.later.append(msg.FetchEnded(digest=digest, num_bytes=self.disk.get(digest, 0), code=code, message=code))
 
     @rule(name=names, instance_id=instance_ids, priority=st.integers(0, 3), ranged=st.booleans())
     def ask(self, name: str, instance_id: str, priority: int, ranged: bool) -> None:
@@ -117,7 +108,7 @@ class Prefetching(RuleBasedStateMachine):
     @rule(turn=turns, size=st.sampled_from([0, 20, 50, 50, 60, 60, 120]))
     def size(self, turn: int, size: int) -> None:
         if name := self.turn(turn, has_room=False):
-            self.give(FetchSized(name, size))
+            self.give(msg.FetchSized(name, size))
 
     @rule(turn=turns)
     def finish(self, turn: int) -> None:
@@ -127,7 +118,7 @@ class Prefetching(RuleBasedStateMachine):
             del self.tasks[name]
             if whole:
                 self.complete.add(name)
-            self.give(FetchEnded(digest=name, num_bytes=self.disk[name], whole=whole))
+            self.give(msg.FetchEnded(digest=name, num_bytes=self.disk[name], whole=whole))
 
     @rule(turn=turns, has_room=st.booleans(), how=st.sampled_from(["kept", "lost", "no_space"]))
     def fail(self, turn: int, has_room: bool, how: str) -> None:
