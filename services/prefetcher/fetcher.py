@@ -36,7 +36,7 @@ class _Running:
     effect: msg.StartFetch
     task: asyncio.Task[None] | None = None
     fetch: Fetch | None = None
-    room: "asyncio.Future[int] | None" = None
+    granted: "asyncio.Future[int] | None" = None
     urgency: int = 0
     reported: int = -1
     stopping: bool = False
@@ -122,9 +122,9 @@ class Fetcher:
         effect = running.effect
 
         async def on_sized(num_bytes: int) -> int:
-            running.room = asyncio.get_running_loop().create_future()
+            running.granted = asyncio.get_running_loop().create_future()
             await self._put(msg.FetchSized(effect.digest, num_bytes))
-            return await running.room
+            return await running.granted
 
         return Fetch(
             effect.weights,
@@ -180,8 +180,8 @@ class Fetcher:
 
     async def _grant(self, effect: msg.GrantRoom, _: Event | None) -> None:
         running = self._running.get(effect.digest)
-        if running and running.room and not running.room.done():
-            running.room.set_result(effect.max_bytes)
+        if running and running.granted and not running.granted.done():
+            running.granted.set_result(effect.max_bytes)
 
     async def _raise(self, effect: msg.RaiseUrgency, _: Event | None) -> None:
         if (running := self._running.get(effect.digest)) is not None:

@@ -19,7 +19,7 @@ from tests.fleet_builder import an_event, an_instance
 
 CAPACITY = 100
 names = st.sampled_from("abcd")
-turns = st.integers(0, 1)
+indices = st.integers(0, 1)
 instance_ids = st.sampled_from(["", "i-1", "i-2", "i-3"])
 
 
@@ -33,7 +33,7 @@ class Prefetching(RuleBasedStateMachine):
         self.now_s = 0.0
         self.disk: dict[str, int] = {}
         self.complete: set[str] = set()
-        self.tasks: dict[str, bool] = {}  # digest -> has room
+        self.tasks: dict[str, bool] = {}  # digest -> has memory
         self.users: dict[str, str] = {}  # instance_id -> digest, from the command that asked
         self.gone: set[str] = set()
         self.later: list[msg.FetchEnded] = []  # outcomes on their way to the controller
@@ -78,7 +78,7 @@ class Prefetching(RuleBasedStateMachine):
             self.complete.discard(effect.digest)
 
     def end(self, digest: str, code: str, *, kept: bool) -> None:
-        """A task is over; its outcome is heard after the effects at hand, as over a queue."""
+        """A task is over; its outcome comes after the effects at hand, as over a queue."""
         if self.tasks.pop(digest, None) is None:
             return
         if not kept:
@@ -100,19 +100,19 @@ class Prefetching(RuleBasedStateMachine):
         )
         self.give(an_event(command, issuer="placer-1", epoch=1))
 
-    def turn(self, turn: int, has_room: bool) -> str:
+    def running(self, index: int, has_memory: bool) -> str:
         """One of the running tasks, "" when there is none."""
-        some = sorted(name for name, room in self.tasks.items() if room is has_room)
-        return some[turn % len(some)] if some else ""
+        some = sorted(name for name, granted in self.tasks.items() if granted is has_memory)
+        return some[index % len(some)] if some else ""
 
-    @rule(turn=turns, size=st.sampled_from([0, 20, 50, 50, 60, 60, 120]))
-    def size(self, turn: int, size: int) -> None:
-        if name := self.turn(turn, has_room=False):
+    @rule(index=indices, size=st.sampled_from([0, 20, 50, 50, 60, 60, 120]))
+    def size(self, index: int, size: int) -> None:
+        if name := self.running(index, has_memory=False):
             self.give(msg.FetchSized(name, size))
 
-    @rule(turn=turns)
-    def finish(self, turn: int) -> None:
-        if name := self.turn(turn, has_room=True):
+    @rule(index=indices)
+    def finish(self, index: int) -> None:
+        if name := self.running(index, has_memory=True):
             job = self.prefetcher.jobs[name]
             whole = job.first_byte == 0
             del self.tasks[name]
@@ -120,9 +120,9 @@ class Prefetching(RuleBasedStateMachine):
                 self.complete.add(name)
             self.give(msg.FetchEnded(digest=name, num_bytes=self.disk[name], whole=whole))
 
-    @rule(turn=turns, has_room=st.booleans(), how=st.sampled_from(["kept", "lost", "no_space"]))
-    def fail(self, turn: int, has_room: bool, how: str) -> None:
-        if name := self.turn(turn, has_room):
+    @rule(index=indices, has_memory=st.booleans(), how=st.sampled_from(["kept", "lost", "no_space"]))
+    def fail(self, index: int, has_memory: bool, how: str) -> None:
+        if name := self.running(index, has_memory):
             self.end(name, "no_space" if how == "no_space" else "weights_unavailable", kept=how == "kept")
 
     @rule(name=names)

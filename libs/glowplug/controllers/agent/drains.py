@@ -131,7 +131,7 @@ def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
 
 
 def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> None:
-    """End the drain of an engine that has nothing left, once routers have had time to hear of it; cut the KV cache
+    """End the drain of an engine that has nothing left, once routers have had time to learn of it; cut the KV cache
     of one that has."""
     assert holding.drain is not None
     if transaction.now_s < holding.drain.quiet_until:
