@@ -1,6 +1,5 @@
 """Whatever happens in whatever order: each request ends once, in order, never beyond an instance's capacity."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,50 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from glowplug.controllers.effects import Tick
+from glowplug.controllers.router import messages as msg
 from glowplug.controllers.router.controller import RouterController
-from glowplug.controllers.router.messages import (
-    ClientLeft,
-    Dispatch,
-    DispatchFailed,
-    FirstToken,
-    Hold,
-    Reject,
-    RequestArrived,
-    RequestEnded,
-)
 from glowplug.controllers.router.params import RouterParams
-from glowplug.domain.instance import Instance, InstanceState, Worker
-from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.snapshot import Target
-from glowplug.events import Event, facts
 from glowplug.policies.registry import KINDS
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.tracked import Tracker
+from tests.fleet_builder import a_model, an_instance, instance_event
 
-FACTS: dict[InstanceState, Callable[..., Any]] = {
-    InstanceState.STARTING: facts.InstanceStarting,
-    InstanceState.LOADING: facts.InstanceLoading,
-    InstanceState.READY: facts.InstanceReady,
-    InstanceState.DRAINING: facts.InstanceDraining,
-    InstanceState.STOPPED: facts.InstanceStopped,
-    InstanceState.FAILED: facts.InstanceFailed,
-}
+STATES = [state for state in InstanceState if not state.is_dormant]
 KEYS, INSTANCES = ("a", "b"), ("a-1", "a-2", "b-1", "b-2")
-WORKER = Worker(worker_id="w", node_id="n", gpu_id="n/0", num_bytes=1)
-
-
-def a_model(key: str, revision: int, max_queue: int) -> Model:
-    return Model(
-        name=key,
-        key=key,
-        engine="e",
-        weights=WeightsRef(uri="file:///w"),
-        weights_bytes=1,
-        kv_bytes=1,
-        max_queue=max_queue,
-        max_wait_s=5.0,
-        revision=revision,
-    )
 
 
 class Router(RuleBasedStateMachine):
@@ -63,10 +30,8 @@ class Router(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.controller = RouterController(
-            RouterParams(quarantine_s=0.5, policy=self.policy, balancer=self.balancer),
-        )
-        self.asked: dict[int, RequestArrived] = {}
+        self.controller = RouterController(RouterParams(quarantine_s=0.5, policy=self.policy, balancer=self.balancer))
+        self.asked: dict[int, msg.RequestArrived] = {}
         self.begun: set[int] = set()  # first token told since it was sent
         self.now_s, self.ticket, self.revision = 1000.0, 0, 10
         self.held: dict[str, list[int]] = {key: [] for key in KEYS}  # tickets, oldest first
@@ -74,23 +39,24 @@ class Router(RuleBasedStateMachine):
         self.model_of: dict[int, str] = {}
         self.ended: set[int] = set()
         self.state: dict[str, Instance] = {}
-        self.controller.restore("models", {key: a_model(key, 1, 6) for key in KEYS}, self.now_s)
+        models = {key: a_model(key, max_queue=6, max_wait_s=5.0) for key in KEYS}
+        self.controller.restore("models", models, self.now_s)
 
     def tell(self, stimulus: Any) -> None:
         self.check(self.controller.handle(stimulus, self.now_s))
 
     def check(self, effects: list[Any]) -> None:
         for effect in effects:
-            if isinstance(effect, Dispatch):
+            if isinstance(effect, msg.Dispatch):
                 self.check_dispatch(effect)
-            elif isinstance(effect, Reject):
+            elif isinstance(effect, msg.Reject):
                 self.end(effect.ticket)
-            elif isinstance(effect, Hold):
+            elif isinstance(effect, msg.Hold):
                 key = self.model_of[effect.ticket]
                 if effect.ticket not in self.held[key]:
                     self.held[key] = sorted([*self.held[key], effect.ticket])
 
-    def check_dispatch(self, effect: Dispatch) -> None:
+    def check_dispatch(self, effect: msg.Dispatch) -> None:
         ticket, key = effect.ticket, self.model_of[effect.ticket]
         known = self.state[effect.instance.instance_id]
         assert ticket not in self.ended and ticket not in self.running
@@ -116,14 +82,14 @@ class Router(RuleBasedStateMachine):
     def arrive(self, key: str, prompt: int, most: int, expected: int) -> None:
         self.ticket += 1
         self.model_of[self.ticket] = key
-        asked = RequestArrived(self.ticket, key, f"r-{self.ticket}", "", prompt, most, expected)
+        asked = msg.RequestArrived(self.ticket, key, f"r-{self.ticket}", "", prompt, most, expected)
         self.asked[self.ticket] = asked
         self.tell(asked)
         assert self.ticket in self.ended or self.ticket in self.running or self.ticket in self.held[key]
 
     @rule(
         instance_id=st.sampled_from(INSTANCES),
-        state=st.sampled_from(list(FACTS)),
+        state=st.sampled_from(STATES),
         room=st.integers(1, 3),
         kv_tokens=st.sampled_from([0, 50, 500]),
         stale=st.booleans(),
@@ -131,35 +97,26 @@ class Router(RuleBasedStateMachine):
     def instance_changes(self, instance_id: str, state: InstanceState, room: int, kv_tokens: int, stale: bool) -> None:
         """Facts with old revisions are part of life, and change nothing."""
         self.revision += 1
-        made = Instance(
-            instance_id=instance_id,
-            model_key=instance_id[0],
-            engine="e",
-            state=state,
-            workers=(WORKER,),
-            url="http://x:1",
-            max_concurrency=room,
-            kv_tokens=kv_tokens,
-            revision=1 if stale and instance_id in self.state else self.revision,
-        )
+        revision = 1 if stale and instance_id in self.state else self.revision
+        given: dict[str, Any] = {"url": "http://x:1", "max_concurrency": room, "kv_tokens": kv_tokens}
+        made = an_instance(instance_id, instance_id[0], state, revision=revision, **given)
         if made.revision == self.revision:
             self.state[instance_id] = made
-        data = FACTS[state](instance=made)
-        self.tell(Event(event_id="e", type=data.TYPE, occurred_at=self.now_s, issuer="t", data=data))
+        self.tell(instance_event(made))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def begin(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.running)))
         self.begun.add(ticket)
-        self.tell(FirstToken(ticket))
+        self.tell(msg.FirstToken(ticket))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), response=st.integers(0, 60))
     def finish(self, data: st.DataObject, response: int) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.running)))
         self.end(ticket)
-        self.tell(RequestEnded(ticket, 1.0, response))
+        self.tell(msg.RequestEnded(ticket, 1.0, response))
 
     @precondition(lambda self: self.model_of)
     @rule(data=st.data())
@@ -168,7 +125,7 @@ class Router(RuleBasedStateMachine):
         if alive:
             ticket = data.draw(st.sampled_from(alive))
             self.end(ticket)
-            self.tell(ClientLeft(ticket))
+            self.tell(msg.ClientLeft(ticket))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), reached=st.booleans())
@@ -177,7 +134,7 @@ class Router(RuleBasedStateMachine):
         del self.running[ticket]
         key = self.model_of[ticket]
         self.held[key] = sorted([*self.held[key], ticket])
-        self.tell(DispatchFailed(ticket, reached, "died"))
+        self.tell(msg.DispatchFailed(ticket, reached, "died"))
 
     @rule(seconds=st.sampled_from([0.1, 0.6, 3.0]))
     def time_passes(self, seconds: float) -> None:
@@ -192,7 +149,7 @@ class Router(RuleBasedStateMachine):
         self.check(self.controller.restore("instances", rows, self.now_s))
 
     @invariant()
-    def books_agree(self) -> None:
+    def counts_agree(self) -> None:
         loads = self.controller.loads()
         for key in KEYS:
             load = loads.get(key)
@@ -219,19 +176,13 @@ class Router(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When time runs out for everybody and the engines are done, nobody is left."""
-        for ticket in sorted(self.running):
-            self.end(ticket)
-            self.tell(RequestEnded(ticket))
-        while self.running:
-            ticket = next(iter(self.running))
-            self.end(ticket)
-            self.tell(RequestEnded(ticket))
-        self.now_s += 6.0
-        self.tell(Tick())
-        while self.running:
-            ticket = next(iter(self.running))
-            self.end(ticket)
-            self.tell(RequestEnded(ticket))
+        for seconds in (0.0, 6.0):
+            self.now_s += seconds
+            self.tell(Tick())
+            while self.running:
+                ticket = min(self.running)
+                self.end(ticket)
+                self.tell(msg.RequestEnded(ticket))
         assert self.ended == set(self.model_of) and not self.controller.requests
         self.tokens_agree()
 
