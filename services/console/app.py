@@ -3,7 +3,6 @@
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Final
 
@@ -12,17 +11,7 @@ from fastapi.responses import Response
 from starlette.middleware import Middleware
 
 from glowplug.runtime.rest import make_app
-from services.console import (
-    decisions,
-    events,
-    fleet_api,
-    forecasts,
-    jaeger,
-    login,
-    otlp,
-    passing,
-    trace_api,
-)
+from services.console import decisions, events, fleet_api, forecasts, jaeger, login, otlp, passing, trace_api
 from services.console.decisions import DecisionLog
 from services.console.events import EventLog
 from services.console.fleet_view import FleetView
@@ -52,27 +41,17 @@ _PATHS: Final = {"index.html": "/", "login.html": "/login"}
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 
 
-@dataclass
 class Console:
     """Everything the console holds. Build one, then `build_app` it."""
 
-    settings: ConsoleSettings
-    metrics: ConsoleMetrics
-    clock: Callable[[], float] = time.time
-    view: FleetView = field(default_factory=FleetView)
-    traces: TraceStore = field(init=False)
-    hub: Hub = field(init=False)
-    requests: RequestLog = field(init=False)
-    starts: StartHistory = field(default_factory=StartHistory)
-    upstream: Upstream = field(init=False)
-    events: EventLog = field(init=False)
-    decisions: DecisionLog = field(init=False)
-    access: Access = field(init=False)
-    disk: TraceDisk | None = None
-
-    def __post_init__(self) -> None:
-        settings = self.settings
-        self.access = Access(settings.console_key or settings.api_key, settings.console_session_s, self.clock)
+    def __init__(
+        self, settings: ConsoleSettings, metrics: ConsoleMetrics, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.settings, self.metrics, self.clock = settings, metrics, clock
+        self.access = Access(settings.console_key or settings.api_key, settings.console_session_s, clock)
+        self.view = FleetView()
+        self.starts = StartHistory()
+        self.disk: TraceDisk | None = None
         self.traces = TraceStore(
             max_traces=settings.trace_max_traces,
             max_bytes=settings.trace_max_bytes,
@@ -84,12 +63,7 @@ class Console:
             max_events=settings.events_kept, max_bytes=settings.events_max_bytes, watch_limit=settings.events_per_beat
         )
         self.decisions = DecisionLog(max_decisions=settings.decisions_kept)
-        addresses = {
-            "router": settings.router_url,
-            "autoscaler": settings.autoscaler_url,
-            "placer": settings.placer_url,
-            "predictor": settings.predictor_url,
-        }
+        addresses = {name: getattr(settings, f"{name}_url") for name in ("router", "autoscaler", "placer", "predictor")}
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * settings.chat_max_streams)
 
     def open_disk(self) -> None:
@@ -120,9 +94,8 @@ def build_app(console: Console) -> FastAPI:
     app.include_router(otlp.routes(receiver))
     app.include_router(trace_api.routes(console.traces, console.disk))
     app.include_router(jaeger.routes(console.traces, console.clock))
-    app.include_router(fleet_api.routes(console.view, console.hub, console.clock))
     app.include_router(
-        fleet_api.detail_routes(console.view, console.requests, console.starts, console.decisions, console.clock)
+        fleet_api.routes(console.view, console.hub, console.requests, console.starts, console.decisions, console.clock)
     )
     app.include_router(decisions.routes(console.decisions, console.events))
     settings = console.settings

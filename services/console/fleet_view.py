@@ -39,6 +39,7 @@ from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import ABSENT_S, Fleet, NodeTable
 from glowplug.policies.start_times import START_TIMES, StartRow
 from services.console import fleet_rows as rows
+from services.console.records import Newest, RecordT, record_of
 
 REQUESTS_KEPT: Final = 200
 LOOKED_BACK: Final = 32  # requests among which a refused one is looked for: its two events come together
@@ -72,15 +73,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[rows.RequestRow]
 
 
-class RowTable(Generic[rows.RowT]):
+class RowTable(Generic[RecordT]):
     """Rows that are made anew only when what they show may have changed. Keys are touched as often as one likes;
     `refresh` makes each touched row once and keeps those that differ.
 
     `make(key, now_s)` gives the row, or None when there is none any more.
     """
 
-    def __init__(self, make: Callable[[str, float], rows.RowT | None]) -> None:
-        self.rows: dict[str, rows.RowT] = {}
+    def __init__(self, make: Callable[[str, float], RecordT | None]) -> None:
+        self.rows: dict[str, RecordT] = {}
         self._make = make
         self._touched: set[str] = set()
         self._changed: set[str] = set()
@@ -106,8 +107,12 @@ class RowTable(Generic[rows.RowT]):
 
 
 @dataclass(slots=True)
-class _Fetch:
+class Fetch:
+    """Weights on their way into a node, as last reported. `bytes_per_s` is 0 until there are two reports."""
+
+    node_id: str
     model_key: str
+    digest: str
     num_bytes_done: int
     num_bytes: int
     reported_at: float
@@ -115,16 +120,18 @@ class _Fetch:
 
 
 class Fetches:
-    """Weights on their way into nodes, as prefetchers report them. Every change names the node whose row shows it."""
+    """Weights on their way into nodes, as prefetchers report them."""
 
     def __init__(self) -> None:
-        self._by_node: dict[str, dict[str, _Fetch]] = {}  # node id -> digest -> fetch
+        self._by_node: dict[str, dict[str, Fetch]] = {}  # node id -> digest -> fetch
 
     def progress(self, report: WeightsProgressed, now_s: float) -> None:
         here = self._by_node.setdefault(report.node_id, {})
         known = here.get(report.digest)
         if known is None or report.num_bytes_done < known.num_bytes_done:  # new, or begun again
-            here[report.digest] = _Fetch(report.model_key, report.num_bytes_done, report.num_bytes, now_s)
+            here[report.digest] = Fetch(
+                report.node_id, report.model_key, report.digest, report.num_bytes_done, report.num_bytes, now_s
+            )
             return
         took_s = now_s - known.reported_at
         if took_s > 0:
@@ -135,11 +142,7 @@ class Fetches:
         known.num_bytes_done, known.num_bytes = report.num_bytes_done, report.num_bytes
 
     def end(self, fact: WeightsFetched | WeightsFetchFailed) -> None:
-        here = self._by_node.get(fact.node_id)
-        if here is not None:
-            here.pop(fact.digest, None)
-            if not here:
-                del self._by_node[fact.node_id]
+        self._by_node.get(fact.node_id, {}).pop(fact.digest, None)
 
     def refresh(self, now_s: float) -> set[str]:
         """Nodes with a fetch that has stalled or been forgotten."""
@@ -159,19 +162,13 @@ class Fetches:
         return touched
 
     def rows(self, node_id: str) -> tuple[rows.FetchRow, ...]:
-        here = self._by_node.get(node_id)
-        if not here:
-            return ()
-        return tuple(
-            rows.FetchRow(
-                digest=digest,
-                model_key=fetch.model_key,
-                num_bytes_done=fetch.num_bytes_done,
-                num_bytes=fetch.num_bytes,
-                bytes_per_s=round(fetch.bytes_per_s),
-            )
-            for digest, fetch in here.items()
-        )
+        here = self._by_node.get(node_id, {}).values()
+        return tuple(record_of(rows.FetchRow, fetch, bytes_per_s=round(fetch.bytes_per_s)) for fetch in here)
+
+    def of(self, model_key: str, node_id: str) -> Fetch | None:
+        """The fetch of one model into one node of which the latest report came, or None."""
+        mine = (fetch for fetch in self._by_node.get(node_id, {}).values() if fetch.model_key == model_key)
+        return max(mine, key=lambda fetch: fetch.reported_at, default=None)
 
 
 class Loads:
@@ -236,12 +233,12 @@ class FleetView:
         self._coming: dict[str, str] = {}  # instance id -> model key, of those on their way
         self._estimates = StartEstimates()
         self._loads = Loads()
-        self._fetches = Fetches()
+        self.fetches = Fetches()
         self._left_at: dict[str, float] = {}  # node id -> when it said goodbye, or was given up
         self._lost: dict[str, float] = {}  # node id -> silent since, as last shown
-        self._starts: dict[str, rows.ColdStart] = {}  # model key -> latest start that came to ready
-        self._failures: dict[str, rows.Failure] = {}
-        self._decision_ids: dict[str, None] = {}  # the latest, oldest first
+        self._starts: Newest[str, rows.ColdStart] = Newest(MODELS_REMEMBERED)  # model key -> latest that came to ready
+        self._failures: Newest[str, rows.Failure] = Newest(MODELS_REMEMBERED)  # model key -> latest, not made good
+        self._decision_ids: Newest[str, None] = Newest(2 * DECISIONS_KEPT)
 
     def take(self, event: Event, now_s: float) -> None:
         """One fact or telemetry event; types the page does not draw are ignored."""
@@ -265,10 +262,10 @@ class FleetView:
             case NodeLeft(node_id=node_id) if node_id in self.nodes:
                 self._left_at.setdefault(node_id, now_s)
             case WeightsProgressed(node_id=node_id) as report:
-                self._fetches.progress(report, now_s)
+                self.fetches.progress(report, now_s)
                 self.node_rows.touch([node_id])
             case WeightsFetched() | WeightsFetchFailed() as end:
-                self._fetches.end(end)
+                self.fetches.end(end)
                 self.node_rows.touch([end.node_id])
             case data if isinstance(data, InstanceChange):
                 self._put_instance(data.instance, now_s)
@@ -328,7 +325,7 @@ class FleetView:
         self.model_rows.touch(model_keys)
         self.model_rows.touch(self._coming.values())  # what is left of a start changes by itself
         self.instance_rows.touch(instance_ids)
-        self.node_rows.touch(self._fetches.refresh(now_s))
+        self.node_rows.touch(self.fetches.refresh(now_s))
         for node_id in self.nodes:
             if (lost_since := self._lost_since(node_id, now_s)) != self._lost.get(node_id, 0.0):
                 self._lost[node_id] = lost_since
@@ -377,8 +374,7 @@ class FleetView:
         if instance.state is InstanceState.READY and (known is None or known.state.is_coming):
             self._learn_start(instance)
         if instance.state is InstanceState.FAILED:
-            failure = rows.Failure(key, instance.changed_at, instance.reason)
-            _remember(self._failures, instance.model_key, failure)
+            self._failures.put(instance.model_key, rows.Failure(key, instance.changed_at, instance.reason))
         elif instance.state in _HEALTHY:
             self._forgive(instance)
         if instance.state.is_coming:
@@ -404,14 +400,12 @@ class FleetView:
             self._estimates.times.learn(instance, model)
         latest = self._starts.get(instance.model_key)
         if instance.ready_at and (latest is None or instance.ready_at >= latest.ready_at):
-            _remember(self._starts, instance.model_key, rows.cold_start(instance))
+            self._starts.put(instance.model_key, rows.cold_start(instance))
 
     def _put_decision(self, decision: DecisionRecord) -> None:
         if decision.decision_id in self._decision_ids:
             return
-        self._decision_ids[decision.decision_id] = None
-        if len(self._decision_ids) > 2 * DECISIONS_KEPT:
-            del self._decision_ids[next(iter(self._decision_ids))]
+        self._decision_ids.put(decision.decision_id, None)
         self.decisions.append(rows.decision_row(decision))
         self.seq += 1
 
@@ -459,7 +453,7 @@ class FleetView:
             self.instances,
             lost_since=self._lost_since(key, now_s),
             cordoned=key in self._cordoned,
-            fetches=self._fetches.rows(key),
+            fetches=self.fetches.rows(key),
         )
 
 
@@ -470,10 +464,3 @@ def _by_name(row: rows.ModelRow) -> tuple[str, str]:
 def _drawn(node: Node) -> tuple[object, ...]:
     """What of a node its row shows; a beat that brings nothing else changes nothing."""
     return node.gpus, node.engines, node.links, node.cached, node.draining, node.host_cache_bytes
-
-
-def _remember(memory: dict[str, Any], key: str, value: Any) -> None:
-    memory.pop(key, None)
-    memory[key] = value
-    if len(memory) > MODELS_REMEMBERED:
-        del memory[next(iter(memory))]

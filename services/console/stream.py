@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from services.console.fleet_view import FleetView, RowTable
-from services.console.trace_api import message
+from services.console.records import Newest, message
 from services.console.trace_store import TraceSummary
 
 QUEUE_LIMIT: Final = 64
@@ -131,7 +131,7 @@ class Hub:
         self._queue_limit = queue_limit
         self._max_clients = max_clients
         self._differ = Differ()
-        self._traces: dict[str, TraceSummary] = {}  # changed since the last flush
+        self._traces: Newest[str, TraceSummary] = Newest(queue_limit)  # changed since the last flush
         self._closed = False
 
     def join(self, view: FleetView, now_s: float) -> Client:
@@ -150,17 +150,14 @@ class Hub:
     def trace_changed(self, summary: TraceSummary) -> None:
         """Spans came in for this trace; pages are sent it at the next flush, once."""
         if self.clients:
-            self._traces.pop(summary.trace_id, None)
-            self._traces[summary.trace_id] = summary
-            if len(self._traces) > self._queue_limit:
-                del self._traces[next(iter(self._traces))]
+            self._traces.put(summary.trace_id, summary)
 
     def flush(self, view: FleetView, now_s: float) -> None:
         """Send what changed since the last flush."""
         self._flush_fleet(view, now_s)
         if self._traces:
             self._send(message("traces", {"traces": list(self._traces.values())}))
-            self._traces = {}
+            self._traces.clear()
 
     def close(self) -> None:
         """Let every page go, so that the server can stop."""

@@ -53,7 +53,7 @@ def test_what_the_store_has_is_put_in_its_place() -> None:
         ({"instance": "i-1"}, ["d-2", "d-1"]),
         ({"node": "node-1", "kind": "place"}, ["d-1"]),
         ({"trace": trace_id(7)}, ["d-1"]),
-        ({"text": "NODE-1/0"}, ["d-2", "d-1"]),
+        ({"q": "NODE-1/0"}, ["d-2", "d-1"]),
         ({"policy": "lru", "model": "other"}, []),
     ],
 )
