@@ -51,7 +51,6 @@ class Console:
         self.access = Access(settings.console_key or settings.api_key, settings.console_session_s, clock)
         self.view = FleetView()
         self.starts = StartHistory()
-        self.disk: TraceDisk | None = None
         self.traces = TraceStore(
             max_traces=settings.trace_max_traces,
             max_bytes=settings.trace_max_bytes,
@@ -76,8 +75,7 @@ class Console:
             keep_content=settings.log_prompts,
             on_failure=self.metrics.disk_dropped.inc,
         )
-        self.traces.restore(disk.open(), disk)
-        self.disk = disk
+        self.traces.restore(disk)
 
 
 def build_app(console: Console) -> FastAPI:
@@ -92,7 +90,7 @@ def build_app(console: Console) -> FastAPI:
     )
     receiver = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
     app.include_router(otlp.routes(receiver))
-    app.include_router(trace_api.routes(console.traces, console.disk))
+    app.include_router(trace_api.routes(console.traces))
     app.include_router(jaeger.routes(console.traces, console.clock))
     app.include_router(
         fleet_api.routes(console.view, console.hub, console.requests, console.starts, console.decisions, console.clock)

@@ -161,8 +161,8 @@ class Feed:
         if self._health:
             self._health.bus_connected.set(self._bus.connected)
             self._health.store_connected.set(console.view.sources["store"].is_up)
-        if console.disk is not None:
-            console.metrics.disk_bytes.set(console.disk.num_bytes)
+        if (disk := console.traces.disk) is not None:
+            console.metrics.disk_bytes.set(disk.num_bytes)
         console.metrics.stream_clients.set(len(console.hub.clients))
         if console.hub.clients:
             console.hub.flush(console.view, now_s)

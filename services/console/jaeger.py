@@ -6,7 +6,9 @@ OTLP fields are translated as OpenTelemetry's "OTLP to Jaeger" mapping asks: kin
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,7 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from services.console.spans import Attributes, AttributeValue, Resource, Span, SpanKind, StatusCode
-from services.console.trace_store import TraceStore, TraceSummary
+from services.console.trace_store import Pairs, TraceStore, TraceSummary
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w)")
 _UNIT_US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6, "d": 86400e6, "w": 604800e6}
@@ -70,16 +72,9 @@ def parse_search(query: Mapping[str, str], now_s: float) -> Search:
 
 def find(store: TraceStore, wanted: Search) -> list[dict[str, Any]]:
     """Traces that match, latest first, at most `wanted.limit`."""
-    found: list[dict[str, Any]] = []
-    for summary in store.newest():
-        if len(found) >= wanted.limit:
-            break
-        if not _could_match(summary, wanted):
-            continue
-        spans = store.get(summary.trace_id) or []
-        if any(_matches(span, resource, wanted) for span, resource in spans):
-            found.append(trace_json(spans))
-    return found
+    kept = (store.get(summary.trace_id) or [] for summary in store.newest() if _could_match(summary, wanted))
+    found = (spans for spans in kept if any(_matches(span, resource, wanted) for span, resource in spans))
+    return [trace_json(spans) for spans in islice(found, wanted.limit)]
 
 
 def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRouter:
@@ -150,19 +145,19 @@ def error(status: int, message: str) -> dict[str, Any]:
 
 def operations(store: TraceStore, service: str) -> list[dict[str, str]]:
     """Distinct (name, kind) of one service's spans in the traces kept, sorted."""
-    seen: set[tuple[str, str]] = set()
-    for summary in store.newest():
-        if service not in summary.services:
-            continue
-        for span, resource in store.get(summary.trace_id) or ():
-            if resource.service == service:
-                seen.add((span.name, _kind(span)))
+    seen = {
+        (span.name, _kind(span))
+        for summary in store.newest()
+        if service in summary.services
+        for span, resource in store.get(summary.trace_id) or ()
+        if resource.service == service
+    }
     return [{"name": name, "spanKind": kind} for name, kind in sorted(seen)]
 
 
 def dependencies(store: TraceStore, start_us: float, end_us: float) -> list[dict[str, Any]]:
     """Calls between services, counted over the traces that overlap the window."""
-    calls: dict[tuple[str, str], int] = {}
+    calls = Counter[tuple[str, str]]()
     for summary in store.newest():
         if summary.end_ns / 1000 < start_us or summary.start_ns / 1000 > end_us or len(summary.services) < 2:
             continue
@@ -171,25 +166,23 @@ def dependencies(store: TraceStore, start_us: float, end_us: float) -> list[dict
         for span, resource in spans:
             parent = service_of.get(span.parent_id)
             if parent and parent != resource.service:
-                calls[parent, resource.service] = calls.get((parent, resource.service), 0) + 1
+                calls[parent, resource.service] += 1
     return [{"parent": p, "child": c, "callCount": count} for (p, c), count in sorted(calls.items())]
 
 
-def trace_json(spans: Iterable[tuple[Span, Resource]]) -> dict[str, Any]:
-    """One trace. Each distinct resource becomes a process p1, p2, ..."""
-    pairs = list(spans)
-    assert pairs, "a trace has at least one span"
+def trace_json(spans: Pairs) -> dict[str, Any]:
+    """One trace of at least one span. Each distinct resource becomes a process p1, p2, ..."""
     names: dict[Resource, str] = {}
-    known = {span.span_id for span, _ in pairs}
+    known = {span.span_id for span, _ in spans}
     out = []
-    for span, resource in pairs:
+    for span, resource in spans:
         process_id = names.setdefault(resource, f"p{len(names) + 1}")
         out.append(_span_json(span, process_id, is_orphan=bool(span.parent_id) and span.parent_id not in known))
     processes = {
         name: {"serviceName": resource.service, "tags": _key_values(resource.attributes)}
         for resource, name in names.items()
     }
-    return {"traceID": pairs[0][0].trace_id, "spans": out, "processes": processes, "warnings": None}
+    return {"traceID": spans[0][0].trace_id, "spans": out, "processes": processes, "warnings": None}
 
 
 def _span_json(span: Span, process_id: str, *, is_orphan: bool) -> dict[str, Any]:

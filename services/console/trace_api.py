@@ -17,7 +17,7 @@ from glowplug.telemetry import semconv
 from services.console.records import json_response, record_of
 from services.console.spans import AttributeValue, Resource, Span
 from services.console.stages import COLD, Stage, stages
-from services.console.trace_store import TraceDisk, TraceStore, TraceSummary
+from services.console.trace_store import TraceStore, TraceSummary
 
 MAX_LINES = 500
 
@@ -173,7 +173,7 @@ class TracePage(msgspec.Struct, frozen=True):
     disk: str
 
 
-def routes(store: TraceStore, disk: TraceDisk | None = None) -> APIRouter:
+def routes(store: TraceStore) -> APIRouter:
     """What the page and the command line read."""
     router = APIRouter(prefix="/api/v1", tags=["traces"])
 
@@ -186,7 +186,7 @@ def routes(store: TraceStore, disk: TraceDisk | None = None) -> APIRouter:
                 len(store),
                 store.num_bytes,
                 store.num_evicted,
-                "memory" if disk is None else disk.problem or "kept",
+                "memory" if store.disk is None else store.disk.problem or "kept",
             )
         )
 

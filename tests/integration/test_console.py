@@ -458,8 +458,8 @@ async def test_prompts_reach_the_disk_only_when_they_are_asked_for(tmp_path: Pat
     async with serving(state_dir=tmp_path, log_prompts=log_prompts) as at:
         at.console.open_disk()
         await at.export(story.export({"engine": [said]}))
-        assert at.console.disk is not None
-        at.console.disk.close()
+        assert at.console.traces.disk is not None
+        at.console.traces.disk.close()
     on_disk = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert b"canary-of-a-word" in on_disk and (b"canary-of-a-prompt" in on_disk) is log_prompts
 
@@ -472,14 +472,14 @@ async def test_traces_outlive_their_console(tmp_path: Path, trace_disk: bool) ->
             first.console.open_disk()
         await first.export(trace)
         before = await first.read(f"/api/traces/{story.trace_id(0)}")
-        if first.console.disk is not None:
-            first.console.disk.close()
+        if first.console.traces.disk is not None:
+            first.console.traces.disk.close()
     async with serving(state_dir=tmp_path) as second:
         if trace_disk:
             second.console.open_disk()
             assert await second.read(f"/api/traces/{story.trace_id(0)}") == before
             assert (await second.read("/api/v1/requests/r-0/trace"))["stages"] == []
-            assert second.console.disk is not None
-            second.console.disk.close()
+            assert second.console.traces.disk is not None
+            second.console.traces.disk.close()
         else:
             assert (await second.read("/api/v1/traces"))["num_kept"] == 0

@@ -16,6 +16,7 @@ from tests import console_story as story
 RESOURCE = Resource("svc", (("service.instance.id", "svc-1"),))
 ROUTER = Resource("glowplug-router", (("host.name", "a"),))
 SECRET = "canary-of-a-prompt"
+encode = msgspec.msgpack.encode
 
 
 def span(trace: int, span_id: int, *, parent: int = 0, start: int = 1, request_id: str = "", pad: int = 0) -> Span:
@@ -142,7 +143,7 @@ class Rig:
         self.store = TraceStore(**bounds)
         max_bytes = bounds.get("max_bytes", 1 << 22)
         self.disk = TraceDisk(path, max_bytes=max_bytes, keep_content=keep_content, on_failure=self.failed.append)
-        self.store.restore(self.disk.open(), self.disk)
+        self.store.restore(self.disk)
 
     def restart(self, **changes: object) -> "Rig":
         self.disk.close()
@@ -217,10 +218,9 @@ def test_a_place_that_cannot_be_written_costs_the_restart_only(tmp_path: Path) -
 def test_a_full_disk_loses_the_oldest_and_goes_on(path: Path) -> None:
     rig = Rig(path, max_bytes=1 << 16, max_traces=10_000)
     bulky = (("text", "x" * 1000),)
-    rig.store.journal = None  # as if farewells were lost: the file knows its own bound
-    for number in range(1, 2000):
+    for number in range(1, 2000):  # none of them is forgotten: the file knows its own bound
         one = request_span(number, attributes=bulky)
-        rig.disk.keep(one.trace_id, one.span_id, *_encoded(one))
+        rig.disk.keep(one.trace_id, one.span_id, encode(one), encode(ROUTER))
         if number % 100 == 0:
             rig.disk.write()
     rig.disk.close()
@@ -247,22 +247,6 @@ def test_a_disk_that_is_full_from_the_start_is_tried_again(path: Path, monkeypat
     assert rig.restart().ids == [2]
 
 
-def _encoded(one: Span) -> tuple[bytes, bytes]:
-    store = TraceStore()
-    taken: list[tuple[bytes, bytes]] = []
-
-    class Kept:
-        def keep(self, trace_id: str, span_id: str, request_span: bytes, resource: bytes) -> None:
-            taken.append((request_span, resource))
-
-        def forget(self, trace_id: str) -> None:
-            return None
-
-    store.journal = Kept()
-    store.add([(one, ROUTER)])
-    return taken[0]
-
-
 @pytest.mark.parametrize("keep_content", [True, False])
 def test_prompts_leave_the_file_with_the_leave_to_keep_them(path: Path, keep_content: bool) -> None:
     said = (("gen_ai.prompt", SECRET), (semconv.ATTR_MODEL, "m"))
@@ -283,5 +267,5 @@ def test_more_than_the_disk_can_take_is_dropped_and_counted(path: Path) -> None:
     disk = TraceDisk(path, max_bytes=1 << 20, keep_content=False, on_failure=failed.append, max_pending=3)
     one = request_span(1)
     for number in range(5):
-        disk.keep(one.trace_id, f"{number:016x}", *_encoded(one))
+        disk.keep(one.trace_id, f"{number:016x}", encode(one), encode(ROUTER))
     assert failed == [1, 1]
