@@ -3,9 +3,10 @@ autoscaler and a placer in one that note what the console passes on to them."""
 
 import asyncio
 import contextlib
+import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
+from glowplug.events import Event
 from glowplug.runtime.rest import error_body
 from glowplug.runtime.service import serve_rest
 from glowplug.runtime.settings import ServiceSettings
@@ -23,12 +25,14 @@ from glowplug.state.memory_store import MemoryStore
 from services.console.app import Console, build_app
 from services.console.handlers import Feed
 from services.console.metrics import ConsoleMetrics
+from services.console.otlp import PROTOBUF
 from services.console.settings import ConsoleSettings
 from tests import console_story as story
 from tests.waiting import WAIT_S
 
 ADMIN_TOKEN, API_KEY = "gpa-right", "gpk-right"
 SILENCE_S = 20.0
+_numbers = itertools.count(1000)
 
 
 @dataclass
@@ -58,12 +62,16 @@ class ConsoleUnderTest:
     registry: CollectorRegistry
     clock: StoppableClock
 
-    async def publish(self, *events: object) -> None:
+    async def publish(self, *events: Event) -> None:
         """Publish events and let the console's handler run."""
         bus = MemoryBus(self.broker)
         for event in events:
-            await bus.publish(event)  # type: ignore[arg-type]
+            await bus.publish(event)
         await asyncio.sleep(0.01)
+
+    async def tell(self, *payloads: object) -> None:
+        """Publish these as facts of now."""
+        await self.publish(*(story.fact(data, self.clock(), next(_numbers)) for data in payloads))
 
     async def get(self, path: str, **query: str) -> httpx.Response:
         """What the console answers, whatever its status."""
@@ -76,11 +84,16 @@ class ConsoleUnderTest:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    async def post_spans(self, body: Any, headers: Mapping[str, str] = {}) -> httpx.Response:
+        """What the console answers to an export, protobuf unless `headers` say otherwise."""
+        async with httpx.AsyncClient() as client:
+            return await client.post(
+                f"{self.url}/v1/traces", content=body, headers={"Content-Type": PROTOBUF, **headers}
+            )
+
     async def export(self, request: ExportTraceServiceRequest) -> None:
         """Send spans as a service does."""
-        headers = {"Content-Type": "application/x-protobuf"}
-        async with httpx.AsyncClient() as client:
-            answer = await client.post(f"{self.url}/v1/traces", content=request.SerializeToString(), headers=headers)
+        answer = await self.post_spans(request.SerializeToString())
         assert answer.status_code == 200, answer.text
 
 

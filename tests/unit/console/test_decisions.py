@@ -8,15 +8,8 @@ from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
 from glowplug.events.facts import DecisionMade, InstanceFailed, InstanceReady
 from services.console.decisions import DecisionLog, DecisionWanted
+from tests.console_story import a_decision as decision
 from tests.console_story import fact, instance, trace_id, traceparent
-
-
-def decision(number: int, **fields: object) -> DecisionRecord:
-    given: dict[str, object] = {
-        "decision_id": f"d-{number}", "kind": "place", "policy": "first_fit", "service": "placer",
-        "reason": "there is room", "made_at": float(number), **fields,
-    }  # fmt: skip
-    return DecisionRecord(**given)  # type: ignore[arg-type]
 
 
 def ids(log: DecisionLog, **wanted: str) -> list[str]:

@@ -2,6 +2,7 @@
 rows made when touched, loads that name what they changed, fetches with a rate."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,6 @@ from glowplug.events.facts import (
     InstanceStopped,
     ModelDeployed,
     ModelUndeployed,
-    NodeBeat,
     NodeLeft,
     RequestRejected,
     RouterLoadReported,
@@ -40,13 +40,8 @@ from tests import console_story as story
 NOW = 5_000.0
 
 
-def told() -> FleetView:
-    view = FleetView()
-    for name in ("bus", "store"):
-        view.source(name, True, NOW)
-    for event in story.fleet_events(NOW):
-        view.take(event, NOW)
-    return view
+def take(view: FleetView, payload: Any, at: float = NOW) -> None:
+    view.take(story.fact(payload, at), at)
 
 
 def row(view: FleetView, key: str, now_s: float = NOW) -> ModelRow:
@@ -54,7 +49,7 @@ def row(view: FleetView, key: str, now_s: float = NOW) -> ModelRow:
 
 
 def test_models_say_what_they_are() -> None:
-    view = told()
+    view = story.view(NOW)
     states = {model.key: (model.temperature, model.state) for model in view.snapshot(NOW).models}
     assert states == {
         "smol-chat": ("hot", "ready"),
@@ -75,60 +70,58 @@ def test_models_say_what_they_are() -> None:
 
 
 def test_an_older_revision_never_wins_and_the_dead_stay_dead() -> None:
-    view = told()
+    view = story.view(NOW)
     late = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.LOADING, NOW, revision=4)
-    view.take(story.fact(InstanceReady(instance=late), NOW), NOW)
+    take(view, InstanceReady(instance=late))
     assert row(view, "smol-chat").state == "ready"
     gone = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.STOPPED, NOW, revision=9)
-    view.take(story.fact(InstanceStopped(instance=gone), NOW), NOW)
+    take(view, InstanceStopped(instance=gone))
     again = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.READY, NOW, revision=8)
     view.restore("instances", {"i-71c2": again}, NOW)
     assert row(view, "smol-chat").state == "cold"
     old = dataclasses.replace(view.models["smol-chat"], name="older", revision=0)
-    view.take(story.fact(ModelDeployed(model=old), NOW), NOW)
+    take(view, ModelDeployed(model=old))
     assert row(view, "smol-chat").name == "smol-chat"
 
 
 def test_a_start_after_a_failure_clears_it() -> None:
-    view = told()
+    view = story.view(NOW)
     ready = story.instance("i-new", "broken", "node-3", InstanceState.READY, NOW)
-    view.take(story.fact(InstanceReady(instance=ready), NOW), NOW)
+    take(view, InstanceReady(instance=ready))
     assert row(view, "broken").failure is None
     failed = story.instance("i-x", "broken", "node-3", InstanceState.FAILED, NOW + 5, reason="killed")
-    view.take(story.fact(InstanceFailed(instance=failed), NOW + 5), NOW + 5)
+    take(view, InstanceFailed(instance=failed), NOW + 5)
     failure = row(view, "broken").failure
     assert failure is not None and failure.reason == "killed"
     stopped = story.instance("i-new", "broken", "node-3", InstanceState.STOPPED, NOW + 9, revision=7)
-    view.take(story.fact(InstanceStopped(instance=stopped), NOW + 9), NOW + 9)
+    take(view, InstanceStopped(instance=stopped), NOW + 9)
     assert row(view, "broken").state == "cold"
 
 
 def test_a_silent_node_is_lost_and_comes_back() -> None:
-    view = told()
+    view = story.view(NOW)
     assert all(node.is_alive for node in view.snapshot(NOW).nodes)
     later = NOW + NODE_LEASE_S + 1
     assert [node.lost_since for node in view.snapshot(later).nodes] == [NOW, NOW, NOW]
     for event in story.beats(later, revision=2):
         view.take(event, later)
     assert all(node.is_alive for node in view.snapshot(later).nodes)
-    view.take(story.fact(NodeLeft(node_id="node-2", reason="stopped"), later), later)
+    take(view, NodeLeft(node_id="node-2", reason="stopped"), later)
     assert [node.is_alive for node in view.snapshot(later).nodes] == [True, False, True]
 
 
 def test_a_node_whose_row_the_store_lost_stays_while_it_beats_and_leaves_when_it_is_silent() -> None:
-    view, kept = told(), {"node-1": story.node("node-1", NOW, ())}
+    view, kept = story.view(NOW), {"node-1": story.node("node-1", NOW, ())}
     later = NOW + ABSENT_S
     for event in story.beats(later, revision=2)[:2]:
         view.take(event, later)
     view.restore("nodes", kept, later + 1)
-    assert [(node.node_id, node.is_alive) for node in view.snapshot(later + 1).nodes] == [
-        ("node-1", True),
-        ("node-2", True),
-    ], "node-3 has been silent for too long"
+    alive = {node.node_id: node.is_alive for node in view.snapshot(later + 1).nodes}
+    assert alive == {"node-1": True, "node-2": True}, "node-3 has been silent for too long"
 
 
 def test_a_console_that_hears_nothing_does_not_call_nodes_lost() -> None:
-    view = told()
+    view = story.view(NOW)
     for name in ("bus", "store"):
         view.source(name, False, NOW + 1)
     snapshot = view.snapshot(NOW + 600)
@@ -137,7 +130,7 @@ def test_a_console_that_hears_nothing_does_not_call_nodes_lost() -> None:
 
 
 def test_grants_name_their_model_and_emulation() -> None:
-    node = told().snapshot(NOW).nodes[1]
+    node = story.view(NOW).snapshot(NOW).nodes[1]
     assert [(g.model_key, g.owner, g.emulated) for g in node.gpus[0].grants] == [
         ("smol-poet", "weights", False),
         ("smol-poet", "kv", False),
@@ -147,28 +140,27 @@ def test_grants_name_their_model_and_emulation() -> None:
 
 
 def test_loads_of_several_routers_add_up_and_expire() -> None:
-    view = told()
-    other = RouterLoadReported(router_id="router-2", loads={"smol-coder": ModelLoad(num_waiting=2)})
-    view.take(story.fact(other, NOW + 1), NOW + 1)
+    view = story.view(NOW)
+    take(view, RouterLoadReported(router_id="router-2", loads={"smol-coder": ModelLoad(num_waiting=2)}), NOW + 1)
     assert row(view, "smol-coder", NOW + 1).num_waiting == 9
     assert row(view, "smol-coder", NOW + LOAD_STALE_S + 0.5).num_waiting == 2
     assert row(view, "smol-coder", NOW + LOAD_STALE_S + 2).num_waiting == 0
 
 
 def test_rows_the_store_lost_leave_after_a_grace_time() -> None:
-    view = told()
+    view = story.view(NOW)
     view.restore("models", {}, NOW)
     assert len(view.models) == 6
     for after_s in (0.0, ABSENT_S, ABSENT_S + 1):
         assert len(view.models) == 6
         view.restore("models", {"smol-chat": view.models["smol-chat"]}, NOW + after_s)
     assert list(view.models) == ["smol-chat"]
-    view.take(story.fact(ModelUndeployed(model_key="smol-chat"), NOW), NOW)
+    take(view, ModelUndeployed(model_key="smol-chat"))
     assert view.models == {}
 
 
 def test_logs_are_bounded_and_newest_first() -> None:
-    view = told()
+    view = story.view(NOW)
     for i in range(3 * REQUESTS_KEPT):
         view.take(story.fact(story.request_finished(i, NOW + i), NOW + i, i, story.traceparent(i)), NOW + i)
     requests = view.snapshot(NOW).requests
@@ -186,11 +178,9 @@ def test_a_refused_request_is_one_line_with_its_code() -> None:
         model_key=ended.model_key, request_id=ended.request_id, router_id="router-1", status=503, code="no_capacity"
     )
     for fact in (ended, refused, dataclasses.replace(refused, request_id="alone")):
-        view.take(story.fact(fact, 99.0), 99.0)
-    assert [(row.request_id, row.code) for row in view.snapshot(99.0).requests] == [
-        ("alone", "no_capacity"),
-        (ended.request_id, "no_capacity"),
-    ]
+        take(view, fact, 99.0)
+    requests = [(row.request_id, row.code) for row in view.snapshot(99.0).requests]
+    assert requests == [("alone", "no_capacity"), (ended.request_id, "no_capacity")]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -269,7 +259,7 @@ def test_a_fetch_that_ended_is_gone_at_once() -> None:
 
 def drawn() -> FleetView:
     """A view whose rows have all been read."""
-    view = told()
+    view = story.view(NOW)
     changed(view, NOW)
     return view
 
@@ -281,8 +271,8 @@ def changed(view: FleetView, now_s: float) -> tuple[set[str], set[str], set[str]
 
 def test_a_beat_that_says_nothing_new_changes_nothing() -> None:
     view = drawn()
-    for number, event in enumerate(story.beats(NOW + 1, revision=2)):
-        view.take(story.fact(NodeBeat(node=event.data.node), NOW + 1, number), NOW + 1)
+    for event in story.beats(NOW + 1, revision=2):
+        view.take(event, NOW + 1)
     models, instances, nodes = changed(view, NOW + 1)
     assert (models, instances, nodes) == ({"smol-coder"}, set(), set()), "only what is left of the start under way"
 
@@ -290,17 +280,14 @@ def test_a_beat_that_says_nothing_new_changes_nothing() -> None:
 def test_a_load_report_changes_the_models_and_instances_it_is_about() -> None:
     view = drawn()
     loads = {"smol-chat": ModelLoad(num_in_flight=1, in_flight_by_instance={"i-71c2": 1})}
-    view.take(story.fact(RouterLoadReported(router_id="router-1", loads=loads), NOW), NOW)
+    take(view, RouterLoadReported(router_id="router-1", loads=loads))
     models, instances, nodes = changed(view, NOW)
     assert (models, instances, nodes) == ({"smol-chat", "smol-poet", "smol-coder"}, {"i-71c2", "i-0a9e"}, set())
 
 
 def test_a_drained_node_shows_by_the_decision_before_its_row_is_read() -> None:
     view = drawn()
-    drain = story.decisions(NOW)[0]
-    fields = {f: getattr(drain, f) for f in drain.__dataclass_fields__}
-    decided = type(drain)(**fields | {"decision_id": "d-x", "kind": "drain", "node_id": "node-1", "chosen": "drain"})
-    view.take(story.fact(DecisionMade(decision=decided), NOW, 99), NOW)
+    take(view, DecisionMade(decision=story.a_decision(99, "drain", node_id="node-1", chosen="drain")))
     assert changed(view, NOW)[2] == {"node-1"}
     assert view.node_rows.rows["node-1"].cordoned and view.node_rows.rows["node-1"].draining
     view.restore(CORDONS, {"node-1": Cordon("node-1", True)}, NOW)

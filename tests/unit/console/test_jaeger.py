@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.console import jaeger, otlp
+from services.console import jaeger
 from services.console.jaeger import BadQuery, Search
 from services.console.trace_store import TraceStore
 from tests import console_story as story
@@ -18,7 +18,7 @@ def store() -> TraceStore:
         story.warm_trace(1, NOW - 50, "m", "r-1"),
         story.failed_trace(2, NOW - 10, "n", "r-2"),
     ):
-        kept.add(otlp.decode(request.SerializeToString(), otlp.PROTOBUF).spans)
+        kept.add(story.received(request).spans)
     return kept
 
 

@@ -1,6 +1,7 @@
 """Starts of a model as the console remembers them, and what is told of a model's declaration."""
 
 from dataclasses import replace
+from typing import Any
 
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
@@ -90,9 +91,8 @@ def test_an_address_that_is_none_shows_nothing_and_stops_nobody() -> None:
     assert declared(at_signs)["weights"]["uri"] == "https://models.example/a.gguf"
 
 
-def decided(number: int, kind: str, reason: str, **fields: object) -> DecisionRecord:
-    history_of = {"policy": "p", "service": "placer", "model_key": "chat", "made_at": AT + number, **fields}
-    return DecisionRecord(decision_id=f"d-{number}", kind=kind, reason=reason, **history_of)  # type: ignore[arg-type]
+def decided(number: int, kind: str, reason: str, **fields: Any) -> DecisionRecord:
+    return story.a_decision(number, kind, reason, **{"model_key": "chat", "made_at": AT + number, **fields})
 
 
 def test_a_model_says_why_it_is_where_it_is_and_why_it_is_cold() -> None:

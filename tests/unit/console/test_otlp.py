@@ -33,7 +33,7 @@ def as_otlp_json(request: ExportTraceServiceRequest) -> bytes:
 
 def test_protobuf_and_json_give_the_same_spans() -> None:
     request = story.cold_trace(3, 1000.0, "smol-chat", "req-1")
-    binary = otlp.decode(request.SerializeToString(), PROTOBUF)
+    binary = story.received(request)
     text = otlp.decode(as_otlp_json(request), JSON)
     assert binary == text
     assert len(binary.spans) == 15
@@ -101,7 +101,7 @@ def test_broken_spans_are_refused_and_the_rest_is_kept() -> None:
     spans[-1].trace_id = b"short"
     spans.add().CopyFrom(spans[0])
     spans[-1].span_id = b"\0" * 8
-    batch = otlp.decode(request.SerializeToString(), PROTOBUF)
+    batch = story.received(request)
     assert (len(batch.spans), batch.num_rejected) == (2, 2)
     answer = ExportTraceServiceResponse.FromString(otlp.encode_response(batch, PROTOBUF))
     assert answer.partial_success.rejected_spans == 2 and answer.partial_success.error_message
@@ -110,7 +110,7 @@ def test_broken_spans_are_refused_and_the_rest_is_kept() -> None:
 
 def test_partial_success_is_left_out_when_all_went_well() -> None:
     """OTLP: "servers MUST leave the partial_success field unset in case of a full success"."""
-    batch = otlp.decode(story.warm_trace(1, 5.0, "m", "r").SerializeToString(), PROTOBUF)
+    batch = story.received(story.warm_trace(1, 5.0, "m", "r"))
     assert otlp.encode_response(batch, PROTOBUF) == b""
     assert json.loads(otlp.encode_response(batch, JSON)) == {}
 
@@ -127,11 +127,11 @@ def test_every_span_is_bounded_and_prompts_are_dropped() -> None:
     span.attributes.extend(story.pairs({"gen_ai.prompt.0.content": "secret", "gen_ai.input.messages": "secret"}))
     span.attributes.extend(story.pairs({"long": "x" * 5000}))
     span.attributes.extend(story.pairs({f"a{i}": i for i in range(200)}))
-    found = otlp.decode(request.SerializeToString(), PROTOBUF).spans[0][0]
+    found = story.received(request).spans[0][0]
     assert "secret" not in repr(found)
     assert len(found.attributes) == MAX_ATTRIBUTES
     assert len(str(found.attribute("long"))) == MAX_VALUE_CHARS
-    kept = otlp.decode(request.SerializeToString(), PROTOBUF, keep_content=True).spans[0][0]
+    kept = story.received(request, keep_content=True).spans[0][0]
     assert "secret" in repr(kept)
 
 
@@ -140,5 +140,5 @@ def test_lists_become_json_text() -> None:
     values = ArrayValue(values=[AnyValue(string_value="é"), AnyValue(int_value=2), AnyValue(bytes_value=b"\0")])
     span = request.resource_spans[0].scope_spans[0].spans[0]
     span.attributes.append(KeyValue(key="list", value=AnyValue(array_value=values)))
-    found = otlp.decode(request.SerializeToString(), PROTOBUF).spans[0][0]
+    found = story.received(request).spans[0][0]
     assert found.attribute("list") == '["é", 2, "AA=="]'

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from glowplug.telemetry import semconv
-from services.console import otlp
 from services.console.spans import Resource, Span, SpanEvent
 from services.console.trace_store import TraceDisk, TraceStore
 from tests import console_story as story
@@ -92,9 +91,7 @@ def test_one_endless_trace_cannot_push_out_the_others() -> None:
 
 def test_what_it_counts_is_what_it_costs() -> None:
     """`num_bytes` is an upper bound of what the allocator sees, so the setting bounds the process."""
-    batches = [
-        otlp.decode(story.cold_trace(i, 1000.0, "m", f"r-{i}").SerializeToString(), otlp.PROTOBUF) for i in range(200)
-    ]
+    batches = [story.received(story.cold_trace(i, 1000.0, "m", f"r-{i}")) for i in range(200)]
     tracemalloc.start()
     store = TraceStore()
     for batch in batches:
@@ -121,8 +118,8 @@ def about(one: Span, *, model: str) -> Span:
 
 def test_summary_of_a_whole_story() -> None:
     store = TraceStore()
-    store.add(otlp.decode(story.cold_trace(0, 1.0, "m", "r").SerializeToString(), otlp.PROTOBUF).spans)
-    store.add(otlp.decode(story.failed_trace(1, 1.0, "m", "q").SerializeToString(), otlp.PROTOBUF).spans)
+    for trace in (story.cold_trace(0, 1.0, "m", "r"), story.failed_trace(1, 1.0, "m", "q")):
+        store.add(story.received(trace).spans)
     failed, cold = store.newest()
     assert cold.is_cold and not cold.num_errors and not cold.is_emulated and cold.model == "m"
     assert cold.services[0] == "glowplug-agent" and len(cold.services) == 6
