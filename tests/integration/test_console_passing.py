@@ -163,9 +163,8 @@ async def test_addresses_are_learned_from_services_that_start_and_settings_stand
     async with between(owner, autoscaler_url="", router_url="http://127.0.0.1:9") as (at, client):
         assert (await client.post("/api/v1/models/m/load")).json()["error"]["code"] == "no_address"
         for name, data_url in (("autoscaler", ""), ("router", owner.url), ("prefetcher", "")):
-            started = ServiceStarted(
-                service=name, service_id=f"{name}-1", url=owner.url, version="0", data_url=data_url
+            await at.tell(
+                ServiceStarted(service=name, service_id=f"{name}-1", url=owner.url, version="0", data_url=data_url)
             )
-            await at.publish(story.fact(started, 1.0))
         assert (await client.post("/api/v1/models/m/load")).status_code == 401
         assert (await client.get("/playground/router")).json() == {"router": "http://127.0.0.1:9"}

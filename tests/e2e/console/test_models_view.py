@@ -47,7 +47,7 @@ async def test_a_line_follows_the_fleet_and_keeps_its_element(at: ConsoleUnderTe
     await until(page, f"{LINES}.length === 6")
     await page.evaluate(f"window.kept = [...{LINES}]")
     pinned = dataclasses.replace(story.model("smol-poet", "smol-poet", 139), pinned=True, revision=9)
-    await at.publish(story.fact(ModelDeployed(model=pinned), at.clock(), 99))
+    await at.tell(ModelDeployed(model=pinned))
     await expect(page.get_by_role("button", name="Unpin smol-poet")).to_be_visible()
     assert await page.evaluate(f"[...{LINES}].every((line) => window.kept.includes(line))")
 
@@ -99,7 +99,7 @@ async def test_buttons_wait_while_an_action_is_under_way(at: ConsoleUnderTest, o
     await load.click()
     await expect(load).to_be_disabled()
     changed = dataclasses.replace(story.model("smol-tutor", "smol-tutor", 200), revision=9)
-    await at.publish(story.fact(ModelDeployed(model=changed), at.clock(), 99))
+    await at.tell(ModelDeployed(model=changed))
     await expect(page.locator("[data-key=smol-tutor]")).to_contain_text("264 MiB")
     await expect(load).to_be_disabled()
     owner.hold.set()
@@ -152,13 +152,12 @@ async def test_an_unknown_model_is_said_to_be_unknown(at: ConsoleUnderTest, page
 
 async def test_five_hundred_models_are_drawn_once_and_patched(at: ConsoleUnderTest, page: Page) -> None:
     many = [story.model(f"m-{i:03}", f"m-{i:03}", 100) for i in range(500)]
-    await at.publish(*(story.fact(ModelDeployed(model=m), at.clock(), 100 + i) for i, m in enumerate(many)))
+    await at.tell(*(ModelDeployed(model=m) for m in many))
     await page.goto(f"{at.url}/#/models")
     await until(page, f"{LINES}.length === 506")
     await page.evaluate(f"window.kept = new Set({LINES})")
-    for i in range(20):
-        changed = dataclasses.replace(many[i], pinned=True, revision=9)
-        await at.publish(story.fact(ModelDeployed(model=changed), at.clock(), 1000 + i))
+    for changed in (dataclasses.replace(m, pinned=True, revision=9) for m in many[:20]):
+        await at.tell(ModelDeployed(model=changed))
     await until(page, f"[...{LINES}].filter((line) => line.textContent.includes('pinned')).length === 21")
     assert await page.evaluate(f"[...{LINES}].every((line) => window.kept.has(line))")
     await page.get_by_label("Filter models").fill("m-49")

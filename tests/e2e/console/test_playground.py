@@ -84,21 +84,15 @@ async def test_a_cold_model_is_seen_waking(at: ConsoleUnderTest, owner: FakeOwne
     waking, ready = asyncio.Event(), asyncio.Event()
     comment = b": glowplug ready queue;dur=1760.0, fetch;dur=610.0, load;dur=580.0, router;dur=0.2\n\n"
     owner.emulated = False
-    owner.script = [
-        b": glowplug waiting model=smol-tutor eta_s=4.2\n\n",
-        waking,
-        ready,
-        comment,
-        piece("Good morning"),
-        DONE,
-    ]
+    waits = b": glowplug waiting model=smol-tutor eta_s=4.2\n\n"
+    owner.script = [waits, waking, ready, comment, piece("Good morning"), DONE]
     await page.goto(f"{at.url}/#/playground/smol-tutor")
     await expect(page.locator(".model-card")).to_contain_text("cold")
     await say(page, "Wake up")
     wait = page.locator(".waking")
     await expect(wait).to_contain_text("about 4.20 s to go")
     loading = story.instance("i-new", "smol-tutor", "node-3", InstanceState.LOADING, at.clock() - 0.9)
-    await at.publish(story.fact(InstanceLoading(instance=loading), at.clock()))
+    await at.tell(InstanceLoading(instance=loading))
     await expect(wait).to_contain_text("Starting on node-3")
     await expect(wait.locator("li.over").first).to_contain_text("fetch")
     waking.set()
