@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,28 +85,26 @@ class ConsoleUnderTest:
         return answer.json()
 
     async def post_spans(self, body: Any, headers: Mapping[str, str] = {}) -> httpx.Response:
-        """What the console answers to an export, protobuf unless `headers` say otherwise."""
+        """What the console answers to an export, protobuf unless `headers` say otherwise; an empty one is left out."""
+        given = {name: value for name, value in {"Content-Type": PROTOBUF, **headers}.items() if value}
         async with httpx.AsyncClient() as client:
-            return await client.post(
-                f"{self.url}/v1/traces", content=body, headers={"Content-Type": PROTOBUF, **headers}
-            )
+            return await client.post(f"{self.url}/v1/traces", content=body, headers=given)
 
     async def export(self, request: ExportTraceServiceRequest) -> None:
         """Send spans as a service does."""
         answer = await self.post_spans(request.SerializeToString())
         assert answer.status_code == 200, answer.text
 
-
-async def messages(client: httpx.AsyncClient, url: str) -> AsyncIterator[tuple[str, Any]]:
-    """Name and data of each server-sent event at `url`."""
-    async with client.stream("GET", url, timeout=WAIT_S) as answer:
-        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
-        name = ""
-        async for line in answer.aiter_lines():
-            if line.startswith("event: "):
-                name = line[7:]
-            elif line.startswith("data: "):
-                yield name, json.loads(line[6:])
+    async def messages(self, path: str) -> AsyncGenerator[tuple[str, Any], None]:
+        """Name and data of each server-sent event."""
+        async with httpx.AsyncClient(timeout=WAIT_S) as client, client.stream("GET", self.url + path) as answer:
+            assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+            name = ""
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    yield name, json.loads(line[6:])
 
 
 @contextlib.asynccontextmanager

@@ -33,42 +33,47 @@ from services.console.handlers import Feed
 from services.console.metrics import ConsoleMetrics
 from services.console.settings import ConsoleSettings
 from tests import console_story as story
-from tests.console_server import messages, serving
+from tests.console_server import ConsoleUnderTest, serving
 from tests.servers import NatsProcess, ValkeyProcess
 from tests.waiting import WAIT_S, until
 
 NOW = time.time()
 
 
+@pytest.fixture
+async def at() -> AsyncIterator[ConsoleUnderTest]:
+    """A console as it is without settings."""
+    async with serving() as console:
+        yield console
+
+
 @pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])
-async def test_the_official_exporter_is_understood(compression: Compression) -> None:
-    async with serving() as at:
-        provider = TracerProvider(resource=Resource.create({"service.name": "shop"}))
-        exporter = OTLPSpanExporter(endpoint=f"{at.url}/v1/traces", compression=compression, timeout=5)
-        provider.add_span_processor(SimpleSpanProcessor(exporter))
+async def test_the_official_exporter_is_understood(at: ConsoleUnderTest, compression: Compression) -> None:
+    provider = TracerProvider(resource=Resource.create({"service.name": "shop"}))
+    exporter = OTLPSpanExporter(endpoint=f"{at.url}/v1/traces", compression=compression, timeout=5)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
 
-        def work() -> str:
-            with provider.get_tracer("t").start_as_current_span("checkout") as span:
-                span.set_attribute("glowplug.request_id", "req-77")
-                return f"{span.get_span_context().trace_id:032x}"
+    def work() -> str:
+        with provider.get_tracer("t").start_as_current_span("checkout") as span:
+            span.set_attribute("glowplug.request_id", "req-77")
+            return f"{span.get_span_context().trace_id:032x}"
 
-        trace_id = await asyncio.to_thread(work)
-        found = (await at.get(f"/api/v1/traces/{trace_id}")).json()
-        assert (found["name"], found["service"], found["request_ids"]) == ("checkout", "shop", ["req-77"])
-        by_request = (await at.get("/api/v1/requests/req-77/trace")).json()
-        assert by_request == found
-        await asyncio.to_thread(provider.shutdown)
+    trace_id = await asyncio.to_thread(work)
+    found = (await at.get(f"/api/v1/traces/{trace_id}")).json()
+    assert (found["name"], found["service"], found["request_ids"]) == ("checkout", "shop", ["req-77"])
+    by_request = (await at.get("/api/v1/requests/req-77/trace")).json()
+    assert by_request == found
+    await asyncio.to_thread(provider.shutdown)
 
 
-async def test_export_answers_in_the_senders_encoding() -> None:
-    async with serving() as at:
-        body = story.warm_trace(0, time.time(), "m", "r").SerializeToString()
-        answer = await at.post_spans(body)
-        assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-protobuf"
-        assert ExportTraceServiceResponse.FromString(answer.content) == ExportTraceServiceResponse()
-        text = await at.post_spans(b'{"resourceSpans": []}', {"Content-Type": "application/json"})
-        assert text.status_code == 200 and text.json() == {}
-        assert at.registry.get_sample_value("glowplug_spans_received_total") == 2
+async def test_export_answers_in_the_senders_encoding(at: ConsoleUnderTest) -> None:
+    body = story.warm_trace(0, time.time(), "m", "r").SerializeToString()
+    answer = await at.post_spans(body)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-protobuf"
+    assert ExportTraceServiceResponse.FromString(answer.content) == ExportTraceServiceResponse()
+    text = await at.post_spans(b'{"resourceSpans": []}', {"Content-Type": "application/json"})
+    assert text.status_code == 200 and text.json() == {}
+    assert at.registry.get_sample_value("glowplug_spans_received_total") == 2
 
 
 async def test_bad_exports_are_refused_and_counted() -> None:
@@ -108,37 +113,35 @@ async def test_too_many_bodies_at_once_are_asked_to_come_again() -> None:
         await at.export(story.warm_trace(0, time.time(), "m", "r"))
 
 
-async def test_jaegers_api_over_http() -> None:
-    async with serving() as at:
-        for seed in range(3):
-            await at.export(story.cold_trace(seed, time.time() - 5, "m", f"r-{seed}"))
-        services = (await at.get("/api/services")).json()
-        assert services["data"][-1] == "glowplug-router" and services["total"] == 6 and services["errors"] is None
-        found = (await at.get("/api/traces?service=glowplug-router&limit=2&lookback=1h")).json()
-        assert [trace["traceID"] for trace in found["data"]] == [story.trace_id(2), story.trace_id(1)]
-        one = (await at.get(f"/api/traces/{story.trace_id(1)}")).json()
-        assert len(one["data"]) == 1 and len(one["data"][0]["spans"]) == 15
-        short = (await at.get("/api/traces/2")).json()
-        assert short == one
-        several = (await at.get(f"/api/traces?traceID={story.trace_id(0)}&traceID=beef")).json()
-        assert [trace["traceID"] for trace in several["data"]] == [story.trace_id(0)]
-        operations = (await at.get("/api/services/glowplug-engine/operations")).json()
-        assert operations["data"] == ["chat", "decode", "prefill"]
-        kinds = (await at.get("/api/operations?service=glowplug-engine&spanKind=server")).json()
-        assert kinds["data"] == [{"name": "chat", "spanKind": "server"}]
-        calls = (await at.get(f"/api/dependencies?endTs={int(time.time() * 1000)}&lookback=600000")).json()
-        assert {"parent": "glowplug-router", "child": "glowplug-engine", "callCount": 3} in calls["data"]
+async def test_jaegers_api_over_http(at: ConsoleUnderTest) -> None:
+    for seed in range(3):
+        await at.export(story.cold_trace(seed, time.time() - 5, "m", f"r-{seed}"))
+    services = (await at.get("/api/services")).json()
+    assert services["data"][-1] == "glowplug-router" and services["total"] == 6 and services["errors"] is None
+    found = (await at.get("/api/traces?service=glowplug-router&limit=2&lookback=1h")).json()
+    assert [trace["traceID"] for trace in found["data"]] == [story.trace_id(2), story.trace_id(1)]
+    one = (await at.get(f"/api/traces/{story.trace_id(1)}")).json()
+    assert len(one["data"]) == 1 and len(one["data"][0]["spans"]) == 15
+    short = (await at.get("/api/traces/2")).json()
+    assert short == one
+    several = (await at.get(f"/api/traces?traceID={story.trace_id(0)}&traceID=beef")).json()
+    assert [trace["traceID"] for trace in several["data"]] == [story.trace_id(0)]
+    operations = (await at.get("/api/services/glowplug-engine/operations")).json()
+    assert operations["data"] == ["chat", "decode", "prefill"]
+    kinds = (await at.get("/api/operations?service=glowplug-engine&spanKind=server")).json()
+    assert kinds["data"] == [{"name": "chat", "spanKind": "server"}]
+    calls = (await at.get(f"/api/dependencies?endTs={int(time.time() * 1000)}&lookback=600000")).json()
+    assert {"parent": "glowplug-router", "child": "glowplug-engine", "callCount": 3} in calls["data"]
 
 
-async def test_what_is_not_there_is_a_404_in_each_ones_shape() -> None:
-    async with serving() as at:
-        theirs = await at.get("/api/traces/beef")
-        assert theirs.status_code == 404 and theirs.json()["errors"] == [{"code": 404, "msg": "trace not found"}]
-        ours = await at.get("/api/v1/requests/nobody/trace")
-        assert ours.status_code == 404 and ours.json()["error"]["code"] == "not_found"
-        bad = await at.get("/api/traces?service=x&limit=abc")
-        assert bad.status_code == 400 and bad.json()["errors"][0]["code"] == 400
-        assert (await at.get("/api/v1/traces?limit=0")).status_code == 400
+async def test_what_is_not_there_is_a_404_in_each_ones_shape(at: ConsoleUnderTest) -> None:
+    theirs = await at.get("/api/traces/beef")
+    assert theirs.status_code == 404 and theirs.json()["errors"] == [{"code": 404, "msg": "trace not found"}]
+    ours = await at.get("/api/v1/requests/nobody/trace")
+    assert ours.status_code == 404 and ours.json()["error"]["code"] == "not_found"
+    bad = await at.get("/api/traces?service=x&limit=abc")
+    assert bad.status_code == 400 and bad.json()["errors"][0]["code"] == 400
+    assert (await at.get("/api/v1/traces?limit=0")).status_code == 400
 
 
 async def test_the_list_is_filtered_and_bounded() -> None:
@@ -150,50 +153,48 @@ async def test_the_list_is_filtered_and_bounded() -> None:
         assert (page["num_kept"], page["num_evicted"]) == (5, 3)
 
 
-async def test_snapshot_has_models_nodes_decisions_and_requests() -> None:
-    async with serving() as at:
-        await at.publish(*story.fleet_events(time.time()))
-        await until(lambda: len(at.console.view.decisions) == 6, "six decisions")
-        answer = await at.get("/api/v1/fleet")
-        fleet = answer.json()
-        assert answer.headers["cache-control"] == "no-store"
-        assert next(model["key"] for model in fleet["models"]) == "big-emulated"
-        assert {model["state"] for model in fleet["models"]} == {"ready", "loading", "cold", "failed"}
-        assert len(fleet["nodes"]) == 3 and len(fleet["decisions"]) == 6 and len(fleet["requests"]) == 13
-        assert len(answer.content) < 100_000
+async def test_snapshot_has_models_nodes_decisions_and_requests(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.fleet_events(time.time()))
+    await until(lambda: len(at.console.view.decisions) == 6, "six decisions")
+    answer = await at.get("/api/v1/fleet")
+    fleet = answer.json()
+    assert answer.headers["cache-control"] == "no-store"
+    assert next(model["key"] for model in fleet["models"]) == "big-emulated"
+    assert {model["state"] for model in fleet["models"]} == {"ready", "loading", "cold", "failed"}
+    assert len(fleet["nodes"]) == 3 and len(fleet["decisions"]) == 6 and len(fleet["requests"]) == 13
+    assert len(answer.content) < 100_000
 
 
-async def test_stream_sends_the_fleet_then_patches_then_traces() -> None:
-    async with serving() as at, httpx.AsyncClient() as client:
-        await at.publish(*story.fleet_events(time.time()))
-        stream = messages(client, f"{at.url}/api/v1/stream")
-        name, fleet = await anext(stream)
-        assert name == "fleet" and len(fleet["models"]) == 6
-        await at.tell(ModelDeployed(model=story.model("new", "new-model", 10)))
-        await at.export(story.warm_trace(0, time.time(), "new", "r-9"))
-        seen: dict[str, Any] = {}
-        async with asyncio.timeout(WAIT_S):
-            async for name, data in stream:
-                if name == "traces" or any(model["key"] == "new" for model in data.get("models", ())):
-                    seen[name] = data
-                if len(seen) == 2:
-                    break
-        assert seen["traces"]["traces"][0]["request_ids"] == ["r-9"]
-        await stream.aclose()
-        await until(lambda: not at.console.hub.clients, "the page's place is free again")
+async def test_stream_sends_the_fleet_then_patches_then_traces(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.fleet_events(time.time()))
+    stream = at.messages("/api/v1/stream")
+    name, fleet = await anext(stream)
+    assert name == "fleet" and len(fleet["models"]) == 6
+    await at.tell(ModelDeployed(model=story.model("new", "new-model", 10)))
+    await at.export(story.warm_trace(0, time.time(), "new", "r-9"))
+    seen: dict[str, Any] = {}
+    async with asyncio.timeout(WAIT_S):
+        async for name, data in stream:
+            if name == "traces" or any(model["key"] == "new" for model in data.get("models", ())):
+                seen[name] = data
+            if len(seen) == 2:
+                break
+    assert seen["traces"]["traces"][0]["request_ids"] == ["r-9"]
+    await stream.aclose()
+    await until(lambda: not at.console.hub.clients, "the page's place is free again")
 
 
 async def test_too_many_pages_are_told_to_wait() -> None:
-    async with serving(stream_max_clients=1) as at, httpx.AsyncClient() as client:
-        stream = messages(client, f"{at.url}/api/v1/stream")
+    async with serving(stream_max_clients=1) as at:
+        stream = at.messages("/api/v1/stream")
         await anext(stream)
         refused = await at.get("/api/v1/stream")
         assert refused.status_code == 429 and refused.headers["retry-after"] == "5"
         await stream.aclose()
 
 
-async def test_page_and_its_files_are_self_contained() -> None:
-    async with serving() as at, httpx.AsyncClient(base_url=at.url) as client:
+async def test_page_and_its_files_are_self_contained(at: ConsoleUnderTest) -> None:
+    async with httpx.AsyncClient(base_url=at.url) as client:
         page = await client.get("/")
         assert page.status_code == 200 and "text/html" in page.headers["content-type"]
         for name, value in PAGE_HEADERS.items():
@@ -212,27 +213,25 @@ async def test_page_and_its_files_are_self_contained() -> None:
         assert page.text.count('rel="modulepreload"') > 10, "modules are asked for at once"
 
 
-async def test_the_console_changes_nothing_itself() -> None:
+async def test_the_console_changes_nothing_itself(at: ConsoleUnderTest) -> None:
     """Every door that takes something in: spans, and what is passed on to the service that owns it."""
-    async with serving() as at:
-        document = await at.read("/openapi.json")
-        mutating = {path for path, item in document["paths"].items() if set(item) & {"post", "put", "patch", "delete"}}
-        passed_on = {"/api/v1/models/{key}/{verb}", "/api/v1/nodes/{node_id}/{verb}", "/playground/v1/chat/completions"}
-        assert mutating == {"/v1/traces", "/login", "/logout", *passed_on}
+    document = await at.read("/openapi.json")
+    mutating = {path for path, item in document["paths"].items() if set(item) & {"post", "put", "patch", "delete"}}
+    passed_on = {"/api/v1/models/{key}/{verb}", "/api/v1/nodes/{node_id}/{verb}", "/playground/v1/chat/completions"}
+    assert mutating == {"/v1/traces", "/login", "/logout", *passed_on}
 
 
-async def test_it_lives_without_bus_and_store_and_says_since_when() -> None:
-    async with serving() as at:
-        await at.publish(*story.fleet_events(time.time()))
-        await until(lambda: at.console.view.sources["store"].is_up, "the store")
-        at.broker.down = at.store.down = True
-        await until(lambda: not any(s.is_up for s in at.console.view.sources.values()), "both sources down")
-        fleet = await at.read("/api/v1/fleet")
-        assert fleet["sources"]["bus"]["stale_since"] > 0 and fleet["sources"]["store"]["stale_since"] > 0
-        assert len(fleet["models"]) == 6
-        assert (await at.get("/ready")).status_code == 200
-        at.broker.down = at.store.down = False
-        await until(lambda: all(s.is_up for s in at.console.view.sources.values()), "both sources back")
+async def test_it_lives_without_bus_and_store_and_says_since_when(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.fleet_events(time.time()))
+    await until(lambda: at.console.view.sources["store"].is_up, "the store")
+    at.broker.down = at.store.down = True
+    await until(lambda: not any(s.is_up for s in at.console.view.sources.values()), "both sources down")
+    fleet = await at.read("/api/v1/fleet")
+    assert fleet["sources"]["bus"]["stale_since"] > 0 and fleet["sources"]["store"]["stale_since"] > 0
+    assert len(fleet["models"]) == 6
+    assert (await at.get("/ready")).status_code == 200
+    at.broker.down = at.store.down = False
+    await until(lambda: all(s.is_up for s in at.console.view.sources.values()), "both sources back")
 
 
 @contextlib.asynccontextmanager
@@ -320,28 +319,27 @@ async def test_stopping_ends_even_when_a_cancellation_is_swallowed() -> None:
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
-async def test_an_event_leads_to_its_causes_and_effects() -> None:
-    async with serving() as at:
-        await at.publish(*story.placement(NOW))
-        latest = await at.read("/api/v1/events/latest")
-        assert [row["type"] for row in latest["rows"]][-4:] == [
-            "request.waiting", "placer.place", "decision.made", "instance.ready",
-        ]  # fmt: skip
-        assert latest["command"] == "glowplug tap" and "instance.ready" in latest["types"]
-        found = await at.read("/api/v1/events/e-decision")
-        assert [row["event_id"] for row in found["chain"]] == ["e-place", "e-waiting"]
-        assert found["event"]["data"]["decision"]["reason"].startswith("first GPU with room")
-        assert [row["event_id"] for row in (await at.read("/api/v1/events/e-place"))["effects"]] == ["e-decision"]
-        assert (await at.get("/api/v1/events/none")).status_code == 404
-        refused = await at.get("/api/v1/events/latest", plane="odd")
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "plane"
+async def test_an_event_leads_to_its_causes_and_effects(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.placement(NOW))
+    latest = await at.read("/api/v1/events/latest")
+    assert [row["type"] for row in latest["rows"]][-4:] == [
+        "request.waiting", "placer.place", "decision.made", "instance.ready",
+    ]  # fmt: skip
+    assert latest["command"] == "glowplug tap" and "instance.ready" in latest["types"]
+    found = await at.read("/api/v1/events/e-decision")
+    assert [row["event_id"] for row in found["chain"]] == ["e-place", "e-waiting"]
+    assert found["event"]["data"]["decision"]["reason"].startswith("first GPU with room")
+    assert [row["event_id"] for row in (await at.read("/api/v1/events/e-place"))["effects"]] == ["e-decision"]
+    assert (await at.get("/api/v1/events/none")).status_code == 404
+    refused = await at.get("/api/v1/events/latest", plane="odd")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "plane"
 
 
 async def test_the_stream_filters_on_the_server_and_counts_what_it_leaves_out() -> None:
-    async with serving(events_per_beat=5) as at, httpx.AsyncClient() as client:
+    async with serving(events_per_beat=5) as at:
         await at.publish(*story.placement(NOW))
-        url = f"{at.url}/api/v1/events?plane=evt&model=smol-poet&type=request.&q=REQ-W"
-        stream = messages(client, url)
+        url = "/api/v1/events?plane=evt&model=smol-poet&type=request.&q=REQ-W"
+        stream = at.messages(url)
         name, opening = await anext(stream)
         assert name == "events" and [row["event_id"] for row in opening["rows"]] == ["e-waiting"]
         assert opening["command"] == "glowplug tap --plane evt --type request. --model smol-poet --grep REQ-W"
@@ -363,47 +361,42 @@ async def test_the_stream_filters_on_the_server_and_counts_what_it_leaves_out() 
 
 async def test_views_of_events_are_few_and_end_with_the_console() -> None:
     async with serving(events_max_watchers=1) as at:
-        client = httpx.AsyncClient()
-        stream = messages(client, f"{at.url}/api/v1/events")
+        stream = at.messages("/api/v1/events")
         await anext(stream)
-        refused = await client.get(f"{at.url}/api/v1/events")
+        refused = await at.get("/api/v1/events")
         assert refused.status_code == 429 and refused.headers["retry-after"] == "5"
     async with asyncio.timeout(WAIT_S):
         rest = [name async for name, _ in stream]
     assert set(rest) <= {"more"}, "it ended by itself"
-    await client.aclose()
 
 
-async def test_a_decision_has_its_causes_and_what_came_of_it() -> None:
-    async with serving() as at:
-        await at.publish(*story.placement(NOW))
-        (line,) = (await at.read("/api/v1/decisions", trace=story.trace_id(0)))["decisions"]
-        assert line["emulated"] and line["num_rivals"] == 2
-        page = await at.read(f"/api/v1/decisions/{line['decision_id']}")
-        assert (
-            page["record"]["inputs"]["need_bytes"] == 203 << 20
-            and page["record"]["rivals"][0]["why"] == "203 MiB are needed"
-        )
-        assert [row["type"] for row in page["chain"]] == ["placer.place", "request.waiting"]
-        assert page["outcome"]["state"] == "ready" and page["outcome"]["phases"][1]["predicted_s"] > 0
-        assert page["event_id"] == "e-decision" and page["command"] == "glowplug why i-9"
-        none = await at.read("/api/v1/decisions", kind="evict")
-        assert none["decisions"] == [] and none["num_kept"] == 1 and none["facets"]["policy"] == ["first_fit"]
+async def test_a_decision_has_its_causes_and_what_came_of_it(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.placement(NOW))
+    (line,) = (await at.read("/api/v1/decisions", trace=story.trace_id(0)))["decisions"]
+    assert line["emulated"] and line["num_rivals"] == 2
+    page = await at.read(f"/api/v1/decisions/{line['decision_id']}")
+    assert (
+        page["record"]["inputs"]["need_bytes"] == 203 << 20
+        and page["record"]["rivals"][0]["why"] == "203 MiB are needed"
+    )
+    assert [row["type"] for row in page["chain"]] == ["placer.place", "request.waiting"]
+    assert page["outcome"]["state"] == "ready" and page["outcome"]["phases"][1]["predicted_s"] > 0
+    assert page["event_id"] == "e-decision" and page["command"] == "glowplug why i-9"
+    none = await at.read("/api/v1/decisions", kind="evict")
+    assert none["decisions"] == [] and none["num_kept"] == 1 and none["facets"]["policy"] == ["first_fit"]
 
 
-async def test_decisions_of_before_the_console_come_from_the_store() -> None:
-    async with serving() as at:
-        for number in range(3):
-            await at.store.append("decisions", to_json(story.decisions(NOW)[number]), keep=10)
-        await until(lambda: len(at.console.decisions) == 3, "three decisions")
-        found = (await at.read("/api/v1/decisions"))["decisions"]
-        assert [line["decision_id"] for line in found] == ["d-2", "d-1", "d-0"]
+async def test_decisions_of_before_the_console_come_from_the_store(at: ConsoleUnderTest) -> None:
+    for number in range(3):
+        await at.store.append("decisions", to_json(story.decisions(NOW)[number]), keep=10)
+    await until(lambda: len(at.console.decisions) == 3, "three decisions")
+    found = (await at.read("/api/v1/decisions"))["decisions"]
+    assert [line["decision_id"] for line in found] == ["d-2", "d-1", "d-0"]
 
 
-async def test_a_console_without_a_predictor_says_so() -> None:
-    async with serving() as at:
-        page = await at.read("/api/v1/forecasts", model="m")
-        assert "GLOWPLUG_PREDICTOR_URL" in page["problem"] and page["windows"] == []
+async def test_a_console_without_a_predictor_says_so(at: ConsoleUnderTest) -> None:
+    page = await at.read("/api/v1/forecasts", model="m")
+    assert "GLOWPLUG_PREDICTOR_URL" in page["problem"] and page["windows"] == []
 
 
 @pytest.mark.parametrize("log_prompts", [True, False])
