@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from importlib.resources import files
+from pathlib import PurePath
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -123,22 +124,16 @@ def _page(app: FastAPI) -> None:
     """Every file of the page has one fixed route: no path comes from a client. The document names every module, so that
     a browser asks for all of them at once and not as it comes upon each import."""
     found = {entry.name: entry for entry in (files("services.console") / "page").iterdir() if entry.is_file()}
-    assets = {name: found[name] for name in sorted(found) if _suffix(name) in _TYPES}
-    hints = "".join(
-        f'<link rel="modulepreload" href="/page/{name}">\n'
-        for name in assets
-        if _suffix(name) == ".js" and name != "login.js"
-    )
+    assets = {name: found[name] for name in sorted(found) if PurePath(name).suffix in _TYPES}
+    modules = (name for name in assets if name.endswith(".js") and name != "login.js")
+    hints = "".join(f'<link rel="modulepreload" href="/page/{name}">\n' for name in modules)
     for name, asset in assets.items():
         body = asset.read_bytes()
         if name == "index.html":
             body = body.replace(b"</head>", hints.encode() + b"</head>", 1)
         path = _PATHS.get(name, f"/page/{name}")
-        app.add_api_route(path, _static(body, _TYPES[_suffix(name)]), include_in_schema=False, methods=["GET", "HEAD"])
-
-
-def _suffix(name: str) -> str:
-    return "." + name.rpartition(".")[2]
+        answer = _static(body, _TYPES[PurePath(name).suffix])
+        app.add_api_route(path, answer, include_in_schema=False, methods=["GET", "HEAD"])
 
 
 def _static(body: bytes, kind: str) -> Callable[[Request], Response]:

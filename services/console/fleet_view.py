@@ -5,7 +5,7 @@ Pure: it takes events and rows with `now_s`, and gives rows. Every collection is
 something it shows was touched, so that a large fleet costs what changes in it.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -84,26 +84,28 @@ class RowTable(Generic[RecordT]):
         self.rows: dict[str, RecordT] = {}
         self._make = make
         self._touched: set[str] = set()
-        self._changed: set[str] = set()
+        self._before: dict[str, RecordT | None] = {}  # of each row that is other now: as it was last taken
 
     def touch(self, keys: Iterable[str]) -> None:
         self._touched.update(keys)
 
     def refresh(self, now_s: float) -> None:
         for key in self._touched:
-            row = self._make(key, now_s)
+            row, old = self._make(key, now_s), self.rows.get(key)
+            if row == old:
+                continue
+            self._before.setdefault(key, old)
             if row is None:
-                if self.rows.pop(key, None) is not None:
-                    self._changed.add(key)
-            elif self.rows.get(key) != row:
+                del self.rows[key]
+            else:
                 self.rows[key] = row
-                self._changed.add(key)
         self._touched.clear()
 
-    def take_changed(self) -> set[str]:
-        """Keys whose row is new, other or gone since the last call. One reader only: the hub."""
-        changed, self._changed = self._changed, set()
-        return changed
+    def take_changed(self) -> dict[str, RecordT | None]:
+        """Keys whose row is new, other or gone since the last call, with the row as it was then. One reader only: the
+        hub."""
+        before, self._before = self._before, {}
+        return before
 
 
 @dataclass(slots=True)
@@ -178,7 +180,7 @@ class Loads:
     def __init__(self) -> None:
         self._reports = LoadReports()
         self._by_model: dict[str, rows.Load] = {}
-        self._by_instance: dict[str, int] = {}
+        self._by_instance = Counter[str]()
         self._is_stale = False
 
     def put(self, report: RouterLoadReported, now_s: float) -> None:
@@ -190,28 +192,24 @@ class Loads:
 
     def instance(self, key: str) -> int:
         """Requests an instance runs."""
-        return self._by_instance.get(key, 0)
+        return self._by_instance[key]
 
     def refresh(self, now_s: float) -> tuple[set[str], set[str]]:
         """(model keys, instance ids) that changed. Routers silent for LOAD_STALE_S are forgotten."""
         if not self._reports.expire(now_s) and not self._is_stale:
             return set(), set()
         self._is_stale = False
-        models, instances = dict[str, rows.Load](), dict[str, int]()
+        models, instances = dict[str, rows.Load](), Counter[str]()
         for loads in self._reports.loads.values():
             for key, load in loads.items():
                 if load.num_waiting or load.num_in_flight:
                     waiting, running = models.get(key, (0, 0))
                     models[key] = rows.Load(waiting + load.num_waiting, running + load.num_in_flight)
-                for instance_id, num in load.in_flight_by_instance.items():
-                    instances[instance_id] = instances.get(instance_id, 0) + num
-        changed = _changed(self._by_model, models), _changed(self._by_instance, instances)
+                instances.update(load.in_flight_by_instance)
+        changed_models = {key for key, _ in models.items() ^ self._by_model.items()}
+        changed_instances = {key for key, _ in instances.items() ^ self._by_instance.items()}
         self._by_model, self._by_instance = models, instances
-        return changed
-
-
-def _changed(old: Mapping[str, object], new: Mapping[str, object]) -> set[str]:
-    return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+        return changed_models, changed_instances
 
 
 class FleetView:

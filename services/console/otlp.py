@@ -23,6 +23,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
+from glowplug.domain.errors import TooLarge
 from services.console.metrics import ConsoleMetrics
 from services.console.settings import ConsoleSettings
 from services.console.spans import (
@@ -40,6 +41,7 @@ from services.console.spans import (
     clip,
 )
 from services.console.trace_store import TraceStore, TraceSummary
+from services.console.upstream import read_chunks
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
@@ -282,20 +284,16 @@ class Receiver:
 
     async def _body(self, request: Request) -> bytes:
         """The body, within the bound for one export and the bound for all that are being read."""
-        limit = self._settings.otlp_max_body_bytes
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > limit:
-            raise OtlpError(413, f"body is larger than {limit} bytes")
         body = bytearray()
         try:
-            async for chunk in request.stream():
+            async for chunk in read_chunks(request, self._settings.otlp_max_body_bytes):
                 body += chunk
                 self._held_bytes += len(chunk)
-                if len(body) > limit:
-                    raise OtlpError(413, f"body is larger than {limit} bytes")
                 if self._held_bytes > self._settings.otlp_max_held_bytes:
                     raise OtlpError(503, "too many exports at once")
             return bytes(body)
+        except TooLarge as error:
+            raise OtlpError(413, error.message) from error
         finally:
             self._held_bytes -= len(body)
 

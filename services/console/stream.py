@@ -16,8 +16,11 @@ QUEUE_LIMIT: Final = 64
 MAX_CLIENTS: Final = 64
 HEARTBEAT_S: Final = 10.0
 
-_KEYED: Final = {"models": "key", "instances": "instance_id", "nodes": "node_id"}
-_TABLES: Final = {"models": "model_rows", "instances": "instance_rows", "nodes": "node_rows"}  # of the view
+_TABLES: Final = {  # in a patch -> (of the view, the key of its rows)
+    "models": ("model_rows", "key"),
+    "instances": ("instance_rows", "instance_id"),
+    "nodes": ("node_rows", "node_id"),
+}
 _LOGS: Final = ("decisions", "requests")
 
 
@@ -29,7 +32,6 @@ class Differ:
     """Remembers what was sent last; `patch` is what a page needs to get from there to what the view knows."""
 
     def __init__(self) -> None:
-        self._sent: dict[str, dict[str, Any]] = {name: {} for name in _KEYED}
         self._newest: dict[str, object] = {}
         self._sources: object = None
 
@@ -38,36 +40,20 @@ class Differ:
         new log lines newest first; None when nothing changed."""
         now_s = view.refresh(now_s)
         patch: dict[str, Any] = {}
-        for name in _KEYED:
-            for part, lines in self._compare(name, getattr(view, _TABLES[name])).items():
-                if lines and part == "new":
-                    patch[name] = lines
-                elif lines:
-                    patch.setdefault(part, {})[name] = lines
+        for name, (table, key) in _TABLES.items():
+            new, changed, removed = _compared(getattr(view, table), key)
+            if new:
+                patch[name] = new
+            if changed:
+                patch.setdefault("changed", {})[name] = changed
+            if removed:
+                patch.setdefault("removed", {})[name] = removed
         for log in _LOGS:
             if fresh := self._fresh(log, getattr(view, log)):
                 patch[log] = fresh
         if view.sources != self._sources:
             patch["sources"] = self._sources = dict(view.sources)
         return {"now": now_s, "seq": view.seq, **patch} if patch else None
-
-    def _compare(self, name: str, table: RowTable[Any]) -> dict[str, list[Any]]:
-        key, sent = _KEYED[name], self._sent[name]
-        new: list[Any] = []
-        changed: list[dict[str, Any]] = []
-        removed: list[str] = []
-        for id_ in table.take_changed():
-            row, old = table.rows.get(id_), sent.get(id_)
-            if row is None:
-                if sent.pop(id_, None) is not None:
-                    removed.append(id_)
-                continue
-            sent[id_] = row
-            if old is None:
-                new.append(row)
-            elif fields := {f: value for f in row.__struct_fields__ if (value := getattr(row, f)) != getattr(old, f)}:
-                changed.append({key: id_, **fields})
-        return {"new": new, "changed": changed, "removed": removed}
 
     def _fresh(self, log: str, lines: deque[Any]) -> list[Any]:
         newest = self._newest.get(log)
@@ -79,6 +65,21 @@ class Differ:
         if lines:
             self._newest[log] = lines[-1]
         return fresh
+
+
+def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str, Any]], list[str]]:
+    """Rows that are new, the fields of those that are other, and the ids of those gone, since it was last asked."""
+    new, changed, removed = [], [], []
+    for id_, old in table.take_changed().items():
+        row = table.rows.get(id_)
+        if row is None:
+            if old is not None:
+                removed.append(id_)
+        elif old is None:
+            new.append(row)
+        elif fields := {f: value for f in row.__struct_fields__ if (value := getattr(row, f)) != getattr(old, f)}:
+            changed.append({key: id_, **fields})
+    return new, changed, removed
 
 
 class Client:

@@ -199,14 +199,14 @@ def test_a_row_is_made_once_however_often_it_was_touched_and_told_only_when_othe
     table.touch(["a", "b", "a"])
     table.touch(["a"])
     table.refresh(NOW)
-    assert sorted(made) == ["a", "b"] and table.take_changed() == {"a", "b"}
+    assert sorted(made) == ["a", "b"] and table.take_changed() == {"a": None, "b": None}
     table.touch(["a"])
     table.refresh(NOW)
-    assert table.take_changed() == set(), "touched, but as it was"
+    assert table.take_changed() == {}, "touched, but as it was"
     del values["a"]
     table.touch(["a", "never-was"])
     table.refresh(NOW)
-    assert table.take_changed() == {"a"} and set(table.rows) == {"b"}
+    assert table.take_changed() == {"a": Row("a", 1)} and set(table.rows) == {"b"}
 
 
 def test_loads_name_what_changed_and_forget_silent_routers() -> None:
@@ -266,7 +266,8 @@ def drawn() -> FleetView:
 
 def changed(view: FleetView, now_s: float) -> tuple[set[str], set[str], set[str]]:
     view.refresh(now_s)
-    return view.model_rows.take_changed(), view.instance_rows.take_changed(), view.node_rows.take_changed()
+    models, instances, nodes = view.model_rows, view.instance_rows, view.node_rows
+    return set(models.take_changed()), set(instances.take_changed()), set(nodes.take_changed())
 
 
 def test_a_beat_that_says_nothing_new_changes_nothing() -> None:
