@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.hardware import Gpu, Node
+from glowplug.domain.hardware import Gpu, Link, Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
@@ -121,15 +121,6 @@ class CachedRow(msgspec.Struct, frozen=True, kw_only=True):
     model_keys: tuple[str, ...]
 
 
-class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A path into a node; `bytes_per_s` is what it is allowed, 0 when nothing limits it."""
-
-    link_id: str
-    bytes_per_s: float
-    bytes_in_flight: int
-    num_transfers: int
-
-
 class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
     """Weights on their way into a node. `bytes_per_s` is measured over the latest reports; 0 when none came lately."""
 
@@ -152,7 +143,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuRow, ...]
     host_cache_bytes: int
     cached: tuple[CachedRow, ...]
-    links: tuple[LinkRow, ...]
+    links: tuple[Link, ...]
     fetches: tuple[FetchRow, ...]
     bytes_in_flight: int
 
@@ -224,7 +215,6 @@ def node_row(
         cordoned=cordoned,
         gpus=tuple(_gpu_row(gpu, instances) for gpu in node.gpus),
         cached=tuple(record_of(CachedRow, blob) for blob in node.cached),
-        links=tuple(record_of(LinkRow, link) for link in node.links),
         fetches=fetches,
         bytes_in_flight=sum(link.bytes_in_flight for link in node.links),
     )

@@ -154,11 +154,10 @@ class Fetches:
                 silent_s = now_s - fetch.reported_at
                 if silent_s >= FORGOTTEN_S:
                     del here[digest]
-                elif silent_s < STALLED_S or not fetch.bytes_per_s:
-                    continue
-                else:
+                    touched.add(node_id)
+                elif silent_s >= STALLED_S and fetch.bytes_per_s:
                     fetch.bytes_per_s = 0.0
-                touched.add(node_id)
+                    touched.add(node_id)
             if not here:
                 del self._by_node[node_id]
         return touched

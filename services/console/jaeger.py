@@ -14,12 +14,15 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from services.console.spans import Attributes, AttributeValue, Resource, Span, SpanKind, StatusCode
+from services.console.spans import Attributes, AttributeValue, Resource, Span
 from services.console.trace_store import Pairs, TraceStore, TraceSummary
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w)")
 _UNIT_US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6, "d": 86400e6, "w": 604800e6}
+_KIND_NAMES = dict(enumerate(("internal", "server", "client", "producer", "consumer"), start=1))  # OTLP's numbers
+_STATUS_NAMES: dict[int, str] = {Status.STATUS_CODE_OK: "OK", Status.STATUS_CODE_ERROR: "ERROR"}
 MAX_LIMIT = 1500
 
 
@@ -146,7 +149,7 @@ def error(status: int, message: str) -> dict[str, Any]:
 def operations(store: TraceStore, service: str) -> list[dict[str, str]]:
     """Distinct (name, kind) of one service's spans in the traces kept, sorted."""
     seen = {
-        (span.name, _kind(span))
+        (span.name, _KIND_NAMES.get(span.kind, ""))
         for summary in store.newest()
         if service in summary.services
         for span, resource in store.get(summary.trace_id) or ()
@@ -211,20 +214,15 @@ def _tag_pairs(span: Span) -> Attributes:
     pairs = list(span.attributes)
     if span.scope:
         pairs.append(("otel.scope.name", span.scope))
-    if _kind(span):
-        pairs.append(("span.kind", _kind(span)))
-    if span.status == StatusCode.ERROR:
+    if span.kind in _KIND_NAMES:
+        pairs.append(("span.kind", _KIND_NAMES[span.kind]))
+    if span.is_error:
         pairs.append(("error", True))
-    if span.status in (StatusCode.OK, StatusCode.ERROR):
-        pairs.append(("otel.status_code", StatusCode(span.status).name))
+    if span.status in _STATUS_NAMES:
+        pairs.append(("otel.status_code", _STATUS_NAMES[span.status]))
     if span.status_message:
         pairs.append(("otel.status_description", span.status_message))
     return tuple(pairs)
-
-
-def _kind(span: Span) -> str:
-    named = span.kind in SpanKind.__members__.values() and span.kind != SpanKind.UNSPECIFIED
-    return SpanKind(span.kind).name.lower() if named else ""
 
 
 def _key_values(attributes: Attributes) -> list[dict[str, Any]]:

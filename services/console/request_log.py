@@ -4,6 +4,7 @@ Pure: it is given events with `now_s` and gives lines. It never holds text of a 
 that ended, and the latest report of each router, which the router bounds.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -88,25 +89,19 @@ class RequestLog:
         self._forget_silent(now_s)
         wanted = {"live": LIVE_STATES, "ended": ENDED_STATES}.get(state, (state,) if state else ())
         terms = text.lower().split()
-        states: dict[str, int] = {}
-        matching: list[RequestLine] = []
-        num_matching = 0
-        for line in self._lines():
-            if (model and line.model_key != model) or not all(word in _text(line) for word in terms):
-                continue
-            states[line.state] = states.get(line.state, 0) + 1
-            if wanted and line.state not in wanted:
-                continue
-            num_matching += 1
-            if len(matching) < limit:
-                matching.append(line)
+        in_any_state = [
+            line
+            for line in self._lines()
+            if model in ("", line.model_key) and all(term in _text(line) for term in terms)
+        ]
+        matching = [line for line in in_any_state if not wanted or line.state in wanted]
         return RequestPage(
             now=now_s,
-            requests=matching,
-            num_matching=num_matching,
+            requests=matching[:limit],
+            num_matching=len(matching),
             num_live=self._num_live(),
             num_kept=len(self._ended),
-            states=states,
+            states=Counter(line.state for line in in_any_state),
         )
 
     def _forget_silent(self, now_s: float) -> None:

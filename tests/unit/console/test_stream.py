@@ -56,16 +56,8 @@ async def test_a_slow_page_loses_the_oldest_and_is_told() -> None:
 
 
 async def test_a_quiet_stream_says_that_it_lives() -> None:
-    beats = [raw async for raw in limited(Client(limit=3), 2)]
-    assert beats == [b": beat\n\n"] * 2
-
-
-async def limited(client: Client, count: int):  # type: ignore[no-untyped-def]
-    async for raw in client.messages(heartbeat_s=0.001):
-        yield raw
-        count -= 1
-        if not count:
-            return
+    messages = Client(limit=3).messages(heartbeat_s=0.001)
+    assert [await anext(messages), await anext(messages)] == [b": beat\n\n"] * 2
 
 
 async def test_a_trace_that_grows_many_times_is_told_once_per_flush() -> None:
