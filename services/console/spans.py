@@ -85,10 +85,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
     def attribute(self, key: str) -> AttributeValue | None:
         """The value of one attribute, or None."""
-        for name, value in self.attributes:
-            if name == key:
-                return value
-        return None
+        return next((value for name, value in self.attributes if name == key), None)
 
     @property
     def is_error(self) -> bool:

@@ -23,12 +23,11 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
 from glowplug.bus.nats_bus import NatsBus
-from glowplug.events import Event
 from glowplug.events.envelope import to_json
 from glowplug.events.facts import ModelDeployed, NodeBeat
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.redis_store import RedisStore
-from services.console.app import PAGE_HEADERS, Console, build_app
+from services.console.app import PAGE_HEADERS, Console
 from services.console.handlers import Feed
 from services.console.metrics import ConsoleMetrics
 from services.console.settings import ConsoleSettings
@@ -234,62 +233,45 @@ async def test_it_lives_without_bus_and_store_and_says_since_when(at: ConsoleUnd
     await until(lambda: all(s.is_up for s in at.console.view.sources.values()), "both sources back")
 
 
-@contextlib.asynccontextmanager
-async def real_console(nats_url: str, redis_url: str) -> AsyncIterator[Console]:
-    """A console on the true bus and store."""
-    settings = ConsoleSettings(resync_s=0.1, stream_beat_s=0.05)
-    console = Console(settings, ConsoleMetrics(CollectorRegistry()))
-    build_app(console)
-    bus, store = NatsBus(nats_url, "console-1"), RedisStore(redis_url)
-    feed = Feed(console, bus, store, bus.connect)
-    feed.start()
-    try:
-        yield console
-    finally:
-        await feed.stop()
-        await bus.close()
-        await store.close()
-
-
 async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, own_valkey: ValkeyProcess) -> None:
-    async with real_console(own_nats.url, own_valkey.url) as console:
-        writer, store = NatsBus(own_nats.url, "writer-1"), RedisStore(own_valkey.url)
+    console = Console(ConsoleSettings(resync_s=0.1), ConsoleMetrics(CollectorRegistry()))
+    bus, writer = NatsBus(own_nats.url, "console-1"), NatsBus(own_nats.url, "writer-1")
+    store, revisions = RedisStore(own_valkey.url), itertools.count(1)
+    feed = Feed(console, bus, store, bus.connect)
+
+    async def beats_come() -> None:
+        """Telemetry is not stored: a beat is sent until one has been received."""
+        seen_before = console.view.node_table.moved_at("node-9")
+        async with asyncio.timeout(WAIT_S):
+            while console.view.node_table.moved_at("node-9") == seen_before:
+                node = story.node("node-9", time.time(), (), revision=next(revisions))
+                with contextlib.suppress(Exception):
+                    await writer.publish(story.fact(NodeBeat(node=node), time.time()))
+                await asyncio.sleep(0.1)
+
+    def answer() -> list[bool]:
+        return [source.is_up for source in console.view.sources.values()]
+
+    async with contextlib.AsyncExitStack() as stack:
+        for end in (store.close, writer.close, bus.close, feed.stop):  # the last is called first
+            stack.push_async_callback(end)
+        feed.start()
         await asyncio.wait_for(writer.connect(), WAIT_S)
-        await until(lambda: all(s.is_up for s in console.view.sources.values()), "both sources")
-        model, revisions = story.model("m1", "from-the-table", 10), itertools.count(1)
-        await store.put("models", "m1", to_json(model))
+        await until(lambda: all(answer()), "both sources")
+        await store.put("models", "m1", to_json(story.model("m1", "from-the-table", 10)))
         await store.put("models", "broken", b"{not json")
         await until(lambda: "m1" in console.view.models, "a row of the store")
-
-        async def comes(event: Any, seen: Any, what: str) -> None:
-            async with asyncio.timeout(WAIT_S):
-                while not seen():
-                    with contextlib.suppress(Exception):
-                        await writer.publish(event())
-                    await asyncio.sleep(0.1)
-            assert seen(), what
-
-        def beat() -> Event:
-            node = story.node("node-9", time.time(), (), revision=next(revisions))
-            return story.fact(NodeBeat(node=node), time.time())
-
-        await comes(beat, lambda: "node-9" in console.view.nodes, "telemetry")
-        fact = story.fact(ModelDeployed(model=story.model("m2", "from-a-fact", 10)), time.time())
-        await writer.publish(fact)
+        await beats_come()
+        await writer.publish(story.fact(ModelDeployed(model=story.model("m2", "from-a-fact", 10)), time.time()))
         await until(lambda: "m2" in console.view.models, "a fact")
 
         own_nats.kill()
         own_valkey.kill()
-        await until(lambda: not any(s.is_up for s in console.view.sources.values()), "both down")
+        await until(lambda: not any(answer()), "both down")
         own_nats.start()
         own_valkey.start()
-        await until(lambda: all(s.is_up for s in console.view.sources.values()), "both back")
-        seen_before = console.view.node_table.moved_at("node-9")
-        await comes(
-            beat, lambda: console.view.node_table.moved_at("node-9") > seen_before, "telemetry after the restart"
-        )
-        await writer.close()
-        await store.close()
+        await until(lambda: all(answer()), "both back")
+        await beats_come()
 
 
 async def test_a_bus_that_was_never_reached_is_closed_without_a_word() -> None:

@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from services.console import login
@@ -18,11 +16,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 KEY = "key-of-this-console"
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def at() -> AsyncIterator[ConsoleUnderTest]:
-    async with serving(console_key=KEY, allowed_hosts="glowplug.example") as console:
-        await console.publish(*story.fleet_events(console.clock.stop()))
-        yield console
+@pytest.fixture
+def settings() -> dict[str, str]:
+    return {"console_key": KEY, "allowed_hosts": "glowplug.example"}
 
 
 async def log_in(page: Page, key: str = KEY) -> None:
