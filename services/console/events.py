@@ -174,10 +174,7 @@ class EventLog:
 
     def get(self, event_id: str) -> Entry | None:
         """One event, or None when it was never received or has left its ring."""
-        for ring in self._rings.values():
-            if (entry := ring.entries.get(event_id)) is not None:
-                return entry
-        return None
+        return next((ring.entries[event_id] for ring in self._rings.values() if event_id in ring.entries), None)
 
     def latest(self, wanted: EventFilter, limit: int) -> list[EventRow]:
         """The newest events that match, oldest first."""

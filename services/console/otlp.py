@@ -214,19 +214,11 @@ def _attributes(pairs: Any, *, keep_content: bool) -> Attributes:
 
 def _plain(value: AnyValue) -> AttributeValue:
     """Strings, numbers and booleans as they are; lists, maps and bytes as JSON text."""
-    match value.WhichOneof("value"):
-        case "string_value":
-            return value.string_value
-        case "bool_value":
-            return value.bool_value
-        case "int_value":
-            return value.int_value
-        case "double_value":
-            return value.double_value
-        case None:
-            return ""
-        case _:
-            return json.dumps(_tree(value, 0), ensure_ascii=False)
+    kind = value.WhichOneof("value")
+    if kind in ("array_value", "kvlist_value", "bytes_value"):
+        return json.dumps(_tree(value, 0), ensure_ascii=False)
+    scalar: AttributeValue = getattr(value, kind) if kind else ""
+    return scalar
 
 
 def _tree(value: AnyValue, depth: int) -> Any:

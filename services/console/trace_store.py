@@ -256,12 +256,9 @@ class TraceDisk:
             self._connect()
             traces = self._read()
             self._measure()
-        except sqlite3.DatabaseError as error:
-            if not _is_broken(error):
-                self._failed(error, 0)
-            else:
-                self._put_aside(error)
-        except (OSError, msgspec.MsgspecError) as error:
+        except sqlite3.OperationalError as error:
+            self._failed(error, 0)
+        except (OSError, sqlite3.DatabaseError, msgspec.MsgspecError) as error:
             self._put_aside(error)
         self._thread = threading.Thread(target=self._write_loop, name="trace-disk", daemon=True)
         self._thread.start()
@@ -313,19 +310,14 @@ class TraceDisk:
                 self._connect()
             self._put(batch)
             self._measure()
-        except sqlite3.DatabaseError as error:
-            if _is_broken(error):
-                self._put_aside(error)
-            elif "full" in str(error) and self._connection is not None:
+        except (OSError, sqlite3.OperationalError) as error:  # it is not the file that is no good, but the moment
+            if "full" in str(error) and self._connection is not None:
                 self._prune()
             else:
                 self._disconnect()
             self._failed(error, num_spans)
-        except msgspec.MsgspecError as error:
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
             self._put_aside(error)
-            self._failed(error, num_spans)
-        except OSError as error:
-            self._disconnect()
             self._failed(error, num_spans)
         else:
             if self.problem:
@@ -431,11 +423,6 @@ class TraceDisk:
             self._connect()
         except (OSError, sqlite3.Error) as again:
             self._failed(again, 0)
-
-
-def _is_broken(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file itself is no good, as opposed to the moment."""
-    return not isinstance(error, sqlite3.OperationalError)
 
 
 def _scrub(connection: sqlite3.Connection) -> None:
