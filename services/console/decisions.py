@@ -272,7 +272,7 @@ def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
 
 
 def _page(record: DecisionRecord, decisions: DecisionLog, events: EventLog) -> DecisionPage:
-    chain = events.chain(record.cause_id)
+    chain, is_whole = events.chain(record.cause_id)
     victims = sorted(named_in(record) - {record.instance_id})
     subject = record.instance_id or record.model_key or record.gpu_id or record.node_id or record.decision_id
     return DecisionPage(
@@ -280,7 +280,7 @@ def _page(record: DecisionRecord, decisions: DecisionLog, events: EventLog) -> D
         record=record,
         event_id=decisions.event_of(record.decision_id),
         chain=chain,
-        is_whole=not (chain[-1].cause_id if chain else record.cause_id),
+        is_whole=is_whole,
         outcome=decisions.outcome(record.instance_id),
         victims=[outcome for victim in victims if (outcome := decisions.outcome(victim))],
         related=[decisions.line(other) for other in decisions.related(record)],

@@ -181,13 +181,13 @@ class EventLog:
         matching = (entry.row for entry in self._newest(wanted.planes) if wanted.wants(entry.seen, entry.raw))
         return list(islice(matching, limit))[::-1]
 
-    def chain(self, cause_id: str) -> list[EventRow]:
-        """The cause, its cause and so on, nearest first, as far as they are kept."""
+    def chain(self, cause_id: str) -> tuple[list[EventRow], bool]:
+        """The cause, its cause and so on, nearest first, as far as they are kept; and whether these are all."""
         chain: list[EventRow] = []
         while cause_id and len(chain) < CHAIN_LIMIT and (entry := self.get(cause_id)) is not None:
             chain.append(entry.row)
             cause_id = entry.row.cause_id
-        return chain
+        return chain, not cause_id
 
     def effects(self, event_id: str) -> list[EventRow]:
         """What an event caused directly, oldest first."""
@@ -278,14 +278,14 @@ def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
         entry = log.get(event_id)
         if entry is None:
             raise NotFound(f"event {event_id[:64]} is not here: the console keeps the latest since it started")
-        chain = log.chain(entry.row.cause_id)
+        chain, is_whole = log.chain(entry.row.cause_id)
         wanted = EventFilter(planes=(entry.seen.plane,), types=(entry.seen.kind,), entity_id=entry.seen.entity_id)
         return json_response(
             EventPage(
                 row=entry.row,
                 event=msgspec.Raw(entry.raw),
                 chain=chain,
-                is_whole=not (chain[-1] if chain else entry.row).cause_id,
+                is_whole=is_whole,
                 effects=log.effects(event_id),
                 command=wanted.command(),
             )
