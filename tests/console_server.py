@@ -146,7 +146,7 @@ DONE = event(choices=[], usage={"completion_tokens": 3}) + b"data: [DONE]\n\n"
 
 @dataclass
 class FakeOwner:
-    """It answers chats with `script`, bytes as they stand and an Event where it waits; actions as it is told."""
+    """It answers chats with `script`, bytes as they stand and an Event where it waits; actions with 202."""
 
     url: str = ""
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)

@@ -319,7 +319,7 @@ def request_finished(number: int, at: float) -> RequestFinished:
 
 
 def a_decision(
-    number: int, kind: str = "place", reason: str = "it is the first with room", **fields: Any
+    number: int, kind: str = "place", reason: str = "it is the first with enough free memory", **fields: Any
 ) -> DecisionRecord:
     """Decision d-`number`."""
     given = {"policy": "first_fit", "service": "placer", "made_at": float(number), **fields}
@@ -351,11 +351,11 @@ def placement(now: float) -> list[Event]:
     wanted = model("smol-poet", "smol-poet", 139)
     rivals = (
         Rival(name="node-1/0", score=16.0 * MIB, why="203 MiB are needed", unit="bytes free"),
-        Rival(name="node-2/0", score=301.0 * MIB, why="it is the first with room", unit="bytes free"),
+        Rival(name="node-2/0", score=301.0 * MIB, why="it is the first with enough free memory", unit="bytes free"),
     )
     inputs = {"need_bytes": 203 * MIB, "waited_s": 0.004, "asked_because": "1 waiting"}
     record = a_decision(
-        9, reason=f"first GPU with room {MARKUP}", made_at=now, model_key="smol-poet", instance_id="i-9",
+        9, reason=f"first GPU with 301 MiB free {MARKUP}", made_at=now, model_key="smol-poet", instance_id="i-9",
         node_id="node-2", gpu_id="node-2/0", chosen="node-2/0", inputs=inputs, rivals=rivals, cause_id="e-place",
         traceparent=traceparent(0),
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """The bus as the console remembers it: the latest events of each class, live streams of them, causes and effects.
 
 The log is pure but for the wake-up of watchers. Events are kept as JSON, so that `num_bytes` is what they really cost;
-telemetry has a ring of its own, so that its rate pushes no fact out. A watcher that reads slowly, or a rate that nobody
-could read, costs nothing but the watcher's own `num_skipped`."""
+telemetry has a ring of its own, so that its rate pushes no fact out. A watcher that reads slowly, or a rate too
+high to read, costs nothing but the watcher's own `num_skipped`."""
 
 import asyncio
 import heapq

@@ -139,7 +139,7 @@ def _parse_json(body: bytes) -> ExportTraceServiceRequest:
 
 
 def _hex_ids_to_base64(tree: dict[str, Any]) -> None:
-    """OTLP JSON writes ids in hex where protobuf's JSON mapping expects base64; turn them in place."""
+    """OTLP JSON writes ids in hex where protobuf's JSON mapping expects base64; change them in place."""
     for resource_spans in tree.get("resourceSpans") or ():
         for scope_spans in resource_spans.get("scopeSpans") or ():
             for span in scope_spans.get("spans") or ():

@@ -1,4 +1,4 @@
-"""Where the time of one request went: queue, decide, room, fetch, launch, load, warmup, prefill, decode.
+"""Where the time of one request went: queue, decide, fetch, launch, load, warmup, prefill, decode.
 
 Stages overlap (an engine launches while its weights are fetched), so each has two figures: how long it took, and the
 share of the whole that is its own. The shares are a partition of the request: of stages side by side, the one that ends

@@ -136,7 +136,7 @@ async def test_jaegers_api_over_http(at: ConsoleUnderTest) -> None:
 async def test_what_is_not_there_is_a_404_in_each_ones_shape(at: ConsoleUnderTest) -> None:
     theirs = await at.get("/api/traces/beef")
     assert theirs.status_code == 404 and theirs.json()["errors"] == [{"code": 404, "msg": "trace not found"}]
-    ours = await at.get("/api/v1/requests/nobody/trace")
+    ours = await at.get("/api/v1/requests/unknown/trace")
     assert ours.status_code == 404 and ours.json()["error"]["code"] == "not_found"
     bad = await at.get("/api/traces?service=x&limit=abc")
     assert bad.status_code == 400 and bad.json()["errors"][0]["code"] == 400
@@ -183,7 +183,7 @@ async def test_stream_sends_the_fleet_then_patches_then_traces(at: ConsoleUnderT
     await until(lambda: not at.console.hub.clients, "the page's place is free again")
 
 
-async def test_too_many_pages_are_told_to_wait() -> None:
+async def test_too_many_pages_get_a_time_to_wait() -> None:
     async with serving(stream_max_clients=1) as at:
         stream = at.messages("/api/v1/stream")
         await anext(stream)
@@ -310,7 +310,7 @@ async def test_an_event_leads_to_its_causes_and_effects(at: ConsoleUnderTest) ->
     assert latest["command"] == "glowplug tap" and "instance.ready" in latest["types"]
     found = await at.read("/api/v1/events/e-decision")
     assert [row["event_id"] for row in found["chain"]] == ["e-place", "e-waiting"]
-    assert found["event"]["data"]["decision"]["reason"].startswith("first GPU with room")
+    assert found["event"]["data"]["decision"]["reason"].startswith("first GPU with 301 MiB free")
     assert [row["event_id"] for row in (await at.read("/api/v1/events/e-place"))["effects"]] == ["e-decision"]
     assert (await at.get("/api/v1/events/none")).status_code == 404
     refused = await at.get("/api/v1/events/latest", plane="odd")

@@ -92,15 +92,12 @@ async def test_the_list_filters_and_leads_to_the_trace(at: ConsoleUnderTest, pag
     assert await page.evaluate("location.hash") == f"#/trace/{story.trace_id(7)}"
 
 
-async def test_a_trace_that_is_not_here_yet_is_waited_for(
-    at: ConsoleUnderTest, page: Page, complaints: list[str]
-) -> None:
+@pytest.mark.complains("404")
+async def test_a_trace_that_is_not_here_yet_is_waited_for(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(f"{at.url}/#/request/not-yet")
     await until(page, "document.querySelector('.trace-head h1')?.textContent === 'Waiting for spans…'")
     await at.export(story.warm_trace(3, time.time(), "smol-chat", "not-yet"))
     await until(page, f"{SPANS}.length === 2")
-    assert all("404" in complaint for complaint in complaints)
-    complaints.clear()
 
 
 async def test_data_never_becomes_markup(at: ConsoleUnderTest, page: Page) -> None:
@@ -144,7 +141,8 @@ async def test_stale_data_is_called_stale(at: ConsoleUnderTest, page: Page) -> N
     await until(page, f"{status} === 'live'")
 
 
-async def test_a_dead_console_is_noticed_and_found_again(page: Page, complaints: list[str]) -> None:
+@pytest.mark.complains("ERR_")  # of the connection that broke
+async def test_a_dead_console_is_noticed_and_found_again(page: Page) -> None:
     async with serving() as first:
         await first.publish(*story.fleet_events(time.time()))
         await page.goto(first.url)
@@ -156,8 +154,6 @@ async def test_a_dead_console_is_noticed_and_found_again(page: Page, complaints:
     async with serving(port=port) as second:
         await second.publish(story.beats(time.time())[1])
         await until(page, f"{status} === 'live' && {NODES}.length === 1")
-    assert all("ERR_" in complaint for complaint in complaints)  # the connection that broke, nothing else
-    complaints.clear()
 
 
 async def test_dark_and_light_follow_the_reader(at: ConsoleUnderTest, page: Page) -> None:

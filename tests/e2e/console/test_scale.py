@@ -46,7 +46,7 @@ async def test_two_hundred_nodes_and_five_hundred_models(page: Page) -> None:
         await page.close()  # before its console stops, or it says that it lost it
 
 
-async def test_a_page_that_read_too_slowly_is_told_and_is_whole_again(page: Page) -> None:
+async def test_a_page_that_read_too_slowly_says_so_and_is_whole_again(page: Page) -> None:
     async with serving(stream_queue=4) as at, slow_link(int(at.url.rpartition(":")[2])) as link:
         await at.publish(*story.fleet_events(at.clock.stop()))
         await page.goto(link.url)
@@ -78,7 +78,7 @@ async def test_what_comes_after_a_dropped_message_never_breaks_the_page(at: Cons
     await until(page, f"{CARDS} === 3")
     await page.evaluate(
         """import("/page/live.js").then(({ live }) => live.patch({
-             now: live.now, seq: 0, removed: { nodes: ["nobody"] },
+             now: live.now, seq: 0, removed: { nodes: ["unknown"] },
              changed: { nodes: [{ node_id: "unseen", draining: true }], models: [{ key: "unseen", num_waiting: 3 }] },
            }))"""
     )

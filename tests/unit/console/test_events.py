@@ -103,7 +103,7 @@ def test_rows_say_what_is_emulated_and_which_trace_it_belongs_to() -> None:
     ready_row, waiting_row = log.latest(EventFilter(), 9)
     assert ready_row.emulated and not waiting_row.emulated
     assert waiting_row.trace_id == trace_id_of(traceparent(3)) != ""
-    assert trace_id_of(traceparent(3)[:-2] + "00") == "", "nobody keeps a trace that is not sampled"
+    assert trace_id_of(traceparent(3)[:-2] + "00") == "", "no trace is kept that is not sampled"
 
 
 def test_no_event_shows_a_system_prompt_or_a_secret_of_an_address() -> None:
@@ -123,7 +123,7 @@ def test_no_event_shows_a_system_prompt_or_a_secret_of_an_address() -> None:
         assert log.latest(EventFilter(text="words of a person"), 9) == []
 
 
-async def test_a_watcher_gets_the_newest_and_is_told_how_many_it_did_not_get() -> None:
+async def test_a_watcher_gets_the_newest_and_is_sent_how_many_it_did_not_get() -> None:
     log = EventLog(watch_limit=3)
     watcher = log.watch(EventFilter(planes=("cmd",)))
     for n in range(10):
@@ -134,7 +134,7 @@ async def test_a_watcher_gets_the_newest_and_is_told_how_many_it_did_not_get() -
     assert (batch.num_skipped, batch.num_passed) == (7, 11)
 
 
-async def test_a_watcher_hears_the_pulse_when_nothing_matches_and_ends_with_the_console() -> None:
+async def test_a_watcher_is_sent_an_empty_batch_when_nothing_matches_and_ends_with_the_console() -> None:
     log = EventLog()
     watcher = log.watch(EventFilter(text="never"))
     batches = watcher.batches(log, beat_s=0.0, heartbeat_s=0.01)

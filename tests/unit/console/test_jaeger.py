@@ -55,7 +55,7 @@ def test_events_are_logs(store: TraceStore) -> None:
         ({"service": "glowplug-router"}, [2, 1, 0]),
         ({"service": "glowplug-router", "limit": "1"}, [2]),
         ({"service": "glowplug-engine"}, [0]),
-        ({"service": "nobody"}, []),
+        ({"service": "unknown"}, []),
         ({"service": "glowplug-router", "lookback": "1m"}, [2, 1]),
         ({"service": "glowplug-router", "lookback": "1m", "start": "0"}, [2, 1, 0]),
         ({"end": str(int((NOW - 60) * 1e6))}, [0]),

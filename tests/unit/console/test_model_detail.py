@@ -1,4 +1,4 @@
-"""Starts of a model as the console remembers them, and what is told of a model's declaration."""
+"""Starts of a model as the console remembers them, and what is shown of a model's declaration."""
 
 from dataclasses import replace
 from typing import Any
@@ -84,7 +84,7 @@ def test_what_may_be_a_secret_in_a_declaration_stays_out() -> None:
     assert shown["max_queue"] == model.max_queue and shown["on_cold"] == "hold"
 
 
-def test_an_address_that_is_none_shows_nothing_and_stops_nobody() -> None:
+def test_an_address_that_is_none_shows_nothing_and_raises_nothing() -> None:
     model = replace(story.model("chat", "chat", 10), weights=WeightsRef(uri="https://user:pass@[::1/a.gguf"))
     assert declared(model)["weights"]["uri"] == ""
     at_signs = replace(model, weights=WeightsRef(uri="https://user:p@ss@models.example/a.gguf"))
@@ -98,11 +98,15 @@ def decided(number: int, kind: str, reason: str, **fields: Any) -> DecisionRecor
 def test_a_model_says_why_it_is_where_it_is_and_why_it_is_cold() -> None:
     log = DecisionLog()
     assert "no request has asked for it" in why_so("chat", [], log).reason
-    log.put(decided(1, "place", "chat starts on node-1/0: there is room"))
+    log.put(decided(1, "place", "chat starts on node-1/0: 20 GiB are free"))
     log.put(decided(2, "scale", "an instance of chat drains: it has been idle", service="autoscaler"))
     running = instance(1, InstanceState.READY, ready_at=AT, decision_id="d-1")
     there = why_so("chat", [running], log)
-    assert (there.reason, there.decision_id, there.made_at) == ("chat starts on node-1/0: there is room", "d-1", AT + 1)
+    assert (there.reason, there.decision_id, there.made_at) == (
+        "chat starts on node-1/0: 20 GiB are free",
+        "d-1",
+        AT + 1,
+    )
     gone = instance(1, InstanceState.STOPPED)
     assert why_so("chat", [gone], log).decision_id == "d-2", "cold: the latest decision about it"
     log.put_instance(gone)

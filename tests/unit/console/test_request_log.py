@@ -111,7 +111,7 @@ def test_it_is_bounded_and_says_how_many_there_are() -> None:
     assert page.requests[1].request_id == "r-49"
 
 
-def test_reports_of_routers_that_are_gone_are_not_kept_for_a_page_that_nobody_opens() -> None:
+def test_reports_of_routers_that_are_gone_are_not_kept_until_a_page_opens() -> None:
     log = RequestLog(10)
     for number in range(5):
         now_s = 100.0 + number * (REPORT_LEASE_S + 1)

@@ -47,7 +47,7 @@ async def take(client: Client, count: int) -> list[tuple[str, Any]]:
     return found
 
 
-async def test_a_slow_page_loses_the_oldest_and_is_told() -> None:
+async def test_a_slow_page_loses_the_oldest_and_is_sent_how_many() -> None:
     client = Client(limit=3)
     dropped = [client.put(f"event: m\ndata: {i}\n\n".encode()) for i in range(5)]
     assert dropped == [0, 0, 0, 1, 1]
@@ -60,7 +60,7 @@ async def test_a_quiet_stream_says_that_it_lives() -> None:
     assert [await anext(messages), await anext(messages)] == [b": beat\n\n"] * 2
 
 
-async def test_a_trace_that_grows_many_times_is_told_once_per_flush() -> None:
+async def test_a_trace_that_grows_many_times_is_sent_once_per_flush() -> None:
     view, hub, store = story.view(NOW), Hub(), TraceStore()
     client = hub.join(view, NOW)
     for pair in story.received(story.cold_trace(0, NOW, "m", "r")).spans:

@@ -104,7 +104,7 @@ def test_what_it_counts_is_what_it_costs() -> None:
 
 
 def test_the_model_is_that_of_the_request() -> None:
-    """Stopping another model to make room is part of the trace, but not what it is about."""
+    """Stopping another model to free memory is part of the trace, but not what it is about."""
     store = TraceStore()
     add(store, span(1, 5, parent=1, model="victim"), span(1, 1, request_id="r", model="wanted"))
     add(store, span(1, 6, parent=1, model="victim-2"))
