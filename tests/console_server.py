@@ -153,11 +153,9 @@ class FakeOwner:
     script: list[bytes | asyncio.Event] = field(default_factory=lambda: [piece("Hello"), piece(", there"), DONE])
     refuses: dict[str, Any] | None = None  # a whole error answer for chats, with its "status"
     api_key: str = ""
-    admin_token: str = ADMIN_TOKEN
     hold: asyncio.Event | None = None  # actions are answered only then
     head_at_once: bool = True
     emulated: bool = True
-    trace: int = 1
     num_sent: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -188,8 +186,8 @@ class FakeOwner:
             await self._until_left(request)
         headers = {
             "Server-Timing": "queue;dur=1.0",
-            "X-Request-Id": f"req-{self.trace}",
-            "traceparent": story.traceparent(self.trace),
+            "X-Request-Id": "req-1",
+            "traceparent": story.traceparent(1),
             "X-Private": "stays inside",
         }
         if self.emulated:
@@ -206,7 +204,7 @@ class FakeOwner:
             await asyncio.sleep(SILENCE_S)
         if self.hold:
             await self.hold.wait()
-        if refused := self._unauthorized(request, self.admin_token):
+        if refused := self._unauthorized(request, ADMIN_TOKEN):
             return refused
         return JSONResponse({"key": path, "state": "starting"}, status_code=202)
 

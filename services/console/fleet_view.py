@@ -338,7 +338,7 @@ class FleetView:
             now=now_s,
             seq=self.seq,
             sources=dict(self.sources),
-            models=sorted(self.model_rows.rows.values(), key=_by_name),
+            models=sorted(self.model_rows.rows.values(), key=lambda row: (row.name.lower(), row.key)),
             instances=[row for _, row in sorted(self.instance_rows.rows.items())],
             nodes=[row for _, row in sorted(self.node_rows.rows.items())],
             decisions=list(reversed(self.decisions)),
@@ -452,10 +452,6 @@ class FleetView:
             cordoned=key in self._cordoned,
             fetches=self.fetches.rows(key),
         )
-
-
-def _by_name(row: rows.ModelRow) -> tuple[str, str]:
-    return (row.name.lower(), row.key)
 
 
 def _drawn(node: Node) -> tuple[object, ...]:

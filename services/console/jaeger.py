@@ -112,7 +112,7 @@ def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRout
             given = dict(request.query_params) | {"tag": "\n".join(request.query_params.getlist("tag"))}
             wanted = parse_search(given, clock())
         except BadQuery as why:
-            return JSONResponse(error(400, str(why)), status_code=400)
+            return refusal(400, str(why))
         return envelope(find(store, wanted))
 
     @router.get("/traces/{trace_id}", response_model=None)
@@ -120,7 +120,7 @@ def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRout
         """One trace, as a list of one."""
         spans = store.get(trace_id)
         if not spans:
-            return JSONResponse(error(404, "trace not found"), status_code=404)
+            return refusal(404, "trace not found")
         return envelope([trace_json(spans)])
 
     @router.get("/dependencies", response_model=None)
@@ -129,7 +129,7 @@ def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRout
         query = request.query_params
         end, back = query.get("endTs", ""), query.get("lookback", "86400000")
         if not (end == "" or end.isdecimal()) or not back.isdecimal():
-            return JSONResponse(error(400, "endTs and lookback must be milliseconds"), status_code=400)
+            return refusal(400, "endTs and lookback must be milliseconds")
         end_us = int(end) * 1000 if end else clock() * 1e6
         return envelope(dependencies(store, end_us - int(back) * 1000, end_us))
 
@@ -141,9 +141,9 @@ def envelope(data: object, *, total: int = 0) -> dict[str, Any]:
     return {"data": data, "total": total, "limit": 0, "offset": 0, "errors": None}
 
 
-def error(status: int, message: str) -> dict[str, Any]:
+def refusal(status: int, message: str) -> JSONResponse:
     """The wrapper of a refusal."""
-    return {"data": None, "total": 0, "limit": 0, "offset": 0, "errors": [{"code": status, "msg": message}]}
+    return JSONResponse(envelope(None) | {"errors": [{"code": status, "msg": message}]}, status_code=status)
 
 
 def operations(store: TraceStore, service: str) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ A page that reads too slowly loses its oldest messages and is sent how many; it 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import takewhile
 from typing import Any, Final
 
 from services.console.fleet_view import FleetView, RowTable
@@ -57,13 +58,9 @@ class Differ:
 
     def _fresh(self, log: str, lines: deque[Any]) -> list[Any]:
         newest = self._newest.get(log)
-        fresh = []
-        for line in reversed(lines):
-            if line is newest:
-                break
-            fresh.append(line)
-        if lines:
-            self._newest[log] = lines[-1]
+        fresh = list(takewhile(lambda line: line is not newest, reversed(lines)))
+        if fresh:
+            self._newest[log] = fresh[0]
         return fresh
 
 

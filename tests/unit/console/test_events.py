@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 from typing import Any
 
 from glowplug.domain.instance import InstanceState
@@ -13,16 +12,11 @@ from glowplug.events.facts import InstanceReady, ModelDeployed, NodeBeat, Reques
 from glowplug.events.filters import EventFilter
 from services.console.events import ROW_OVERHEAD_BYTES, EventLog, trace_id_of
 from tests.console_story import instance, node, traceparent
-from tests.fleet_builder import a_model
-
-_ids = itertools.count(1)
+from tests.fleet_builder import a_model, an_event
 
 
-def event(data: Any, *, cause: str = "", issuer: str = "placer-1", at: float = 1.0, trace: str = "") -> Event:
-    return Event(
-        event_id=f"e{next(_ids)}", type=data.TYPE, occurred_at=at, issuer=issuer, data=data, cause_id=cause,
-        traceparent=trace,
-    )  # fmt: skip
+def event(data: Any, *, cause: str = "", issuer: str = "placer-1", trace: str = "") -> Event:
+    return dataclasses.replace(an_event(data, issuer=issuer, traceparent=trace), cause_id=cause)
 
 
 def stop(instance_id: str = "i-1", target: str = "node-1", **more: Any) -> Event:
