@@ -295,13 +295,8 @@ def routes(log: EventLog, *, max_watchers: int, beat_s: float) -> APIRouter:
 
 
 def _opening(log: EventLog, wanted: EventFilter, limit: int) -> Opening:
-    return Opening(
-        rows=log.latest(wanted, limit),
-        command=wanted.command(),
-        types=sorted(PAYLOADS),
-        num_passed=log.num_passed,
-        kept=log.kept(),
-    )
+    rows, command, types = log.latest(wanted, limit), wanted.command(), sorted(PAYLOADS)
+    return Opening(rows=rows, command=command, types=types, num_passed=log.num_passed, kept=log.kept())
 
 
 async def _until_gone(log: EventLog, wanted: EventFilter, beat_s: float) -> AsyncIterator[bytes]:

@@ -4,7 +4,6 @@ The console keeps nothing of it. A forecast is a value for a window to come (or 
 what came), with quantiles where its policy gives them, when it was made, and how far its kind was off lately.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -70,7 +69,7 @@ class ForecastPage(msgspec.Struct, frozen=True, kw_only=True):
 class Forecasts:
     """Asks the predictor, at most once in `FRESH_S` for each model."""
 
-    def __init__(self, upstream: Upstream, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, upstream: Upstream, clock: Callable[[], float]) -> None:
         self._upstream, self._clock = upstream, clock
         self._known: Newest[str, ForecastPage] = Newest(KEPT)
 

@@ -5,7 +5,6 @@ OTLP fields are translated as OpenTelemetry's "OTLP to Jaeger" mapping asks: kin
 """
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -80,7 +79,7 @@ def find(store: TraceStore, wanted: Search) -> list[dict[str, Any]]:
     return [trace_json(spans) for spans in islice(found, wanted.limit)]
 
 
-def routes(store: TraceStore, clock: Callable[[], float] = time.time) -> APIRouter:
+def routes(store: TraceStore, clock: Callable[[], float]) -> APIRouter:
     """Jaeger's HTTP JSON API (query service), for Grafana's Jaeger data source and jaeger-ui."""
     router = APIRouter(prefix="/api", tags=["jaeger"])
 

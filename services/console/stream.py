@@ -13,8 +13,6 @@ from services.console.fleet_view import FleetView, RowTable
 from services.console.records import Newest, message
 from services.console.trace_store import TraceSummary
 
-QUEUE_LIMIT: Final = 64
-MAX_CLIENTS: Final = 64
 HEARTBEAT_S: Final = 10.0
 
 _TABLES: Final = {  # in a patch -> (of the view, the key of its rows)
@@ -123,7 +121,7 @@ class Client:
 class Hub:
     """All open pages. `flush` is called at a steady beat and does nothing while no page is open."""
 
-    def __init__(self, *, queue_limit: int = QUEUE_LIMIT, max_clients: int = MAX_CLIENTS) -> None:
+    def __init__(self, *, queue_limit: int = 64, max_clients: int = 64) -> None:
         self.clients: set[Client] = set()
         self.num_dropped = 0
         self._queue_limit = queue_limit
