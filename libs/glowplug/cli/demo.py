@@ -131,15 +131,11 @@ def write_models(models_dir: Path, engine: str) -> None:
 async def story(fleet: Fleet, shown: Output) -> list[Row]:
     """The steps in order. A failed request is a row with an error; the story goes on."""
     data, engine = fleet.plan.urls()["data"], fleet.settings.engine
-    expected = len(sample_files(engine))
-    models = await wait_for_models(data, fleet.document()["api_key"])
-    deadline = time.monotonic() + 10
-    while len(models) < expected and time.monotonic() < deadline:
-        await asyncio.sleep(0.2)
-        models = await wait_for_models(data)
+    key = fleet.document()["api_key"]
+    models = await wait_for_models(data, key, at_least=len(sample_files(engine)))
     if not models:
         raise CliError("no model was registered")
-    headers = {"Authorization": f"Bearer {key}"} if (key := fleet.document()["api_key"]) else {}
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(base_url=data, headers=headers, trust_env=False) as client:
         shown.say(f"cold: {models[0]} is asked for the first time")
         rows = [await ask(client, "cold", models[0], engine)]

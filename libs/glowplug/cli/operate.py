@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 import yaml
 
@@ -41,11 +42,7 @@ def _bodies(path: Path) -> list[dict[str, Any]]:
         raise CliError(f"{path}: {error.message}") from error
     for document, model in zip(documents, checked, strict=True):
         if model.weights.uri:
-            document["weights"] = {
-                "uri": model.weights.uri,
-                "sha256": model.weights.sha256,
-                "num_bytes": model.weights.num_bytes,
-            }
+            document["weights"] = msgspec.to_builtins(model.weights)
     return documents
 
 
@@ -112,9 +109,7 @@ def env(
     values = {f"GLOWPLUG_{name.upper()}_URL": url for name, url in fleet.urls.items()}
     values |= {
         "GLOWPLUG_NATS_URL": own.get("nats_url") or fleet.nats_url,
-        "GLOWPLUG_REDIS_URL": own.get("redis_url")
-        or fleet.document.get("redis_url")
-        or os.environ.get("GLOWPLUG_REDIS_URL", ""),
+        "GLOWPLUG_REDIS_URL": own.get("redis_url") or fleet.redis_url,
         "GLOWPLUG_ADMIN_TOKEN": fleet.admin_token,
         "GLOWPLUG_API_KEY": fleet.api_key,
         "GLOWPLUG_CONSOLE_KEY": fleet.console_key,

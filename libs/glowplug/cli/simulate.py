@@ -24,10 +24,10 @@ from glowplug.simulator.scenario.tree import SOURCE, override, with_default_syst
 from glowplug.simulator.sweep import Case, cases, parse_seeds, variants
 
 DATA = "GLOWPLUG_DATA"
-Table = tuple[tuple[str, ...], list[tuple[object, ...]]]
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+Column = tuple[str, str, Callable[[float | None], str]]
 MAX_MODELS = 40
-_MODEL_HEADERS = ("model", "requests", "ttft p50", "p95", "p99", "tpot p50", "p99", "in time", "warm", "unanswered")
-_FLEET_HEADERS = ("gpu-s", "starts", "hit", "fetched", "loaded")
+UNANSWERED = "unanswered"  # refused and unfinished: worked out here
 WRONG = 2
 REPORT = "report.html"
 MAX_JOBS = 64
@@ -252,63 +252,6 @@ def command(verb: str, target: Path | None, case: Case, settings: Iterable[str],
     return (f"{DATA}={shlex.quote(data_folder)} " if data_folder else "") + shlex.join(argv)
 
 
-def per_model(outcome: Outcome) -> Table:
-    """Every model, the busiest first, and all of them together; past 40 the quiet ones are one row of dots."""
-    rows = sorted(outcome.numbers["models"], key=lambda row: (-row["num_arrived"], row["model"]))
-    shown = [_model_row(row["model"], row) for row in rows[:MAX_MODELS]]
-    if len(rows) > MAX_MODELS:
-        rest = rows[MAX_MODELS:]
-        shown.append((f"... {len(rest)} more", sum(row["num_arrived"] for row in rest), *["-"] * 8))
-    return _MODEL_HEADERS, [*shown, _model_row("all", outcome.numbers["total"])]
-
-
-def comparison(outcomes: Sequence[Outcome]) -> Table:
-    """Every variant: means over its seeds, with half the range, in percent, where seeds differ."""
-    rows: list[tuple[object, ...]] = []
-    for variant in variants_over_seeds(outcomes):
-        total, fleet = variant["total"], variant["fleet"]
-        left = _sum(total["num_refused"], total["num_unfinished"])
-        figures = [
-            _span(total["num_arrived"], _count),
-            *(_span(total[f"ttft_s_{p}"], _seconds) for p in ("p50", "p95", "p99")),
-            *(_span(total[f"tpot_s_{p}"], _seconds) for p in ("p50", "p99")),
-            *(_span(total[name], _share) for name in ("ttft_attainment", "warm_ratio")),
-            _span(left, _count),
-            _span(fleet["gpu_seconds"], _count),
-            _span(fleet["num_starts"], _count),
-            _span(fleet.get("hit_ratio"), _share),
-            *(_span(fleet[name], _bytes) for name in ("bytes_fetched", "bytes_loaded")),
-        ]
-        rows.append((variant["label"], *figures))
-    return ("variant", *_MODEL_HEADERS[1:], *_FLEET_HEADERS), rows
-
-
-def _model_row(name: str, row: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        name,
-        row["num_arrived"],
-        *(_seconds(row[f"ttft_s_{p}"]) for p in ("p50", "p95", "p99")),
-        *(_seconds(row[f"tpot_s_{p}"]) for p in ("p50", "p99")),
-        _share(row["ttft_attainment"]),
-        _share(row["warm_ratio"]),
-        row["num_refused"] + row["num_unfinished"],
-    )
-
-
-def _sum(a: Any, b: Any) -> Any:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return {name: a[name] + b[name] for name in a}
-    return a + b
-
-
-def _span(value: Any, show: Callable[[float | None], str]) -> str:
-    if not isinstance(value, dict):
-        return show(value)
-    half, mean = (value["max"] - value["min"]) / 2, value["mean"]
-    spread = f" ±{half / mean * 100:.0f}%" if mean and half / mean >= 0.005 else ""
-    return f"{show(mean)}{spread}"
-
-
 def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
@@ -325,3 +268,64 @@ def _count(value: float | None) -> str:
 
 def _bytes(value: float | None) -> str:
     return "-" if value is None else f"{value / 1e12:.2f} TB" if value >= 1e12 else f"{value / 1e9:.0f} GB"
+
+
+# Header, field and look of each figure of requests, then of the fleet.
+_OF_REQUESTS: tuple[Column, ...] = (
+    ("requests", "num_arrived", _count),
+    ("ttft p50", "ttft_s_p50", _seconds),
+    ("p95", "ttft_s_p95", _seconds),
+    ("p99", "ttft_s_p99", _seconds),
+    ("tpot p50", "tpot_s_p50", _seconds),
+    ("p99", "tpot_s_p99", _seconds),
+    ("in time", "ttft_attainment", _share),
+    ("warm", "warm_ratio", _share),
+    ("unanswered", UNANSWERED, _count),
+)
+_OF_FLEET: tuple[Column, ...] = (
+    ("gpu-s", "gpu_seconds", _count),
+    ("starts", "num_starts", _count),
+    ("hit", "hit_ratio", _share),
+    ("fetched", "bytes_fetched", _bytes),
+    ("loaded", "bytes_loaded", _bytes),
+)
+
+
+def per_model(outcome: Outcome) -> Table:
+    """Every model, the busiest first, and all of them together; past 40 the quiet ones are one row of dots."""
+    rows = sorted(outcome.numbers["models"], key=lambda row: (-row["num_arrived"], row["model"]))
+    shown = [(row["model"], *_figures(_OF_REQUESTS, row)) for row in rows[:MAX_MODELS]]
+    if rest := rows[MAX_MODELS:]:
+        num_arrived = sum(row["num_arrived"] for row in rest)
+        shown.append((f"... {len(rest)} more", str(num_arrived), *["-"] * (len(_OF_REQUESTS) - 1)))
+    shown.append(("all", *_figures(_OF_REQUESTS, outcome.numbers["total"])))
+    return ("model", *(header for header, _, _ in _OF_REQUESTS)), shown
+
+
+def comparison(outcomes: Sequence[Outcome]) -> Table:
+    """Every variant: means over its seeds, with half the range, in percent, where seeds differ."""
+    rows = [
+        (variant["label"], *_figures(_OF_REQUESTS, variant["total"]), *_figures(_OF_FLEET, variant["fleet"]))
+        for variant in variants_over_seeds(outcomes)
+    ]
+    return ("variant", *(header for header, _, _ in (*_OF_REQUESTS, *_OF_FLEET))), rows
+
+
+def _figures(columns: Sequence[Column], row: Mapping[str, Any]) -> list[str]:
+    """Cells of numbers, and of numbers over seeds: {"mean", "min", "max"}."""
+    return [_span(_unanswered(row) if name == UNANSWERED else row.get(name), show) for _, name, show in columns]
+
+
+def _unanswered(row: Mapping[str, Any]) -> Any:
+    refused, unfinished = row["num_refused"], row["num_unfinished"]
+    return (
+        {key: refused[key] + unfinished[key] for key in refused} if isinstance(refused, dict) else refused + unfinished
+    )
+
+
+def _span(value: Any, show: Callable[[float | None], str]) -> str:
+    if not isinstance(value, dict):
+        return show(value)
+    half, mean = (value["max"] - value["min"]) / 2, value["mean"]
+    spread = f" ±{half / mean * 100:.0f}%" if mean and half / mean >= 0.005 else ""
+    return f"{show(mean)}{spread}"

@@ -50,7 +50,7 @@ ANSWER_HEADERS = {"content-type": "text/event-stream", "x-request-id": "r-1", "x
 )
 def test_tap_shows_what_was_asked_for(given: dict[str, Any], subject: str, data: dict[str, Any], shown: bool) -> None:
     event = {"issuer": "agent-node-1", "data": data}
-    assert tap._wants(EventFilter(**given), subject, event, json.dumps(event).encode()) is shown
+    assert tap.wants(EventFilter(**given), subject, event, json.dumps(event).encode()) is shown
 
 
 def test_tap_lines_tell_who_said_what_about_whom() -> None:

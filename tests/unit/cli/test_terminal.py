@@ -84,8 +84,8 @@ def test_a_cell_is_one_cell_whatever_it_holds(capsys: pytest.CaptureFixture[str]
 )
 @pytest.mark.parametrize("subject", ["glowplug.v1.evt.instance.ready.m.i-1", "glowplug.v1.evt.x.y.\x1b[2J.\u202e"])
 def test_tap_shows_any_event_on_one_line(raw: bytes, subject: str, capsys: pytest.CaptureFixture[str]) -> None:
-    event = tap._event(raw)
-    tap._wants(tap.EventFilter(), subject, event, raw)
+    event = tap.decoded(raw)
+    tap.wants(tap.EventFilter(), subject, event, raw)
     for show in (tap._line, tap._raw, tap._json):
         say(show(subject, event, raw))
         out = capsys.readouterr().out
