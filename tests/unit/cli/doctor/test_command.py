@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from glowplug.cli.doctor.findings import Finding, Findings, Level, document, lines, redacted
-from glowplug.cli.doctor.fleet_facts import _skew, local_weights, missing_files
+from glowplug.cli.doctor.fleet import _skew, local_weights, missing_files
 from glowplug.cli.main import app
 from glowplug.domain.model import WeightsRef
 from tests.fleet_builder import a_model
