@@ -213,9 +213,9 @@ class _Asker:
             self._json(f"{agent_url}/v1/gpus"),
             self._json(f"{prefetcher_url}/v1/cache"),
         )
-        rows = (engines or {}).get("data") or []
+        rows = [row for row in (engines or {}).get("data") or [] if "engine" in row and row.get("unavailable")]
         return NodeFacts(
-            unavailable={row["engine"]: row["unavailable"] for row in rows if row.get("unavailable")},
+            unavailable={row["engine"]: row["unavailable"] for row in rows},
             warnings=tuple((gpus or {}).get("warnings") or ()),
             cache_capacity_bytes=cache["capacity_bytes"] if cache else None,
             cache_used_bytes=cache["used_bytes"] if cache else 0,
