@@ -27,7 +27,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from glowplug import __version__
 from glowplug.cli.client import FleetClient, connect, segment
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, StateDirOption, age, in_line, say
+from glowplug.cli.options import DEFAULT_STATE_DIR, StateDirOption
+from glowplug.cli.terminal import CliError, age, in_line, say
 from glowplug.controllers.placer.controller import CORDONS, Cordon
 from glowplug.domain.model import Model
 from glowplug.events.envelope import SAID, MalformedEvent, from_json, to_json

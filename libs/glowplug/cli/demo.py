@@ -15,9 +15,10 @@ import httpx
 import typer
 import yaml
 
+from glowplug.cli.options import EngineOption, Format, NodesOption, OutputOption
 from glowplug.cli.talk import Answer, streamed
-from glowplug.cli.terminal import CliError, Format, OutputOption, say, seconds, table
-from glowplug.cli.up import EngineOption, NodesOption, settings_of, wait_for_models
+from glowplug.cli.terminal import CliError, say, seconds, table
+from glowplug.cli.up import settings_of, wait_for_models
 from glowplug.domain.instance import InstanceState
 from glowplug.runtime.supervisor.fleet import Fleet, run_fleet
 from glowplug.runtime.supervisor.output import Output

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from glowplug.cli.client import FleetClient, Row, connect, segment
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, StateDirOption, say
+from glowplug.cli.options import DEFAULT_STATE_DIR, StateDirOption
+from glowplug.cli.terminal import CliError, say
 
 POLL_S = 0.3
 GONE = ("stopped", "failed")

@@ -11,7 +11,8 @@ import typer
 import yaml
 
 from glowplug.cli.client import connect, segment
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, emit, say
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.terminal import CliError, emit, say
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.runtime import model_files
 from glowplug.runtime.privileges import READER, USERS

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from glowplug.cli.terminal import CliError, Format, OutputOption, emit, say, table
+from glowplug.cli.options import CheckOption, ForceOption, Format, JobsOption, OutOption, OutputOption, SetOption
+from glowplug.cli.terminal import CliError, emit, say, table
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.report.page_data import detail_of_run, html, page_data, variants_over_seeds
 from glowplug.simulator.run_folder import FILES
@@ -30,20 +31,12 @@ MAX_MODELS = 40
 UNANSWERED = "unanswered"  # refused and unfinished: worked out here
 WRONG = 2
 REPORT = "report.html"
-MAX_JOBS = 64
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="A field of the scenario; repeat it.")
-]
-JobsOption = Annotated[int, typer.Option("--jobs", "-j", min=1, max=MAX_JOBS, help="Runs at a time.")]
 TraceOption = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="Requests as they stand in a CSV: t_s, prompt_tokens, ..."),
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the run; runs/<name> when it is left out.")]
-CheckOption = Annotated[bool, typer.Option("--check", help="Watch the invariants after every event (slow).")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace an earlier run in that folder.")]
 
 
 def simulate(

@@ -18,7 +18,8 @@ from nats.errors import Error as NatsError
 
 from glowplug.bus.nats_bus import CHECK_HEADER
 from glowplug.cli.client import FleetClient, Row, connect
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, clock, in_line, say
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, RunOption, StateDirOption
+from glowplug.cli.terminal import CliError, clock, in_line, say
 from glowplug.domain.errors import GlowplugError
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, sight, summary
@@ -29,7 +30,6 @@ from glowplug.simulator.scenario.errors import ScenarioError
 
 Take = Callable[[str, bytes], bool]  # subject and bytes of an event; whether that was enough
 CONNECT_TIMEOUT_S = 3
-RunOption = Annotated[Path | None, typer.Option("--run", help="A simulated run's folder instead of a fleet.")]
 
 
 def tap(

@@ -18,7 +18,16 @@ import typer
 from pydantic import ValidationError
 
 from glowplug.cli.client import connect
-from glowplug.cli.terminal import DEFAULT_STATE_DIR, CliError, Format, OutputOption, StateDirOption, age, emit, say
+from glowplug.cli.options import (
+    DEFAULT_STATE_DIR,
+    EngineOption,
+    Format,
+    NodesOption,
+    OutputOption,
+    PortOption,
+    StateDirOption,
+)
+from glowplug.cli.terminal import CliError, age, emit, say
 from glowplug.domain.units import show_bytes
 from glowplug.runtime.settings import explain
 from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir, run_fleet
@@ -32,14 +41,6 @@ MODELS_WAIT_S = 10.0
 DOWN_WAIT_S = 60.0
 POLL_S = 0.1
 BANNER_HAS = "glowplug run"
-
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", help="Engine of the sample models: llamacpp, vllm or emulated.")
-]
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Nodes (an agent and a prefetcher).")]
-PortOption = Annotated[
-    int | None, typer.Option("--port-base", min=0, max=65000, help="First port (data API); 0 finds a free block.")
-]
 
 
 def settings_of(state_dir: Path, **given: Any) -> FleetSettings:

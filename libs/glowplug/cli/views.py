@@ -9,19 +9,8 @@ from typing import Annotated
 import typer
 
 from glowplug.cli.client import FleetClient, Row, connect
-from glowplug.cli.terminal import (
-    DEFAULT_STATE_DIR,
-    CliError,
-    Format,
-    OutputOption,
-    StateDirOption,
-    age,
-    clear,
-    clock,
-    emit,
-    say,
-    table,
-)
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.terminal import CliError, age, clear, clock, emit, say, table
 from glowplug.domain.units import show_bytes
 
 MODEL_HEADERS = ("model", "engine", "state", "waiting", "running", "memory", "where", "note")

@@ -9,23 +9,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from glowplug.cli.simulate import (
-    REPORT,
-    WRONG,
-    CheckOption,
-    ForceOption,
-    JobsOption,
-    OutOption,
-    SetOption,
-    carry_out,
-    check,
-    command,
-    free_folder,
-    progress,
-    show,
-    told_apart,
-)
-from glowplug.cli.terminal import CliError, Format, OutputOption, emit, say, table
+from glowplug.cli.options import CheckOption, ForceOption, Format, JobsOption, OutOption, OutputOption, SetOption
+from glowplug.cli.simulate import REPORT, WRONG, carry_out, check, command, free_folder, progress, show, told_apart
+from glowplug.cli.terminal import CliError, emit, say, table
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.recording.read import read_recording
 from glowplug.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals

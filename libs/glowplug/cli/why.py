@@ -7,20 +7,9 @@ from typing import Annotated
 import typer
 
 from glowplug.cli.client import FleetClient, Row, connect, segment
-from glowplug.cli.tap import RunOption, lines_of
-from glowplug.cli.terminal import (
-    DEFAULT_STATE_DIR,
-    CliError,
-    Format,
-    OutputOption,
-    StateDirOption,
-    clock,
-    emit,
-    in_line,
-    pairs,
-    say,
-    seconds,
-)
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, RunOption, StateDirOption
+from glowplug.cli.tap import lines_of
+from glowplug.cli.terminal import CliError, clock, emit, in_line, pairs, say, seconds
 from glowplug.domain.units import show_bytes
 
 MAX_REQUESTS = 10_000  # as many as the router gives at once

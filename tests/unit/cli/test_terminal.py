@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from glowplug.cli import tap, views, why
 from glowplug.cli.client import FleetClient
 from glowplug.cli.doctor.findings import Findings, lines
-from glowplug.cli.terminal import Format, age, clock, emit, in_line, pairs, safe, say, seconds, table
+from glowplug.cli.options import Format
+from glowplug.cli.terminal import age, clock, emit, in_line, pairs, safe, say, seconds, table
 from glowplug.domain.units import show_bytes
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egnp.exe\u2066\u200f\u2028\x00\x7f\udc80"

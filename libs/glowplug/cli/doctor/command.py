@@ -12,16 +12,8 @@ import typer
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.doctor import cluster, fleet, machine, rows, servers, services
 from glowplug.cli.doctor.findings import Finding, Findings, document, lines, redacted
-from glowplug.cli.terminal import (
-    DEFAULT_STATE_DIR,
-    FAILED,
-    CliError,
-    Format,
-    NoFleet,
-    OutputOption,
-    StateDirOption,
-    say,
-)
+from glowplug.cli.options import DEFAULT_STATE_DIR, Format, OutputOption, StateDirOption
+from glowplug.cli.terminal import FAILED, CliError, NoFleet, say
 
 WRONG_USAGE = 2
 ANSWER_S = 4.0

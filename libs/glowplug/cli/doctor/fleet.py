@@ -92,9 +92,8 @@ async def _gather(asker: "_Asker", fleet: FleetClient) -> FleetFacts:
     store, bus = await asyncio.gather(ask_store(fleet.redis_url, state_dir), ask_bus(fleet.nats_url, state_dir))
     alive = {node.node_id: (node.agent_url, node.prefetcher_url) for node in store.nodes.values()}
     alive = alive or await asker.nodes()
-    services, nodes, models, queues, placements, data_port, page, traces = await asyncio.gather(
+    services, models, queues, placements, data_port, page, traces = await asyncio.gather(
         asyncio.gather(*(asker.service(*address) for address in _addresses(fleet, alive))),
-        asyncio.gather(*(asker.node(*urls) for urls in alive.values())),
         asker.get("autoscaler", "/v1/models"),
         asker.get("router", "/v1/queue"),
         asker.get("placer", "/v1/placements"),
@@ -102,6 +101,7 @@ async def _gather(asker: "_Asker", fleet: FleetClient) -> FleetFacts:
         asker.get("console", "/api/v1/fleet"),
         asker.get("console", "/api/v1/traces", limit=1),
     )
+    nodes = await asyncio.gather(*(asker.node(*urls) for urls in alive.values()))
     # Its paths mean something here only when the fleet runs on this machine.
     of_here = list(store.models.values()) if fleet.document else []
     weights, num_checked = await asyncio.to_thread(local_weights, of_here)
