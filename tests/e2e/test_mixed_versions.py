@@ -106,7 +106,8 @@ def mixed(trees: dict[str, Path], own_nats: NatsProcess, own_valkey: ValkeyProce
         folder = Path(name)
         (folder / "models").mkdir()
         (folder / "models" / "one.yaml").write_text(emulated("one", keep_alive_s=120))
-        fleet = Mixed(folder, Infra(own_nats, own_valkey), trees=trees)
+        env = {"GLOWPLUG_EMULATED_TIME_SCALE": "1"}
+        fleet = Mixed(folder, Infra(own_nats, own_valkey), lease_s=0, env=env, trees=trees)
         try:
             yield fleet
         finally:

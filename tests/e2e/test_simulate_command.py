@@ -318,7 +318,7 @@ def test_the_report_opens_without_a_complaint_and_explains_a_request(tmp_path: P
     scenario = yaml.safe_load(path.read_text())
     scenario["policies"] = "serverless_vllm"  # whose rivals are GPUs, with their bytes
     scenario["models"].append({"name": "idle"})
-    scenario["workload"]["alpha"] = 12  # of three models nobody asks for the last
+    scenario["workload"]["alpha"] = 12  # of three models the last gets no request
     path.write_text(yaml.safe_dump(scenario))
     shell(tmp_path, "glowplug simulate tiny.yaml --compare policies.routing=least_loaded,round_robin --out a")
     assert asyncio.run(opened(tmp_path / "a/report.html", scheme)) == []
@@ -408,7 +408,7 @@ def test_plan_prints_the_number_of_gpus_and_the_seed_that_failed(folder: Path) -
 
 
 def test_replay_prints_its_command_and_a_bare_assertion_says_where_it_stands(folder: Path) -> None:
-    """An assertion inside the simulator's own code has no words: it is told with the run all the same."""
+    """An assertion inside the simulator's own code has no words: the run is named all the same."""
     shell(folder, "glowplug simulate tiny.yaml --seed 2 --out a", 0)
     breaking(folder, until_s="1_699_920_000.0")
     tried = "glowplug replay a --check --set models.chat.max_concurrency=1 --compare seconds=30,40"

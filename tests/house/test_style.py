@@ -121,7 +121,7 @@ def test_tests_patch_nothing_of_ours() -> None:
 
 @pytest.mark.parametrize("path", [f for f in python("tests") if f.rpartition("/")[2].startswith("test_")])
 def test_every_test_asserts(path: str) -> None:
-    """A test asserts, expects an error, or hands over to a function that does."""
+    """A test asserts, expects an error, or calls a function that does."""
     for node in functions(path):
         if node.name.startswith("test_"):
             source = ast.unparse(node)
@@ -135,13 +135,13 @@ def test_nothing_in_the_tree_is_of_one_machine() -> None:
     homes = re.compile(
         r"/(?:home|Users)/[a-z][\w.-]*/|/root/|/work/|\bpypi\.org|files\.pythonhosted|registry\.npmjs|proxy\.golang"
     )
-    told = [
+    named = [
         (f, match.group())
         for f in files()
         if not f.startswith("tests/house/") and not f.endswith((".png", ".svg", ".ico", ".woff2"))
         if (match := homes.search(text(f)))
     ]
-    assert not told
+    assert not named
 
 
 def test_shell_scripts_stop_at_the_first_error() -> None:

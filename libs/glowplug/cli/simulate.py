@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +18,6 @@ from glowplug.cli.options import CheckOption, ForceOption, Format, JobsOption, O
 from glowplug.cli.terminal import CliError, emit, say, table
 from glowplug.simulator.jobs import Outcome, run_cases
 from glowplug.simulator.report.page_data import detail_of_run, html, page_data, variants_over_seeds
-from glowplug.simulator.run_folder import FILES
 from glowplug.simulator.scenario.load import Scenario, ScenarioError, load, load_tree
 from glowplug.simulator.scenario.trace import fleet_for, is_path
 from glowplug.simulator.scenario.tree import SOURCE, override, with_default_system
@@ -61,21 +60,22 @@ def simulate(
     """Run a scenario in the simulator: a table here, and a folder with a report to open in a browser."""
     if seed is not None and seeds:
         raise CliError("--seed and --seeds: one of them", WRONG)
-    with told_apart():
+    with errors_in_one_line():
         whole = load_with(scenario, trace, settings or ())
         chosen = parse_seeds(seeds) if seeds else (whole.seed if seed is None else seed,)
-        todo = cases(dict(whole.tree), whole.beside, variants(compare or ()), chosen)
-        todo = [replace(case, check=watch) for case in todo]
         traced = () if trace is None else ("--trace", str(trace))
         todo = [
-            replace(
-                case, again=command("simulate", scenario, case, settings or (), (*traced, "--seed", str(case.seed)))
-            )
-            for case in todo
+            again("simulate", scenario, replace(case, check=watch), settings, (*traced, "--seed", str(case.seed)))
+            for case in cases(dict(whole.tree), whole.beside, variants(compare or ()), chosen)
         ]
         whole = check(todo)
         folder = free_folder(out or Path("runs") / (whole.name or "scenario"), force)
-        outcomes = carry_out(whole, todo, folder, jobs, record=not no_record)
+        with whole_folder(folder) as partial:
+            outcomes = run_in(partial, todo, jobs, record=not no_record)
+            write_report(partial, whole, todo, outcomes)
+            if no_record:  # the report needed those of the first case
+                for file in place(partial, todo, todo[0]).glob("*.jsonl"):
+                    file.unlink()
     show(outcomes, whole, folder, output)
 
 
@@ -97,28 +97,18 @@ def load_with(scenario: Path | None, trace: Path | None, settings: Sequence[str]
 def check(todo: Sequence[Case]) -> Scenario:
     """The scenario of the first case, once every variant has been read: an error in the last is found before the first
     has run. Raises ScenarioError."""
-    first: Scenario | None = None
-    for case in {case.variant: case for case in reversed(todo)}.values():
-        scenario = load_tree(case.tree, case.beside)
-        first = scenario if case.variant == todo[0].variant else first
-    assert first is not None
-    for note in first.notes:
+    firsts = {case.variant: case for case in reversed(todo)}
+    scenarios = {name: load_tree(case.tree, case.beside) for name, case in firsts.items()}
+    scenario = scenarios[todo[0].variant]
+    for note in scenario.notes:
         say(f"glowplug: {note}", err=True)
-    return first
+    return scenario
 
 
-def carry_out(
-    scenario: Scenario,
-    todo: Sequence[Case],
-    folder: Path,
-    jobs: int,
-    *,
-    record: bool = True,
-    around: Callable[[list[Outcome]], tuple[list[Outcome], dict[str, Any]]] = lambda outcomes: (outcomes, {}),
-    files: Mapping[str, str] = MappingProxyType({}),
-) -> list[Outcome]:
-    """Run all cases and write `folder` in one go: what fails or is interrupted leaves nothing behind. `around` may add
-    outcomes and other parts of the page, `files` text beside it. The page shows the first case in full."""
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its place when all is written: what fails or is interrupted leaves nothing
+    behind. Raises CliError."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     above = [parent for parent in partial.parents if not parent.exists()]
     try:
@@ -127,17 +117,7 @@ def carry_out(
         _take_away(above)
         raise CliError(f"--out: {folder}: {error.strerror}", WRONG) from error
     try:
-        places = [place(partial, todo, case) for case in todo]
-        with progress(len(todo)) as tick:
-            outcomes = run_cases(todo, [p if record or n == 0 else None for n, p in enumerate(places)], jobs, tick)
-        shown, parts = around(outcomes)
-        detail = detail_of_run(places[0], load_tree(todo[0].tree, todo[0].beside).setup)
-        for name in FILES if not record else ():
-            if name.endswith(".jsonl"):
-                (places[0] / name).unlink()
-        data = page_data(scenario, shown, detail, **parts)
-        for name, text in {**files, REPORT: html(data)}.items():
-            (partial / name).write_text(text, encoding="utf-8")
+        yield partial
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
@@ -145,7 +125,21 @@ def carry_out(
         shutil.rmtree(partial, ignore_errors=True)
         if not folder.exists():
             _take_away(above)
-    return outcomes
+
+
+def run_in(partial: Path, todo: Sequence[Case], jobs: int, *, record: bool = True) -> list[Outcome]:
+    """Run all cases, each recorded below `partial`; without `record` the first alone."""
+    places = [place(partial, todo, case) if record or case is todo[0] else None for case in todo]
+    with progress(len(todo)) as tick:
+        return run_cases(todo, places, jobs, tick)
+
+
+def write_report(
+    partial: Path, scenario: Scenario, todo: Sequence[Case], outcomes: Sequence[Outcome], **parts: Any
+) -> None:
+    """The page of `outcomes`, with the first case in full. `parts`: other parts of the page, see `page_data`."""
+    detail = detail_of_run(place(partial, todo, todo[0]), load_tree(todo[0].tree, todo[0].beside).setup)
+    (partial / REPORT).write_text(html(page_data(scenario, outcomes, detail, **parts)), encoding="utf-8")
 
 
 def _take_away(folders: Iterable[Path]) -> None:
@@ -181,7 +175,7 @@ def free_folder(folder: Path, force: bool) -> Path:
 
 
 @contextmanager
-def told_apart() -> Iterator[None]:
+def errors_in_one_line() -> Iterator[None]:
     """What is wrong with a scenario ends the command with its one line; so does an invariant that breaks. Who ends it
     from outside (`kill`, a closed terminal) leaves no more behind than Ctrl-C does."""
     before = {number: signal.signal(number, _ended) for number in ENDS}
@@ -231,18 +225,19 @@ def show(outcomes: Sequence[Outcome], scenario: Scenario, folder: Path, output: 
     say(f"\nreport  {folder / REPORT}")
 
 
-def command(verb: str, target: Path | None, case: Case, settings: Iterable[str], options: Iterable[str]) -> str:
-    """`glowplug VERB TARGET` (None: no target) with every setting of the command and of the case's own variant, in the
-    order they were laid over, then `options`; quoted for a shell, with the data folder in front where the environment
-    names one."""
+def again(
+    verb: str, target: Path | None, case: Case, settings: Sequence[str] | None, options: Iterable[str] = ()
+) -> Case:
+    """`case` with the line that runs it alone: `glowplug VERB TARGET` (None: no target) with every setting of the
+    command and of the case's own variant, in the order they were laid over, then `options`; quoted for a shell, with
+    the data folder in front where the environment names one."""
     argv = ["glowplug", verb, *([str(target)] if target is not None else [])]
-    for setting in (*settings, *case.settings):
+    for setting in (*(settings or ()), *case.settings):
         argv += ["--set", setting]
-    argv += options
-    if case.check:
-        argv.append("--check")
+    argv += [*options, *(["--check"] if case.check else [])]
     data_folder = os.environ.get(DATA, "")
-    return (f"{DATA}={shlex.quote(data_folder)} " if data_folder else "") + shlex.join(argv)
+    line = (f"{DATA}={shlex.quote(data_folder)} " if data_folder else "") + shlex.join(argv)
+    return replace(case, again=line)
 
 
 def _seconds(value: float | None) -> str:
