@@ -13,7 +13,7 @@ import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import StorageType, StreamConfig
+from nats.js.api import PeerInfo, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import NotFoundError
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
@@ -63,21 +63,6 @@ class StoreFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFacts:
-    """One JetStream stream as the server has it; `problem` when it is missing."""
-
-    name: str
-    problem: str = ""
-    on_file: bool = True
-    replicas: int = 1
-    replicas_current: int = 1
-    max_age_s: float = 0.0
-    wanted_age_s: float = 0.0
-    num_bytes: int = 0
-    max_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BusFacts:
     """NATS. `sync` is JetStream's sync_interval where it can be read, "" where not; `storing` likewise is why it stores
     nothing."""
@@ -88,7 +73,7 @@ class BusFacts:
     cluster_size: int = 1
     sync: str = ""
     storing: str = ""
-    streams: tuple[StreamFacts, ...] = ()
+    streams: tuple[tuple[StreamConfig, StreamInfo | None], ...] = ()  # as wanted, and as the server has it
     backlog: Mapping[str, int] = field(default_factory=dict)  # durable reader -> events it has not taken
     is_shared: bool = False  # services reach it with one credential, or none
 
@@ -164,30 +149,37 @@ def check_bus(bus: BusFacts) -> Iterator[Finding]:
     if bus.storing:
         do = "free space on its disk; then it must be started again, which `glowplug up` does by itself"
         yield _F.fail("bus storage", f"NATS answers and stores no events: {bus.storing}", do)
-    for stream in bus.streams:
-        yield _stream(stream, bus)
+    for wanted, info in bus.streams:
+        yield _stream(wanted, info, bus.cluster_size)
     late = {name: num for name, num in bus.backlog.items() if num > MANY_EVENTS}
     for name, num in sorted(late.items()):
         yield _F.warn("bus", f"{name} is {num} events behind", f"is its process alive? glowplug logs {name}")
 
 
-def _stream(stream: StreamFacts, bus: BusFacts) -> Finding:
-    about = f"stream {stream.name.removeprefix('GLOWPLUG_').lower()}"
-    if stream.problem:
-        return _F.fail(about, stream.problem, "any service makes it when it connects: restart one")
-    if not stream.on_file:
+def _stream(wanted: StreamConfig, info: StreamInfo | None, cluster_size: int) -> Finding:
+    name = str(wanted.name)
+    about = f"stream {name.removeprefix('GLOWPLUG_').lower()}"
+    if info is None:
+        return _F.fail(about, "is not there", "any service makes it when it connects: restart one")
+    config, age_s, wanted_age_s = info.config, float(info.config.max_age or 0), float(wanted.max_age or 0)
+    replicas, current = config.num_replicas or 1, 1 + sum(bool(peer.current) for peer in _peers(info))
+    if config.storage != StorageType.FILE:
         return _F.fail(about, "is kept in memory: a restart forgets it", "delete it; services make it again, on file")
-    if stream.replicas_current < stream.replicas:
-        says = f"{stream.replicas_current} of {stream.replicas} replicas are current"
-        return _F.fail(about, says, "is every server of the NATS cluster up? nats stream info " + stream.name)
-    if bus.cluster_size >= 3 and stream.replicas < 3:
-        says = f"{stream.replicas} replica(s) in a cluster of {bus.cluster_size}"
+    if current < replicas:
+        says = f"{current} of {replicas} replicas are current"
+        return _F.fail(about, says, f"is every server of the NATS cluster up? nats stream info {name}")
+    if cluster_size >= 3 and replicas < 3:
+        says = f"{replicas} replica(s) in a cluster of {cluster_size}"
         return _F.warn(about, says, "set GLOWPLUG_NATS_REPLICAS=3 for every service and restart them")
-    if abs(stream.max_age_s - stream.wanted_age_s) > 1:
-        says = f"keeps events for {stream.max_age_s:g} s, not {stream.wanted_age_s:g} s"
-        return _F.warn(about, says, f"made by another version? nats stream edit {stream.name}")
-    kept = f"{show_bytes(stream.num_bytes)} of {show_bytes(stream.max_bytes)}"
-    return _F.ok(about, f"{stream.replicas} replica(s), keeps {stream.max_age_s:g} s, {kept}")
+    if abs(age_s - wanted_age_s) > 1:
+        says = f"keeps events for {age_s:g} s, not {wanted_age_s:g} s"
+        return _F.warn(about, says, f"made by another version? nats stream edit {name}")
+    kept = f"{show_bytes(info.state.bytes)} of {show_bytes(config.max_bytes or 0)}"
+    return _F.ok(about, f"{replicas} replica(s), keeps {age_s:g} s, {kept}")
+
+
+def _peers(info: StreamInfo) -> list[PeerInfo]:
+    return info.cluster.replicas or [] if info.cluster else []
 
 
 async def ask_store(url: str, state_dir: str) -> StoreFacts:
@@ -307,16 +299,16 @@ async def _quiet(_: Exception) -> None:
 
 async def _bus(client: Client, sync: str, storing: str) -> BusFacts:
     context = client.jetstream(timeout=ANSWER_S)
-    streams = [await _asked(context, wanted) for wanted in stream_configs(1)]
+    streams = [(wanted, await _asked(context, str(wanted.name))) for wanted in stream_configs(1)]
+    there = [info for _, info in streams if info]
     backlog: dict[str, int] = {}
-    for stream in streams:
-        if not stream.problem:
-            for consumer in await context.consumers_info(stream.name):
-                backlog[consumer.name or "?"] = consumer.num_pending or 0
+    for info in there:
+        for consumer in await context.consumers_info(str(info.config.name)):
+            backlog[consumer.name or "?"] = consumer.num_pending or 0
     version = client.connected_server_version
     return BusFacts(
         version=f"{version.major}.{version.minor}.{version.patch}",
-        cluster_size=max(len(client.servers), *(stream.replicas for stream in streams)),
+        cluster_size=max([len(client.servers), *(info.config.num_replicas or 1 for info in there)]),
         sync=sync,
         storing=storing,
         streams=tuple(streams),
@@ -324,23 +316,12 @@ async def _bus(client: Client, sync: str, storing: str) -> BusFacts:
     )
 
 
-async def _asked(context: JetStreamContext, wanted: StreamConfig) -> StreamFacts:
-    name, wanted_age_s = str(wanted.name), float(wanted.max_age or 0)
+async def _asked(context: JetStreamContext, name: str) -> StreamInfo | None:
+    """The stream as the server has it; None when it is not there."""
     try:
-        info = await context.stream_info(name)
+        return await context.stream_info(name)
     except NotFoundError:
-        return StreamFacts(name=name, problem="is not there", wanted_age_s=wanted_age_s)
-    config, peers = info.config, (info.cluster.replicas if info.cluster and info.cluster.replicas else [])
-    return StreamFacts(
-        name=name,
-        on_file=config.storage == StorageType.FILE,
-        replicas=config.num_replicas or 1,
-        replicas_current=1 + sum(bool(peer.current) for peer in peers),
-        max_age_s=float(config.max_age or 0),
-        wanted_age_s=wanted_age_s,
-        num_bytes=info.state.bytes,
-        max_bytes=config.max_bytes or 0,
-    )
+        return None
 
 
 async def _monitor(state_dir: str) -> tuple[str, str]:

@@ -4,11 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from nats.js.api import ClusterInfo, PeerInfo, StorageType, StreamInfo, StreamState
 
+from glowplug.bus.streams import stream_configs
 from glowplug.cli.doctor import rows, servers, services
 from glowplug.cli.doctor.findings import Finding, Level
 from glowplug.cli.doctor.fleet import CONTROL, FleetFacts, NodeFacts, ServiceFacts
-from glowplug.cli.doctor.servers import BusFacts, StoreFacts, StreamFacts
+from glowplug.cli.doctor.servers import BusFacts, StoreFacts
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
@@ -17,9 +19,10 @@ from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 OK, WARN, FAIL, SKIPPED = Level
 NOW = 1_800_000_000.0
-FACTS = StreamFacts(name="GLOWPLUG_FACTS", max_age_s=86400, wanted_age_s=86400, max_bytes=256 * MIB)
-COMMANDS = StreamFacts(name="GLOWPLUG_COMMANDS", max_age_s=60, wanted_age_s=60, max_bytes=64 * MIB)
-BUS = BusFacts(version="2.15", sync="always", streams=(FACTS, COMMANDS), backlog={"placer-1-facts": 3})
+EMPTY = StreamState(messages=0, bytes=0, first_seq=0, last_seq=0, consumer_count=0)
+STREAMS = tuple((wanted, StreamInfo(config=wanted, state=EMPTY)) for wanted in stream_configs(1))
+FACTS = STREAMS[0][0]
+BUS = BusFacts(version="2.15", sync="always", streams=STREAMS, backlog={"placer-1-facts": 3})
 NODE = a_node("node-1", heartbeat_at=NOW - 1, engines=("emulated",))
 MODEL = a_model("m", engine="emulated")
 INFO = {
@@ -94,8 +97,10 @@ def with_bus(**fields: Any) -> FleetFacts:
     return having(bus=replace(BUS, **fields))
 
 
-def with_stream(**fields: Any) -> FleetFacts:
-    return with_bus(streams=(replace(FACTS, **fields), COMMANDS))
+def with_stream(*peers: PeerInfo, **fields: Any) -> FleetFacts:
+    config = replace(FACTS, **fields)
+    info = StreamInfo(config=config, state=EMPTY, cluster=ClusterInfo(replicas=list(peers)))
+    return with_bus(streams=((FACTS, info), STREAMS[1]))
 
 
 def with_model(**fields: Any) -> FleetFacts:
@@ -175,10 +180,10 @@ def test_a_fleet_that_is_well_has_nothing_to_do() -> None:
         (with_bus(sync=""), "bus on disk", SKIPPED, "cannot be seen"),
         (with_bus(cluster_size=3), "stream facts", WARN, "1 replica(s) in a cluster of 3"),
         (with_bus(backlog={"placer-1-facts": 5000}), "bus", WARN, "5000 events behind"),
-        (with_stream(problem="is not there"), "stream facts", FAIL, "not there"),
-        (with_stream(on_file=False), "stream facts", FAIL, "in memory"),
-        (with_stream(replicas=3, replicas_current=2), "stream facts", FAIL, "2 of 3"),
-        (with_stream(max_age_s=60.0), "stream facts", WARN, "60 s, not 86400 s"),
+        (with_bus(streams=((FACTS, None), STREAMS[1])), "stream facts", FAIL, "not there"),
+        (with_stream(storage=StorageType.MEMORY), "stream facts", FAIL, "in memory"),
+        (with_stream(PeerInfo(current=True), PeerInfo(current=False), num_replicas=3), "stream facts", FAIL, "2 of 3"),
+        (with_stream(max_age=60.0), "stream facts", WARN, "60 s, not 86400 s"),
         (with_store(unreadable=("nodes/n: why",)), "rows", FAIL, "nodes/n"),
         (with_store(epochs={"placer": int((NOW + 500) * 1000)}), "epochs", WARN, "500 s in the future"),
         (with_store(nodes={}), "nodes", FAIL, "no node has joined"),
