@@ -100,11 +100,16 @@ class FleetClient:
     def headers(self, service: str) -> dict[str, str]:
         """What a service asks for: the console its key, the others the admin token."""
         token = (self.console_key or self.api_key) if service == "console" else self.admin_token
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        return bearer(token)
 
     def data_headers(self) -> dict[str, str]:
         """Headers of the OpenAI API."""
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return bearer(self.api_key)
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header that carries a token or key; none for ""."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def segment(text: str) -> str:

@@ -15,6 +15,7 @@ import httpx
 import typer
 import yaml
 
+from glowplug.cli.client import bearer
 from glowplug.cli.options import EngineOption, Format, NodesOption, OutputOption
 from glowplug.cli.talk import Answer, streamed
 from glowplug.cli.terminal import CliError, say, seconds, table
@@ -136,8 +137,7 @@ async def story(fleet: Fleet, shown: Output) -> list[Row]:
     models = await wait_for_models(data, key, at_least=len(sample_files(engine)))
     if not models:
         raise CliError("no model was registered")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(base_url=data, headers=headers, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=data, headers=bearer(key), trust_env=False) as client:
         shown.say(f"cold: {models[0]} is asked for the first time")
         rows = [await ask(client, "cold", models[0], engine)]
         shown.say(f"warm: {models[0]} again")

@@ -17,7 +17,7 @@ import psutil
 import typer
 from pydantic import ValidationError
 
-from glowplug.cli.client import connect
+from glowplug.cli.client import bearer, connect
 from glowplug.cli.options import (
     DEFAULT_STATE_DIR,
     EngineOption,
@@ -132,9 +132,8 @@ def on_path(bin_dir: Path) -> list[str]:
 async def wait_for_models(data_url: str, api_key: str = "", at_least: int = 1) -> list[str]:
     """Names the data port lists, once there are so many; those there are after a while."""
     deadline = time.monotonic() + MODELS_WAIT_S
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     names: list[str] = []
-    async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
+    async with httpx.AsyncClient(trust_env=False, headers=bearer(api_key)) as client:
         while len(names) < at_least and time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
                 response = await client.get(f"{data_url}/v1/models", timeout=2)
