@@ -118,14 +118,11 @@ def _models(facts: FleetFacts) -> Iterator[Finding]:
         yield _F.warn("model files", f"{file}: {reason}", "put it back, or glowplug undeploy the model")
     if facts.models is None:
         return
-    bad = 0
-    for row in facts.models:
-        if finding := _model(facts, row):
-            bad += 1
-            yield finding
+    wrong = [finding for row in facts.models if (finding := _model(facts, row))]
+    yield from wrong
     if not facts.models:
         yield _F.warn("models", "none is deployed", "glowplug deploy FILE: docs/howto/models.md")
-    elif not bad and not facts.file_errors:
+    elif not wrong and not facts.file_errors:
         yield _F.ok("models", f"{len(facts.models)} deployed, each fits a GPU of a node that has its engine")
 
 
