@@ -7,18 +7,9 @@ from typing import Any
 
 import pytest
 
+from glowplug.cli.doctor import machine
 from glowplug.cli.doctor.findings import Level
-from glowplug.cli.doctor.machine import (
-    GpuFacts,
-    MachineFacts,
-    Program,
-    TakenPort,
-    check,
-    gather,
-    loopback,
-    proxy_in_the_way,
-    said,
-)
+from glowplug.cli.doctor.machine import GpuFacts, MachineFacts, Program, TakenPort, check
 from glowplug.runtime.supervisor.settings import FleetSettings
 
 
@@ -111,7 +102,7 @@ def test_what_is_wrong_is_named(about: str, level: Level, words: str, changes: d
 
 
 def test_this_very_machine_can_be_looked_at(tmp_path: Path) -> None:
-    facts = gather(tmp_path / "s", fleet_runs=False)
+    facts = machine.gather(tmp_path / "s", fleet_runs=False)
     assert not facts.nats.problem and not facts.valkey.problem
     assert facts.disk_free_bytes > 0 and facts.open_files > 0
     assert not (tmp_path / "s").exists()
@@ -119,7 +110,7 @@ def test_this_very_machine_can_be_looked_at(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "is not a directory" in gather(tmp_path / "file" / "s", fleet_runs=False).state_dir_problem
+    assert "is not a directory" in machine.gather(tmp_path / "file" / "s", fleet_runs=False).state_dir_problem
 
 
 @pytest.mark.parametrize(
@@ -133,16 +124,16 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_proxy_that_would_take_loopback_requests_is_seen(environ: dict[str, str], variable: str) -> None:
-    assert proxy_in_the_way(environ) == variable
+    assert machine.proxy_in_the_way(environ) == variable
 
 
 def test_programs_are_asked_with_an_end() -> None:
-    assert said(["sh", "-c", "echo one; echo two"]).version == "two"
-    assert said(["sh", "-c", "echo broken >&2; exit 3"]).problem == "sh fails: broken"
-    assert "did not answer within 0.2 s" in said(["sleep", "30"], 0.2).problem
-    assert "cannot run" in said(["no-such-program"]).problem
+    assert machine.said(["sh", "-c", "echo one; echo two"]).version == "two"
+    assert machine.said(["sh", "-c", "echo broken >&2; exit 3"]).problem == "sh fails: broken"
+    assert "did not answer within 0.2 s" in machine.said(["sleep", "30"], 0.2).problem
+    assert "cannot run" in machine.said(["no-such-program"]).problem
 
 
 def test_loopback_is_tried_with_a_byte() -> None:
-    assert loopback(socket.AF_INET, "127.0.0.1") == ""
-    assert loopback(socket.AF_INET, "192.0.2.1") != ""  # TEST-NET: never an address of this machine
+    assert machine.loopback(socket.AF_INET, "127.0.0.1") == ""
+    assert machine.loopback(socket.AF_INET, "192.0.2.1") != ""  # TEST-NET: never an address of this machine
