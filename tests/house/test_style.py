@@ -88,27 +88,19 @@ def test_units_are_seconds_and_bytes() -> None:
     assert not wrong
 
 
-def test_subjects_are_built_in_one_place() -> None:
-    root = "glowplug" + ".v1"
-    built = [
-        (f, line)
-        for f in python("libs", "services", "bench")
-        for line, literal in literals(f)
-        if root in literal and f != "libs/glowplug/events/subjects.py"
+@pytest.mark.parametrize(
+    ("pattern", "place", "folders"),
+    [
+        ("glowplug" + r"\.v1", "libs/glowplug/events/subjects.py", ("libs", "services", "bench")),
+        (r"^(?!glowplug_vllm$)glowplug_[a-z_]+$", "libs/glowplug/telemetry/semconv.py", ("libs/glowplug", "services")),
+    ],
+    ids=["subjects", "metrics"],
+)
+def test_names_of_a_kind_are_built_in_one_place(pattern: str, place: str, folders: tuple[str, ...]) -> None:
+    found = [
+        (f, *named) for f in python(*folders) if f != place for named in literals(f) if re.search(pattern, named[1])
     ]
-    assert not built
-
-
-def test_metrics_are_named_in_one_place() -> None:
-    pattern = re.compile(r"glowplug_[a-z_]+")
-    packages = {"glowplug_vllm"}
-    named = [
-        (f, line, literal)
-        for f in python("libs/glowplug", "services")
-        for line, literal in literals(f)
-        if pattern.fullmatch(literal) and literal not in packages and f != "libs/glowplug/telemetry/semconv.py"
-    ]
-    assert not named
+    assert not found
 
 
 def test_tests_patch_nothing_of_ours() -> None:
