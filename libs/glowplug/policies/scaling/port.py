@@ -32,6 +32,7 @@ class ScalingView:
     next_forecast: Forecast | None = None  # of the window after
     num_pending: int = 0  # instances asked for that have no row yet
     gpus_wanted_elsewhere: int = 0  # the most GPUs at once that an instance of another model needs and does not find
+    unchanged_until: float = 0.0  # since the last look nothing changed up to then, and its answer stood
 
     serving: list[Instance] = field(init=False)  # that serve, will or did just now, oldest first; none gone or dormant
     running: list[Instance] = field(init=False)  # of them, on their way up or READY
