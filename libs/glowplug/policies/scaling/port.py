@@ -50,12 +50,17 @@ class ScalingView:
         self.serving = serving = [i for i in self.instances if i.serves and not i.state.is_gone]
         if len(serving) > 1:
             serving.sort(key=lambda i: (i.created_at, i.instance_id))
-        self.running = [i for i in serving if i.state is not InstanceState.DRAINING]
         self.ready = [i for i in serving if i.state is InstanceState.READY]
-        self.draining = [i for i in serving if i.state is InstanceState.DRAINING]
+        if len(self.ready) == len(serving):  # as nearly always
+            self.running, self.draining = serving, []
+        else:
+            self.running = [i for i in serving if i.state is not InstanceState.DRAINING]
+            self.draining = [i for i in serving if i.state is InstanceState.DRAINING]
         self.num_running = sum(worths(self.running).values())
         self.num_coming_or_there = self.num_running + self.num_pending
-        self.num_coming = self.num_coming_or_there - sum(worths(self.ready).values())
+        self.num_coming = self.num_pending
+        if len(self.ready) != len(self.running):
+            self.num_coming += self.num_running - sum(worths(self.ready).values())
         self.per_instance = slots_per_instance(self.ready) or max(1, self.model.max_concurrency)
         self.floor = max(self.model.min_instances, 1 if self.model.pinned else 0)
         self.ceiling = max(self.model.max_instances, self.floor)
@@ -125,7 +130,8 @@ def settle(
         **(inputs or {}),
     }
     if wanted >= view.num_running:
-        back, missing, worth = [], wanted - view.num_running, worths(view.draining)
+        back, missing = [], wanted - view.num_running
+        worth = worths(view.draining) if view.draining else {}
         for instance in view.draining if take_back else ():
             if missing > 0:
                 back.append(instance.instance_id)
