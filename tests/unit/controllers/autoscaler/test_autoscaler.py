@@ -6,7 +6,6 @@ import pytest
 
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.controller import AutoscalerController
-from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Publish, Record, Remove, Save, Tick
 from glowplug.domain.errors import Conflict, ModelNotFound
 from glowplug.domain.instance import InstanceState
@@ -19,29 +18,11 @@ from glowplug.events.facts import (
     InstanceStarting,
     InstanceStopped,
     ModelUndeployed,
-    RequestWaiting,
 )
 from glowplug.policies.registry import choose
 from glowplug.policies.scaling.baselines import reactive as scale
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
-
-
-def autoscaler(*models) -> AutoscalerController:
-    controller = AutoscalerController(scale, "reactive", epoch=7)
-    for model in models:
-        controller.handle(operator.Deploy(model=model), 0.0)
-    return controller
-
-
-def waiting(num=1, key="m", since=1.0):
-    fact = RequestWaiting(
-        model_key=key, request_id="r-1", router_id="router-1", num_waiting=num, waiting_since=since, deadline_at=60.0
-    )
-    return an_event(fact, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-
-
-def published(effects, cls):
-    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, cls)]
+from tests.unit.controllers.autoscaler.rig import autoscaler, holds, published, waiting
 
 
 def test_a_thousand_waiters_ask_for_one_instance():
@@ -54,8 +35,7 @@ def test_a_thousand_waiters_ask_for_one_instance():
 
 
 def test_a_queue_that_is_gathered_first_starts_nothing_until_it_is_so_old():
-    controller = AutoscalerController(scale, "reactive", 7, AutoscalerParams(gather_s=1.0))
-    controller.handle(operator.Deploy(model=a_model()), 0.0)
+    controller = autoscaler(a_model(), gather_s=1.0)
     assert not published(controller.handle(waiting(1, since=1.0), 1.0), PlaceInstance)
     assert not published(controller.handle(waiting(2), 1.5), PlaceInstance)
     (command,) = published(controller.handle(waiting(9), 2.0), PlaceInstance)
@@ -113,13 +93,6 @@ def test_an_instance_on_its_way_is_not_asked_for_twice():
 
 def said(payload, occurred_at):
     return an_event(payload, occurred_at=occurred_at)
-
-
-def holds(num=1, router_id="router-1", deadline_at=60.0):
-    return RequestWaiting(
-        model_key="m", request_id="r-1", router_id=router_id, num_waiting=num, waiting_since=1.0,
-        deadline_at=deadline_at,
-    )  # fmt: skip
 
 
 def test_a_start_is_not_cancelled_before_its_router_has_reported_again():
@@ -257,8 +230,7 @@ def test_what_an_unloaded_instance_still_streams_brings_nothing_back_but_a_new_r
 
 @pytest.mark.parametrize("policy", ["reactive", "warmserve", "hydraserve", "preserve", "union"])
 def test_the_load_of_the_last_seconds_brings_nothing_back_that_was_unloaded(policy):
-    controller = AutoscalerController(choose("scaling", policy), policy, 7)
-    controller.handle(operator.Deploy(model=a_model(keep_alive_s=60)), 0.0)
+    controller = autoscaler(a_model(keep_alive_s=60), scale=choose("scaling", policy), policy=policy)
     controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 1.0)
     for n in range(8):
         busy = ModelLoad(num_in_flight=1, last_active_at=2.0 + n / 2, in_flight_by_instance={"i-1": 1})

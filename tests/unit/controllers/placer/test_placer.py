@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Record, Remove, Save, Tick
-from glowplug.controllers.placer.controller import Cordon, PlacerController
+from glowplug.controllers.placer.controller import Cordon
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.lease import Leader
+from glowplug.domain.model import WeightsRef
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import CancelPlacement, FetchWeights, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.envelope import from_json, to_json
@@ -21,20 +22,10 @@ from glowplug.events.facts import (
     NodeJoined,
     NodeLeft,
 )
-from glowplug.policies.eviction.lru import evict
 from glowplug.policies.placement.first_fit import place
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
+from tests.unit.controllers.placer.rig import a_placer as placer
 from tests.unit.controllers.placer.rig import asked, beat, payloads
-
-LONG_AGO = 0.0
-
-
-def placer(*nodes, models=()) -> PlacerController:
-    controller = PlacerController(place, evict, {"placement": "first_fit", "eviction": "lru"}, epoch=3)
-    controller.restore("nodes", {n.node_id: n for n in nodes}, LONG_AGO)
-    controller.restore("models", {m.key: m for m in models}, LONG_AGO)
-    controller.handle(Tick(), LONG_AGO)
-    return controller
 
 
 def ticks(controller, since_s, until_s):
@@ -57,8 +48,6 @@ def test_a_place_command_becomes_a_decision_a_fetch_and_a_start():
 
 
 def test_a_model_without_weights_is_not_fetched():
-    from glowplug.domain.model import WeightsRef
-
     effects = placer(a_node()).handle(asked(a_model(weights=WeightsRef(uri=""))), 5.0)
     assert payloads(effects, FetchWeights) == []
     assert len(payloads(effects, StartInstance)) == 1
@@ -256,7 +245,7 @@ def test_a_beat_that_offers_nothing_new_is_not_worth_deciding_on():
         return place(request, view)
 
     full = a_node(gpus_mib=(100,), grants={0: [("x", 100)]}, revision=1)
-    controller = PlacerController(counted, evict, {"placement": "first_fit", "eviction": "lru"}, epoch=3)
+    controller = placer(place=counted)
     beat(controller, 5.0, full)
     controller.handle(asked(a_model(mib=100)), 5.1)
     assert len(asked_for) == 1
