@@ -8,7 +8,8 @@ What it is told
   - Telemetry: `router.load_reported`. Tables: `models` (its own) and `instances`.
   - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Suspend, Pin. They raise ModelNotFound for a
     model that is not deployed, Deploy raises Conflict for a name that is taken.
-  - Ticks: every model is balanced anew, but one with nothing to do only every `rest_s`.
+  - Ticks: every model is balanced anew, but one with nothing to do only every `rest_s`, and one for which the policy's
+    answer stands (`stands_until`) not before something about it changes.
 
 What it asks
   - `PlaceInstance` and `CancelPlacement` of the placer; `StopInstance`, `ResumeInstance` and `ConsolidateInstance` of
