@@ -121,12 +121,11 @@ class Agents:
     """An autoscaler under the union, and agents that carry out at once what it says."""
 
     def __init__(self, *, may_stand: bool) -> None:
-        self.num_asked, self.heard = 0, list[Effect]()
+        self.states, self.heard = dict[tuple[str, float], Any](), list[Effect]()
         self.rows: dict[str, Any] = {}
 
         def scale(view: ScalingView, state: Any) -> tuple[ScaleDecision, Any]:
-            self.num_asked += 1
-            decision, state = union.scale(view, state)
+            decision, state = self.states[view.model.key, view.now_s] = union.scale(view, state)
             return decision if may_stand else replace(decision, stands_until=0.0), state
 
         models = [a_model(key, keep_alive_s=10.0, max_instances=4, max_concurrency=2) for key in "ab"]
@@ -167,6 +166,7 @@ def test_the_union_decides_as_if_it_were_asked_at_every_tick(seed: int) -> None:
             )
             one.give(load_report(a=replace(load, in_flight_by_instance=running)), now_s - 0.1)
             one.give(Tick(), now_s)
-    assert standing.num_asked < 0.9 * asked.num_asked
+    assert len(standing.states) < 0.9 * len(asked.states)
+    assert all(state == asked.states[moment] for moment, state in standing.states.items())
     names = [[str(getattr(e, "decision", "")) for e in one.heard] for one in agents]
     assert names[0] == names[1] and any(names[0])
