@@ -56,10 +56,6 @@ def kill_leader(fleet: HaFleet, service: str) -> None:
     fleet.failover_s(service, Process.kill, TAKEN_OVER_S)
 
 
-def leads(process: Process) -> bool:
-    return process.health().get("role") == "leader"
-
-
 def placed_twice(fleet: HaFleet) -> list[str]:
     """Instances for which two places were decided without a word between, and models that run twice."""
     leader = fleet.leader("placer")
@@ -85,7 +81,7 @@ def test_a_killed_leader_is_followed_and_no_request_is_lost(fleet: HaFleet, serv
 def test_a_leader_that_sleeps_is_followed_and_does_nothing_when_it_wakes_up(fleet: HaFleet, service: str) -> None:
     old, new = fleet.roles(service)
     old.signal(signal.SIGSTOP)
-    wait_until("the standby leads", lambda: leads(new), TAKEN_OVER_S, 0.02)
+    wait_until("the standby leads", new.leads, TAKEN_OVER_S, 0.02)
     before = old.log()
     assert fleet.chat("cold-0").status_code == 200
     old.signal(signal.SIGCONT)
@@ -130,7 +126,7 @@ def test_the_leader_dies_while_the_store_is_emptied_and_no_model_is_forgotten(fl
     wait_until("the standby knows it", lambda: knows(standby, "kept-by-hand"), 10)
     leader.kill()
     flush(fleet)
-    wait_until("the standby leads", lambda: leads(standby), TAKEN_OVER_S, 0.02)
+    wait_until("the standby leads", standby.leads, TAKEN_OVER_S, 0.02)
     wait_until("its row is written again", lambda: "kept-by-hand" in names(standby), 10)
     assert fleet.chat("warm").status_code == 200
 
@@ -152,7 +148,7 @@ def test_a_leader_that_is_asked_to_stop_hands_over_at_once(fleet: HaFleet) -> No
     for service in ("placer", "autoscaler"):
         leader, standby = fleet.roles(service)
         leader.signal(signal.SIGTERM)
-        wait_until("the standby leads", lambda standby=standby: leads(standby), 10, 0.02)
+        wait_until("the standby leads", standby.leads, 10, 0.02)
         assert leader.process is not None and leader.process.wait(60) == 0
         assert fleet.chat("cold-0").status_code == 200
 

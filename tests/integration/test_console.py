@@ -115,14 +115,13 @@ async def test_too_many_bodies_at_once_are_asked_to_come_again() -> None:
     async with serving(otlp_max_held_bytes=1024) as at:
         answer = await post(at, b"x" * 5000, PROTOBUF)
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
-        body = story.warm_trace(0, time.time(), "m", "r").SerializeToString()
-        assert (await post(at, body, PROTOBUF)).status_code == 200
+        await at.export(story.warm_trace(0, time.time(), "m", "r"))
 
 
 async def test_jaegers_api_over_http() -> None:
     async with serving() as at:
         for seed in range(3):
-            await post(at, story.cold_trace(seed, time.time() - 5, "m", f"r-{seed}").SerializeToString(), PROTOBUF)
+            await at.export(story.cold_trace(seed, time.time() - 5, "m", f"r-{seed}"))
         services = (await at.get("/api/services")).json()
         assert services["data"][-1] == "glowplug-router" and services["total"] == 6 and services["errors"] is None
         found = (await at.get("/api/traces?service=glowplug-router&limit=2&lookback=1h")).json()
@@ -155,8 +154,7 @@ async def test_what_is_not_there_is_a_404_in_each_ones_shape() -> None:
 async def test_the_list_is_filtered_and_bounded() -> None:
     async with serving(trace_max_traces=5) as at:
         for seed in range(8):
-            body = story.warm_trace(seed, time.time(), f"model-{seed % 2}", f"r-{seed}").SerializeToString()
-            await post(at, body, PROTOBUF)
+            await at.export(story.warm_trace(seed, time.time(), f"model-{seed % 2}", f"r-{seed}"))
         page = (await at.get("/api/v1/traces?q=MODEL-1")).json()
         assert [line["request_ids"] for line in page["traces"]] == [["r-7"], ["r-5"], ["r-3"]]
         assert (page["num_kept"], page["num_evicted"]) == (5, 3)
@@ -165,9 +163,8 @@ async def test_the_list_is_filtered_and_bounded() -> None:
 async def test_snapshot_has_models_nodes_decisions_and_requests() -> None:
     async with serving() as at:
         await at.publish(*story.fleet_events(time.time()))
-        async with httpx.AsyncClient() as client:
-            await until(lambda: len(at.console.view.decisions) == 6, "six decisions")
-            answer = await client.get(f"{at.url}/api/v1/fleet")
+        await until(lambda: len(at.console.view.decisions) == 6, "six decisions")
+        answer = await at.get("/api/v1/fleet")
         fleet = answer.json()
         assert answer.headers["cache-control"] == "no-store"
         assert next(model["key"] for model in fleet["models"]) == "big-emulated"
@@ -183,9 +180,7 @@ async def test_stream_sends_the_fleet_then_patches_then_traces() -> None:
         name, fleet = await anext(stream)
         assert name == "fleet" and len(fleet["models"]) == 6
         await at.publish(story.fact(ModelDeployed(model=story.model("new", "new-model", 10)), time.time()))
-        body = story.warm_trace(0, time.time(), "new", "r-9").SerializeToString()
-        headers = {"Content-Type": "application/x-protobuf"}
-        await client.post(f"{at.url}/v1/traces", content=body, headers=headers)
+        await at.export(story.warm_trace(0, time.time(), "new", "r-9"))
         seen: dict[str, Any] = {}
         async with asyncio.timeout(WAIT_S):
             async for name, data in stream:
@@ -229,23 +224,23 @@ async def test_page_and_its_files_are_self_contained() -> None:
 
 async def test_the_console_changes_nothing_itself() -> None:
     """Every door that takes something in: spans, and what is passed on to the service that owns it."""
-    async with serving() as at, httpx.AsyncClient() as client:
-        document = (await client.get(f"{at.url}/openapi.json")).json()
+    async with serving() as at:
+        document = await at.read("/openapi.json")
         mutating = {path for path, item in document["paths"].items() if set(item) & {"post", "put", "patch", "delete"}}
         passed_on = {"/api/v1/models/{key}/{verb}", "/api/v1/nodes/{node_id}/{verb}", "/playground/v1/chat/completions"}
         assert mutating == {"/v1/traces", "/login", "/logout", *passed_on}
 
 
 async def test_it_lives_without_bus_and_store_and_says_since_when() -> None:
-    async with serving() as at, httpx.AsyncClient() as client:
+    async with serving() as at:
         await at.publish(*story.fleet_events(time.time()))
         await until(lambda: at.console.view.sources["store"].is_up, "the store")
         at.broker.down = at.store.down = True
         await until(lambda: not any(s.is_up for s in at.console.view.sources.values()), "both sources down")
-        fleet = (await client.get(f"{at.url}/api/v1/fleet")).json()
+        fleet = await at.read("/api/v1/fleet")
         assert fleet["sources"]["bus"]["stale_since"] > 0 and fleet["sources"]["store"]["stale_since"] > 0
         assert len(fleet["models"]) == 6
-        assert (await client.get(f"{at.url}/ready")).status_code == 200
+        assert (await at.get("/ready")).status_code == 200
         at.broker.down = at.store.down = False
         await until(lambda: all(s.is_up for s in at.console.view.sources.values()), "both sources back")
 
@@ -277,19 +272,14 @@ async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, o
         await store.put("models", "broken", b"{not json")
         await until(lambda: "m1" in console.view.models, "a row of the store")
 
-        async def comes(event: Any, seen: Any, what: str) -> None:
-            async with asyncio.timeout(WAIT_S):
-                while not seen():
-                    with contextlib.suppress(Exception):
-                        await writer.publish(event())
-                    await asyncio.sleep(0.1)
-            assert seen(), what
-
-        def beat() -> Event:
+        async def beat_moves_it(since_s: float) -> bool:
             node = story.node("node-9", time.time(), (), revision=next(revisions))
-            return story.fact(NodeBeat(node=node), time.time())
+            with contextlib.suppress(Exception):
+                await writer.publish(story.fact(NodeBeat(node=node), time.time()))
+            nodes = console.view.node_table
+            return "node-9" in console.view.nodes and nodes.moved_at("node-9") > since_s
 
-        await comes(beat, lambda: "node-9" in console.view.nodes, "telemetry")
+        await until(lambda: beat_moves_it(0.0), "telemetry", every_s=0.1)
         fact = story.fact(ModelDeployed(model=story.model("m2", "from-a-fact", 10)), time.time())
         await writer.publish(fact)
         await until(lambda: "m2" in console.view.models, "a fact")
@@ -301,9 +291,7 @@ async def test_real_bus_and_store_come_go_and_come_back(own_nats: NatsProcess, o
         own_valkey.start()
         await until(lambda: all(s.is_up for s in console.view.sources.values()), "both back")
         seen_before = console.view.node_table.moved_at("node-9")
-        await comes(
-            beat, lambda: console.view.node_table.moved_at("node-9") > seen_before, "telemetry after the restart"
-        )
+        await until(lambda: beat_moves_it(seen_before), "telemetry after the restart", every_s=0.1)
         await writer.close()
         await store.close()
 
@@ -373,10 +361,9 @@ async def test_an_event_leads_to_its_causes_and_effects() -> None:
         assert [row["event_id"] for row in found["chain"]] == ["e-place", "e-waiting"]
         assert found["event"]["data"]["decision"]["reason"] == "first GPU with 2 GiB free"
         assert [row["event_id"] for row in (await at.read("/api/v1/events/e-place"))["effects"]] == ["e-decision"]
-        async with httpx.AsyncClient() as client:
-            assert (await client.get(f"{at.url}/api/v1/events/none")).status_code == 404
-            refused = await client.get(f"{at.url}/api/v1/events/latest", params={"plane": "odd"})
-            assert refused.status_code == 400 and refused.json()["error"]["param"] == "plane"
+        assert (await at.get("/api/v1/events/none")).status_code == 404
+        refused = await at.get("/api/v1/events/latest", plane="odd")
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "plane"
 
 
 async def test_the_stream_filters_on_the_server_and_counts_what_it_leaves_out() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.placer.controller import PlacerController, PlacerParams
-from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner, Node
+from glowplug.domain.hardware import CachedWeights, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import Forecast, ModelLoad
@@ -146,10 +146,17 @@ def test_replicas_lie_nested_or_apart_and_never_twice(name, view, peaks):
 
 
 class Agents:
-    """Agents that carry out what they are told in the order they are told it, at once, and never refuse in silence."""
+    """The agents of two nodes: they carry out commands as they come, at once, and never refuse in silence."""
 
-    def __init__(self, controller: PlacerController, nodes: list[Node]) -> None:
-        self.controller, self.nodes = controller, {n.node_id: n for n in nodes}
+    def __init__(self, placement: str, eviction: str, **params: float) -> None:
+        nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
+        self.nodes: dict[str, Node] = {n.node_id: n for n in nodes}
+        names = {"placement": placement, "eviction": eviction, "prewarming": "warmserve"}
+        place, evict, prewarm = (choose(kind, policy) for kind, policy in names.items())
+        given = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS, **params)
+        self.controller = PlacerController(place, evict, names, 1, given, prewarm=prewarm)
+        self.controller.restore("models", dict(BY_KEY), 0.0)
+        self.controller.restore("nodes", dict(self.nodes), 0.0)
         self.rows: dict[str, Instance] = {}
         self.now_s = 1.0
         self.evicted: list[str] = []
@@ -185,8 +192,7 @@ class Agents:
             assert self.rows[gone].replica, f"{gone} serves"
         own = [w for w in command.workers if w.node_id == command.target]
         for worker in own:
-            free = self.gpu(worker.gpu_id).free_bytes
-            free += sum(g.num_bytes for g in self.gpu(worker.gpu_id).grants if g.holder in given_up)
+            free = self.free_bytes(worker.gpu_id, given_up)
             assert free >= worker.num_bytes, f"{worker.gpu_id}: {free} free, {worker.num_bytes} promised"
         row = replace(
             an_instance(command.instance_id, command.model.key, InstanceState.STARTING, replica=command.replica),
@@ -207,8 +213,10 @@ class Agents:
         self.give(InstanceStarting(instance=row))
         self.beat(command.target)
 
-    def gpu(self, gpu_id: str) -> Gpu:
-        return next(g for g in self.nodes[gpu_id.rpartition("/")[0]].gpus if g.gpu_id == gpu_id)
+    def free_bytes(self, gpu_id: str, given_up: list[str]) -> int:
+        """Of that GPU, once these instances have given theirs up."""
+        gpu = next(g for g in self.nodes[gpu_id.rpartition("/")[0]].gpus if g.gpu_id == gpu_id)
+        return gpu.free_bytes + sum(g.num_bytes for g in gpu.grants if g.holder in given_up)
 
     def grants(self, gpu_id: str, more: tuple[Grant, ...]) -> None:
         node = self.nodes[gpu_id.rpartition("/")[0]]
@@ -288,14 +296,8 @@ def steps(chance: random.Random, agents: Agents) -> Iterator[None]:
 def test_bytes_are_never_promised_twice(name, seed):
     """Agents that carry out the orders as they come always have the bytes; the capacity agrees with them; nobody
     busy is evicted within the fair wait, and only replicas give way at once."""
-    nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
-    names = {"placement": name, "eviction": "swapserve", "prewarming": "warmserve"}
-    place, evict, prewarm = (choose(room, policy) for room, policy in names.items())
-    params = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS)
-    controller = PlacerController(place, evict, names, 1, params, prewarm=prewarm)
-    controller.restore("models", dict(BY_KEY), 0.0)
-    controller.restore("nodes", {n.node_id: n for n in nodes}, 0.0)
-    agents = Agents(controller, nodes)
+    agents = Agents(name, "swapserve")
+    controller = agents.controller
     for _ in steps(random.Random(seed), agents):
         capacity = controller.fleet.capacity
         asked_to_leave = {g for p in controller.placements.values() if not p.sent for s in p.stages for g in s.gpu_ids}
@@ -321,9 +323,7 @@ class LossyAgents(Agents):
         own = [w for w in command.workers if w.node_id == command.target]
         given_up = [i for i in (command.source, *command.drops) if i in self.rows and self.rows[i].replica]
         for worker in own:
-            gpu = self.gpu(worker.gpu_id)
-            free = gpu.free_bytes + sum(g.num_bytes for g in gpu.grants if g.holder in given_up)
-            if free < worker.num_bytes:
+            if self.free_bytes(worker.gpu_id, given_up) < worker.num_bytes:
                 failed = replace(
                     an_instance(command.instance_id, command.model.key, InstanceState.FAILED, replica=command.replica),
                     workers=tuple(own),
@@ -354,15 +354,8 @@ class LossyAgents(Agents):
 @given(seed=st.integers(0, 10**6))
 def test_no_promise_outlives_what_it_was_made_for(name, seed):
     """Whatever gets lost on the way: in the end the claims are what the agents hold, and nobody waits for nothing."""
-    nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
-    names = {"placement": name, "eviction": "lru", "prewarming": "warmserve"}
-    place, evict, prewarm = (choose(room, policy) for room, policy in names.items())
-    params = PlacerParams(settle_s=0.0, fair_wait_s=1e9, min_residency_s=0.0, start_stages=SECONDS, keep_gone_s=20.0)
-    controller = PlacerController(place, evict, names, 1, params, prewarm=prewarm)
-    controller.restore("models", dict(BY_KEY), 0.0)
-    controller.restore("nodes", {n.node_id: n for n in nodes}, 0.0)
-    agents = LossyAgents(controller, nodes)
-    agents.chance = random.Random(seed)
+    agents = LossyAgents(name, "lru", keep_gone_s=20.0)
+    controller, agents.chance = agents.controller, random.Random(seed)
     for _ in steps(random.Random(seed), agents):
         continue
     for model in MODELS:  # nothing is worth prewarming any more
