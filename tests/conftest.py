@@ -1,6 +1,7 @@
 """Fixtures that every folder of tests may use."""
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,40 +26,32 @@ settings.register_profile(
 settings.load_profile("house")
 
 
+@contextlib.contextmanager
+def _folder(name: str) -> Iterator[Path]:
+    """Short, since a path to a Unix socket may not be long."""
+    with tempfile.TemporaryDirectory(prefix=f"gp-{name}-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
 def infra() -> Iterator[Infra]:
     """Real NATS (JetStream on file) and Valkey (AOF) for the whole session. Do not stop or empty them."""
-    with tempfile.TemporaryDirectory(prefix="gp-infra-", ignore_cleanup_errors=True) as folder:
-        both = Infra(NatsProcess(Path(folder) / "nats"), ValkeyProcess(Path(folder) / "valkey"))
-        try:
-            both.nats.start()
-            both.valkey.start()
-            yield both
-        finally:
-            both.nats.kill()
-            both.valkey.kill()
+    with _folder("infra") as folder, NatsProcess(folder / "nats") as bus, ValkeyProcess(folder / "valkey") as store:
+        yield Infra(bus, store)
 
 
 @pytest.fixture
 def own_nats() -> Iterator[NatsProcess]:
     """A NATS of this test's own, started, free to be killed and restarted."""
-    with tempfile.TemporaryDirectory(prefix="gp-nats-", ignore_cleanup_errors=True) as folder:
-        server = NatsProcess(Path(folder))
-        try:
-            yield server.start()
-        finally:
-            server.kill()
+    with _folder("nats") as folder, NatsProcess(folder) as server:
+        yield server
 
 
 @pytest.fixture
 def own_valkey() -> Iterator[ValkeyProcess]:
     """A Valkey of this test's own, started, free to be killed, flushed and restarted."""
-    with tempfile.TemporaryDirectory(prefix="gp-valkey-", ignore_cleanup_errors=True) as folder:
-        server = ValkeyProcess(Path(folder))
-        try:
-            yield server.start()
-        finally:
-            server.kill()
+    with _folder("valkey") as folder, ValkeyProcess(folder) as server:
+        yield server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

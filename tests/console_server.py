@@ -131,6 +131,17 @@ async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
         await asyncio.gather(server, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def visited(**settings: object) -> AsyncIterator[tuple[ConsoleUnderTest, httpx.AsyncClient]]:
+    """A console and a client of it."""
+    async with serving(**settings) as at, httpx.AsyncClient(base_url=at.url, timeout=SILENCE_S) as client:
+        yield at, client
+        await at.console.upstream.close()
+
+
+Visit = contextlib.AbstractAsyncContextManager[tuple[ConsoleUnderTest, httpx.AsyncClient]]
+
+
 def event(**data: object) -> bytes:
     """One SSE event."""
     return b"data: " + json.dumps(data).encode() + b"\n\n"

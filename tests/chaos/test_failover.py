@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
 from tests.chaos.test_kill_services import under_load
 from tests.ha_fleet import ADMIN, START_S, HaFleet, Process, emulated
@@ -28,15 +29,13 @@ TAKEN_OVER_S = 60.0  # a lease and a little on an idle machine (bench/failover.p
 def fleet() -> Iterator[HaFleet]:
     with tempfile.TemporaryDirectory(prefix="gp-failover-", ignore_cleanup_errors=True) as folder:
         root = Path(folder)
-        infra = Infra(NatsProcess(root / "nats").start(), ValkeyProcess(root / "valkey").start())
         models = {"warm": emulated("warm")} | {f"cold-{k}": emulated(f"cold-{k}", 1) for k in range(3)}
-        made = HaFleet(root / "fleet", infra, lease_s=LEASE_S, nodes=2, models=models)
-        try:
-            yield made.start()
-        finally:
-            made.stop()
-            infra.nats.kill()
-            infra.valkey.kill()
+        with NatsProcess(root / "nats") as bus, ValkeyProcess(root / "valkey") as store:
+            made = HaFleet(root / "fleet", Infra(bus, store), lease_s=LEASE_S, nodes=2, models=models)
+            try:
+                yield made.start()
+            finally:
+                made.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +53,7 @@ def whole(fleet: HaFleet) -> None:
 
 
 def kill_leader(fleet: HaFleet, service: str) -> None:
-    def harm(leader: Process) -> None:
-        leader.kill()
-
-    fleet.failover_s(service, harm, TAKEN_OVER_S)
+    fleet.failover_s(service, Process.kill, TAKEN_OVER_S)
 
 
 def placed_twice(fleet: HaFleet) -> list[str]:
@@ -74,15 +70,8 @@ def placed_twice(fleet: HaFleet) -> list[str]:
 
 @pytest.mark.parametrize("service", ["placer", "autoscaler", "predictor"])
 def test_a_killed_leader_is_followed_and_no_request_is_lost(fleet: HaFleet, service: str) -> None:
-    ledger = asyncio.run(
-        under_load(
-            fleet.processes["router-1"].data_url,
-            ["warm", "cold-0", "cold-1", "cold-2"],
-            8.0,
-            8,
-            lambda: kill_leader(fleet, service),
-        )
-    )
+    url, models = fleet.processes["router-1"].data_url, ["warm", "cold-0", "cold-1", "cold-2"]
+    ledger = asyncio.run(under_load(url, models, 8.0, 8, lambda: kill_leader(fleet, service)))
     assert set(ledger.ends) == {"done"}, (ledger.ends, ledger.broken[:3])
     assert not ledger.open
     assert placed_twice(fleet) == []
@@ -92,7 +81,7 @@ def test_a_killed_leader_is_followed_and_no_request_is_lost(fleet: HaFleet, serv
 def test_a_leader_that_sleeps_is_followed_and_does_nothing_when_it_wakes_up(fleet: HaFleet, service: str) -> None:
     old, new = fleet.roles(service)
     old.signal(signal.SIGSTOP)
-    wait_until("the standby leads", lambda: new.health().get("role") == "leader", TAKEN_OVER_S, 0.02)
+    wait_until("the standby leads", new.leads, TAKEN_OVER_S, 0.02)
     before = old.log()
     assert fleet.chat("cold-0").status_code == 200
     old.signal(signal.SIGCONT)
@@ -117,9 +106,7 @@ def test_the_store_is_away_for_longer_than_a_lease(fleet: HaFleet) -> None:
 
 def test_an_emptied_store_takes_the_lead_from_nobody_and_every_row_comes_back(fleet: HaFleet) -> None:
     before = {s: fleet.roles(s)[0].name for s in ("placer", "autoscaler", "predictor")}
-    url = fleet.roles("autoscaler")[0].url
-    made = {"name": "by-hand", "engine": "emulated", "weights_bytes": "1MiB"}
-    assert httpx.put(f"{url}/v1/models/by-hand", json=made, headers=ADMIN).status_code == 200
+    deploy(fleet.roles("autoscaler")[0], "by-hand")
     epochs = {s: fleet.roles(s)[0].health()["epoch"] for s in before}
     flush(fleet)
 
@@ -135,12 +122,11 @@ def test_an_emptied_store_takes_the_lead_from_nobody_and_every_row_comes_back(fl
 
 def test_the_leader_dies_while_the_store_is_emptied_and_no_model_is_forgotten(fleet: HaFleet) -> None:
     leader, standby = fleet.roles("autoscaler")
-    made = {"name": "kept-by-hand", "engine": "emulated", "weights_bytes": "1MiB"}
-    assert httpx.put(f"{leader.url}/v1/models/kept-by-hand", json=made, headers=ADMIN).status_code == 200
+    deploy(leader, "kept-by-hand")
     wait_until("the standby knows it", lambda: knows(standby, "kept-by-hand"), 10)
     leader.kill()
     flush(fleet)
-    wait_until("the standby leads", lambda: standby.health().get("role") == "leader", TAKEN_OVER_S, 0.02)
+    wait_until("the standby leads", standby.leads, TAKEN_OVER_S, 0.02)
     wait_until("its row is written again", lambda: "kept-by-hand" in names(standby), 10)
     assert fleet.chat("warm").status_code == 200
 
@@ -162,7 +148,7 @@ def test_a_leader_that_is_asked_to_stop_hands_over_at_once(fleet: HaFleet) -> No
     for service in ("placer", "autoscaler"):
         leader, standby = fleet.roles(service)
         leader.signal(signal.SIGTERM)
-        wait_until("the standby leads", lambda standby=standby: standby.health().get("role") == "leader", 10, 0.02)
+        wait_until("the standby leads", standby.leads, 10, 0.02)
         assert leader.process is not None and leader.process.wait(60) == 0
         assert fleet.chat("cold-0").status_code == 200
 
@@ -186,6 +172,12 @@ def test_a_call_to_the_standby_is_answered_by_the_leader(fleet: HaFleet) -> None
     assert {n["node_id"]: n["draining"] for n in placer.get("/v1/nodes")["data"]}["node-2"] is False
 
 
+def deploy(autoscaler: Process, name: str) -> None:
+    """Deploy a model by a call, so that no file has it."""
+    made = {"name": name, "engine": "emulated", "weights_bytes": "1MiB"}
+    assert httpx.put(f"{autoscaler.url}/v1/models/{name}", json=made, headers=ADMIN).status_code == 200
+
+
 def names(process: Process) -> set[str]:
     return {row["name"] for row in process.get("/v1/models")["data"]}
 
@@ -198,11 +190,8 @@ def knows(standby: Process, name: str) -> bool:
 
 
 def flush(fleet: HaFleet) -> None:
-    import redis
-
-    client = redis.Redis(unix_socket_path=fleet.infra.valkey.url.removeprefix("unix://"))
-    client.flushall()
-    client.close()
+    with Redis.from_url(fleet.infra.valkey.url) as client:
+        client.flushall()
 
 
 def test_metrics_tell_who_leads(fleet: HaFleet) -> None:

@@ -48,17 +48,10 @@ class Ledger:
 async def stream(client: httpx.AsyncClient, url: str, model: str, request_id: str, ledger: Ledger) -> None:
     """One streamed chat; `truncated` is the outcome that must never be: a 200 that ends without [DONE] or error."""
     ledger.open.add(request_id)
-    body = {
-        "model": model,
-        "stream": True,
-        "max_tokens": 40,
-        "messages": [{"role": "user", "content": "hello"}],
-    }
-    text = ""
+    body = {"model": model, "stream": True, "max_tokens": 40, "messages": [{"role": "user", "content": "hello"}]}
+    headers, text = {"x-request-id": request_id}, ""
     try:
-        async with client.stream(
-            "POST", url + "/v1/chat/completions", json=body, headers={"x-request-id": request_id}
-        ) as answer:
+        async with client.stream("POST", url + "/v1/chat/completions", json=body, headers=headers) as answer:
             if answer.status_code != 200:
                 await answer.aread()
                 ledger.end(request_id, f"{answer.status_code}")
@@ -71,12 +64,9 @@ async def stream(client: httpx.AsyncClient, url: str, model: str, request_id: st
         return
     if text.rstrip().endswith("data: [DONE]"):
         ledger.end(request_id, "done")
-    elif '"error"' in text:
-        ledger.end(request_id, "error event")
-        ledger.broken.append(f"{request_id}: {text[-300:]}")
-    else:
-        ledger.end(request_id, "truncated")
-        ledger.broken.append(f"{request_id}: {text[-300:]}")
+        return
+    ledger.end(request_id, "error event" if '"error"' in text else "truncated")
+    ledger.broken.append(f"{request_id}: {text[-300:]}")
 
 
 async def under_load(url: str, models: list[str], seconds: float, per_second: float, harm) -> Ledger:
@@ -111,44 +101,34 @@ def whole_again(fleet: Fleet, name: str, old_pid: int) -> None:
     wait_until(f"{name} is back", check, WHOLE_AGAIN_S)
 
 
-@pytest.mark.parametrize("name", ["predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1", "console-1"])
-def test_warm_streams_do_not_notice_a_killed_control_service(fleet, name):
-    pids = []
-    ledger = asyncio.run(
-        under_load(fleet.url("data"), ["warm-a", "warm-b"], 6.0, 15, lambda: pids.append(kill(fleet, name)))
-    )
-    whole_again(fleet, name, pids[0])
+def killing(fleet: Fleet, name: str, models: list[str], seconds: float, per_second: float) -> Ledger:
+    """How the requests of a load end during which this process is killed; the fleet is whole again after it."""
+    pid = int(fleet.process(name)["pid"])
+    ledger = asyncio.run(under_load(fleet.url("data"), models, seconds, per_second, lambda: kill(fleet, name)))
+    whole_again(fleet, name, pid)
+    return ledger
+
+
+CONTROL = ["predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1", "console-1"]
+
+
+@pytest.mark.parametrize("name", [*CONTROL, "nats", "valkey"])
+def test_warm_streams_do_not_notice_a_killed_control_service_bus_or_store(fleet, name):
+    ledger = killing(fleet, name, ["warm-a", "warm-b"], 6.0, 15)
     assert set(ledger.ends) == {"done"}, (ledger.ends, ledger.broken[:3])
     assert not ledger.open
 
 
-@pytest.mark.parametrize("name", ["nats", "valkey"])
-def test_warm_streams_do_not_notice_a_killed_bus_or_store(fleet, name):
-    pids = []
-    ledger = asyncio.run(
-        under_load(fleet.url("data"), ["warm-a", "warm-b"], 6.0, 15, lambda: pids.append(kill(fleet, name)))
-    )
-    whole_again(fleet, name, pids[0])
-    assert set(ledger.ends) == {"done"}, (ledger.ends, ledger.broken[:3])
-
-
 @pytest.mark.parametrize("name", ["placer-1", "autoscaler-1", "prefetcher-1", "agent-1", "nats", "valkey"])
 def test_cold_requests_are_all_answered_when_a_service_dies(fleet, name):
-    pids = []
-    cold = [f"cold-{i}" for i in range(3)]
-    ledger = asyncio.run(under_load(fleet.url("data"), cold, 6.0, 5, lambda: pids.append(kill(fleet, name))))
-    whole_again(fleet, name, pids[0])
+    ledger = killing(fleet, name, [f"cold-{i}" for i in range(3)], 6.0, 5)
     assert not ledger.open
     assert ledger.ends["truncated"] == 0, ledger.broken
     assert ledger.ends["done"] >= 0.9 * sum(ledger.ends.values()), (ledger.ends, ledger.broken[:3])
 
 
 def test_a_killed_router_loses_only_its_own_connections(fleet):
-    pids = []
-    ledger = asyncio.run(
-        under_load(fleet.url("data"), ["warm-a"], 8.0, 10, lambda: pids.append(kill(fleet, "router-1")))
-    )
-    whole_again(fleet, "router-1", pids[0])
+    ledger = killing(fleet, "router-1", ["warm-a"], 8.0, 10)
     assert ledger.ends["truncated"] == 0, ledger.broken
     assert set(ledger.ends) <= {"done", "connection lost"}, ledger.ends
     assert fleet.chat("warm-a").status_code == 200

@@ -37,6 +37,12 @@ class Rig:
         self.opened.append(bus)
         return bus
 
+    async def listener(self, filter_: str, bus: AnyBus | None = None, durable: str = "") -> "Listener":
+        """A new listener that reads this filter durably, through a client of its own where none is given."""
+        made = Listener()
+        await (bus or await self.client()).subscribe([filter_], made, durable=durable or name())
+        return made
+
     async def send_bytes(self, subject: str, raw: bytes) -> None:
         """Put bytes on a subject, past the codec."""
         if not self.url:

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from glowplug.bus.port import BusUnavailable
 from glowplug.events import Event, encode
-from glowplug.events.subjects import commands_to, entity_facts, facts_of, subject
+from glowplug.events.subjects import entity_facts, facts_of, subject
 from tests.contract.bus_rig import Listener, Rig, commands_of, evicted, evictions_of, load, name, stop
 from tests.servers import NatsProcess
 
@@ -20,19 +21,21 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     await made.close()
 
 
-async def test_facts_arrive_whole_and_in_order(rig: Rig) -> None:
-    writer, reader, listener, node = await rig.client(), await rig.client(), Listener(), name()
-    await reader.subscribe([evictions_of(node)], listener, durable=name())
-    sent = [evicted(node, num) for num in range(100)]
+@pytest.mark.parametrize(
+    ("made", "filter_of"), [(evicted, evictions_of), (stop, commands_of)], ids=["facts", "commands"]
+)
+async def test_events_arrive_whole_with_their_trace_and_in_order(rig: Rig, made, filter_of) -> None:
+    writer, node = await rig.client(), name()
+    listener = await rig.listener(filter_of(node))
+    sent = [replace(made(node), traceparent=f"00-{num:032x}-{'b' * 16}-01") for num in range(1, 101)]
     for event in sent:
         await writer.publish(event)
     assert await listener.listen(100) == sent
 
 
 async def test_every_durable_name_hears_every_fact(rig: Rig) -> None:
-    bus, ears, node = await rig.client(), [Listener(), Listener()], name()
-    for listener in ears:
-        await bus.subscribe([evictions_of(node)], listener, durable=name())
+    bus, node = await rig.client(), name()
+    ears = [await rig.listener(evictions_of(node), bus) for _ in range(2)]
     await bus.publish(evicted(node))
     for listener in ears:
         assert len(await listener.listen(1)) == 1
@@ -40,10 +43,9 @@ async def test_every_durable_name_hears_every_fact(rig: Rig) -> None:
 
 async def test_wildcards_choose_by_entity_type_and_target(rig: Rig) -> None:
     bus, node, other = await rig.client(), name(), name()
-    by_entity, by_type, elsewhere = Listener(), Listener(), Listener()
-    await bus.subscribe([entity_facts("weights")], by_entity, durable=name())
+    by_type, by_entity = Listener(), await rig.listener(entity_facts("weights"), bus)
+    elsewhere = await rig.listener(evictions_of(other), bus)
     await bus.subscribe([facts_of("weights.evicted"), facts_of("weights.fetched")], by_type, durable=name())
-    await bus.subscribe([evictions_of(other)], elsewhere, durable=name())
     await bus.publish(evicted(node, 1))
     await bus.publish(evicted(other, 2))
     assert [e.data.num_bytes for e in await by_entity.listen(2)] == [1, 2]
@@ -52,10 +54,8 @@ async def test_wildcards_choose_by_entity_type_and_target(rig: Rig) -> None:
 
 
 async def test_a_durable_reader_goes_on_where_it_stopped(rig: Rig) -> None:
-    writer, node, durable = await rig.client(), name(), name()
-    first, second = Listener(), Listener()
-    reader = await rig.client()
-    await reader.subscribe([evictions_of(node)], first, durable=durable)
+    writer, reader, node, durable = await rig.client(), await rig.client(), name(), name()
+    first = await rig.listener(evictions_of(node), reader, durable)
     await writer.publish(evicted(node, 1))
     await first.listen(1)
     marker = evicted(node, 2)
@@ -64,34 +64,30 @@ async def test_a_durable_reader_goes_on_where_it_stopped(rig: Rig) -> None:
     await reader.close()
     await writer.publish(evicted(node, 3))
     await writer.publish(evicted(node, 4))
-    again = await rig.client()
-    await again.subscribe([evictions_of(node)], second, durable=durable)
+    second = await rig.listener(evictions_of(node), durable=durable)
     await second.until(lambda: 4 in [e.data.num_bytes for e in second.received])
     assert [e.data.num_bytes for e in second.received if e.data.num_bytes > 2] == [3, 4]
 
 
 async def test_a_new_reader_of_facts_starts_at_the_end(rig: Rig) -> None:
-    bus, listener, node = await rig.client(), Listener(), name()
+    bus, node = await rig.client(), name()
     await bus.publish(evicted(node, 1))
-    await bus.subscribe([evictions_of(node)], listener, durable=name())
+    listener = await rig.listener(evictions_of(node), bus)
     await bus.publish(evicted(node, 2))
     assert [e.data.num_bytes for e in await listener.listen(1)] == [2]
 
 
 async def test_commands_wait_for_a_reader_that_comes_late(rig: Rig) -> None:
-    writer, listener, node = await rig.client(), Listener(), name()
+    writer, node = await rig.client(), name()
     await writer.publish(stop(node, "i-1"))
     await writer.publish(stop(node, "i-2"))
-    reader = await rig.client()
-    await reader.subscribe([commands_of(node)], listener, durable=name())
+    listener = await rig.listener(commands_of(node))
     assert [(e.data.instance_id, e.epoch) for e in await listener.listen(2)] == [("i-1", 7), ("i-2", 7)]
 
 
 async def test_commands_reach_their_target_alone(rig: Rig) -> None:
-    bus, mine, theirs = await rig.client(), Listener(), Listener()
-    me, other = name(), name()
-    await bus.subscribe([commands_to("agent", me)], mine, durable=name())
-    await bus.subscribe([commands_to("agent", other)], theirs, durable=name())
+    bus, me, other = await rig.client(), name(), name()
+    mine, theirs = [await rig.listener(commands_of(node), bus) for node in (me, other)]
     await bus.publish(stop(other, "i-other"))
     await bus.publish(stop(me, "i-me"))
     assert [e.data.instance_id for e in await mine.listen(1)] == ["i-me"]
@@ -118,8 +114,8 @@ async def test_a_handler_that_always_fails_is_left_alone_after_five_times(rig: R
 
 
 async def test_malformed_bytes_are_counted_and_dropped(rig: Rig) -> None:
-    bus, kept, passing, node = await rig.client(), Listener(), Listener(), name()
-    await bus.subscribe([evictions_of(node)], kept, durable=name())
+    bus, passing, node = await rig.client(), Listener(), name()
+    kept = await rig.listener(evictions_of(node), bus)
     await bus.subscribe([facts_of("router.load_reported")], passing)
     damaged = encode(evicted(node))
     for raw in (
@@ -156,8 +152,8 @@ async def test_telemetry_is_heard_by_those_present_and_not_kept(rig: Rig) -> Non
 
 
 async def test_an_event_published_twice_is_heard_once(rig: Rig) -> None:
-    bus, listener, node = await rig.client(), Listener(), name()
-    await bus.subscribe([evictions_of(node)], listener, durable=name())
+    bus, node = await rig.client(), name()
+    listener = await rig.listener(evictions_of(node), bus)
     twice, after = evicted(node, 1), evicted(node, 2)
     for event in (twice, twice, after):
         await bus.publish(event)
@@ -165,20 +161,11 @@ async def test_an_event_published_twice_is_heard_once(rig: Rig) -> None:
     assert listener.ids == [twice.event_id, after.event_id]
 
 
-async def test_the_trace_travels(rig: Rig) -> None:
-    bus, listener, node = await rig.client(), Listener(), name()
-    await bus.subscribe([commands_of(node)], listener, durable=name())
-    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
-    event = stop(node)
-    await bus.publish(type(event)(**{f: getattr(event, f) for f in event.__slots__} | {"traceparent": traceparent}))
-    assert [e.traceparent for e in await listener.listen(1)] == [traceparent]
-
-
 @pytest.mark.parametrize("kind", ["memory", "nats"])
 async def test_a_bus_that_is_down_refuses(kind: str, own_nats: NatsProcess) -> None:
     rig = Rig(own_nats.url if kind == "nats" else "")
-    bus, listener = await rig.client(), Listener()
-    await bus.subscribe([evictions_of("n")], listener, durable=name())
+    bus = await rig.client()
+    listener = await rig.listener(evictions_of("n"), bus)
     rig.broker.down = True
     own_nats.kill()
     for event in (evicted("n"), stop("n"), load("r")):
@@ -193,14 +180,13 @@ async def test_a_bus_that_is_down_refuses(kind: str, own_nats: NatsProcess) -> N
 async def test_a_released_reader_hears_no_more_and_the_next_one_goes_on(rig: Rig) -> None:
     """As a new leader does under the name of the old one: nothing is lost, nothing comes twice."""
     old, new, node, durable = await rig.client(), await rig.client(), name(), name()
-    first, second = Listener(), Listener()
-    await old.subscribe([commands_of(node)], first, durable=durable)
+    first = await rig.listener(commands_of(node), old, durable)
     await old.publish(stop(node, "i-1"))
     await first.listen(1)
     await old.release(durable)
     await old.release(durable)
     await old.publish(stop(node, "i-2"))
-    await new.subscribe([commands_of(node)], second, durable=durable)
+    second = await rig.listener(commands_of(node), new, durable)
     await old.publish(stop(node, "i-3"))
     assert [e.data.instance_id for e in await second.listen(2)] == ["i-2", "i-3"]
     assert [e.data.instance_id for e in first.received] == ["i-1"]
@@ -209,8 +195,7 @@ async def test_a_released_reader_hears_no_more_and_the_next_one_goes_on(rig: Rig
 async def test_a_client_may_read_again_under_a_name_it_released(rig: Rig) -> None:
     bus, node, durable = await rig.client(), name(), name()
     for k in range(3):
-        listener = Listener()
-        await bus.subscribe([commands_of(node)], listener, durable=durable)
+        listener = await rig.listener(commands_of(node), bus, durable)
         await bus.publish(stop(node, f"i-{k}"))
         assert [e.data.instance_id for e in await listener.listen(1)] == [f"i-{k}"]
         await bus.release(durable)
@@ -233,8 +218,7 @@ async def test_what_a_handler_has_in_hand_is_finished_before_the_release(rig: Ri
     go.set()
     await releasing
     assert len(listener.received) == 1
-    again = Listener()
-    await bus.subscribe([commands_of(node)], again, durable=durable)
+    again = await rig.listener(commands_of(node), bus, durable)
     await bus.publish(stop(node, "i-next"))
     assert [e.data.instance_id for e in await again.listen(1)] == ["i-next"]
 
@@ -242,9 +226,8 @@ async def test_what_a_handler_has_in_hand_is_finished_before_the_release(rig: Ri
 async def test_an_event_on_the_subject_of_another_is_not_believed(rig: Rig) -> None:
     """Who may publish what is decided by subjects: content of another kind, or for another reader, is refused."""
     bus, node, other = await rig.client(), name(), name()
-    facts, commands, telemetry = Listener(), Listener(), Listener()
-    await bus.subscribe([entity_facts("weights")], facts, durable=name())
-    await bus.subscribe([commands_of(node)], commands, durable=name())
+    facts = await rig.listener(entity_facts("weights"), bus)
+    commands, telemetry = await rig.listener(commands_of(node), bus), Listener()
     await bus.subscribe([facts_of("router.load_reported")], telemetry)
     fact, command = evicted(node), stop(node)
     for where, what in (

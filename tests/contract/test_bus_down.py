@@ -18,8 +18,6 @@ from tests.servers import Infra, NatsProcess
 from tests.small_disk import SmallDisk, small_disk
 from tests.waiting import until
 
-WAIT_S = 30.0
-
 
 async def test_both_servers_answer(infra: Infra) -> None:
     client = await nats.connect(infra.nats.url)
@@ -53,9 +51,9 @@ async def lost(bus: AnyBus) -> None:
 @pytest.mark.parametrize("emptied", [False, True], ids=["store kept", "store emptied"])
 async def test_everything_goes_on_after_the_server_is_killed(own_nats: NatsProcess, rig: Rig, emptied: bool) -> None:
     bus = await rig.client()
-    facts, commands, telemetry, node = Listener(), Listener(), Listener(), name()
-    await bus.subscribe([evictions_of(node)], facts, durable=name())
-    await bus.subscribe([commands_of(node)], commands, durable=name())
+    node, telemetry = name(), Listener()
+    facts = await rig.listener(evictions_of(node), bus)
+    commands = await rig.listener(commands_of(node), bus)
     await bus.subscribe([facts_of("router.load_reported")], telemetry)
     for event in (evicted(node, 1), stop(node, "i-1"), load("r-1")):
         await bus.publish(event)
@@ -79,8 +77,8 @@ async def test_everything_goes_on_after_the_server_is_killed(own_nats: NatsProce
 
 
 async def test_facts_published_by_others_while_a_reader_is_away_are_not_lost(own_nats: NatsProcess, rig: Rig) -> None:
-    reader, writer, listener, node = await rig.client(), await rig.client(), Listener(), name()
-    await reader.subscribe([evictions_of(node)], listener, durable=name())
+    reader, writer, node = await rig.client(), await rig.client(), name()
+    listener = await rig.listener(evictions_of(node), reader)
     await writer.publish(evicted(node, 0))
     await listener.listen(1)
     own_nats.kill()
@@ -94,13 +92,12 @@ async def test_facts_published_by_others_while_a_reader_is_away_are_not_lost(own
 
 
 async def test_a_stored_command_survives_the_server(own_nats: NatsProcess, rig: Rig) -> None:
-    bus, listener, node = await rig.client(), Listener(), name()
+    bus, node = await rig.client(), name()
     sent = stop(node)
     await bus.publish(sent)
     own_nats.kill()
     own_nats.start()
-    late = await rig.client()
-    await late.subscribe([commands_of(node)], listener, durable=name())
+    listener = await rig.listener(commands_of(node))
     assert await listener.listen(1) == [sent]
 
 
@@ -117,8 +114,7 @@ async def test_what_a_handler_had_not_finished_is_delivered_again(own_nats: Nats
     await first.publish(sent)
     await reached.wait()
     await first.close()
-    second, listener = await rig.client(), Listener()
-    await second.subscribe([commands_of(node)], listener, durable=durable)
+    listener = await rig.listener(commands_of(node), durable=durable)
     assert await listener.listen(1) == [sent]
 
 
@@ -143,15 +139,15 @@ async def test_a_client_may_come_before_its_server(own_nats: NatsProcess, rig: R
     await asyncio.sleep(0.2)
     assert not opening.done()
     own_nats.start()
-    bus, listener, node = await opening, Listener(), name()
-    await bus.subscribe([commands_of(node)], listener, durable=name())
+    bus, node = await opening, name()
+    listener = await rig.listener(commands_of(node), bus)
     await bus.publish(stop(node))
     assert len(await listener.listen(1)) == 1
 
 
 async def test_a_stream_that_vanishes_under_a_living_server_is_made_again(rig: Rig) -> None:
-    bus, listener, node = await rig.client(), Listener(), name()
-    await bus.subscribe([commands_of(node)], listener, durable=name())
+    bus, node = await rig.client(), name()
+    listener = await rig.listener(commands_of(node), bus)
     operator = await nats.connect(rig.url)
     await operator.jetstream().delete_stream("GLOWPLUG_COMMANDS")
     await operator.close()
@@ -161,8 +157,8 @@ async def test_a_stream_that_vanishes_under_a_living_server_is_made_again(rig: R
 
 
 async def test_a_frozen_server_is_refused_within_the_timeout_and_used_again(own_nats: NatsProcess, rig: Rig) -> None:
-    bus, listener, node = await rig.client(), Listener(), name()
-    await bus.subscribe([commands_of(node)], listener, durable=name())
+    bus, node = await rig.client(), name()
+    listener = await rig.listener(commands_of(node), bus)
     own_nats.freeze()
     lost_to_the_caller, after = stop(node, "i-1"), stop(node, "i-2")
     with pytest.raises(BusUnavailable):
@@ -182,9 +178,8 @@ def disk(tmp_path: Path):
 
 @pytest.fixture
 def server(disk: SmallDisk):
-    made = NatsProcess(disk.path / "nats").start()
-    yield made
-    made.kill()
+    with NatsProcess(disk.path / "nats") as made:
+        yield made
 
 
 @pytest.fixture

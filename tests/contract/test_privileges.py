@@ -55,21 +55,18 @@ def nats_users() -> str:
 @pytest.fixture(scope="module")
 def bus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsProcess]:
     """NATS with the users of deploy/docker, both streams made by who may."""
-    server = NatsProcess(tmp_path_factory.mktemp("nats"), PASSWORDS, nats_users())
-    try:
-        yield server.start()
-    finally:
-        server.kill()
+    with NatsProcess(tmp_path_factory.mktemp("nats"), PASSWORDS, nats_users()) as server:
+        yield server
 
 
-def nats_url(server: NatsProcess, user: str) -> str:
+def url_of(server: NatsProcess | ValkeyProcess, user: str) -> str:
     return server.url.replace("//", f"//{user}:{PASSWORDS[variable(user)]}@")
 
 
 @asynccontextmanager
 async def guest(server: NatsProcess, user: str) -> AsyncIterator[Client]:
     """A plain client of one user. What the server refuses it says at some later time, so tests look at what arrives."""
-    url = nats_url(server, user)
+    url = url_of(server, user)
     client = await nats.connect(url, error_cb=_quiet, inbox_prefix=inbox_of(url), allow_reconnect=False)
     try:
         yield client
@@ -110,10 +107,14 @@ async def let_through(server: NatsProcess, user: str, subjects: Iterable[str]) -
         return seen & subjects
 
 
+def new_bus(server: NatsProcess, user: str) -> NatsBus:
+    url = url_of(server, user)
+    return NatsBus(url, f"test-{user}", inbox=inbox_of(url), makes_streams=makes_streams(url))
+
+
 @asynccontextmanager
 async def bus_of(server: NatsProcess, user: str) -> AsyncIterator[NatsBus]:
-    url = nats_url(server, user)
-    bus = NatsBus(url, f"test-{user}", inbox=inbox_of(url), makes_streams=makes_streams(url))
+    bus = new_bus(server, user)
     try:
         async with asyncio.timeout(20):
             await bus.connect()
@@ -225,17 +226,13 @@ async def test_every_service_reads_what_it_follows(bus_server: NatsProcess, user
 
 
 async def test_streams_are_made_by_one_user_and_waited_for_by_the_others(tmp_path: Path) -> None:
-    server = NatsProcess(tmp_path, PASSWORDS, nats_users()).start()
-    try:
-        url = nats_url(server, "router")
-        router = NatsBus(url, "router-1", inbox=inbox_of(url), makes_streams=makes_streams(url))
+    with NatsProcess(tmp_path, PASSWORDS, nats_users()) as server:
+        router = new_bus(server, "router")
         waiting = asyncio.create_task(router.connect())
         async with bus_of(server, STREAMS_OWNER):
             await asyncio.wait_for(waiting, 20)
         assert router.connected
         await router.close()
-    finally:
-        server.kill()
 
 
 async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) -> None:
@@ -272,32 +269,24 @@ def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyPro
     script = TREE / "deploy/docker/valkey-users.sh"
     subprocess.run(["sh", str(script), str(folder / "users.acl")], env=PASSWORDS, check=True)
     assert (folder / "users.acl").stat().st_mode & 0o777 == 0o600
-    server = ValkeyProcess(folder, acl=str(folder / "users.acl"))
-    try:
-        yield server.start()
-    finally:
-        server.kill()
-
-
-def store_url(server: ValkeyProcess, user: str) -> str:
-    return server.url.replace("//", f"//{user}:{PASSWORDS[variable(user)]}@")
+    with ValkeyProcess(folder, acl=str(folder / "users.acl")) as server:
+        yield server
 
 
 @users
 async def test_a_user_writes_its_tables_and_reads_what_is_declared(store_server: ValkeyProcess, user: str) -> None:
     rights = RIGHTS[user]
-    client = Redis.from_url(store_url(store_server, user))
+    async with Redis.from_url(url_of(store_server, user)) as client:
 
-    async def may(*words: str) -> bool:
-        try:
-            await client.execute_command(*words)
-        except NoPermissionError:
-            return False
-        except ResponseError as error:  # it may, and the words make no sense
-            assert "WRONGTYPE" in str(error), error
-        return True
+        async def may(*words: str) -> bool:
+            try:
+                await client.execute_command(*words)
+            except NoPermissionError:
+                return False
+            except ResponseError as error:  # it may, and the words make no sense
+                assert "WRONGTYPE" in str(error), error
+            return True
 
-    try:
         for table in [*TABLES, "another"]:
             key, is_log = f"{PREFIX}:{table}", table in LOGS
             if is_log:
@@ -314,30 +303,23 @@ async def test_a_user_writes_its_tables_and_reads_what_is_declared(store_server:
             mine = user == other and rights.has_epoch
             assert await may("SET", f"{PREFIX}:epoch:{other}", "1") == mine, other
             assert await may("HSET", f"{PREFIX}:lease:{other}", "holder", "x") == (mine and rights.leads), other
-            if mine:
-                await client.delete(f"{PREFIX}:lease:{other}") if rights.leads else None
+            if mine and rights.leads:
+                await client.delete(f"{PREFIX}:lease:{other}")
         script = "return redis.call('hset', KEYS[1], 'k', '{}')"
         for table in (t for t in TABLES if t not in rights.writes):
-            try:
+            with pytest.raises(RedisError, match=r"(?i)permission"):
                 await client.eval(script, 1, f"{PREFIX}:{table}")
-            except RedisError as error:
-                assert "permission" in str(error).lower(), error
-            else:
-                pytest.fail(f"{user} wrote {table} by a script")
-    finally:
-        await client.aclose()
 
 
 @pytest.mark.parametrize("user", [*USERS, ""])
 async def test_nobody_commands_the_server(store_server: ValkeyProcess, user: str) -> None:
     """Nor does who gives no password, who may ask whether it lives and nothing else."""
-    url = store_url(store_server, user) if user else store_server.url
-    client = Redis.from_url(url)
+    url = url_of(store_server, user) if user else store_server.url
     refused = """CONFIG GET *|CONFIG SET dir /|KEYS *|SCAN 0|FLUSHALL|FLUSHDB|ACL LIST|ACL SETUSER x|
         SHUTDOWN|SAVE|BGREWRITEAOF|MONITOR|CLIENT LIST|CLIENT KILL ID 1|RANDOMKEY|SWAPDB 0 1|REPLICAOF NO ONE|
         MODULE LIST|FUNCTION LIST|SCRIPT FLUSH|SUBSCRIBE x|PUBLISH x y|OBJECT ENCODING x|DUMP x|MIGRATE h 1 k 0 1|
         SLOWLOG GET|LATENCY LATEST|DBSIZE|COMMAND|RENAME a b|COPY a b|CLUSTER INFO|FAILOVER|WAIT 0 0"""
-    try:
+    async with Redis.from_url(url) as client:
         assert await client.ping()
         more = ([] if user == READER else ["INFO"]) + ([] if user else ["GET x", "HGETALL x"])
         for words in [*refused.split("|"), *more]:
@@ -345,23 +327,20 @@ async def test_nobody_commands_the_server(store_server: ValkeyProcess, user: str
                 await client.execute_command(*words.split())
         with pytest.raises(ResponseError):  # refused to everybody, before anybody's rights are looked at
             await client.execute_command("DEBUG", "SLEEP", "0")
-    finally:
-        await client.aclose()
 
 
 async def test_a_wrong_password_opens_nothing(store_server: ValkeyProcess) -> None:
-    of_another = store_url(store_server, "placer").replace("of-placer", "of-agent")
+    of_another = url_of(store_server, "placer").replace("of-placer", "of-agent")
     for url in (of_another, store_server.url.replace("//", "//root:x@")):
-        client = Redis.from_url(url)
-        with pytest.raises(RedisError, match="password"):
-            await client.hgetall(f"{PREFIX}:models")
-        await client.aclose()
+        async with Redis.from_url(url) as client:
+            with pytest.raises(RedisError, match="password"):
+                await client.hgetall(f"{PREFIX}:models")
 
 
 @pytest.mark.parametrize("user", EPOCHS)
 async def test_epochs_leases_and_fences_work_under_the_rules(store_server: ValkeyProcess, user: str) -> None:
     rights = RIGHTS[user]
-    store, second = (RedisStore(store_url(store_server, user)) for _ in range(2))
+    store, second = (RedisStore(url_of(store_server, user)) for _ in range(2))
     table = next(t for t in rights.writes if t not in LOGS)
     try:
         epoch = await store.next_epoch(user)

@@ -16,7 +16,6 @@ from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import InstanceState, PhaseName
 from glowplug.engines.process import started_at
 from services.agent.app import make
-from services.agent.state_file import NodeTaken
 from tests.agent_rig import (
     NODE,
     AgentRig,
@@ -174,40 +173,6 @@ async def test_a_start_under_way_is_given_up(rig: AgentRig) -> None:
     assert started_at(pid) is None and rig.used_bytes() == 0
 
 
-async def test_serves_on_without_bus_and_store(rig: AgentRig) -> None:
-    url = await started(rig)
-    rig.broker.down = rig.store.down = True
-    pid = rig.handle("i-1")["pid"]
-    os.kill(pid, signal.SIGKILL)
-    await rig.reaches("i-1", InstanceState.FAILED)
-    before = rig.row("i-1")
-    assert before is not None and before.state is InstanceState.READY and url
-    rig.broker.down = rig.store.down = False
-    await until(lambda: rig.row("i-1") == rig.instance("i-1"), "the store catches up")
-
-
-async def test_an_emptied_store_heals(rig: AgentRig) -> None:
-    await started(rig)
-    rig.store.tables.clear()
-    await until(lambda: rig.row("i-1") and NODE in rig.store.tables["nodes"], "rows are written again")
-
-
-async def test_taken_back_after_kill_9(rig: AgentRig) -> None:
-    url = await started(rig)
-    await rig.run(emulated_model("dies"), "i-2")
-    before, handle, dead = rig.instance("i-1"), rig.handle("i-1"), rig.handle("i-2")["pid"]
-    await rig.crash()
-    os.kill(dead, signal.SIGKILL)
-    await until(lambda: started_at(dead) is None, "it dies while its agent is down")
-    await rig.start()
-    failed = await rig.reaches("i-2", InstanceState.FAILED)
-    again = await rig.reaches("i-1", InstanceState.READY)
-    assert before is not None and again.revision > before.revision and again.url == url
-    assert rig.handle("i-1") == handle and "while its agent was down" in failed.reason
-    await until(lambda: rig.used_bytes() == 100 * MIB, "only the living hold bytes")
-    await rig.stop("i-1")
-
-
 async def test_a_start_goes_on_after_kill_9(rig: AgentRig) -> None:
     model = emulated_model()
     await rig.send(start_command(model, "i-1"))
@@ -233,22 +198,6 @@ async def test_engines_nobody_knows_are_killed(rig: AgentRig, schema: int | None
     await rig.start()
     await until(lambda: started_at(pid) is None, "the orphan is killed")
     await until(lambda: (row := rig.row("i-1")) and row.state is InstanceState.FAILED, "its row ends")
-
-
-async def test_one_agent_per_node(rig: AgentRig) -> None:
-    second = AgentRig(rig.settings.state_dir.parent)
-    with pytest.raises(NodeTaken, match=rf"node-1 has an agent already \(pid {os.getpid()}"):
-        second.open()
-
-
-async def test_stop_drains_and_leaves(rig: AgentRig) -> None:
-    await started(rig)
-    pid = rig.handle("i-1")["pid"]
-    await rig.service.stop()
-    assert started_at(pid) is None and rig.broker.of_type("node.left")
-    assert NODE not in rig.store.tables["nodes"]
-    assert (row := rig.row("i-1")) is not None and row.state is InstanceState.STOPPED
-    await rig.start()
 
 
 async def test_stop_leaves_no_engine_even_when_the_drain_is_cut(tmp_path: Path) -> None:

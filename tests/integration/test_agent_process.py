@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import psutil
 import pytest
@@ -30,11 +30,15 @@ from tests.servers import Infra, NatsProcess, ValkeyProcess
 from tests.waiting import until
 
 T = TypeVar("T")
+ARGV = (sys.executable, "-m", "services.agent")
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
 PORTS = free_ports(4)  # two for each agent: every address is the first one's too, on one machine
 
 
 class AgentProcess:
     """One agent of its own node, so that tests may share the servers."""
+
+    within: ClassVar[tuple[str, ...]] = ()  # what its command line begins with
 
     def __init__(self, folder: Path, infra: Infra, node_id: str, **env: str) -> None:
         self.folder, self.node_id = folder, node_id
@@ -57,9 +61,7 @@ class AgentProcess:
 
     def spawn(self) -> subprocess.Popen[bytes]:
         with (self.folder / "agent.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.agent"], env=self.env, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen([*self.within, *ARGV], env=self.env, stdout=log, stderr=log)
         return self.process
 
     async def up(self) -> None:
@@ -187,12 +189,13 @@ async def test_sigterm_stops_engines_and_leaves(agent: AgentProcess) -> None:
 
 
 async def test_second_agent_refuses(agent: AgentProcess) -> None:
-    second = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-m", "services.agent"], env=agent.env, capture_output=True, timeout=30
-    )
+    assert agent.process is not None
+    second = await asyncio.to_thread(subprocess.run, ARGV, env=agent.env, capture_output=True, timeout=30)
     assert second.returncode == 1
     last = second.stderr.decode().strip().splitlines()[-1]
-    assert last.startswith("glowplug: ") and f"node {agent.node_id} has an agent already" in last
+    assert (
+        last.startswith("glowplug: ") and f"node {agent.node_id} has an agent already (pid {agent.process.pid}" in last
+    )
     assert b"Traceback" not in second.stderr
 
 
@@ -216,7 +219,7 @@ async def test_outage_of_bus_and_store(tmp_path: Path, servers: Infra) -> None:
         servers.nats.start()
         failed = await agent.reaches("i-5", InstanceState.FAILED, above=dead.revision)
         again = await agent.reaches("i-4", InstanceState.READY)
-        assert again.url == ready.url and await serves(again) and failed.reason
+        assert again.url == ready.url and await serves(again) and failed.reason and await agent.node()
         await agent.bus.publish(stop_command("i-4", node_id="outage", epoch=2**62))
         await agent.reaches("i-4", InstanceState.STOPPED)
 
@@ -258,15 +261,7 @@ async def test_an_engine_keeps_its_port_over_a_restart_of_its_agent(nodes: list[
 class Contained(AgentProcess):
     """An agent as PID 1 of a process namespace: when it ends the kernel ends everything in it."""
 
-    def spawn(self) -> subprocess.Popen[bytes]:
-        with (self.folder / "agent.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "services.agent"],
-                env=self.env,
-                stdout=log,
-                stderr=log,
-            )
-        return self.process
+    within = (*NAMESPACE, "--kill-child")
 
     def inside(self) -> psutil.Process:
         assert self.process is not None
@@ -280,7 +275,7 @@ class Contained(AgentProcess):
 def can_contain() -> bool:
     if shutil.which("unshare") is None:
         return False
-    tried = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False)
+    tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False)
     return tried.returncode == 0
 
 

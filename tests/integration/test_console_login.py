@@ -1,7 +1,6 @@
 """A console with a key: who comes without it, with it, with a session, and what becomes of what is open at its end."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 
 from services.console import login
 from tests import console_story as story
-from tests.console_server import ADMIN_TOKEN, API_KEY, ConsoleUnderTest, FakeOwner, addresses, owning, serving
+from tests.console_server import ADMIN_TOKEN, API_KEY, SILENCE_S, FakeOwner, Visit, addresses, owning, visited
 
-PATIENCE_S = 20.0
 KEY = "key-of-this-console"
 READ = [
     *("/api/v1/fleet", "/api/v1/stream", "/api/v1/models/m", "/api/v1/requests", "/api/v1/traces", "/api/v1/traces/1"),
@@ -23,14 +21,8 @@ READ = [
 OPEN = ["/live", "/health", "/ready", "/metrics", "/login", "/session", "/page/base.css"]
 
 
-@contextlib.asynccontextmanager
-async def locked(**settings: Any) -> AsyncIterator[tuple[ConsoleUnderTest, httpx.AsyncClient]]:
-    async with (
-        serving(**{"console_key": KEY, **settings}) as at,
-        httpx.AsyncClient(base_url=at.url, timeout=PATIENCE_S) as client,
-    ):
-        yield at, client
-        await at.console.upstream.close()
+def locked(**settings: Any) -> Visit:
+    return visited(**{"console_key": KEY, **settings})
 
 
 async def log_in(client: httpx.AsyncClient, key: str = KEY, **headers: str) -> httpx.Response:
@@ -114,7 +106,7 @@ async def test_a_session_ends_by_itself_and_with_it_what_is_open() -> None:
                 await anext(lines)
                 at.clock.forward(61)
                 await at.publish(*story.fleet_events(at.clock()))
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(SILENCE_S):
                     async for _ in lines:
                         pass
             assert (await client.get("/api/v1/fleet")).status_code == 401

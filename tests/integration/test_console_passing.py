@@ -1,7 +1,6 @@
 """What the console passes on: chats to the router, actions to their owners. Real sockets; the far side is a fake."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,9 +10,8 @@ import pytest
 
 from glowplug.events.facts import ServiceStarted
 from tests import console_story as story
-from tests.console_server import ADMIN_TOKEN, ConsoleUnderTest, FakeOwner, addresses, owning, serving
+from tests.console_server import ADMIN_TOKEN, SILENCE_S, FakeOwner, Visit, addresses, owning, visited
 
-PATIENCE_S = 20.0
 CHAT = "/playground/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
 RIGHT = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
@@ -27,14 +25,8 @@ async def owner() -> AsyncIterator[FakeOwner]:
         yield far_side
 
 
-@contextlib.asynccontextmanager
-async def between(owner: FakeOwner, **settings: Any) -> AsyncIterator[tuple[ConsoleUnderTest, httpx.AsyncClient]]:
-    async with (
-        serving(**{**addresses(owner), **settings}) as at,
-        httpx.AsyncClient(base_url=at.url, timeout=PATIENCE_S) as client,
-    ):
-        yield at, client
-        await at.console.upstream.close()
+def between(owner: FakeOwner, **settings: Any) -> Visit:
+    return visited(**{**addresses(owner), **settings})
 
 
 async def test_a_chat_streams_as_it_comes_with_the_headers_that_matter(owner: FakeOwner) -> None:
@@ -63,7 +55,7 @@ async def test_a_reader_who_leaves_ends_the_generation(owner: FakeOwner) -> None
         async with client.stream("POST", CHAT, content=b"{}", headers=JSON) as answer:
             await anext(answer.aiter_raw())
         go_on.set()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(SILENCE_S):
             await owner.left.wait()
         assert owner.num_sent < len(FLOOD)
 
@@ -73,7 +65,7 @@ async def test_a_reader_who_leaves_before_the_head_ends_the_wait(owner: FakeOwne
     async with between(owner, chat_max_streams=1) as (_, client):
         with pytest.raises(httpx.ReadTimeout):
             await client.post(CHAT, content=b"{}", headers=JSON, timeout=0.2)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(SILENCE_S):
             await owner.left.wait()
         owner.head_at_once = True
         async with client.stream("POST", CHAT, content=b"{}", headers=JSON) as answer:

@@ -7,22 +7,17 @@ from pathlib import Path
 
 import nats
 import pytest
+from nats.aio.client import Client
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from glowplug.bus.streams import stream_configs
 from glowplug.runtime.privileges import USERS, inbox_of
 from glowplug.runtime.supervisor import embedded
-from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
-from tests.integration.test_supervisor import WAIT_S, child, up
+from glowplug.runtime.supervisor.child import Child, ChildState
+from tests.integration.conftest import WAIT_S, Children, up
 from tests.small_disk import small_disk
 from tests.waiting import until
-
-
-async def _up(of: ChildSpec, tmp_path: Path) -> Child:
-    process = child(of, tmp_path)
-    await up(process)
-    return process
 
 
 async def _killed(process: Child) -> None:
@@ -35,11 +30,18 @@ SUBJECT = "glowplug.v1.evt.node.left._.node-1"
 PASSWORDS = {user: f"secret-of-{user}" for user in USERS}
 
 
-async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_who_comes(tmp_path: Path) -> None:
+async def connected(url: str) -> Client:
+    """A client that comes back as often as its server does."""
+    return await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url))
+
+
+async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_who_comes(
+    children: Children, tmp_path: Path
+) -> None:
     server = embedded.EmbeddedNats(embedded.find_nats(), tmp_path, PASSWORDS)
-    process = await _up(server.spec(os.environ), tmp_path)
-    url = server.url("placer")
-    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url))
+    process = children.make(server.spec(os.environ))
+    await up(process)
+    client = await connected(url := server.url("placer"))
     stream = stream_configs(1)[0]
     await client.jetstream().add_stream(stream)
     await client.jetstream().publish(SUBJECT, b"kept")
@@ -54,16 +56,16 @@ async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_who_comes(t
                 url.replace(f"placer:{PASSWORDS['placer']}@", wrong), allow_reconnect=False, connect_timeout=2
             )
     assert (tmp_path / "nats.conf").stat().st_mode & 0o077 == 0
-    await process.stop(grace_s=5)
 
 
 @pytest.mark.parametrize("folder", ["short", "x" * 120])
-async def test_valkey_keeps_what_it_took_over_kill_9(tmp_path: Path, folder: str) -> None:
+async def test_valkey_keeps_what_it_took_over_kill_9(children: Children, tmp_path: Path, folder: str) -> None:
     place = tmp_path / folder
     place.mkdir()
     server = embedded.EmbeddedValkey(embedded.find_valkey(), place, PASSWORDS)
     assert len(str(server.socket)) <= embedded.SOCKET_PATH_LIMIT
-    process = await _up(server.spec(os.environ), tmp_path)
+    process = children.make(server.spec(os.environ))
+    await up(process)
     redis = Redis.from_url(server.url("agent"))
     await redis.hset("glowplug:v1:nodes", "k", "v")
     aof = place / "appendonlydir"
@@ -101,16 +103,12 @@ async def _stored(context: nats.js.JetStreamContext) -> bool:
     return True
 
 
-async def test_nats_stores_again_once_a_full_disk_has_space_again(tmp_path: Path) -> None:
+async def test_nats_stores_again_once_a_full_disk_has_space_again(children: Children, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 16) as disk:
         server = embedded.EmbeddedNats(embedded.find_nats(), disk.path, PASSWORDS)
-        process = child(server.spec(os.environ), tmp_path)
-        process.live_poll_s = 0.05
+        process = children.make(server.spec(os.environ), live_poll_s=0.05)
         await up(process)
-        url = server.url("placer")
-        client = await nats.connect(
-            url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url)
-        )
+        client = await connected(server.url("placer"))
         context = client.jetstream()
         await context.add_stream(stream_configs(1)[0])
         disk.fill()
@@ -128,11 +126,10 @@ async def test_nats_stores_again_once_a_full_disk_has_space_again(tmp_path: Path
         await process.stop(grace_s=5)
 
 
-async def test_valkey_says_that_its_disk_is_full_and_writes_again_by_itself(tmp_path: Path) -> None:
+async def test_valkey_says_that_its_disk_is_full_and_writes_again_by_itself(children: Children, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         server = embedded.EmbeddedValkey(embedded.find_valkey(), disk.path, PASSWORDS)
-        process = child(server.spec(os.environ), tmp_path)
-        process.live_poll_s = 0.05
+        process = children.make(server.spec(os.environ), live_poll_s=0.05)
         await up(process)
         redis = Redis.from_url(server.url("agent"))
         disk.fill()

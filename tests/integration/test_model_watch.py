@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,132 +20,113 @@ from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 from services.autoscaler.model_watch import ModelWatch
 
-ONE = "name: one\nengine: emulated\nweights_bytes: 10MiB\nkeep_alive_s: {keep}\n"
 TWO = "---\nname: two\nengine: emulated\nweights_bytes: 10MiB\n"
+ALIASED = "name: other\naliases: [one]\nengine: emulated\nweights_bytes: 1MiB\n"
+
+
+def one(keep_alive_s: float | str = 5) -> str:
+    return f"name: one\nengine: emulated\nweights_bytes: 10MiB\nkeep_alive_s: {keep_alive_s}\n"
+
+
+class Watched:
+    """A directory of model files and the autoscaler that follows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store = folder, MemoryStore()
+        self.watch = ModelWatch(folder, 1.0)
+        self.controller = AutoscalerController(scale, "reactive", epoch=1)
+        means = (MemoryBus(), self.store, Tracing("autoscaler", "autoscaler-1"))
+        metrics = ShellMetrics("autoscaler", CollectorRegistry())
+        self.shell = Shell("autoscaler", "autoscaler-1", self.controller, *means, metrics, reads=READS)
+
+    async def poll(self, **files: str | None) -> None:
+        """Look once, after these files have been written, or removed where the text is None."""
+        for name, text in files.items():
+            path = self.folder / f"{name}.yaml"
+            path.unlink() if text is None else path.write_text(text)
+        await self.watch.poll(self.shell)
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        return self.controller.models
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """Reasons by the name of the file or directory."""
+        return {Path(path).name: reason for path, reason in self.watch.errors.items()}
 
 
 @pytest.fixture
-async def shell():
-    metrics = ShellMetrics("autoscaler", CollectorRegistry())
-    made = Shell(
-        "autoscaler",
-        "autoscaler-1",
-        AutoscalerController(scale, "reactive", epoch=1),
-        MemoryBus(),
-        MemoryStore(),
-        Tracing("autoscaler", "autoscaler-1"),
-        metrics,
-        reads=READS,
-    )
-    await made.start()
-    yield made
-    await made.stop()
-
-
-def models(shell: Shell) -> dict[str, Model]:
-    assert isinstance(shell.controller, AutoscalerController)
-    return shell.controller.models
-
-
-def write(path: Path, text: str) -> None:
-    path.write_text(text)
-
-
-async def test_files_are_deployed_changed_and_undeployed(shell, tmp_path):
-    watch, path = ModelWatch(tmp_path, 1.0), tmp_path / "a.yaml"
-    write(path, ONE.format(keep=5) + TWO)
-    await watch.poll(shell)
-    assert set(models(shell)) == {"one", "two"}
-    assert set(shell.store.tables["models"]) == {"one", "two"}
-    write(path, ONE.format(keep=77))
-    await watch.poll(shell)
-    assert set(models(shell)) == {"one"} and models(shell)["one"].keep_alive_s == 77
-    path.unlink()
-    await watch.poll(shell)
-    assert models(shell) == {} and watch.errors == {}
-
-
-async def test_a_bad_file_keeps_the_old_model_and_shows_the_reason(shell, tmp_path):
-    watch, path = ModelWatch(tmp_path, 1.0), tmp_path / "a.yaml"
-    write(path, ONE.format(keep=5))
-    await watch.poll(shell)
-    write(path, ONE.format(keep="soon"))
-    await watch.poll(shell)
-    assert models(shell)["one"].keep_alive_s == 5
-    assert "keep_alive_s" in watch.errors[str(path)]
-    write(path, ONE.format(keep=6))
-    await watch.poll(shell)
-    assert models(shell)["one"].keep_alive_s == 6 and watch.errors == {}
-
-
-async def test_two_files_that_claim_one_name_conflict_and_the_first_stays(shell, tmp_path):
-    watch = ModelWatch(tmp_path, 1.0)
-    write(tmp_path / "a.yaml", ONE.format(keep=5))
-    write(tmp_path / "b.yaml", "name: other\naliases: [one]\nengine: emulated\nweights_bytes: 1MiB\n")
-    await watch.poll(shell)
-    assert set(models(shell)) == {"one"}
-    assert "belongs to model 'one'" in watch.errors[str(tmp_path / "b.yaml")]
-    (tmp_path / "a.yaml").unlink()
-    await watch.poll(shell)
-    await watch.poll(shell)
-    assert set(models(shell)) == {"other"} and watch.errors == {}
-
-
-async def test_a_second_file_of_a_model_is_kept_out_and_its_removal_takes_nothing_along(shell, tmp_path):
-    watch, copy = ModelWatch(tmp_path, 1.0), tmp_path / "b.yaml"
-    write(tmp_path / "a.yaml", ONE.format(keep=5))
-    write(copy, ONE.format(keep=9))
-    await watch.poll(shell)
-    assert models(shell)["one"].keep_alive_s == 5
-    assert "comes from a.yaml already" in watch.errors[str(copy)]
-    copy.unlink()
-    await watch.poll(shell)
-    assert set(models(shell)) == {"one"} and watch.errors == {}
-
-
-async def test_a_renamed_file_keeps_its_model_and_a_copy_takes_over_from_a_removed_one(shell, tmp_path):
-    watch, path = ModelWatch(tmp_path, 1.0), tmp_path / "a.yaml"
-    write(path, ONE.format(keep=5))
-    await watch.poll(shell)
-    path.rename(tmp_path / "b.yaml")
-    await watch.poll(shell)
-    assert models(shell)["one"].source == str(tmp_path / "b.yaml")
-    write(tmp_path / "c.yaml", ONE.format(keep=9))
-    await watch.poll(shell)
-    (tmp_path / "b.yaml").unlink()
-    await watch.poll(shell)
-    assert models(shell)["one"].keep_alive_s == 9 and watch.errors == {}
-
-
-async def test_models_of_a_file_removed_while_nobody_watched_are_undeployed(shell, tmp_path):
-    path = tmp_path / "a.yaml"
-    write(path, ONE.format(keep=5))
-    await ModelWatch(tmp_path, 1.0).poll(shell)
-    path.unlink()
-    await ModelWatch(tmp_path, 1.0).poll(shell)
-    assert models(shell) == {}
-
-
-async def test_an_unreadable_directory_changes_nothing(shell, tmp_path):
+async def at(tmp_path: Path) -> AsyncIterator[Watched]:
     folder = tmp_path / "models"
     folder.mkdir()
-    write(folder / "a.yaml", ONE.format(keep=5))
-    watch = ModelWatch(folder, 1.0)
-    await watch.poll(shell)
-    folder.rename(tmp_path / "elsewhere")
-    await watch.poll(shell)
-    assert set(models(shell)) == {"one"}
-    assert "cannot read" in watch.errors[str(folder)]
+    made = Watched(folder)
+    await made.shell.start()
+    yield made
+    await made.shell.stop()
 
 
-async def test_a_pipe_among_the_model_files_is_named_and_the_others_are_in_force(shell, tmp_path):
-    watch = ModelWatch(tmp_path, 1.0)
-    os.mkfifo(tmp_path / "a.yaml")
-    write(tmp_path / "b.yaml", ONE.format(keep=5))
+async def test_files_are_deployed_changed_and_undeployed(at: Watched) -> None:
+    await at.poll(a=one() + TWO)
+    assert set(at.models) == set(at.store.tables["models"]) == {"one", "two"}
+    await at.poll(a=one(77))
+    assert set(at.models) == {"one"} and at.models["one"].keep_alive_s == 77
+    await at.poll(a=None)
+    assert at.models == {} and at.errors == {}
+
+
+async def test_a_bad_file_keeps_the_old_model_and_shows_the_reason(at: Watched) -> None:
+    await at.poll(a=one(5))
+    await at.poll(a=one("soon"))
+    assert at.models["one"].keep_alive_s == 5 and "keep_alive_s" in at.errors["a.yaml"]
+    await at.poll(a=one(6))
+    assert at.models["one"].keep_alive_s == 6 and at.errors == {}
+
+
+async def test_two_files_that_claim_one_name_conflict_and_the_first_stays(at: Watched) -> None:
+    await at.poll(a=one(), b=ALIASED)
+    assert set(at.models) == {"one"} and "belongs to model 'one'" in at.errors["b.yaml"]
+    await at.poll(a=None)
+    await at.poll()
+    assert set(at.models) == {"other"} and at.errors == {}
+
+
+async def test_a_second_file_of_a_model_is_kept_out_and_its_removal_takes_nothing_along(at: Watched) -> None:
+    await at.poll(a=one(5), b=one(9))
+    assert at.models["one"].keep_alive_s == 5 and "comes from a.yaml already" in at.errors["b.yaml"]
+    await at.poll(b=None)
+    assert set(at.models) == {"one"} and at.errors == {}
+
+
+async def test_a_renamed_file_keeps_its_model_and_a_copy_takes_over_from_a_removed_one(at: Watched) -> None:
+    await at.poll(a=one(5))
+    (at.folder / "a.yaml").rename(at.folder / "b.yaml")
+    await at.poll()
+    assert at.models["one"].source == str(at.folder / "b.yaml")
+    await at.poll(c=one(9))
+    await at.poll(b=None)
+    assert at.models["one"].keep_alive_s == 9 and at.errors == {}
+
+
+async def test_models_of_a_file_removed_while_nobody_watched_are_undeployed(at: Watched) -> None:
+    await at.poll(a=one())
+    at.watch = ModelWatch(at.folder, 1.0)
+    await at.poll(a=None)
+    assert at.models == {}
+
+
+async def test_an_unreadable_directory_changes_nothing(at: Watched) -> None:
+    await at.poll(a=one())
+    at.folder.rename(at.folder.with_name("elsewhere"))
+    await at.poll()
+    assert set(at.models) == {"one"} and "cannot read" in at.errors["models"]
+
+
+async def test_a_pipe_among_the_model_files_is_named_and_the_others_are_in_force(at: Watched) -> None:
+    os.mkfifo(at.folder / "a.yaml")
     async with asyncio.timeout(20):
-        await watch.poll(shell)
-    assert set(models(shell)) == {"one"}
-    assert watch.errors == {str(tmp_path / "a.yaml"): "cannot be read: it is no regular file"}
+        await at.poll(b=one())
+    assert set(at.models) == {"one"} and at.errors == {"a.yaml": "cannot be read: it is no regular file"}
 
 
 class DeadMount(type(Path())):  # type: ignore[misc]
@@ -158,22 +140,20 @@ class DeadMount(type(Path())):  # type: ignore[misc]
         return super().stat(**options)
 
 
-async def test_a_mount_that_dies_keeps_its_models_in_force_and_holds_up_nothing_else(shell, tmp_path):
-    folder = DeadMount(tmp_path)
+async def test_a_mount_that_dies_keeps_its_models_in_force_and_holds_up_nothing_else(at: Watched) -> None:
+    folder = DeadMount(at.folder)
     folder.answers.set()
-    watch = ModelWatch(folder, 1.0, timeout_s=0.05)
-    write(tmp_path / "a.yaml", ONE.format(keep=5))
-    await watch.poll(shell)
-    assert set(models(shell)) == {"one"}
+    at.watch = ModelWatch(folder, 1.0, timeout_s=0.05)
+    await at.poll(a=one(5))
+    assert set(at.models) == {"one"}
     folder.answers.clear()
-    write(tmp_path / "b.yaml", TWO)
-    for _ in range(3):
-        await watch.poll(shell)
-    assert set(models(shell)) == {"one", "two"}
-    assert "the file system has not answered" in watch.errors[str(tmp_path / "a.yaml")]
+    await at.poll(b=TWO)
+    await at.poll()
+    await at.poll()
+    assert set(at.models) == {"one", "two"} and "the file system has not answered" in at.errors["a.yaml"]
     folder.answers.set()
-    write(tmp_path / "a.yaml", ONE.format(keep=77))
+    await at.poll(a=one(77))
     async with asyncio.timeout(20):
-        while watch.errors:
-            await watch.poll(shell)
-    assert models(shell)["one"].keep_alive_s == 77
+        while at.errors:
+            await at.poll()
+    assert at.models["one"].keep_alive_s == 77

@@ -1,82 +1,50 @@
 """Every OpenAPI we publish, spoken to in every way it allows and many it does not: no 500, no crash (schemathesis)."""
 
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.ports import free_port
-from tests.servers import Infra, until_answers
+from tests.ha_fleet import ADMIN, HaFleet, Process
+from tests.servers import Infra
+from tests.waiting import wait_until
 
-TOKEN = "an-admin-token"
 EXAMPLES = "8"  # per operation and phase
 SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console")
 ENDLESS = "(/stream|/events)$"  # paths whose answers never end
 PASSED_ON = "/{verb}$|/playground/v1/"  # what the console passes on to its owner: none is here, so it is a 503
 
 
-@dataclass
-class Running:
-    """One service process."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-
 @pytest.fixture(params=SERVICES)
-def service(request: pytest.FixtureRequest, infra: Infra, tmp_path: Path) -> Iterator[Running]:
-    port, log = free_port(), tmp_path / "log"
-    env = (
-        os.environ
-        | infra.env
-        | {
-            "GLOWPLUG_PORT": str(port),
-            "GLOWPLUG_SERVICE_ID": f"{request.param}-openapi",
-            "GLOWPLUG_NODE_ID": "openapi",
-            "GLOWPLUG_STATE_DIR": str(tmp_path / "state"),
-            "GLOWPLUG_SHM_DIR": str(tmp_path / "shm"),
-            "GLOWPLUG_ADMIN_TOKEN": TOKEN,
-            "GLOWPLUG_ENGINES": "emulated",
-        }
-    )
-    with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-m", f"services.{request.param}"], env=env, stdout=out, stderr=out)
-    running = Running(f"http://127.0.0.1:{port}", process, log)
+def service(request: pytest.FixtureRequest, infra: Infra, tmp_path: Path) -> Iterator[Process]:
+    fleet = HaFleet(tmp_path, infra, lease_s=0)
+    process = fleet.add(f"{request.param}-openapi", GLOWPLUG_NODE_ID="openapi").start()
     try:
-        until_answers(f"{running.url}/ready", process, log)
-        yield running
+        wait_until(f"{process.name} is ready", process.ready)
+        yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        fleet.stop()
 
 
-def test_no_input_breaks_a_service(service: Running) -> None:
+def test_no_input_breaks_a_service(service: Process) -> None:
     argv = [str(Path(sys.executable).with_name("st")), "run", f"{service.url}/openapi.json", "--no-color"]
     argv += ["--checks", "not_a_server_error", "--max-examples", EXAMPLES, "--phases", "examples,coverage,fuzzing"]
-    argv += ["--header", f"Authorization: Bearer {TOKEN}", "--exclude-path-regex", f"{ENDLESS}|{PASSED_ON}"]
+    argv += ["--header", f"Authorization: {ADMIN['Authorization']}", "--exclude-path-regex", f"{ENDLESS}|{PASSED_ON}"]
     argv += ["--request-timeout", "10", "--seed", "1", "--generation-database", "none", "--workers", "1"]
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=service.log.parent, timeout=110, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=service.log_path.parent, timeout=110, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     generated = re.search(r"(\d+) generated", done.stdout)
     assert generated is not None
     assert int(generated[1]) > 20, done.stdout
-    assert service.process.poll() is None
-    assert httpx.get(f"{service.url}/ready").status_code == 200
-    assert "Traceback" not in service.log.read_text(errors="replace")
+    assert service.process is not None and service.process.poll() is None
+    assert service.ready() and "Traceback" not in service.log()
 
 
-def test_changing_calls_want_the_admin_token(service: Running) -> None:
+def test_changing_calls_want_the_admin_token(service: Process) -> None:
     paths = httpx.get(f"{service.url}/openapi.json").json()["paths"]
     changing = [(verb, path) for path, verbs in paths.items() for verb in verbs if verb not in ("get", "head")]
     for verb, path in changing:

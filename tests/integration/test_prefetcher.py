@@ -1,24 +1,20 @@
 """The prefetcher as a process: real NATS and Valkey, real servers of weights, kill -9 midway."""
 
 import asyncio
-import gzip
 import hashlib
 import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from glowplug.bus.nats_bus import NatsBus
 from glowplug.domain.instance import InstanceState
@@ -32,6 +28,7 @@ from glowplug.weights.inventory import read_cached, read_links
 from glowplug.weights.region import Region, RegionFailure, RegionState, RegionStatus, region_digest
 from tests.fleet_builder import a_model, an_instance
 from tests.servers import Infra
+from tests.trace_sink import TraceSink
 from tests.waiting import until
 from tests.weight_servers import WeightServer
 
@@ -108,6 +105,11 @@ class Prefetcher:
     async def until_complete(self, ref: WeightsRef, instance_id: str = "") -> RegionStatus:
         return await self.until_state(ref, RegionState.COMPLETE, instance_id)
 
+    async def fetched(self, ref: WeightsRef, instance_id: str = "", model_key: str = "m") -> RegionStatus:
+        """Ask for weights and wait until they are complete."""
+        await self.fetch(ref, instance_id, model_key)
+        return await self.until_complete(ref, instance_id)
+
     async def until_failed(self, ref: WeightsRef, instance_id: str) -> RegionFailure:
         failure = (await self.until_state(ref, RegionState.FAILED, instance_id)).failure
         assert failure is not None
@@ -155,8 +157,7 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
     await prefetcher.start()
     with WeightServer(DATA) as server:
         ref = WeightsRef(uri=server.url, sha256=SHA, num_bytes=len(DATA))
-        await prefetcher.fetch(ref, model_key="one")
-        status = await prefetcher.until_complete(ref)
+        status = await prefetcher.fetched(ref, model_key="one")
         assert status.info and Path(status.info.path).read_bytes() == DATA
         await until(lambda: prefetcher.received("weights.fetched"))
         num_requests = len(server.requests)
@@ -207,8 +208,7 @@ async def test_failures_are_written_down_with_their_reason(
         await until(lambda: prefetcher.received("weights.fetch_failed"))
         assert prefetcher.received("weights.fetch_failed")[0].code == code
         server.data, server.statuses, server.etag = DATA, [], '"v2"'
-        await prefetcher.fetch(ref, "i-2")
-        await prefetcher.until_complete(ref, "i-2")
+        await prefetcher.fetched(ref, "i-2")
 
 
 async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> None:
@@ -252,8 +252,7 @@ async def test_complete_regions_are_adopted_and_damaged_ones_are_not(prefetcher:
         assert digests == [region_digest(good)]
         assert prefetcher.state(bad).state is RegionState.ABSENT
         num_requests = len(server.requests)
-        await prefetcher.fetch(bad, "i-9")
-        await prefetcher.until_complete(bad)
+        await prefetcher.fetched(bad, "i-9")
         assert len(server.requests) > num_requests
         assert prefetcher.region(bad).blob.read_bytes() == DATA
 
@@ -276,10 +275,8 @@ async def test_the_cache_is_bounded_and_a_drop_cancels(prefetcher: Prefetcher) -
     await prefetcher.start(host_cache_bytes=len(DATA) + 1000, room_wait_s=0.2)
     with WeightServer(DATA) as server:
         first, second = WeightsRef(uri=server.url + "?1"), WeightsRef(uri=server.url + "?2")
-        await prefetcher.fetch(first)
-        await prefetcher.until_complete(first)
-        await prefetcher.fetch(second, "i-2")
-        await prefetcher.until_complete(second)
+        await prefetcher.fetched(first)
+        await prefetcher.fetched(second, "i-2")
         assert prefetcher.state(first).state is RegionState.ABSENT
         await prefetcher.fetch(first, "i-1")
         failure = await prefetcher.until_failed(first, "i-1")
@@ -325,52 +322,30 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
     file.write_bytes(b"garbage")
     with WeightServer(b"garbage") as server:
         ref = WeightsRef(uri=str(file) if scheme == "file" else server.url)
-        await prefetcher.fetch(ref)
-        await prefetcher.until_complete(ref)
+        await prefetcher.fetched(ref)
         file.write_bytes(DATA)
         server.data, server.etag = DATA, '"v2"'
         if scheme == "http":
             await prefetcher.fetch(ref)
         await until(lambda: prefetcher.received("weights.evicted"))
         assert prefetcher.received("weights.evicted")[0].reason == "its source has changed"
-        await prefetcher.fetch(ref, "i-1")
-        status = await prefetcher.until_complete(ref, "i-1")
+        status = await prefetcher.fetched(ref, "i-1")
         assert status.info and status.info.sha256 == SHA
 
 
 async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -> None:
-    received: list[Any] = []
-
-    class Sink(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            raw = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-            for resource in ExportTraceServiceRequest.FromString(raw).resource_spans:
-                received.extend(span for scope in resource.scope_spans for span in scope.spans)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
-
-    sink = ThreadingHTTPServer(("127.0.0.1", 0), Sink)
-    threading.Thread(target=sink.serve_forever, args=(0.02,), daemon=True).start()
-    prefetcher.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{sink.server_address[1]}"
-    await prefetcher.start()
-    with WeightServer(DATA, cuts=[100_000]) as server:
-        ref = WeightsRef(uri=server.url + "?X-Signature=secret", sha256=SHA)
-        await prefetcher.fetch(ref, "i-1")
-        await prefetcher.until_complete(ref)
-        await until(lambda: [s for s in received if s.name == "weights.fetch"])
-    sink.shutdown()
-    (span,) = [s for s in received if s.name == "weights.fetch"]
+    with TraceSink() as sink, WeightServer(DATA, cuts=[100_000]) as server:
+        prefetcher.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
+        await prefetcher.start()
+        await prefetcher.fetched(WeightsRef(uri=server.url + "?X-Signature=secret", sha256=SHA), "i-1")
+        (span,) = await until(lambda: sink.spans("weights.fetch"))
     assert span.trace_id.hex() == "a" * 32
     found = {a.key: a.value for a in span.attributes}
     assert found["glowplug.bytes"].int_value == len(DATA)
     assert found["glowplug.source"].string_value == "http"
     assert found["glowplug.retries"].int_value == 1
     assert found["glowplug.instance_id"].string_value == "i-1"
-    assert not any("secret" in str(s) for s in received)
+    assert b"secret" not in b"".join(sink.bodies)
 
 
 async def test_no_directory_for_weights_is_one_clear_line(prefetcher: Prefetcher, tmp_path: Path) -> None:

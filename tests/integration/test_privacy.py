@@ -1,9 +1,6 @@
 """No prompt, answer or key is in any log, event, row, file, metric or trace of a router at its most talkative."""
 
 import asyncio
-import gzip
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +13,11 @@ from glowplug.domain.model import OnCold
 from tests.contract.data_port_rig import FakeEngine, a_model, an_instance
 from tests.integration.router_process import RouterProcess, a_router, write_rows
 from tests.servers import NatsProcess, ValkeyProcess
+from tests.trace_sink import TraceSink
 
 PROMPT, KEY, WRONG_KEY, ADMIN = "canary-of-a-prompt", "canary-of-a-key", "canary-of-a-wrong-key", "canary-of-an-admin"
 ANSWER = '"content":"a"'  # what the scripted engine says
 SECRETS = (PROMPT, KEY, WRONG_KEY, ADMIN, ANSWER)
-
-
-class TraceSink:
-    """An OTLP endpoint that keeps what it is sent, unpacked."""
-
-    def __init__(self) -> None:
-        self.bodies = bodies = list[bytes]()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                bodies.append(gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                return None
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 async def speak(router: RouterProcess) -> list[int]:
@@ -85,7 +58,7 @@ async def everything(router: RouterProcess, valkey: ValkeyProcess, state_dir: Pa
 
 
 async def test_secrets_stay_where_they_belong(own_nats: NatsProcess, own_valkey: ValkeyProcess, tmp_path: Path) -> None:
-    engine, sink = await FakeEngine().start(), TraceSink()
+    engine = await FakeEngine().start()
     sleeping = a_model("sleeping", on_cold=OnCold.REFUSE)
     await write_rows(own_valkey.url, a_model(), an_instance("i-1", engine.url), sleeping)
     received: list[bytes] = []
@@ -96,15 +69,15 @@ async def test_secrets_stay_where_they_belong(own_nats: NatsProcess, own_valkey:
     tap = await nats.connect(own_nats.url)
     await tap.subscribe("glowplug.>", cb=receive)
     env = {"GLOWPLUG_LOG_LEVEL": "DEBUG", "GLOWPLUG_API_KEY": KEY, "GLOWPLUG_ADMIN_TOKEN": ADMIN}
-    env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
-    async with a_router(own_nats.url, own_valkey.url, tmp_path, **env) as router:
-        statuses = await speak(router)
-        await asyncio.sleep(1.5)  # telemetry and spans go out
-        found = await everything(router, own_valkey, tmp_path)
-        router.terminate()
-        await router.ended()
+    with TraceSink() as sink:
+        env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
+        async with a_router(own_nats.url, own_valkey.url, tmp_path, **env) as router:
+            statuses = await speak(router)
+            await asyncio.sleep(1.5)  # telemetry and spans go out
+            found = await everything(router, own_valkey, tmp_path)
+            router.terminate()
+            await router.ended()
     await tap.close()
-    sink.close()
     await engine.stop()
     found["bus"] = b"\n".join(received).decode(errors="replace")
     found["traces"] = b"\n".join(sink.bodies).decode(errors="replace")

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
-from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.sweep import MARK, processes_of, sweep
+from tests.integration.conftest import WAIT_S, Children, up
 from tests.waiting import until, wait_until
 
-WAIT_S = 30.0
+SLEEP = "import time; time.sleep(600)"
 
 
 async def ready_at_once(_pid: int) -> bool:
@@ -30,25 +30,23 @@ async def never(_pid: int) -> bool:
     return False
 
 
-def spec(*argv: str, is_ready: Callable[[int], Awaitable[bool]] = ready_at_once, **env: str) -> ChildSpec:
-    return ChildSpec(name="child", argv=lambda: argv, env={**os.environ, **env}, is_ready=is_ready)
+def spec(*argv: str, is_ready: Callable[[int], Awaitable[bool]] = ready_at_once) -> ChildSpec:
+    return ChildSpec(name="child", argv=lambda: argv, env=os.environ, is_ready=is_ready)
 
 
-def child(of: ChildSpec, tmp_path: Path, states: list[ChildState] | None = None) -> Child:
-    output = Output(tmp_path / "logs", max_bytes=1_000_000, stream=io.StringIO())
-    seen = states if states is not None else []
-    return Child(of, output, lambda c: seen.append(c.state), longest_wait_s=0.2)
+def python(code: str, *argv: str, is_ready: Callable[[int], Awaitable[bool]] = ready_at_once) -> ChildSpec:
+    return spec(sys.executable, "-c", code, *argv, is_ready=is_ready)
 
 
-async def up(process: Child) -> None:
-    """Start it and wait until it is ready."""
-    process.start()
-    await asyncio.wait_for(process.ready.wait(), WAIT_S)
+def said(process: Child) -> str:
+    """What its supervisor has written of it."""
+    stream = process.output._stream
+    assert isinstance(stream, io.StringIO)
+    return stream.getvalue()
 
 
-async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
-    states: list[ChildState] = []
-    process = child(spec(sys.executable, "-c", "import time; time.sleep(600)"), tmp_path, states)
+async def test_a_killed_process_is_started_again(children: Children) -> None:
+    process = children.make(python(SLEEP))
     await up(process)
     first = process.pid
     os.kill(first, signal.SIGKILL)
@@ -56,7 +54,7 @@ async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
     assert process.pid != first
     assert process.exit_reason == "killed by SIGKILL"
     await process.stop(grace_s=5)
-    assert " ".join(states) == "starting ready waiting starting ready stopped stopped"
+    assert " ".join(children.states) == "starting ready waiting starting ready stopped stopped"
     assert not psutil.pid_exists(process.pid or first)
 
 
@@ -70,7 +68,9 @@ PAGE = (
 )
 
 
-async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_again(tmp_path: Path) -> None:
+async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_again(
+    children: Children, tmp_path: Path
+) -> None:
     num_before = tmp_path / "port"
     asked = 0
 
@@ -87,9 +87,8 @@ async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_ag
         asked += 1
         return await http_status(url(), 0.1) == 200
 
-    made = replace(spec(sys.executable, "-c", PAGE, str(num_before), is_ready=is_ready), is_live=is_live)
-    process = child(made, tmp_path)
-    process.live_poll_s, process.hang_misses = 0.05, 4
+    made = replace(python(PAGE, str(num_before), is_ready=is_ready), is_live=is_live)
+    process = children.make(made, live_poll_s=0.05, hang_misses=4)
     await up(process)
     first = process.pid
     await until(lambda: asked > 10)
@@ -98,13 +97,11 @@ async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_ag
     await until(lambda: process.num_restarts == 1 and process.ready.is_set())
     assert process.pid != first
     assert process.exit_reason == "killed by SIGKILL (it hangs: 4 questions in a row without an answer)"
-    stream = process.output._stream
-    assert isinstance(stream, io.StringIO) and "hangs: 4 questions in a row" in stream.getvalue()
-    await process.stop(grace_s=5)
+    assert "hangs: 4 questions in a row" in said(process)
 
 
-async def test_a_crash_loop_is_told_with_the_last_lines_and_still_retried(tmp_path: Path) -> None:
-    process = child(spec(sys.executable, "-c", "print('no config'); raise SystemExit(3)", is_ready=never), tmp_path)
+async def test_a_crash_loop_is_told_with_the_last_lines_and_still_retried(children: Children) -> None:
+    process = children.make(python("print('no config'); raise SystemExit(3)", is_ready=never))
     process.start()
     await asyncio.wait_for(process.crash_looping.wait(), WAIT_S)
     assert process.exit_reason == "exit code 3"
@@ -115,21 +112,20 @@ async def test_a_crash_loop_is_told_with_the_last_lines_and_still_retried(tmp_pa
     assert process.state is ChildState.STOPPED
 
 
-async def test_a_program_that_is_not_there_is_a_reason_and_no_crash(tmp_path: Path) -> None:
-    process = child(spec(str(tmp_path / "missing")), tmp_path)
+async def test_a_program_that_is_not_there_is_a_reason_and_no_crash(children: Children, tmp_path: Path) -> None:
+    process = children.make(spec(str(tmp_path / "missing")))
     process.start()
     await asyncio.wait_for(process.crash_looping.wait(), WAIT_S)
     assert "cannot start" in process.exit_reason
-    await process.stop(grace_s=5)
 
 
-async def test_one_that_ignores_sigterm_is_killed_with_its_helpers(tmp_path: Path) -> None:
+async def test_one_that_ignores_sigterm_is_killed_with_its_helpers(children: Children) -> None:
     code = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(p.pid, flush=True);"
         "time.sleep(600)"
     )
-    process = child(spec(sys.executable, "-c", code), tmp_path)
+    process = children.make(python(code))
     process.start()
     await until(lambda: bool(process.tail))
     pid, helper = process.pid, int(process.tail[0])
@@ -144,27 +140,24 @@ def _lives(pid: int) -> bool:
         return False
 
 
-async def test_long_lines_and_halves_reach_the_log(tmp_path: Path) -> None:
+async def test_long_lines_and_halves_reach_the_log(children: Children) -> None:
     code = "import sys; sys.stdout.write('x' * 200_000 + '\\nhalf'); sys.stdout.flush(); import time; time.sleep(600)"
-    process = child(spec(sys.executable, "-c", code), tmp_path)
+    process = children.make(python(code))
     process.start()
     await until(lambda: sum(map(len, process.tail)) >= 200_000)
     await process.stop(grace_s=5)
     assert process.tail[-1] == "half"
 
 
-async def test_a_start_that_never_answers_is_ended_and_made_again_with_the_reason_told(tmp_path: Path) -> None:
-    process = child(spec(sys.executable, "-c", "import time; time.sleep(600)", is_ready=never), tmp_path)
-    process.start_timeout_s = 0.2
+async def test_a_start_that_never_answers_is_ended_and_made_again_with_the_reason_told(children: Children) -> None:
+    process = children.make(python(SLEEP, is_ready=never), start_timeout_s=0.2)
     process.start()
     await until(lambda: process.num_restarts >= 2)
     assert process.exit_reason == "killed by SIGKILL (no answer within 0.2 s of its start)"
-    stream = process.output._stream
-    await until(lambda: "ended and started again: no answer within 0.2 s" in stream.getvalue())  # type: ignore[attr-defined]
-    await process.stop(grace_s=5)
+    await until(lambda: "ended and started again: no answer within 0.2 s" in said(process))
 
 
-async def test_a_start_that_answers_and_is_not_ready_is_left_to_wait(tmp_path: Path) -> None:
+async def test_a_start_that_answers_and_is_not_ready_is_left_to_wait(children: Children) -> None:
     asked = 0
 
     async def is_live() -> bool:
@@ -172,25 +165,22 @@ async def test_a_start_that_answers_and_is_not_ready_is_left_to_wait(tmp_path: P
         asked += 1
         return True
 
-    made = replace(spec(sys.executable, "-c", "import time; time.sleep(600)", is_ready=never), is_live=is_live)
-    process = child(made, tmp_path)
-    process.start_timeout_s, process.live_poll_s = 0.5, 0.01
+    made = replace(python(SLEEP, is_ready=never), is_live=is_live)
+    process = children.make(made, start_timeout_s=0.5, live_poll_s=0.01)
     process.start()
     await until(lambda: asked > 30)
     assert process.num_restarts == 0 and process.state is ChildState.STARTING
-    await process.stop(grace_s=5)
 
 
-async def test_a_process_that_cannot_work_is_started_again_once_that_helps(tmp_path: Path) -> None:
+async def test_a_process_that_cannot_work_is_started_again_once_that_helps(children: Children) -> None:
     problems, helps = {"now": ""}, {"now": False}
 
     async def problem() -> str:
         return problems["now"]
 
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); time.sleep(600)"
-    made = replace(spec(sys.executable, "-c", code), problem=problem, restart_helps=lambda: helps["now"])
-    process = child(made, tmp_path)
-    process.live_poll_s = 0.02
+    made = replace(python(code), problem=problem, restart_helps=lambda: helps["now"])
+    process = children.make(made, live_poll_s=0.02)
     await up(process)
     problems["now"] = "no space left on device"
     await until(lambda: process.state is ChildState.FAILING)
@@ -205,10 +195,9 @@ async def test_a_process_that_cannot_work_is_started_again_once_that_helps(tmp_p
     assert "no space left on device" in process.exit_reason
     problems["now"] = ""
     await until(lambda: process.ready.is_set() and not process.problem)
-    await process.stop(grace_s=5)
 
 
-async def test_a_process_goes_on_writing_while_nobody_reads_its_lines(tmp_path: Path) -> None:
+async def test_a_process_goes_on_writing_while_nobody_reads_its_lines(children: Children, tmp_path: Path) -> None:
     """The supervisor's event loop stands still here, as all of it does under SIGSTOP: with a pipe the process would
     wait after 64 KiB."""
     code = (
@@ -217,11 +206,10 @@ async def test_a_process_goes_on_writing_while_nobody_reads_its_lines(tmp_path: 
         "pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
     )
     done = tmp_path / "done"
-    process = child(spec(sys.executable, "-c", code, str(done)), tmp_path)
+    process = children.make(python(code, str(done)))
     await up(process)
     wait_until("the child is done", done.exists, WAIT_S)  # nothing of ours may run meanwhile
     await until(lambda: bool(process.tail) and process.tail[-1].startswith("003999 "))
-    await process.stop(grace_s=5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")

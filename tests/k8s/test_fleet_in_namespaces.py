@@ -61,11 +61,12 @@ def complete(fleet: PodFleet, source: str, pod: str, port: int, base: str, model
     return given[1:]
 
 
-def chat(fleet: PodFleet, model: str) -> tuple[str, str]:
-    """A chat from outside. Returns the text and the request id."""
+def chat(fleet: PodFleet, model: str) -> str:
+    """A chat from outside, answered by an emulated engine. Returns the request id."""
     headers, body = complete(fleet, "stranger", "router-0", 8000, "", model)
     assert headers["x-glowplug-emulated"]
-    return json.loads(body)["choices"][0]["message"]["content"], headers["x-request-id"]
+    assert json.loads(body)["choices"][0]["message"]["content"].startswith("[emulated]")
+    return str(headers["x-request-id"])
 
 
 def get(fleet: PodFleet, source: str, pod: str, port: int, path: str) -> Any:
@@ -100,8 +101,7 @@ def leader_of(fleet: PodFleet, kind: str) -> str:
 
 
 def test_a_cold_request_works_and_its_trace_arrives(fleet: PodFleet) -> None:
-    text, request_id = chat(fleet, MODELS[0])
-    assert text.startswith("[emulated]")
+    request_id = chat(fleet, MODELS[0])
     wanted = {"glowplug-router", "glowplug-autoscaler", "glowplug-placer", "glowplug-agent", "glowplug-engine"}
     path = f"/api/v1/requests/{request_id}/trace"
 
@@ -211,15 +211,13 @@ def test_the_standby_takes_over_when_the_leaders_server_dies(fleet: PodFleet) ->
     wait_until("one placer leads", lambda: leader_of(fleet, "placer") != "")
     before = leader_of(fleet, "placer")
     fleet.kill(before)
-    text, _ = chat(fleet, MODELS[1])
-    assert text.startswith("[emulated]")
+    chat(fleet, MODELS[1])
     assert leader_of(fleet, "placer") not in ("", before)
 
 
 def test_two_servers_of_the_bus_are_enough(fleet: PodFleet) -> None:
     fleet.kill("nats-0")
-    text, _ = chat(fleet, MODELS[2])
-    assert text.startswith("[emulated]")
+    chat(fleet, MODELS[2])
 
 
 def test_a_node_that_comes_back_serves_again(fleet: PodFleet) -> None:
@@ -228,5 +226,4 @@ def test_a_node_that_comes_back_serves_again(fleet: PodFleet) -> None:
     fleet.kill("node-1")
     fleet.start("node-1")
     fleet.until_ready("node-1")
-    text, _ = chat(fleet, MODELS[3])
-    assert text.startswith("[emulated]")
+    chat(fleet, MODELS[3])

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.domain.snapshot import Target
@@ -12,6 +13,7 @@ from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadAwar
 IDS = ("i-0", "i-1", "i-2", "i-3", "i-4")
 KV_TOKENS = 400
 EXACT = BalancerParams(tpot_s=0.5, num_refreshed=99, most_visited=0)
+Deed = tuple[str, str, int, int]
 DEEDS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.sampled_from(IDS), st.integers(0, 120), st.integers(1, 60)),
@@ -37,7 +39,7 @@ class Story:
         for name in names:
             self.balancer.put(Target(name, 0, 5, KV_TOKENS), self.now_s)
 
-    def do(self, deeds: list[tuple[str, str, int, int]]) -> "Story":
+    def do(self, deeds: list[Deed]) -> "Story":
         balancer = self.balancer
         for kind, name, number, more in deeds:
             match kind:
@@ -81,31 +83,23 @@ class Story:
         return loads
 
 
-@given(DEEDS, st.integers(0, 150), st.integers(1, 80))
-@settings(deadline=None)
+@pytest.mark.parametrize(
+    ("params", "left_out"),
+    [(EXACT, ""), (BalancerParams(tpot_s=0.5, num_refreshed=0, most_visited=0), "pass")],
+    ids=["all refreshed", "only what changed, while no time passes"],
+)
+@given(deeds=DEEDS, prompt=st.integers(0, 150), expected=st.integers(1, 80))
 def test_the_order_that_is_kept_is_the_order_of_everybody(
-    deeds: list[tuple[str, str, int, int]], prompt: int, expected: int
+    params: BalancerParams, left_out: str, deeds: list[Deed], prompt: int, expected: int
 ) -> None:
-    story = Story().do(deeds)
-    kept = story.balancer.choose(prompt, expected, story.now_s).instance_id
-    assert kept == story.least(prompt, expected)
-
-
-@given(DEEDS, st.integers(0, 150), st.integers(1, 80))
-@settings(deadline=None)
-def test_while_no_time_passes_only_what_changed_needs_to_be_brought_up_to_date(
-    deeds: list[tuple[str, str, int, int]], prompt: int, expected: int
-) -> None:
-    lazy = BalancerParams(tpot_s=0.5, num_refreshed=0, most_visited=0)
-    story = Story(lazy).do([deed for deed in deeds if deed[0] != "pass"])
+    story = Story(params).do([deed for deed in deeds if deed[0] != left_out])
     kept = story.balancer.choose(prompt, expected, story.now_s).instance_id
     assert kept == story.least(prompt, expected)
 
 
 @given(DEEDS, st.integers(0, 150), st.integers(1, 80), st.integers(1, 3))
-@settings(deadline=None)
 def test_looking_at_the_lowest_few_is_off_by_less_than_the_request_and_the_growth_ahead(
-    deeds: list[tuple[str, str, int, int]], prompt: int, expected: int, most: int
+    deeds: list[Deed], prompt: int, expected: int, most: int
 ) -> None:
     few = BalancerParams(tpot_s=0.5, num_refreshed=99, most_visited=most)
     story, params = Story(few).do(deeds), BalancerParams()
@@ -119,17 +113,13 @@ def test_looking_at_the_lowest_few_is_off_by_less_than_the_request_and_the_growt
 
 
 @given(DEEDS, st.permutations(IDS))
-@settings(deadline=None)
-def test_the_order_in_which_instances_were_named_is_of_no_account(
-    deeds: list[tuple[str, str, int, int]], names: list[str]
-) -> None:
+def test_the_order_in_which_instances_were_named_is_of_no_account(deeds: list[Deed], names: list[str]) -> None:
     one, other = Story(), Story(names=names)
     assert one.do(deeds).balancer.choose(10, 10, one.now_s) == other.do(deeds).balancer.choose(10, 10, other.now_s)
 
 
 @given(DEEDS)
-@settings(deadline=None)
-def test_every_request_is_counted_once_and_nothing_is_left_of_it(deeds: list[tuple[str, str, int, int]]) -> None:
+def test_every_request_is_counted_once_and_nothing_is_left_of_it(deeds: list[Deed]) -> None:
     story = Story().do(deeds)
     balancer = story.balancer
     assert set(balancer.requests) <= set(story.open), "of an instance that was gone already none is kept"
@@ -149,9 +139,8 @@ def test_every_request_is_counted_once_and_nothing_is_left_of_it(deeds: list[tup
 
 
 @given(DEEDS, st.sampled_from(IDS), st.integers(0, 200), st.integers(1, 100))
-@settings(deadline=None)
 def test_more_sent_to_an_instance_never_makes_it_the_choice(
-    deeds: list[tuple[str, str, int, int]], name: str, prompt: int, expected: int
+    deeds: list[Deed], name: str, prompt: int, expected: int
 ) -> None:
     story = Story().do(deeds)
     before = story.balancer.choose(20, 20, story.now_s).instance_id

@@ -56,16 +56,21 @@ def plain(costs, limits, arrivals):
     return {key: (first[key], finish[key]) for key in finish}
 
 
+def sequences_of(arrivals):
+    """(when it comes, sequence) of each, in order."""
+    return [(at_s, Sequence(key, prompt, output)) for at_s, key, prompt, output in sorted(arrivals)]
+
+
 def drive(engine, arrivals):
     """Feed the arrivals and advance from event to event."""
-    sequences = {key: Sequence(key, prompt, output) for _, key, prompt, output in arrivals}
-    for at_s, key, _, _ in sorted(arrivals):
+    coming = sequences_of(arrivals)
+    for at_s, sequence in coming:
         while engine.next_at_s <= at_s:
             engine.advance(engine.next_at_s)
-        engine.submit(sequences[key], at_s)
+        engine.submit(sequence, at_s)
     while engine.next_at_s < math.inf:
         engine.advance(engine.next_at_s)
-    return {key: (s.first_token_at, s.finished_at) for key, s in sequences.items()}
+    return {s.key: (s.first_token_at, s.finished_at) for _, s in coming}
 
 
 ARRIVALS = st.lists(
@@ -94,8 +99,8 @@ def test_skipping_is_stepping(arrivals, limits, costs):
 @given(ARRIVALS, LIMITS, st.floats(0.0, 30.0))
 def test_the_cache_is_never_over_full_and_empty_at_the_end(arrivals, limits, at_s):
     engine = BatchEngine(COSTS, limits)
-    for when, key, prompt, output in sorted(arrivals):
-        engine.submit(Sequence(key, prompt, output), when)
+    for when, sequence in sequences_of(arrivals):
+        engine.submit(sequence, when)
         assert 0 <= engine.kv_tokens_used(when) <= limits.kv_tokens
     engine.advance(max(at_s, arrivals[-1][0]))
     assert 0 <= engine.kv_tokens_used(max(at_s, arrivals[-1][0])) <= limits.kv_tokens
@@ -107,9 +112,9 @@ def test_the_cache_is_never_over_full_and_empty_at_the_end(arrivals, limits, at_
 def test_who_has_left_holds_nothing_and_is_not_heard_of(arrivals, limits, data):
     engine, leaving = BatchEngine(COSTS, limits), set()
     sequences = {}
-    for when, key, prompt, output in sorted(arrivals):
-        sequences[key] = Sequence(key, prompt, output)
-        engine.submit(sequences[key], when)
+    for when, sequence in sequences_of(arrivals):
+        sequences[sequence.key] = sequence
+        engine.submit(sequence, when)
         if data.draw(st.booleans()):
             victim = sequences[data.draw(st.sampled_from(sorted(sequences)))]
             if victim.state in (State.WAITING, State.RUNNING) and victim.key not in leaving:
@@ -138,9 +143,9 @@ def test_a_slowdown_stretches_what_comes_after_the_next_boundary():
 def test_a_cache_that_shrinks_loses_nobody(arrivals, limits, share, data):
     """WarmServe section 4.1: whatever it is limited to and when, what is used fits and every sequence ends."""
     engine = BatchEngine(COSTS, limits)
-    sequences = [Sequence(key, prompt, output) for _, key, prompt, output in sorted(arrivals)]
+    coming = sequences_of(arrivals)
     last_s = max(at_s for at_s, *_ in arrivals)
-    for (at_s, *_), sequence in zip(sorted(arrivals), sequences, strict=True):
+    for at_s, sequence in coming:
         engine.submit(sequence, at_s)
     for at_s in sorted(data.draw(st.lists(st.floats(last_s, last_s + 30.0), max_size=4))):
         kept = engine.limit_kv(int(share * limits.kv_tokens), at_s)
@@ -150,22 +155,21 @@ def test_a_cache_that_shrinks_loses_nobody(arrivals, limits, share, data):
         assert engine.kv_tokens_used(at_s) <= engine.limits.kv_tokens
         at_s = engine.next_at_s
         engine.advance(at_s)
-    assert all(s.state is State.FINISHED and s.num_emitted == s.output_tokens for s in sequences)
+    assert all(s.state is State.FINISHED and s.num_emitted == s.output_tokens for _, s in coming)
 
 
 @given(ARRIVALS, LIMITS, st.floats(0.0, 30.0))
 def test_an_engine_that_is_reshaped_loses_no_token(arrivals, limits, at_s):
     """HydraServe section 6.2: a pipeline's batch goes on in the whole engine, with its costs and its bounds."""
     engine = BatchEngine(COSTS.pipelined(4, 0.001), limits)
-    sequences = [Sequence(key, prompt, output) for _, key, prompt, output in sorted(arrivals)]
-    is_whole = False
-    for (when, *_), sequence in zip(sorted(arrivals), sequences, strict=True):
+    coming, is_whole = sequences_of(arrivals), False
+    for when, sequence in coming:
         if when >= at_s and not is_whole:
             is_whole = True
             engine.reshape(COSTS, EngineLimits(kv_tokens=limits.kv_tokens, max_sequences=1), at_s)
         engine.submit(sequence, when)
     engine.advance(1e9)
-    assert all(s.state is State.FINISHED and s.num_emitted == s.output_tokens for s in sequences)
+    assert all(s.state is State.FINISHED and s.num_emitted == s.output_tokens for _, s in coming)
     assert engine.costs == (COSTS if is_whole else COSTS.pipelined(4, 0.001))
     assert engine.num_sequences == 0 and engine.kv_tokens_used(1e9) == 0
 

@@ -30,7 +30,7 @@ DEEDS = st.lists(
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(DEEDS)
 def test_every_byte_is_free_or_somebodys_and_what_is_refused_changes_nothing(deeds):
     ledger = ByteLedger([Gpu(gpu_id=gpu_id, total_bytes=total) for gpu_id, total in SIZES.items()])

@@ -148,7 +148,7 @@ def links_of(nodes: list[Node], chance: random.Random) -> dict[str, LinkLedger]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @pytest.mark.parametrize("name", sorted(KINDS["placement"]))
 @given(seed=st.integers(0, 10**9))
 def test_a_placement_decides_as_if_it_read_every_node(name: str, seed: int) -> None:
@@ -170,7 +170,7 @@ def test_a_placement_decides_as_if_it_read_every_node(name: str, seed: int) -> N
     assert decided[0] == decided[1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10**9))
 def test_an_index_kept_through_changes_is_one_made_anew(seed: int) -> None:
     """Beats, claims, instances, cordons and departures, with questions in between."""
@@ -234,7 +234,7 @@ class ScanningVictims(Victims):
         yield from (((False,), node.node_id) for node in self.nodes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @pytest.mark.parametrize("rule", ["oldest_use", "shortest_queue", "fewest_gpus"])
 @given(seed=st.integers(0, 10**9), evict=st.sampled_from(sorted(KINDS["eviction"])))
 def test_who_leaves_is_chosen_as_if_every_node_was_asked(rule: str, seed: int, evict: str) -> None:

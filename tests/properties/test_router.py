@@ -196,7 +196,7 @@ class HoldsOverloaded(Router):
 
 def check(machine: type[Router]) -> None:
     """Drive it; what it asserts must hold."""
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50))
 
 
 @pytest.mark.parametrize("policy", sorted(KINDS["routing"]))
