@@ -9,7 +9,7 @@ from typing import Any
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.apis import CHAT, EMBEDDINGS, MESSAGES, RERANK, RESPONSES
 from glowplug.engines.drivers import NAMES, Declaration, declaration
-from glowplug.engines.port import EngineCapabilities
+from glowplug.engines.port import Ability, EngineCapabilities
 from glowplug.simulator.setup import ABILITIES
 
 README = Path(__file__).parents[1] / "README.md"
@@ -28,9 +28,6 @@ ROWS = {  # field of EngineCapabilities -> what it means to a reader
     "cancels_unstreamed": "stops at once when a client leaves that asked for no stream",
     "metrics": "gives vLLM's metrics",
     "parked": "starts from a parked process",
-    "prewarm": "holds prewarmed weights and grows from them (WarmServe)",
-    "sleep": "swaps out to host memory and wakes (SwapServeLLM)",
-    "checkpoint": "is saved and restored as a process",
     "groups": "spreads one instance over several GPUs",
 }
 APIS = {  # path of the data port -> what it is to a reader
@@ -47,8 +44,12 @@ MODES: dict[str, tuple[dict[str, Any], ...]] = {
     "emulated": ({},),
 }
 NO_ROW = {"emulated", "overhead_bytes"}  # the first column of words; a number
-SIMULATED = {"prewarm": "prewarm", "sleep": "swap"}  # field -> ability of a simulated fleet
-STAGES = "starts in pipeline stages (HydraServe)"
+CAN = {
+    Ability.PREWARM: "holds prewarmed weights and grows from them (WarmServe)",
+    Ability.SWAP: "sleeps and wakes, its process alive (SwapServeLLM)",
+    Ability.STAGES: "starts in pipeline stages (HydraServe)",
+}
+DEVICES = {"host": "host memory", "cuda": "GPUs"}
 
 
 def table() -> str:
@@ -65,12 +66,24 @@ def table() -> str:
     declared = [f.name for f in fields(EngineCapabilities) if f.type is bool and f.name not in NO_ROW]
     for field in sorted(declared, key=lambda name: [*ROWS, name].index(name)):
         meaning = ROWS.get(field, field.replace("_", " "))
-        is_simulated = SIMULATED.get(field) in ABILITIES or field == "groups"
         cells = [_word(engine, bool(getattr(engine.capabilities, field))) for engine in engines]
-        out.append(_row(meaning, cells, "simulated" if is_simulated else "no"))
-    out.append(_row(STAGES, ["no" for _ in engines], "simulated" if "stages" in ABILITIES else "no"))
+        out.append(_row(meaning, cells, "simulated" if field == "groups" else "no"))
+    for ability, meaning in CAN.items():
+        out.append(_row(meaning, [_can(engine, ability) for engine in engines], _simulated(ability)))
     out.append(_row("started by", [START[engine.name] for engine in engines], "`glowplug simulate`"))
     return "\n".join(out) + "\n"
+
+
+def _can(engine: Declaration, ability: Ability) -> str:
+    """On which devices; "real" alone where it is on all of them."""
+    where = [kind for kind in DEVICES if ability in engine.abilities(kind)]
+    word = _word(engine, bool(where))
+    is_everywhere = engine.capabilities.emulated or len(where) in (0, len(DEVICES))
+    return word if is_everywhere else f"{word}, on {' and '.join(DEVICES[kind] for kind in where)}"
+
+
+def _simulated(ability: Ability) -> str:
+    return "simulated" if ability in ABILITIES else "no"
 
 
 def _word(engine: Declaration, is_there: bool) -> str:

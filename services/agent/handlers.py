@@ -9,7 +9,7 @@ from glowplug.controllers.agent.messages import AgentMemory, ReportStart
 from glowplug.controllers.agent.params import EngineKind
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import drivers
-from glowplug.engines.port import EngineDriver, Sleeper, Stager
+from glowplug.engines.port import EngineDriver
 from glowplug.memory.discovery import EMULATED, HOST, Discovery
 from glowplug.memory.ledger import ByteLedger
 from glowplug.runtime.shell import Executor
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict[str, EngineKind]]:
-    """Drivers that can start here, and every engine asked for with why it cannot, logged once."""
+    """Drivers that can start here, and the other engines that were asked for with why they cannot, logged once."""
     asked = [name.strip() for name in settings.engines.split(",") if name.strip()] or list(drivers.NAMES)
     found: dict[str, EngineDriver] = {}
-    kinds: dict[str, EngineKind] = {}
+    refused: dict[str, EngineKind] = {}
     for name in asked:
         try:
             driver = drivers.driver(name, settings.engine_settings())
@@ -35,24 +35,16 @@ def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict
             found[name] = driver
         else:
             log.info("engine %s is not available on %s: %s", name, settings.node, why)
-        abilities = abilities_of(driver) if driver is not None else frozenset()
-        kinds[name] = EngineKind(name=name, emulated=emulated, unavailable=why, abilities=abilities)
-    return found, kinds
+            refused[name] = EngineKind(name=name, emulated=emulated, unavailable=why)
+    return found, refused
 
 
-def kinds_of(available: Mapping[str, EngineDriver]) -> dict[str, EngineKind]:
-    """Engines that are all available."""
+def kinds_of(available: Mapping[str, EngineDriver], gpu_kind: str) -> dict[str, EngineKind]:
+    """Engines that are all available, with what they can do on GPUs of that kind."""
     return {
-        name: EngineKind(name=name, emulated=d.capabilities.emulated, abilities=abilities_of(d))
+        name: EngineKind(name=name, emulated=d.capabilities.emulated, abilities=frozenset(d.abilities(gpu_kind)))
         for name, d in available.items()
     }
-
-
-def abilities_of(driver: EngineDriver) -> frozenset[str]:
-    """What its engines can do besides serving, by the names of Node.can. No driver of a real engine is a Stager yet."""
-    sleeps, known = isinstance(driver, Sleeper), driver.capabilities
-    can = {"prewarm": sleeps and known.prewarm, "swap": sleeps and known.sleep, "stages": isinstance(driver, Stager)}
-    return frozenset(ability for ability, is_there in can.items() if is_there)
 
 
 def gpu_kind(asked: str, available: Mapping[str, EngineDriver]) -> str:

@@ -57,11 +57,9 @@ class AgentService:
     ) -> None:
         self.settings, self._bus, self._connect = settings, bus, connect
         self._lock = NodeLock(settings.node_dir, settings.node)
-        if drivers is None:
-            self._drivers, kinds = handlers.find_engines(settings)
-        else:
-            self._drivers, kinds = drivers, handlers.kinds_of(drivers)
+        self._drivers, refused = handlers.find_engines(settings) if drivers is None else (drivers, {})
         gpu_kind = handlers.gpu_kind(settings.gpu_kind, self._drivers)
+        kinds = refused | handlers.kinds_of(self._drivers, gpu_kind)
         found = discover(settings.node, gpu_kind, settings.gpu_budgets.split(","))
         self.warnings = found.warnings
         for warning in self.warnings:

@@ -8,7 +8,7 @@ from glowplug.domain.errors import BadRequest
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EVERYTHING, EngineApi
 from glowplug.engines.declaration import EngineArguments, EngineWeights
-from glowplug.engines.port import EngineCapabilities, EngineDriver, EngineSettings
+from glowplug.engines.port import Ability, EngineCapabilities, EngineDriver, EngineSettings
 
 NAMES = ("llamacpp", "vllm", "emulated")
 
@@ -26,6 +26,9 @@ class Declaration(Protocol):
     capabilities: EngineCapabilities
     arguments: EngineArguments
     weights: EngineWeights
+
+    @staticmethod
+    def abilities(gpu_kind: str) -> frozenset[Ability]: ...
 
     @staticmethod
     def api(model: Model) -> EngineApi: ...

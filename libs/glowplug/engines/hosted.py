@@ -14,7 +14,15 @@ from glowplug.domain.model import Model
 from glowplug.engines import probe, process, rendezvous
 from glowplug.engines.apis import EVERYTHING, EngineApi
 from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm
-from glowplug.engines.port import EngineCapabilities, EngineHandle, EngineSettings, Health, LaunchRequest, LoadReport
+from glowplug.engines.port import (
+    Ability,
+    EngineCapabilities,
+    EngineHandle,
+    EngineSettings,
+    Health,
+    LaunchRequest,
+    LoadReport,
+)
 
 
 class HostedDriver:
@@ -33,6 +41,11 @@ class HostedDriver:
     @property
     def _python(self) -> str:
         return self._settings.python or sys.executable
+
+    @staticmethod
+    def abilities(gpu_kind: str) -> frozenset[Ability]:
+        """None, where a driver does not say otherwise."""
+        return frozenset()
 
     @staticmethod
     def api(model: Model) -> EngineApi:

@@ -16,7 +16,7 @@ from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import Worker
 from glowplug.domain.model import WeightsRef
 from glowplug.engines import process
-from glowplug.engines.port import EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
+from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Health, LaunchRequest, LoadReport
 from services.agent.executor import EngineExecutor
 from services.agent.processes import kill_orphans
 from services.agent.settings import AgentSettings
@@ -40,6 +40,9 @@ class FakeEngineDriver:
         self.launch_s = 0.0
         self.may_load = asyncio.Event()
         self.may_load.set()
+
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
+        return frozenset()
 
     def unavailable(self) -> str:
         return ""

@@ -12,8 +12,7 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.model import Model
 from glowplug.engines import process
-from glowplug.engines.port import EngineCapabilities, EngineHandle, LoadReport, Stager
-from services.agent.handlers import abilities_of
+from glowplug.engines.port import EngineHandle, LoadReport, Stager
 from tests.agent_steps import workers
 from tests.fleet_builder import a_model
 from tests.unit.agent.test_executor import FakeEngineDriver, Rig
@@ -23,8 +22,6 @@ MODEL = a_model(engine="fake")
 
 class FakeSleeper(FakeEngineDriver):
     """Keeps what it was told, in order."""
-
-    capabilities = EngineCapabilities(emulated=True, sleep=True, prewarm=True)
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,11 +153,6 @@ async def test_several_gpus_are_for_engines_that_say_so(rig: SleepyRig) -> None:
     await rig.do(msg.LaunchEngine("i-1", MODEL, group[0], "host", 0, "", group))
     failed = await rig.outcome(msg.EngineStartFailed)
     assert failed.code == "engine_unavailable" and "not on 2" in failed.reason
-
-
-def test_abilities_are_those_of_the_driver() -> None:
-    assert abilities_of(FakeEngineDriver()) == frozenset()
-    assert abilities_of(FakeSleeper()) == {"prewarm", "swap"} and abilities_of(FakeStager()) == {"stages"}
 
 
 class FakeStager(FakeEngineDriver, Stager):
