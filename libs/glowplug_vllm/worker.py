@@ -20,7 +20,7 @@ from glowplug_vllm.cpu_weights import CpuWeights
 _LEAST_KV_BYTES = 1 << 20
 
 
-class UntouchedZeros(TorchFunctionMode):
+class UntouchedZeros(TorchFunctionMode):  # type: ignore[misc]
     """Within it, a large `torch.zeros` of int8 (vLLM's one KV buffer) is memory that nobody has touched yet."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
