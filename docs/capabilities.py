@@ -8,7 +8,7 @@ from typing import Any
 
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines.apis import CHAT, EMBEDDINGS, MESSAGES, RERANK, RESPONSES
-from glowplug.engines.drivers import NAMES, Declaration, declaration
+from glowplug.engines.drivers import NAMES, Declaration, declaration, driver
 from glowplug.engines.port import Ability, EngineCapabilities
 from glowplug.simulator.setup import ABILITIES
 
@@ -17,11 +17,13 @@ _BETWEEN = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end of capabilities --
 START = {
     "llamacpp": "default",
     "vllm": "`make vllm-env`, then `make up ENGINE=vllm`",
+    "command": "a file of the node, [engines/command.md](docs/engines/command.md)",
     "emulated": "`make up ENGINE=emulated`",
 }
 WHAT = {
     "llamacpp": "llama.cpp in a process of its own; SmolLM2-135M-Instruct comes in a package",
     "vllm": "a vLLM server in its own environment",
+    "command": "any server, by its command line and its port",
     "emulated": "a process with vLLM's HTTP API and no model: texts are made up, timings follow published measurements",
 }
 ROWS = {  # field of EngineCapabilities -> what it means to a reader
@@ -41,6 +43,7 @@ MODES: dict[str, tuple[dict[str, Any], ...]] = {
     # engine_args, the usual ones first; with others it answers other paths
     "llamacpp": ({}, {"embeddings": True}, {"embeddings": True, "pooling": "rank"}),
     "vllm": ({"runner": "generate"}, {"runner": "pooling"}),
+    "command": ({},),
     "emulated": ({},),
 }
 NO_ROW = {"emulated", "overhead_bytes"}  # the first column of words; a number
@@ -49,7 +52,7 @@ CAN = {
     Ability.SWAP: "sleeps and wakes, its process alive (SwapServeLLM)",
     Ability.STAGES: "starts in pipeline stages (HydraServe)",
 }
-DEVICES = {"host": "host memory", "cuda": "GPUs"}
+DECLARED = {("command", Ability.PREWARM), ("command", Ability.SWAP)}  # by the node's file, of each server
 
 
 def table() -> str:
@@ -75,11 +78,13 @@ def table() -> str:
 
 
 def _can(engine: Declaration, ability: Ability) -> str:
-    """On which devices; "real" alone where it is on all of them."""
-    where = [kind for kind in DEVICES if ability in engine.abilities(kind)]
-    word = _word(engine, bool(where))
-    is_everywhere = engine.capabilities.emulated or len(where) in (0, len(DEVICES))
-    return word if is_everywhere else f"{word}, on {' and '.join(DEVICES[kind] for kind in where)}"
+    """Real where it was measured; what runs on GPUs is written and has not been measured."""
+    if (engine.name, ability) in DECLARED:
+        return "real, where declared"
+    on_host, on_gpus = (ability in driver(engine.name).abilities(kind) for kind in ("host", "cuda"))
+    if engine.capabilities.emulated or not on_host:
+        return _word(engine, on_host)
+    return "real on host memory; on GPUs " + ("not measured" if on_gpus else "no")
 
 
 def _simulated(ability: Ability) -> str:
@@ -94,6 +99,8 @@ def _word(engine: Declaration, is_there: bool) -> str:
 
 def _answers(engine: Declaration, path: str) -> str:
     """Whether an engine answers that path, and with which engine_args where the usual ones do not do."""
+    if engine.name == "command":
+        return "as its server does"
     for args in MODES[engine.name]:
         model = Model(
             name="m",

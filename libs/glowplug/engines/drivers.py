@@ -8,13 +8,14 @@ from glowplug.domain.errors import BadRequest
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EVERYTHING, EngineApi
 from glowplug.engines.declaration import EngineArguments, EngineWeights
-from glowplug.engines.port import Ability, EngineCapabilities, EngineDriver, EngineSettings
+from glowplug.engines.port import EngineCapabilities, EngineDriver, EngineSettings
 
-NAMES = ("llamacpp", "vllm", "emulated")
+NAMES = ("llamacpp", "vllm", "command", "emulated")
 
 _CLASSES = {
     "llamacpp": ("glowplug.engines.llamacpp", "LlamacppDriver"),
     "vllm": ("glowplug.engines.vllm", "VllmDriver"),
+    "command": ("glowplug.engines.command", "CommandDriver"),
     "emulated": ("glowplug.engines.emulated", "EmulatedDriver"),
 }
 
@@ -26,9 +27,6 @@ class Declaration(Protocol):
     capabilities: EngineCapabilities
     arguments: EngineArguments
     weights: EngineWeights
-
-    @staticmethod
-    def abilities(gpu_kind: str) -> frozenset[Ability]: ...
 
     @staticmethod
     def api(model: Model) -> EngineApi: ...

@@ -21,8 +21,7 @@ class EmulatedDriver(HostedDriver):
     module = "glowplug.engines.emulated_host"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
-    @staticmethod
-    def abilities(gpu_kind: str) -> frozenset[Ability]:
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         return frozenset({Ability.PREWARM, Ability.SWAP})
 
     @staticmethod

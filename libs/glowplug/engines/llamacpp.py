@@ -41,8 +41,7 @@ class LlamacppDriver(HostedDriver):
     module = "glowplug.engines.llamacpp_host"
     in_flight_samples = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 
-    @staticmethod
-    def abilities(gpu_kind: str) -> frozenset[Ability]:
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         """On host memory both, by pages: see llamacpp_sleep.py. On a GPU its server is dropped and built again, which
         leaves nothing there that could be prewarmed."""
         return frozenset({Ability.PREWARM, Ability.SWAP} if gpu_kind == "host" else {Ability.SWAP})

@@ -106,6 +106,7 @@ class EngineSettings:
     launch_timeout_s: float = 120.0
     load_timeout_s: float = 600.0
     health_timeout_s: float = 2.0
+    servers_file: str = ""  # of servers by command; empty: none
     emulated_time_scale: float = 1.0  # emulated seconds per second: 10 runs ten times as fast
     extra: Mapping[str, Any] = field(default_factory=dict)  # options of one driver alone
 

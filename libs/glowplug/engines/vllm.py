@@ -46,8 +46,7 @@ class VllmDriver(HostedDriver):
     module = "glowplug_vllm.server"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
-    @staticmethod
-    def abilities(gpu_kind: str) -> frozenset[Ability]:
+    def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         """On CPUs by our worker (glowplug_vllm/worker.py), on GPUs by vLLM's own sleep mode."""
         return frozenset({Ability.PREWARM, Ability.SWAP})
 
