@@ -39,6 +39,8 @@ CLIENT_LEFT: Final = 499
 class ModelVerb(StrEnum):
     LOAD = "load"
     UNLOAD = "unload"
+    WAKE = "wake"
+    SLEEP = "sleep"
     DRAIN = "drain"
     PIN = "pin"
     UNPIN = "unpin"
@@ -71,7 +73,7 @@ def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
 
     @router.post("/models/{key}/{verb}", response_class=Response, responses=said, status_code=202)
     async def on_model(request: Request, key: Id, verb: ModelVerb) -> Response:
-        """load, unload, drain (unload and stay so until load), pin, unpin: asked of the autoscaler."""
+        """load or wake, unload, sleep, drain (unload and stay so until load), pin, unpin: asked of the autoscaler."""
         return await pass_to(request, "autoscaler", f"/v1/models/{quote(key, safe='')}/{verb.value}")
 
     @router.post("/nodes/{node_id}/{verb}", response_class=Response, responses=said, status_code=202)

@@ -1,5 +1,5 @@
-"""Commands that change what runs: deploy, undeploy, load, unload, pin, unpin and drain models, cordon nodes, and what a
-service started by hand needs to join."""
+"""Commands that change what runs: deploy, undeploy, load, unload, wake, sleep, pin, unpin and drain models, cordon
+nodes, and what a service started by hand needs to join."""
 
 import os
 import shlex
@@ -63,6 +63,16 @@ def _act(verb: str, model: str, state_dir: Path, done: str) -> None:
 def load(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
     """Start an instance now, and lift a drain."""
     _act("load", model, state_dir, "load asked for")
+
+
+def wake(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
+    """Wake an instance that sleeps, or start one where none does."""
+    _act("wake", model, state_dir, "wake asked for")
+
+
+def sleep(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
+    """Let its engines sleep once they have finished what they run; one that cannot sleep stops."""
+    _act("sleep", model, state_dir, "sleep asked for")
 
 
 def unload(model: ModelArgument, state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
